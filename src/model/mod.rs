@@ -1,0 +1,22 @@
+//! THE WORDS: ids, names, records, limits, error codes. Parsed once, valid ever after.
+//! Nothing here awaits, reads a clock or knows another module of ours.
+
+pub mod batch;
+pub mod code;
+pub mod id;
+pub mod invalid;
+pub mod name;
+pub mod partitioner;
+pub mod session;
+pub mod time;
+pub mod topic;
+pub mod transfer;
+
+pub use batch::{Batch, Envelope};
+pub use code::{Code, Retry, SideEffects};
+pub use id::{
+    Digest, Epoch, LogId, MAX_INTEGER, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
+};
+pub use invalid::{Fault, Invalid};
+pub use name::{Name, Pattern};
+pub use time::Timestamp;

@@ -1,0 +1,45 @@
+//! Instants, in whole milliseconds.
+
+use chrono::{DateTime, SecondsFormat, Utc};
+
+/// An instant: milliseconds since the Unix epoch, UTC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// RFC 3339, any zone, any digits; finer than a millisecond is cut off.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        DateTime::parse_from_rfc3339(text)
+            .map(|t| Self(t.timestamp_millis()))
+            .map_err(|_| "an instant is RFC 3339, such as 2026-11-21T08:00:00.000Z")
+    }
+
+    pub fn to_chrono(self) -> DateTime<Utc> {
+        DateTime::from_timestamp_millis(self.0).unwrap_or_default()
+    }
+}
+
+impl From<DateTime<Utc>> for Timestamp {
+    fn from(instant: DateTime<Utc>) -> Self {
+        Self(instant.timestamp_millis())
+    }
+}
+
+/// RFC 3339 UTC with milliseconds.
+impl std::fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.to_chrono().to_rfc3339_opts(SecondsFormat::Millis, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_and_digits_become_utc_milliseconds_cut_off() {
+        let t = Timestamp::parse("2026-11-21T09:00:00.123999+01:00").unwrap();
+        assert_eq!(t.to_string(), "2026-11-21T08:00:00.123Z");
+        assert!(Timestamp::parse("2026-11-21 09:00").is_err());
+    }
+}

@@ -1,0 +1,104 @@
+//! What goes into an append and comes out of it, and what goes into a read and comes out.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{Batch, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp};
+
+/// The scope of an append: the URL it was sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The topic: records are spread by key.
+    Topic,
+    /// One partition takes all.
+    Partition(Partition),
+}
+
+/// What makes an append idempotent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    pub producer_id: ProducerId,
+    pub epoch: Epoch,
+    pub sequence: Sequence,
+}
+
+/// An append as asked for.
+#[derive(Debug)]
+pub struct Append {
+    pub numbered: Option<Numbered>,
+    /// Partition scope only: append only if this is the next offset.
+    pub expected_offset: Option<Offset>,
+    pub batch: Batch,
+}
+
+/// The answer to an append. `appended_at` and the offsets are absent where the request is a
+/// duplicate older than the remembered window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Appended {
+    pub placed: Placed,
+    pub duplicate: bool,
+    pub appended_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// (partition, offset) of every record in request order.
+    Topic(Option<Vec<(Partition, Offset)>>),
+    Partition {
+        partition: Partition,
+        base_offset: Option<Offset>,
+        record_count: i64,
+    },
+}
+
+/// Where a read starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    Earliest,
+    Latest,
+    Offset(Offset),
+    /// The first record appended at or after this instant.
+    Timestamp(Timestamp),
+}
+
+/// A read of one partition, as asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    pub start: Start,
+    /// Most records.
+    pub limit: usize,
+    /// Most bytes of answered record lines; the first record always comes.
+    pub max_bytes: usize,
+    pub wait_ms: u64,
+}
+
+/// Records read, in order.
+#[derive(Clone, Debug)]
+pub struct Fetched {
+    pub slices: Vec<Slice>,
+    pub next_offset: Offset,
+    pub log_start_offset: Offset,
+    pub high_watermark: Offset,
+}
+
+/// Neighbouring records of one stored row. The bytes are shared with the cache.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    pub row: Arc<Row>,
+    /// Of the first record of the slice.
+    pub first_offset: Offset,
+    /// Byte range of the slice in `row.lines`: whole lines.
+    pub start: usize,
+    pub end: usize,
+}
+
+/// One stored row of a partition's log: lines of JSON, each ending in a newline.
+#[derive(Debug)]
+pub struct Row {
+    pub base_offset: Offset,
+    pub record_count: i64,
+    pub appended_at: Timestamp,
+    pub transaction_id: Option<Uuid>,
+    pub lines: String,
+}
