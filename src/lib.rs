@@ -14,3 +14,5 @@
 
 pub mod broker;
 pub mod model;
+pub mod rules;
+pub mod store;

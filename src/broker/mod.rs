@@ -1,117 +1,171 @@
 //! THE WORK: one function an operation: load, decide, write, confirm, signal.
+//!
+//! A broker is one replica's work. It holds nothing that is not in Postgres but caches, which are
+//! confirmed before anything is answered from them, and connections:
+//!
+//! - *lanes* (`lane`, `pass`) group what waits and append it, one pass after the other; a topic with
+//!   all its logs always goes to the same lane;
+//! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
+//! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
+//! - *watches* (`watches`) wake waiting reads: at once for this replica's commits, by NOTIFY for
+//!   other replicas', by polling for what was lost. A waiting read holds no connection;
+//! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks.
 
+mod append;
 mod error;
+mod janitor;
+mod lane;
+mod load;
+mod looks;
+mod pages;
+mod pass;
+mod read;
+mod session;
+mod signals;
+mod topic;
+mod watches;
+
+use std::sync::Arc;
+
+use moka::future::Cache;
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use error::Error;
 
-use crate::model::{
-    Name, Offset, Partition, ProducerId, TenantId,
-    session::{NextSequence, Open, Opened, Session},
-    topic::{Listed, Page, TopicDescription, TopicPatch, TopicSettings, TopicSummary},
-    transfer::{Append, Appended, Fetched, Read, Scope},
+use crate::{
+    model::{Name, TenantId},
+    store::Store,
 };
 
-/// One replica's work. Holds nothing that is not in Postgres but caches and connections.
-pub struct Broker {}
+/// What a broker may use.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Writer tasks, each with a connection of its own.
+    pub lanes: usize,
+    /// How long a request that overtook others waits for them.
+    pub gap_wait_ms: u64,
+    /// Reads that may wait at once.
+    pub max_waiting_reads: usize,
+    /// Memory for rows that readers share.
+    pub page_cache_bytes: usize,
+    /// Rows behind the last snapshot that call for the next.
+    pub snapshot_rows: i64,
+    /// Producers a lane remembers; beyond it, logs are forgotten.
+    pub remembered_producers: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lanes: 1,
+            gap_wait_ms: 1_000,
+            max_waiting_reads: 20_000,
+            page_cache_bytes: 128 << 20,
+            snapshot_rows: 1_000,
+            remembered_producers: 200_000,
+        }
+    }
+}
+
+/// One replica's work.
+pub struct Broker {
+    store: Store,
+    tenants: Cache<Name, TenantId>,
+    topics: topic::Topics,
+    lanes: lane::Lanes,
+    looks: looks::Looks,
+    pages: pages::Pages,
+    watches: Arc<watches::Watches>,
+    signals: Arc<signals::Signals>,
+    waiting_reads: Semaphore,
+    drain: CancellationToken,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// How many tenants' names are remembered.
+const REMEMBERED_TENANTS: u64 = 10_000;
 
 impl Broker {
+    /// Starts the lanes, the listener and the janitor.
+    pub fn start(store: Store, settings: Settings) -> Arc<Self> {
+        let broker = Self::start_without_janitor(store, settings);
+        broker.tasks.spawn(janitor::run(broker.clone()));
+        broker
+    }
+
+    /// For tests, which call `sweep` by hand.
+    pub fn start_without_janitor(store: Store, settings: Settings) -> Arc<Self> {
+        let tasks = TaskTracker::new();
+        let stop = CancellationToken::new();
+        let looks = looks::Looks::new(store.clone());
+        let watches = Arc::new(watches::Watches::new(looks.clone()));
+        let signals = Arc::new(signals::Signals::new(store.clone()));
+        let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
+        let broker = Arc::new(Self {
+            topics: topic::Topics::new(store.clone()),
+            tenants: Cache::new(REMEMBERED_TENANTS),
+            lanes,
+            looks,
+            pages: pages::Pages::new(store.clone(), settings.page_cache_bytes),
+            watches: watches.clone(),
+            signals: signals.clone(),
+            waiting_reads: Semaphore::new(settings.max_waiting_reads),
+            drain: CancellationToken::new(),
+            stop: stop.clone(),
+            tasks: tasks.clone(),
+            store,
+        });
+        tasks.spawn(signals::send(signals.clone(), stop.clone()));
+        tasks.spawn(signals::listen(signals, watches.clone(), stop.clone()));
+        tasks.spawn(watches::poll(watches, stop));
+        broker
+    }
+
     /// The tenant of a token, by name; made known at its first use.
-    pub async fn tenant(&self, _name: &Name) -> Result<TenantId, Error> {
-        todo!()
+    pub async fn tenant(&self, name: &Name) -> Result<TenantId, Error> {
+        if let Some(tenant) = self.tenants.get(name).await {
+            return Ok(tenant);
+        }
+        let wanted = name.clone();
+        let find = self.store.run(move |connection| {
+            Box::pin(async move { crate::store::tenants::find_or_make(connection, &wanted).await })
+        });
+        let tenant = find.await?;
+        self.tenants.insert(name.clone(), tenant).await;
+        Ok(tenant)
     }
-    /// False while draining or without a database.
+
+    /// Ok while requests can be served.
     pub async fn ready(&self) -> Result<(), Error> {
-        todo!()
+        if self.draining() {
+            let detail = "This replica is shutting down; send the request to another one.";
+            return Err(Error::new(crate::model::Code::Draining, detail));
+        }
+        Ok(self.store.ping().await?)
     }
+
     /// True from the moment a shutdown was asked for.
     pub fn draining(&self) -> bool {
-        todo!()
+        self.drain.is_cancelled()
     }
-    /// `(description, created)`. `partition_count` none: 1 for a new topic, any for an existing one.
-    pub async fn put_topic(
-        &self,
-        _tenant: TenantId,
-        _topic: &Name,
-        _partition_count: Option<Partition>,
-        _settings: Option<TopicSettings>,
-    ) -> Result<(TopicDescription, bool), Error> {
-        todo!()
+
+    /// Waiting reads answer at once, and no read waits any more.
+    pub fn drain(&self) {
+        self.drain.cancel();
     }
-    pub async fn topic(&self, _tenant: TenantId, _topic: &Name) -> Result<TopicDescription, Error> {
-        todo!()
+
+    /// Ends the tasks, after what is in flight is answered.
+    pub async fn stop(&self) {
+        self.drain();
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
     }
-    pub async fn topics(
-        &self,
-        _tenant: TenantId,
-        _page: Page,
-    ) -> Result<Listed<TopicSummary>, Error> {
-        todo!()
-    }
-    pub async fn patch_topic(
-        &self,
-        _tenant: TenantId,
-        _topic: &Name,
-        _patch: TopicPatch,
-    ) -> Result<TopicDescription, Error> {
-        todo!()
-    }
-    pub async fn delete_topic(&self, _tenant: TenantId, _topic: &Name) -> Result<(), Error> {
-        todo!()
-    }
-    /// Moves the partition's log start to `before` (never back, never past the high watermark).
-    pub async fn trim(
-        &self,
-        _tenant: TenantId,
-        _topic: &Name,
-        _partition: Partition,
-        _before: Offset,
-    ) -> Result<(), Error> {
-        todo!()
-    }
-    pub async fn open_session(&self, _tenant: TenantId, _open: Open) -> Result<Opened, Error> {
-        todo!()
-    }
-    /// `next_sequences` as of now, `duplicate` false.
-    pub async fn session(&self, _tenant: TenantId, _id: ProducerId) -> Result<Opened, Error> {
-        todo!()
-    }
-    /// All sessions by producer id, or the one of a transactional id.
-    pub async fn sessions(
-        &self,
-        _tenant: TenantId,
-        _transactional_id: Option<&Name>,
-        _page: Page,
-    ) -> Result<Listed<Session>, Error> {
-        todo!()
-    }
-    pub async fn session_sequences(
-        &self,
-        _tenant: TenantId,
-        _id: ProducerId,
-        _page: Page,
-    ) -> Result<Listed<NextSequence>, Error> {
-        todo!()
-    }
-    /// Ends the session; ending it again changes nothing.
-    pub async fn end_session(&self, _tenant: TenantId, _id: ProducerId) -> Result<(), Error> {
-        todo!()
-    }
-    pub async fn append(
-        &self,
-        _tenant: TenantId,
-        _topic: &Name,
-        _scope: Scope,
-        _append: Append,
-    ) -> Result<Appended, Error> {
-        todo!()
-    }
-    pub async fn read(
-        &self,
-        _tenant: TenantId,
-        _topic: &Name,
-        _partition: Partition,
-        _read: Read,
-    ) -> Result<Fetched, Error> {
-        todo!()
+
+    /// One round of the janitor, as far as there is something to do.
+    pub async fn sweep(&self) -> Result<(), Error> {
+        Ok(janitor::sweep(&self.store).await?)
     }
 }

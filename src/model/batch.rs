@@ -31,6 +31,12 @@ pub struct Batch {
 }
 
 impl Batch {
+    pub fn size_bytes(&self) -> usize {
+        self.lines.len()
+    }
+    pub fn largest_record_bytes(&self) -> usize {
+        0
+    }
     /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "records": [...]}`.
     pub fn from_json(
         _body: &[u8],

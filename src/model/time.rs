@@ -1,6 +1,7 @@
 //! Instants, in whole milliseconds.
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use uuid::Uuid;
 
 /// An instant: milliseconds since the Unix epoch, UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,6 +13,12 @@ impl Timestamp {
         DateTime::parse_from_rfc3339(text)
             .map(|t| Self(t.timestamp_millis()))
             .map_err(|_| "an instant is RFC 3339, such as 2026-11-21T08:00:00.000Z")
+    }
+
+    /// The instant inside a UUIDv7 (RFC 9562); none for any other UUID.
+    pub fn of_uuid(id: &Uuid) -> Option<Self> {
+        let millis = i64::try_from(id.as_u128() >> 80).ok()?;
+        (id.get_version_num() == 7).then_some(Self(millis))
     }
 
     pub fn to_chrono(self) -> DateTime<Utc> {

@@ -103,3 +103,14 @@ pub struct Listed<T> {
     pub items: Vec<T>,
     pub next_after: Option<String>,
 }
+
+impl<T> Listed<T> {
+    /// A page out of items of which one more than the limit was fetched.
+    pub fn cut(mut items: Vec<T>, limit: i64, name: impl Fn(&T) -> String) -> Self {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next_after = if more { items.last().map(name) } else { None };
+        Self { items, next_after }
+    }
+}

@@ -91,6 +91,8 @@ pub struct Slice {
     /// Byte range of the slice in `row.lines`: whole lines.
     pub start: usize,
     pub end: usize,
+    /// Behind the last record of the slice.
+    pub end_offset: Offset,
 }
 
 /// One stored row of a partition's log: lines of JSON, each ending in a newline.
@@ -101,4 +103,18 @@ pub struct Row {
     pub appended_at: Timestamp,
     pub transaction_id: Option<Uuid>,
     pub lines: String,
+}
+
+impl Row {
+    /// Bytes of the answered line (with its newline) of a record whose stored line has
+    /// `line_bytes` with its newline: `{"offset":N,"appended_at":"...",` takes the place of its `{`.
+    pub fn answered_bytes(&self, offset: Offset, line_bytes: usize) -> usize {
+        const OFFSET_AND_INSTANT: usize =
+            r#"{"offset":,"appended_at":"2026-11-21T08:00:00.123Z","#.len();
+        const TRANSACTION: usize =
+            r#""transaction_id":"019a0000-0000-7000-8000-000000000000","#.len();
+        let digits = offset.checked_ilog10().unwrap_or(0) as usize + 1;
+        let transaction = if self.transaction_id.is_some() { TRANSACTION } else { 0 };
+        OFFSET_AND_INSTANT + digits + transaction + line_bytes - 1
+    }
 }

@@ -1,0 +1,199 @@
+//! Appending: resolve the name, place the records, hand them to the topic's lane, tell where they
+//! lie.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{
+    Broker, Error,
+    lane::{Job, Lines, Outcome, Ticket},
+};
+use crate::{
+    model::{
+        Batch, Name, Partition, TenantId,
+        topic::BatchLimits,
+        transfer::{Append, Appended, Placed, Scope},
+    },
+    rules::{
+        Refusal,
+        append::{Part, Request, Spread},
+        fold::Placement,
+        spread,
+    },
+    store::topics::StoredTopic,
+};
+
+/// How often an append resolves its topic again because the topic has changed under it.
+const RESOLVE_ATTEMPTS: usize = 8;
+
+/// Keyless topic appends take the partitions in turn.
+static TURN: AtomicU32 = AtomicU32::new(0);
+
+impl Broker {
+    pub async fn append(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        scope: Scope,
+        append: Append,
+    ) -> Result<Appended, Error> {
+        let Append { numbered, expected_offset, batch } = append;
+        let batch = Arc::new(batch);
+        let arrived_at = Instant::now();
+        for attempt in 0..RESOLVE_ATTEMPTS {
+            let anew = attempt > 0;
+            let resolved = match scope {
+                Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
+                Scope::Partition(p) => self.topics.partition(tenant, topic, p, anew).await?,
+            };
+            let (mut request, lines) = place(&resolved, scope, &batch);
+            request.numbered = numbered;
+            request.expected_offset = expected_offset;
+            request.too_large = too_large(&batch, resolved.summary.settings.limits());
+            let (answer, answered) = oneshot::channel();
+            let ticket = Ticket { lines, answer, arrived_at, maybe_written: false };
+            self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
+            match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
+                Outcome::Placed { placement, appended_at, duplicate } => {
+                    let placed = placed(scope, &placement, &batch).ok_or_else(Error::internal)?;
+                    count(if duplicate { "duplicate" } else { "appended" }, &batch);
+                    return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
+                }
+                Outcome::Forgotten => {
+                    count("duplicate", &batch);
+                    let placed = nowhere(scope, &batch);
+                    return Ok(Appended { placed, duplicate: true, appended_at: None });
+                }
+                Outcome::Refused(refusal) => {
+                    count("refused", &batch);
+                    return Err(refusal.into());
+                }
+                Outcome::Failed(error) => {
+                    count("failed", &batch);
+                    return Err(error);
+                }
+                Outcome::Stale => {}
+            }
+        }
+        Err(Error::unavailable("The topic keeps changing under this append. Nothing was changed."))
+    }
+}
+
+fn count(outcome: &'static str, batch: &Batch) {
+    metrics::counter!("oncelog_appends_total", "outcome" => outcome).increment(1);
+    if outcome == "appended" {
+        metrics::counter!("oncelog_appended_records_total").increment(batch.records.len() as u64);
+        metrics::counter!("oncelog_appended_bytes_total").increment(batch.lines.len() as u64);
+    }
+}
+
+/// The first limit a batch breaks.
+fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
+    let checks = [
+        ("max_batch_records", limits.max_batch_records, batch.records.len()),
+        ("max_batch_bytes", limits.max_batch_bytes, batch.size_bytes()),
+        ("max_record_bytes", limits.max_record_bytes, batch.largest_record_bytes()),
+    ];
+    checks.into_iter().find_map(|(limit_name, limit, received)| {
+        let received = i64::try_from(received).unwrap_or(i64::MAX);
+        (received > limit).then_some(Refusal::BatchTooLarge { limit_name, limit, received })
+    })
+}
+
+/// Which lines go to which log.
+fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request, Vec<Lines>) {
+    let (home, spread, parts, lines) = match scope {
+        Scope::Partition(partition) => {
+            let part = part(topic, partition, batch.records.len(), batch.lines.len());
+            let lines = vec![Lines::Whole(batch.clone())];
+            (topic.logs[partition as usize], None, vec![part], lines)
+        }
+        Scope::Topic => {
+            let (spread, parts, lines) = spread_out(topic, batch);
+            (topic.journal, Some(spread), parts, lines)
+        }
+    };
+    let request = Request {
+        home,
+        numbered: None,
+        digest: batch.digest,
+        expected_offset: None,
+        parts,
+        spread,
+        too_large: None,
+    };
+    (request, lines)
+}
+
+fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize) -> Part {
+    Part {
+        log_id: topic.logs[partition as usize],
+        partition,
+        record_count: records as i64,
+        size_bytes: bytes as i64,
+    }
+}
+
+/// The records of each partition, in the order of each partition's first record.
+fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<Part>, Vec<Lines>) {
+    let partition_count = topic.summary.partition_count;
+    let has_keyless = batch.records.iter().any(|line| line.key_hash.is_none());
+    let turn = TURN.fetch_add(u32::from(has_keyless), Ordering::Relaxed);
+    let keyless = (turn % partition_count.unsigned_abs()) as Partition;
+    let spread = Spread { partition_count, keyless: has_keyless.then_some(keyless) };
+
+    let mut order: Vec<(Partition, usize, String)> = Vec::new();
+    let mut index: HashMap<Partition, usize> = HashMap::new();
+    let mut start = 0;
+    for line in &batch.records {
+        let partition = spread::partition_of(line, partition_count, keyless);
+        let at = *index.entry(partition).or_insert_with(|| {
+            order.push((partition, 0, String::new()));
+            order.len() - 1
+        });
+        let end = line.end as usize;
+        order[at].1 += 1;
+        order[at].2.push_str(&batch.lines[start..end]);
+        start = end;
+    }
+    if let [(partition, records, _)] = order.as_slice() {
+        let part = part(topic, *partition, *records, batch.lines.len());
+        return (spread, vec![part], vec![Lines::Whole(batch.clone())]);
+    }
+    let parts = order.iter().map(|(p, records, lines)| part(topic, *p, *records, lines.len()));
+    let parts = parts.collect();
+    (spread, parts, order.into_iter().map(|(.., lines)| Lines::Some(lines)).collect())
+}
+
+/// Where the records lie. None: the placement is not of these records.
+fn placed(scope: Scope, placement: &Placement, batch: &Batch) -> Option<Placed> {
+    match (scope, placement) {
+        (Scope::Topic, Placement::Topic { partition_count, keyless, bases }) => {
+            let offsets = spread::offsets(&batch.records, *partition_count, *keyless, bases)?;
+            Some(Placed::Topic(Some(offsets)))
+        }
+        (Scope::Partition(partition), Placement::Partition { base_offset }) => {
+            let record_count = batch.records.len() as i64;
+            Some(Placed::Partition { partition, base_offset: Some(*base_offset), record_count })
+        }
+        _ => None,
+    }
+}
+
+/// A duplicate whose place is forgotten.
+fn nowhere(scope: Scope, batch: &Batch) -> Placed {
+    match scope {
+        Scope::Topic => Placed::Topic(None),
+        Scope::Partition(partition) => {
+            let record_count = batch.records.len() as i64;
+            Placed::Partition { partition, base_offset: None, record_count }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Lanes: writer tasks that group what waits.
+//!
+//! A lane takes all that waits for one tenant, makes one pass, and takes the next lot: alone, a
+//! request waits for nobody; under load groups grow by themselves. Requests that overtook others
+//! are *parked* and judged again when their scope moves. A lane owns its requests and its
+//! connection and is never cancelled: a client that hangs up changes nothing.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Error, Settings, janitor,
+    pass::{Full, Passed, Quick, Writer},
+    signals::Signals,
+    watches::{News, Watches},
+};
+use crate::{
+    model::{Batch, LogId, ProducerId, TenantId, Timestamp, TopicId},
+    rules::{
+        Refusal,
+        append::{Decision, Plan, Request, Spread},
+        fold::{Placement, Remembered},
+    },
+    store::{self, Store, appends::Written},
+};
+
+/// Requests that may wait for a lane.
+const QUEUED_REQUESTS: usize = 8_192;
+/// Most requests and bytes of one pass.
+const GROUP_REQUESTS: usize = 512;
+const GROUP_BYTES: i64 = 8 << 20;
+/// Most requests of all producers that are parked in a lane, and of one producer in one scope.
+const PARKED_REQUESTS: usize = 4_096;
+const PARKED_REQUESTS_PER_PRODUCER: usize = 16;
+/// How often what is parked is judged again when nothing moves it here.
+const PARKED_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a request may take while the database is away.
+const DATABASE_WAIT: Duration = Duration::from_secs(10);
+const RECONNECT_AFTER: Duration = Duration::from_millis(50);
+/// How often a pass is tried while rows are contended.
+const CONTENDED_ATTEMPTS: usize = 3;
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    Placed {
+        placement: Placement,
+        appended_at: Timestamp,
+        duplicate: bool,
+    },
+    /// Stored before, too long ago to say where.
+    Forgotten,
+    Refused(Refusal),
+    /// Its topic is not what it was resolved to: resolve the name again.
+    Stale,
+    Failed(Error),
+}
+
+/// The lines of one part of a request.
+#[derive(Debug)]
+pub enum Lines {
+    /// All of the batch's.
+    Whole(Arc<Batch>),
+    Some(String),
+}
+
+impl Lines {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Lines::Whole(batch) => &batch.lines,
+            Lines::Some(lines) => lines,
+        }
+    }
+}
+
+/// A request on its way.
+pub struct Job {
+    pub tenant: TenantId,
+    pub request: Request,
+    pub ticket: Ticket,
+}
+
+pub struct Ticket {
+    /// One for each part of the request.
+    pub lines: Vec<Lines>,
+    pub answer: oneshot::Sender<Outcome>,
+    pub arrived_at: Instant,
+    /// A statement that held it was sent, and its answer lost.
+    pub maybe_written: bool,
+}
+
+impl Ticket {
+    /// A client that has hung up does not hear it.
+    fn answer(self, outcome: Outcome) {
+        let _ = self.answer.send(outcome);
+    }
+
+    /// It failed, but what was sent before may still take effect.
+    fn fail(self, error: Error) {
+        let error = if self.maybe_written { Error::outcome_unknown() } else { error };
+        self.answer(Outcome::Failed(error));
+    }
+}
+
+/// Requests of one tenant that are decided together.
+pub struct Group {
+    pub tenant: TenantId,
+    pub requests: Vec<Request>,
+    tickets: Vec<Ticket>,
+}
+
+impl Group {
+    /// The lines of every row of a plan, in the order of its writes.
+    pub fn records(&self, plan: &Plan) -> Vec<Option<String>> {
+        let rows = plan.writes.iter().flat_map(|write| &write.rows);
+        let lines = rows.map(|row| {
+            let parts =
+                row.lines.iter().map(|(request, part)| &self.tickets[*request].lines[*part]);
+            let parts: Vec<&str> = parts.map(Lines::as_str).collect();
+            (!parts.is_empty()).then(|| parts.concat())
+        });
+        lines.collect()
+    }
+}
+
+impl Group {
+    /// Takes the requests that match out of the group.
+    fn take(&mut self, matches: impl Fn(&Request, &Ticket) -> bool) -> Vec<Ticket> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let all = requests.zip(std::mem::take(&mut self.tickets));
+        let (taken, left): (Vec<_>, Vec<_>) = all.partition(|(r, t)| matches(r, t));
+        (self.requests, self.tickets) = left.into_iter().unzip();
+        taken.into_iter().map(|(_, ticket)| ticket).collect()
+    }
+}
+
+/// The ways into the lanes.
+pub struct Lanes {
+    senders: Vec<mpsc::Sender<Job>>,
+}
+
+impl Lanes {
+    pub fn start(
+        store: &Store,
+        settings: &Settings,
+        watches: &Arc<Watches>,
+        signals: &Arc<Signals>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let start = |_| {
+            let (sender, receiver) = mpsc::channel(QUEUED_REQUESTS);
+            let lane = Lane {
+                receiver,
+                writer: Writer::new(store.clone()),
+                queue: VecDeque::new(),
+                parked: Vec::new(),
+                gap_wait: Duration::from_millis(settings.gap_wait_ms),
+                snapshot_rows: settings.snapshot_rows,
+                remembered_producers: settings.remembered_producers,
+                store: store.clone(),
+                watches: watches.clone(),
+                signals: signals.clone(),
+                tasks: tasks.clone(),
+                stop: stop.clone(),
+            };
+            tasks.spawn(lane.run());
+            sender
+        };
+        Self { senders: (0..settings.lanes.max(1)).map(start).collect() }
+    }
+
+    /// Hands a request to the lane of its topic: always the same one.
+    pub fn submit(&self, topic: TopicId, job: Job) -> Result<(), Error> {
+        let mut hasher = DefaultHasher::new();
+        (job.tenant, topic).hash(&mut hasher);
+        let lane = hasher.finish() as usize % self.senders.len();
+        self.senders[lane].try_send(job).map_err(|_| {
+            Error::unavailable("Too many appends are waiting here already. Nothing was changed.")
+        })
+    }
+}
+
+struct Lane {
+    receiver: mpsc::Receiver<Job>,
+    writer: Writer,
+    queue: VecDeque<Job>,
+    parked: Vec<(Job, Refusal)>,
+    gap_wait: Duration,
+    snapshot_rows: i64,
+    remembered_producers: usize,
+    store: Store,
+    watches: Arc<Watches>,
+    signals: Arc<Signals>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+type Scope = (TenantId, LogId, ProducerId);
+
+fn scope(job: &Job) -> Option<Scope> {
+    Some((job.tenant, job.request.home, job.request.numbered?.producer_id))
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let mut ticks = interval(PARKED_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            while self.queue.len() < GROUP_REQUESTS
+                && let Ok(job) = self.receiver.try_recv()
+            {
+                self.queue.push_back(job);
+            }
+            if self.queue.is_empty() {
+                tokio::select! {
+                    biased;
+                    job = self.receiver.recv() => match job {
+                        Some(job) => self.queue.push_back(job),
+                        None => return,
+                    },
+                    _ = ticks.tick(), if !self.parked.is_empty() => self.unpark(|_| true),
+                    () = self.stop.cancelled(), if self.parked.is_empty() => return,
+                }
+                continue;
+            }
+            let group = self.next_group();
+            self.serve(group).await;
+        }
+    }
+
+    fn unpark(&mut self, moves: impl Fn(&Job) -> bool) {
+        let (moving, staying) =
+            std::mem::take(&mut self.parked).into_iter().partition(|(job, _)| moves(job));
+        self.parked = staying;
+        let moving: Vec<(Job, Refusal)> = moving;
+        self.queue.extend(moving.into_iter().map(|(job, _)| job));
+    }
+
+    /// All that waits for the first one's tenant, with what is parked in the same scopes, each
+    /// producer's requests in the order of their sequences.
+    fn next_group(&mut self) -> Group {
+        let scopes: BTreeSet<Scope> = self.queue.iter().filter_map(scope).collect();
+        self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
+        let tenant = self.queue.front().map(|job| job.tenant);
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        let mut others = VecDeque::new();
+        for job in self.queue.drain(..) {
+            let fits = jobs.len() < GROUP_REQUESTS && bytes < GROUP_BYTES;
+            if Some(job.tenant) == tenant && fits {
+                bytes += job.request.parts.iter().map(|part| part.size_bytes).sum::<i64>();
+                jobs.push(job);
+            } else {
+                others.push_back(job);
+            }
+        }
+        self.queue = others;
+        jobs.sort_by_key(|job| {
+            let numbered = job.request.numbered;
+            (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
+        });
+        let (requests, tickets) = jobs.into_iter().map(|job| (job.request, job.ticket)).unzip();
+        Group { tenant: tenant.unwrap_or(TenantId(0)), requests, tickets }
+    }
+
+    /// Makes passes until every request of the group has its answer or is parked.
+    async fn serve(&mut self, mut group: Group) {
+        metrics::histogram!("oncelog_group_requests").record(group.requests.len() as f64);
+        let overtaken = match self.writer.quick(&group).await {
+            Ok(Quick::Passed(passed)) => {
+                metrics::counter!("oncelog_passes_total", "kind" => "quick").increment(1);
+                return self.answer(group, passed);
+            }
+            Ok(Quick::Unknown) => false,
+            Ok(Quick::Overtaken) => true,
+            Err(error) => {
+                self.sort_out_lost(&mut group, &error);
+                false
+            }
+        };
+        let mut contended = 0;
+        while !group.requests.is_empty() {
+            metrics::counter!("oncelog_passes_total", "kind" => "full").increment(1);
+            match self.writer.full(&group, overtaken).await {
+                Ok(Full::Passed(passed)) => return self.answer(group, passed),
+                Ok(Full::Vanished(logs)) => {
+                    let is_gone = |request: &Request, _: &Ticket| {
+                        let mut parts = request.parts.iter();
+                        logs.contains(&request.home) || parts.any(|p| logs.contains(&p.log_id))
+                    };
+                    group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
+                }
+                Err(error @ store::Error::Contended(_)) if contended < CONTENDED_ATTEMPTS => {
+                    tracing::debug!(%error, "a pass starts again");
+                    contended += 1;
+                }
+                Err(error @ (store::Error::Contended(_) | store::Error::Corrupt(_))) => {
+                    let error = Error::from(error);
+                    group.take(|_, _| true).into_iter().for_each(|t| t.fail(error.clone()));
+                }
+                Err(error) => {
+                    self.sort_out_lost(&mut group, &error);
+                    tokio::time::sleep(RECONNECT_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// After a failure: numbered requests are done again (whoever writes first makes the other's
+    /// compare fail), as long as the database is not away for too long. Of others whose answer was
+    /// lost it is not known whether they were written.
+    fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
+        tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
+        if matches!(error, store::Error::OutcomeUnknown(_)) {
+            group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
+            let lost = group.take(|request, _| request.numbered.is_none());
+            lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
+        }
+        let late = group.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
+        for ticket in late {
+            ticket.fail(Error::unavailable("The database cannot be reached right now."));
+        }
+    }
+
+    /// Answers what was decided, parks what may wait, and tells who waits for these logs.
+    fn answer(&mut self, group: Group, passed: Passed) {
+        let Group { tenant, requests, tickets } = group;
+        let Passed { plan, written } = passed;
+        if let Some(written) = &written {
+            self.tell(tenant, &plan, written);
+        }
+        let decided = requests.into_iter().zip(tickets).zip(plan.decisions);
+        for ((request, mut ticket), decision) in decided {
+            ticket.maybe_written = false;
+            match decision {
+                Decision::Appended { deltas } => {
+                    if let Some(written) = &written {
+                        ticket.answer(appended(&request, &deltas, written));
+                    }
+                }
+                Decision::Repeated(Remembered { placement, appended_at, .. }) => {
+                    ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
+                }
+                Decision::Forgotten => ticket.answer(Outcome::Forgotten),
+                Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
+                Decision::Respread => ticket.answer(Outcome::Stale),
+                Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
+            }
+        }
+        self.writer.forget_beyond(self.remembered_producers);
+    }
+
+    fn park(&mut self, job: Job, refusal: Refusal) {
+        let same = self.parked.iter().filter(|(parked, _)| scope(parked) == scope(&job)).count();
+        if job.ticket.arrived_at.elapsed() >= self.gap_wait
+            || same >= PARKED_REQUESTS_PER_PRODUCER
+            || self.parked.len() >= PARKED_REQUESTS
+        {
+            job.ticket.answer(Outcome::Refused(refusal));
+        } else {
+            self.parked.push((job, refusal));
+        }
+    }
+
+    fn tell(&mut self, tenant: TenantId, plan: &Plan, written: &Written) {
+        for write in &plan.writes {
+            if let Some(base) = written.bases.get(&write.log_id) {
+                let news = News::HighWatermark(base + write.record_count);
+                self.watches.tell(tenant, write.log_id, news);
+            }
+            let log = self.writer.memory(tenant).get_mut(&write.log_id);
+            if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {
+                log.unfolded_rows = 0;
+                self.tasks.spawn(snapshot(self.store.clone(), tenant, write.log_id));
+            }
+        }
+        self.signals.changed(written.bases.keys().map(|log_id| (tenant, *log_id)));
+    }
+}
+
+async fn snapshot(store: Store, tenant: TenantId, log: LogId) {
+    if let Err(error) = janitor::snapshot(&store, tenant, log).await {
+        tracing::debug!(%error, log = log.0, "a snapshot was not taken; the next one takes more");
+    }
+}
+
+fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
+    let offset = |log_id, delta| written.bases.get(log_id).map_or(0, |base| base + delta);
+    let parts = request.parts.iter().zip(deltas);
+    let bases = parts.map(|(part, delta)| (part.partition, offset(&part.log_id, delta)));
+    let placement = match request.spread {
+        Some(Spread { partition_count, keyless }) => {
+            Placement::Topic { partition_count, keyless, bases: bases.collect() }
+        }
+        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
+    };
+    Outcome::Placed { placement, appended_at: written.appended_at, duplicate: false }
+}

@@ -1,0 +1,111 @@
+//! Fresh looks at heads. A read that arrives asks for a look that begins after it; all reads of a
+//! tenant that arrived before a look begins share its one statement.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::oneshot;
+
+use super::Error;
+use crate::{
+    model::{LogId, Offset, TenantId},
+    store::{self, Store},
+};
+
+/// Most heads one statement looks at.
+const LOGS_PER_LOOK: usize = 1_000;
+
+/// Where a partition's log starts and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    pub log_start_offset: Offset,
+    pub high_watermark: Offset,
+}
+
+/// None: the log has vanished with its topic.
+pub type Seen = Option<Watermarks>;
+
+type Waiting = Vec<(LogId, oneshot::Sender<Result<Seen, Error>>)>;
+
+#[derive(Clone)]
+pub struct Looks {
+    store: Store,
+    /// What waits for the next look of a tenant; an entry means that a look is under way.
+    waiting: Arc<Mutex<HashMap<TenantId, Waiting>>>,
+}
+
+impl Looks {
+    pub fn new(store: Store) -> Self {
+        Self { store, waiting: Arc::default() }
+    }
+
+    /// The log's watermarks, as of now or later.
+    pub async fn look(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+        let (answer, answered) = oneshot::channel();
+        let idle = {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let idle = !waiting.contains_key(&tenant);
+            waiting.entry(tenant).or_default().push((log, answer));
+            idle
+        };
+        if idle {
+            // not owned by this read: others wait for it as well
+            tokio::spawn(self.clone().serve(tenant));
+        }
+        answered.await.unwrap_or_else(|_| Err(Error::internal()))
+    }
+
+    async fn serve(self, tenant: TenantId) {
+        loop {
+            let lot = {
+                let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                match waiting.get_mut(&tenant) {
+                    Some(lot) if !lot.is_empty() => std::mem::take(lot),
+                    _ => {
+                        waiting.remove(&tenant);
+                        return;
+                    }
+                }
+            };
+            let mut logs: Vec<LogId> = lot.iter().map(|(log, _)| *log).collect();
+            logs.sort_unstable();
+            logs.dedup();
+            match self.read(tenant, logs).await {
+                Ok(seen) => lot.into_iter().for_each(|(log, answer)| {
+                    let _ = answer.send(Ok(seen.get(&log).copied()));
+                }),
+                Err(error) => {
+                    let error = Error::from(error);
+                    lot.into_iter().for_each(|(_, answer)| {
+                        let _ = answer.send(Err(error.clone()));
+                    });
+                }
+            }
+        }
+    }
+
+    /// The watermarks of those logs that exist.
+    pub async fn read(
+        &self,
+        tenant: TenantId,
+        logs: Vec<LogId>,
+    ) -> Result<HashMap<LogId, Watermarks>, store::Error> {
+        let read = self.store.run(move |connection| {
+            Box::pin(async move {
+                let mut seen = HashMap::with_capacity(logs.len());
+                for logs in logs.chunks(LOGS_PER_LOOK) {
+                    let found = store::logs::watermarks(connection, tenant, logs).await?;
+                    seen.extend(found.into_iter().map(
+                        |(log, log_start_offset, high_watermark)| {
+                            (log, Watermarks { log_start_offset, high_watermark })
+                        },
+                    ));
+                }
+                Ok(seen)
+            })
+        });
+        read.await
+    }
+}

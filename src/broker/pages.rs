@@ -1,0 +1,144 @@
+//! Rows below the high watermark never change, so all readers share them: pages of a log, found by
+//! any offset they cover, each read from the database once however many wait for it, and forgotten
+//! least recently used first.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::OnceCell;
+
+use super::Error;
+use crate::{
+    model::{LogId, Offset, TenantId, transfer::Row},
+    store::{self, Store},
+};
+
+/// A page takes rows until it has this many bytes of lines ...
+const PAGE_BYTES: i64 = 512 * 1024;
+/// ... or covers this many offsets.
+const PAGE_RECORDS: i64 = 4_096;
+/// What a page or a row costs beside its lines.
+const OVERHEAD_BYTES: usize = 256;
+
+/// Neighbouring rows.
+pub struct Page {
+    pub rows: Vec<Arc<Row>>,
+    /// The offset behind its last record.
+    pub end: Offset,
+}
+
+#[derive(Clone)]
+struct Entry {
+    page: Arc<OnceCell<Page>>,
+    last_used: u64,
+    /// 0 until it is loaded.
+    size_bytes: usize,
+}
+
+type Key = (LogId, Offset);
+
+#[derive(Default)]
+struct Shelf {
+    pages: BTreeMap<Key, Entry>,
+    by_use: BTreeMap<u64, Key>,
+    size_bytes: usize,
+    clock: u64,
+}
+
+pub struct Pages {
+    store: Store,
+    capacity_bytes: usize,
+    shelf: Mutex<Shelf>,
+}
+
+impl Pages {
+    pub fn new(store: Store, capacity_bytes: usize) -> Self {
+        Self { store, capacity_bytes, shelf: Mutex::default() }
+    }
+
+    /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
+    pub async fn covering(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+    ) -> Result<Arc<OnceCell<Page>>, Error> {
+        let (key, cell) = self.shelf().find(log, from);
+        let load = || async move {
+            let to = high_watermark.min(from + PAGE_RECORDS);
+            let read = self.store.run(move |connection| {
+                Box::pin(store::reads::rows(connection, tenant, log, from, to, PAGE_BYTES))
+            });
+            let rows = read.await?;
+            let end = rows.last().map_or(from, |row| row.base_offset + row.record_count);
+            if end <= from {
+                let what = format!("log {} has no row at {from}", log.0);
+                return Err(Error::from(store::Error::Corrupt(what)));
+            }
+            Ok(Page { rows, end })
+        };
+        match cell.get_or_try_init(load).await {
+            Ok(page) => {
+                self.shelf().loaded(key, page, self.capacity_bytes);
+                Ok(cell)
+            }
+            Err(error) => {
+                self.shelf().drop_empty(key);
+                Err(error)
+            }
+        }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf {
+    /// The page that covers an offset, or an empty one to be loaded from there on.
+    fn find(&mut self, log: LogId, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
+        let before = self.pages.range(..=(log, from)).next_back();
+        let covering = before.filter(|((found, start), entry)| {
+            let end = entry.page.get().map(|page| page.end);
+            *found == log && end.map_or(*start == from, |end| end > from)
+        });
+        let key = covering.map_or((log, from), |(key, _)| *key);
+        self.clock += 1;
+        let clock = self.clock;
+        let entry = self.pages.entry(key).or_insert_with(|| Entry {
+            page: Arc::default(),
+            last_used: clock,
+            size_bytes: 0,
+        });
+        self.by_use.remove(&entry.last_used);
+        entry.last_used = clock;
+        self.by_use.insert(clock, key);
+        (key, entry.page.clone())
+    }
+
+    fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) {
+        let Some(entry) = self.pages.get_mut(&key) else { return };
+        if entry.size_bytes == 0 {
+            let rows = page.rows.iter().map(|row| row.lines.len() + OVERHEAD_BYTES);
+            entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();
+            self.size_bytes += entry.size_bytes;
+        }
+        while self.size_bytes > capacity_bytes
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            let gone = self.pages.remove(&oldest);
+            self.size_bytes -= gone.map_or(0, |entry| entry.size_bytes);
+        }
+    }
+
+    fn drop_empty(&mut self, key: Key) {
+        if self.pages.get(&key).is_some_and(|entry| entry.page.get().is_none())
+            && let Some(entry) = self.pages.remove(&key)
+        {
+            self.by_use.remove(&entry.last_used);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! One pass: a group of appends of one tenant, decided and written together.
+//!
+//! The *quick pass* decides over the memory and writes with one statement that holds only where the
+//! memory was right. The *full pass* serves everything else: it locks the heads, loads what the
+//! memory lacks, decides, writes and commits. A failure throws the memory of the group's logs
+//! away; a lost connection all of it, as it is not known who wrote meanwhile.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+
+use super::{lane::Group, load::load};
+use crate::{
+    model::{LogId, Offset, ProducerId, TenantId},
+    rules::{
+        append::{self, Plan, Request},
+        memory::Memory,
+    },
+    store::{self, Connection, Store, appends::Written},
+};
+
+/// Far beyond the lock timeout: only a silent peer takes so long.
+const PASS_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a full pass starts again because it met a producer it had not locked.
+const FULL_ATTEMPTS: usize = 4;
+
+/// A pass that held.
+pub struct Passed {
+    pub plan: Plan,
+    /// None: nothing was to be written.
+    pub written: Option<Written>,
+}
+
+pub enum Quick {
+    Passed(Passed),
+    /// The memory does not know enough.
+    Unknown,
+    /// Somebody else wrote or fenced meanwhile.
+    Overtaken,
+}
+
+pub enum Full {
+    Passed(Passed),
+    /// These logs are gone with their topics; nothing was done.
+    Vanished(BTreeSet<LogId>),
+}
+
+/// What passes need: a connection that nobody else uses, and the memory.
+pub struct Writer {
+    store: Store,
+    connection: Option<Connection>,
+    memory: HashMap<TenantId, Memory>,
+}
+
+impl Writer {
+    pub fn new(store: Store) -> Self {
+        Self { store, connection: None, memory: HashMap::new() }
+    }
+
+    pub fn memory(&mut self, tenant: TenantId) -> &mut Memory {
+        self.memory.entry(tenant).or_default()
+    }
+
+    /// Forgets logs until no more than so many producers are remembered.
+    pub fn forget_beyond(&mut self, producers: usize) {
+        let logs = |memory: &HashMap<TenantId, Memory>| -> usize {
+            let logs = memory.values().flat_map(|memory| memory.values());
+            logs.map(|log| log.producers.len() + 1).sum()
+        };
+        if logs(&self.memory) > producers {
+            self.memory.clear();
+        }
+    }
+
+    /// Decides over the memory, and writes where it was right.
+    pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
+        let memory = self.memory.entry(group.tenant).or_default();
+        let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
+        if !append::is_known(memory, &group.requests) {
+            return Ok(Quick::Unknown);
+        }
+        let plan = append::decide(memory, &group.requests);
+        let writes = plan.writes_anything();
+        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan)).await;
+        match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
+            Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
+            Ok(Held::No) => {
+                if writes {
+                    self.forget(group);
+                }
+                metrics::counter!("oncelog_compare_failures_total").increment(1);
+                Ok(Quick::Overtaken)
+            }
+            Err(store::Error::Unavailable(error)) if writes => {
+                Err(self.fail(group, store::Error::OutcomeUnknown(error)))
+            }
+            Err(error) => Err(self.fail(group, error)),
+        }
+    }
+
+    /// Locks, loads, decides, writes, commits. `overtaken`: a quick pass of this group has just
+    /// failed to compare.
+    pub async fn full(&mut self, group: &Group, overtaken: bool) -> Result<Full, store::Error> {
+        match timeout(PASS_TIMEOUT, self.full_attempts(group, overtaken)).await {
+            Ok(Ok(full)) => Ok(full),
+            Ok(Err(error)) => Err(self.fail(group, error)),
+            Err(_) => Err(self.fail(group, store::Error::silent_peer())),
+        }
+    }
+
+    async fn full_attempts(
+        &mut self,
+        group: &Group,
+        overtaken: bool,
+    ) -> Result<Full, store::Error> {
+        let memory = self.memory.entry(group.tenant).or_default();
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            closed => closed.insert(self.store.connection().await?),
+        };
+        for _ in 0..FULL_ATTEMPTS {
+            match full_attempt(connection, memory, group, overtaken).await? {
+                Attempt::Again => {}
+                Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
+                Attempt::Held(plan, written) => {
+                    return Ok(Full::Passed(self.confirm(group.tenant, plan, written)));
+                }
+            }
+        }
+        Err(store::Error::Corrupt("a full pass does not come to an end".into()))
+    }
+
+    fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
+        if let Some(written) = &written {
+            let memory = self.memory.entry(tenant).or_default();
+            plan.confirm(memory, written.appended_at, &written.bases);
+        }
+        Passed { plan, written }
+    }
+
+    /// The memory may have been decided over without a write.
+    fn forget(&mut self, group: &Group) {
+        let memory = self.memory.entry(group.tenant).or_default();
+        for log in append::touched_logs(&group.requests) {
+            memory.remove(&log);
+        }
+    }
+
+    fn fail(&mut self, group: &Group, error: store::Error) -> store::Error {
+        match &error {
+            store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
+                self.connection = None;
+                self.memory.clear();
+            }
+            store::Error::Contended(_) | store::Error::Corrupt(_) => self.forget(group),
+        }
+        error
+    }
+}
+
+/// Whether a plan stands.
+enum Held {
+    Yes(Option<Written>),
+    No,
+}
+
+/// Writes the plan where the memory was right; a plan that writes nothing is confirmed by a read
+/// that begins now, after its requests arrived.
+async fn write_if(
+    connection: &mut Connection,
+    group: &Group,
+    plan: &Plan,
+) -> Result<Held, store::Error> {
+    if !plan.writes_anything() {
+        let held = store::appends::confirm(connection, group.tenant, &plan.writes).await?;
+        return Ok(if held { Held::Yes(None) } else { Held::No });
+    }
+    let records = group.records(plan);
+    let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
+    let written =
+        store::appends::append_if(connection, group.tenant, &plan.writes, &records).await?;
+    Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
+}
+
+enum Attempt {
+    Held(Plan, Option<Written>),
+    Vanished(BTreeSet<LogId>),
+    Again,
+}
+
+async fn full_attempt(
+    connection: &mut Connection,
+    memory: &mut Memory,
+    group: &Group,
+    overtaken: bool,
+) -> Result<Attempt, store::Error> {
+    let Group { tenant, requests, .. } = group;
+    let touched = append::touched_logs(requests);
+    let grounded = append::grounded_logs(requests);
+    let known = positions(memory, &grounded);
+
+    // what can be loaded before the lock is: the memory is a prefix of the log at any time
+    let heads = store::logs::read(connection, *tenant, &grounded).await?;
+    match load(connection, memory, *tenant, &heads, requests).await {
+        // rows were trimmed between two of its statements; under the lock that cannot happen
+        Err(store::Error::Corrupt(_)) => grounded.iter().for_each(|log| drop(memory.remove(log))),
+        loaded => loaded?,
+    }
+
+    let mut transaction = store::begin(connection).await?;
+    let shared = unregistered(memory, requests);
+    if !shared.is_empty() {
+        let producers: BTreeSet<ProducerId> = shared.iter().map(|(_, id)| *id).collect();
+        let producers: Vec<ProducerId> = producers.into_iter().collect();
+        store::loading::share_sessions(&mut transaction, *tenant, &producers).await?;
+    }
+    let mut heads = store::logs::lock(&mut transaction, *tenant, &touched).await?;
+    if heads.len() < touched.len() {
+        store::rollback(transaction).await?;
+        let found: BTreeSet<LogId> = heads.iter().map(|head| head.log_id).collect();
+        return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
+    }
+    heads.retain(|head| grounded.binary_search(&head.log_id).is_ok());
+    load(&mut transaction, memory, *tenant, &heads, requests).await?;
+    let now_at = positions(memory, &grounded);
+    if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
+        return Err(store::Error::Corrupt("a head and its rows do not agree".into()));
+    }
+    if !unregistered(memory, requests).is_subset(&shared) {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Again);
+    }
+    for (log_id, position) in &now_at {
+        if let Some(log) = memory.get_mut(log_id) {
+            log.contended = overtaken || known.get(log_id).is_some_and(|known| known != position);
+        }
+    }
+
+    let plan = append::decide(memory, requests);
+    if !plan.writes_anything() {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Held(plan, None));
+    }
+    let Held::Yes(written) = write_if(&mut transaction, group, &plan).await? else {
+        return Err(store::Error::Corrupt("a locked head does not compare".into()));
+    };
+    if !plan.registrations.is_empty() {
+        let at = |log_id| now_at.get(log_id).copied().unwrap_or(0);
+        let registrations: Vec<(LogId, ProducerId, Offset)> =
+            plan.registrations.iter().map(|(log, id)| (*log, *id, at(log))).collect();
+        store::loading::register(&mut transaction, *tenant, &registrations).await?;
+    }
+    store::commit(transaction).await?;
+    Ok(Attempt::Held(plan, written))
+}
+
+fn positions(memory: &Memory, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
+    let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
+    logs.iter().filter_map(position).collect()
+}
+
+/// Producers of the group that are not in the memory with a registered state: an open of them may
+/// not know of this log yet, so their session rows are held until this pass has registered them.
+fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
+    let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
+    let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {
+        let producer = memory.get(log_id).and_then(|log| log.producers.get(producer_id));
+        producer.is_some_and(|producer| producer.registered)
+    };
+    requests.iter().filter_map(numbered).filter(|pair| !is_registered(pair)).collect()
+}

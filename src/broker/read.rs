@@ -1,0 +1,204 @@
+//! Reading one partition: fresh, shared, waiting without a connection.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Broker, Error,
+    looks::Watermarks,
+    watches::{News, Watch},
+};
+use crate::{
+    model::{
+        Code, LogId, Name, Offset, Partition, TenantId,
+        transfer::{Fetched, Read, Slice, Start},
+    },
+    store,
+};
+
+/// How soon a woken read tries again when the database is away.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+/// How often a name is resolved again when its log has vanished meanwhile.
+const RESOLVE_ATTEMPTS: usize = 5;
+
+/// What a read stands on after its first look.
+struct Ground {
+    log: LogId,
+    watermarks: Watermarks,
+    /// Registered before the look, if the read may wait.
+    watch: Option<Watch>,
+}
+
+impl Broker {
+    pub async fn read(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition: Partition,
+        read: Read,
+    ) -> Result<Fetched, Error> {
+        let deadline = Instant::now() + Duration::from_millis(read.wait_ms);
+        let may_wait = read.wait_ms > 0;
+        let Ground { log, watermarks, watch } =
+            self.ground(tenant, topic, partition, may_wait).await?;
+        let mut high_watermark = watermarks.high_watermark;
+        let from = self.position(tenant, log, &watermarks, read.start).await?;
+        if from == high_watermark
+            && let Some(watch) = watch
+        {
+            let waited = self.wait(watch, from, deadline).await;
+            match waited? {
+                News::HighWatermark(now) => high_watermark = now.max(high_watermark),
+                News::Gone => return Err(Error::topic_not_found(topic)),
+            }
+        }
+        let slices = loop {
+            match self.slices(tenant, log, from, high_watermark, &read).await {
+                Err(error) if error.code == Code::Unavailable && Instant::now() < deadline => {
+                    tokio::time::sleep(RETRY_AFTER).await;
+                }
+                result => break result?,
+            }
+        };
+        let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+        let log_start_offset = watermarks.log_start_offset;
+        Ok(Fetched { slices, next_offset, log_start_offset, high_watermark })
+    }
+
+    /// Resolves, registers, looks; in that order, so that no commit slips between.
+    async fn ground(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition: Partition,
+        may_wait: bool,
+    ) -> Result<Ground, Error> {
+        for attempt in 0..RESOLVE_ATTEMPTS {
+            let resolved = self.topics.partition(tenant, topic, partition, attempt > 0).await?;
+            let log = resolved.logs[partition as usize];
+            let watch = may_wait.then(|| self.watches.watch(tenant, log));
+            if let Some(watermarks) = self.looks.look(tenant, log).await? {
+                return Ok(Ground { log, watermarks, watch });
+            }
+        }
+        Err(Error::topic_not_found(topic))
+    }
+
+    async fn position(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        watermarks: &Watermarks,
+        start: Start,
+    ) -> Result<Offset, Error> {
+        let Watermarks { log_start_offset, high_watermark } = *watermarks;
+        match start {
+            Start::Earliest => Ok(log_start_offset),
+            Start::Latest => Ok(high_watermark),
+            Start::Offset(offset) if (log_start_offset..=high_watermark).contains(&offset) => {
+                Ok(offset)
+            }
+            Start::Offset(offset) => {
+                let detail = format!(
+                    "Offset {offset} lies outside the log, which holds {log_start_offset} to \
+                     {high_watermark} (the next to be given)."
+                );
+                Err(Error::new(Code::OffsetOutOfRange, detail)
+                    .fact("log_start_offset", log_start_offset)
+                    .fact("high_watermark", high_watermark))
+            }
+            Start::Timestamp(instant) => {
+                let (low, high) = (log_start_offset, high_watermark);
+                let search = self.store.run(move |connection| {
+                    Box::pin(store::reads::search(connection, tenant, log, low, high, instant))
+                });
+                Ok(search.await?)
+            }
+        }
+    }
+
+    /// Waits until the log has grown past `from`, is gone, the wait is over or the server drains.
+    async fn wait(&self, mut watch: Watch, from: Offset, deadline: Instant) -> Result<News, Error> {
+        let Ok(_permit) = self.waiting_reads.try_acquire() else {
+            return Err(Error::unavailable("Too many reads are waiting here already."));
+        };
+        let waiting = metrics::gauge!("oncelog_waiting_reads");
+        waiting.increment(1.0);
+        let arrived = async {
+            loop {
+                match watch.news().await {
+                    News::HighWatermark(now) if now <= from => {}
+                    news => break news,
+                }
+            }
+        };
+        let waited = timeout_at(deadline, self.drain.run_until_cancelled(arrived)).await;
+        waiting.decrement(1.0);
+        Ok(waited.ok().flatten().unwrap_or(News::HighWatermark(from)))
+    }
+
+    /// Records from `from` on, up to the read's limits.
+    async fn slices(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+        read: &Read,
+    ) -> Result<Vec<Slice>, Error> {
+        let mut slices = Vec::new();
+        let mut room = Room { records: read.limit, bytes: read.max_bytes, is_empty: true };
+        let mut next = from;
+        while next < high_watermark && room.records > 0 {
+            let cell = self.pages.covering(tenant, log, next, high_watermark).await?;
+            let Some(page) = cell.get() else { break };
+            let first = page.rows.partition_point(|row| row.base_offset + row.record_count <= next);
+            for row in &page.rows[first..] {
+                let Some(slice) = room.take(row, next) else { return Ok(slices) };
+                let whole = slice.end_offset == row.base_offset + row.record_count;
+                next = slice.end_offset;
+                slices.push(slice);
+                if !whole {
+                    return Ok(slices);
+                }
+            }
+        }
+        Ok(slices)
+    }
+}
+
+/// What still fits into an answer.
+struct Room {
+    records: usize,
+    bytes: usize,
+    is_empty: bool,
+}
+
+impl Room {
+    /// The part of a row from an offset on that fits; none if nothing does. The first record of an
+    /// answer always does.
+    fn take(
+        &mut self,
+        row: &std::sync::Arc<crate::model::transfer::Row>,
+        from: Offset,
+    ) -> Option<Slice> {
+        let skipped = usize::try_from(from - row.base_offset).unwrap_or(0);
+        let bytes = row.lines.as_bytes();
+        let mut lines = memchr::memchr_iter(b'\n', bytes).map(|end| end + 1);
+        let start = if skipped == 0 { 0 } else { lines.nth(skipped - 1)? };
+        let (mut end, mut end_offset) = (start, from);
+        for line_end in lines {
+            let size_bytes = row.answered_bytes(end_offset, line_end - end);
+            if self.records == 0 || (size_bytes > self.bytes && !self.is_empty) {
+                break;
+            }
+            self.records -= 1;
+            self.bytes = self.bytes.saturating_sub(size_bytes);
+            self.is_empty = false;
+            (end, end_offset) = (line_end, end_offset + 1);
+        }
+        let slice = Slice { row: row.clone(), first_offset: from, start, end, end_offset };
+        (end > start).then_some(slice)
+    }
+}

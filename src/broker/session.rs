@@ -1,0 +1,298 @@
+//! Opening, ending and describing sessions.
+//!
+//! An open locks the session row, then the heads of every log the producer is registered in, and
+//! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
+//! counted in the next sequences, or finds the fence moved and is refused.
+
+use super::{Broker, Error};
+use crate::{
+    model::{
+        Epoch, LogId, Name, ProducerId, TenantId,
+        session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
+        topic::{Listed, Page},
+    },
+    rules::{self, Refusal, session::SessionRow},
+    store::{self, Connection, sessions::Standing},
+};
+
+/// Up to so many logs are fenced in the transaction that raises the epoch; more are fenced in
+/// chunks of it, before the open answers.
+pub const LOGS_FENCED_AT_ONCE: usize = 200;
+/// How often an open starts again when another open took its name or id meanwhile.
+const OPEN_ATTEMPTS: usize = 8;
+
+/// Why one attempt of an open ended without a result.
+enum Stop {
+    Failed(Error),
+    /// Another open came between.
+    Again,
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Failed(refusal.into())
+    }
+}
+
+/// An open as its first transaction left it.
+struct Attempt {
+    row: SessionRow,
+    duplicate: bool,
+    standings: Vec<Standing>,
+}
+
+impl Broker {
+    pub async fn open_session(&self, tenant: TenantId, open: Open) -> Result<Opened, Error> {
+        for _ in 0..OPEN_ATTEMPTS {
+            let asked = open.clone();
+            let attempt = self.store.transaction(move |connection| {
+                Box::pin(async move { open_once(connection, tenant, &asked).await })
+            });
+            let mut attempt = match attempt.await {
+                Ok(attempt) => attempt,
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Again) => continue,
+            };
+            let producer = attempt.row.producer_id;
+            if attempt.row.fencing {
+                self.fence_in_chunks(tenant, producer, attempt.row.facts.epoch).await?;
+                attempt.standings = self.standings(tenant, producer).await?;
+            }
+            let next_sequences =
+                next_sequences(&attempt.row, attempt.standings, MAX_LISTED_SCOPES as usize);
+            let session = store::sessions::session(attempt.row);
+            return Ok(Opened { session, next_sequences, duplicate: attempt.duplicate });
+        }
+        Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
+    }
+
+    /// `next_sequences` as of now.
+    pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
+        let (row, standings) = self.session_row(tenant, id).await?;
+        let next_sequences = next_sequences(&row, standings, MAX_LISTED_SCOPES as usize);
+        let session = store::sessions::session(row);
+        Ok(Opened { session, next_sequences, duplicate: false })
+    }
+
+    /// All sessions by producer id, or the one of a transactional id.
+    pub async fn sessions(
+        &self,
+        tenant: TenantId,
+        transactional_id: Option<&Name>,
+        page: Page,
+    ) -> Result<Listed<Session>, Error> {
+        let name = transactional_id.cloned();
+        let Page { limit, after } = page;
+        let after = match after.as_deref().map(str::parse::<i64>) {
+            None => -1,
+            Some(Ok(after)) => after,
+            Some(Err(_)) => return Err(Error::invalid("?after", "expected a producer id")),
+        };
+        let list = self.store.run(move |connection| {
+            Box::pin(async move {
+                store::sessions::list(connection, tenant, name.as_ref(), after, limit + 1).await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |session| session.producer_id.0.to_string()))
+    }
+
+    /// The next sequence of every scope, by topic and partition; a page starts behind `topic` or
+    /// `topic/partition`.
+    pub async fn session_sequences(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        page: Page,
+    ) -> Result<Listed<NextSequence>, Error> {
+        let (row, standings) = self.session_row(tenant, id).await?;
+        let mut scopes = next_sequences(&row, standings, usize::MAX);
+        if let Some(after) = &page.after {
+            let (topic, partition) = match after.split_once('/') {
+                Some((topic, partition)) => (topic, partition.parse().ok()),
+                None => (after.as_str(), None),
+            };
+            scopes.retain(|scope| (scope.topic.as_str(), scope.partition) > (topic, partition));
+        }
+        Ok(Listed::cut(scopes, page.limit, |scope| match scope.partition {
+            Some(partition) => format!("{}/{partition}", scope.topic),
+            None => scope.topic.to_string(),
+        }))
+    }
+
+    /// Ends the session: its epoch goes on without an owner. Ending it again changes nothing.
+    pub async fn end_session(&self, tenant: TenantId, id: ProducerId) -> Result<(), Error> {
+        let close = self.store.transaction(move |connection| {
+            Box::pin(async move { close(connection, tenant, id).await })
+        });
+        let unfinished: Option<Epoch> = close.await?;
+        if let Some(epoch) = unfinished {
+            self.fence_in_chunks(tenant, id, epoch).await?;
+        }
+        Ok(())
+    }
+
+    async fn session_row(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+    ) -> Result<(SessionRow, Vec<Standing>), Error> {
+        let read = self.store.run(move |connection| {
+            Box::pin(async move {
+                let Some(row) = store::sessions::read(connection, tenant, id).await? else {
+                    return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
+                };
+                Ok((row, store::sessions::standings(connection, tenant, id).await?))
+            })
+        });
+        read.await
+    }
+
+    async fn standings(&self, tenant: TenantId, id: ProducerId) -> Result<Vec<Standing>, Error> {
+        let read = self
+            .store
+            .run(move |connection| Box::pin(store::sessions::standings(connection, tenant, id)));
+        Ok(read.await?)
+    }
+
+    /// Fences the logs of a producer whose epoch has been raised already, chunk by chunk. Whoever
+    /// registers now reads the new epoch, so the list is complete.
+    async fn fence_in_chunks(
+        &self,
+        tenant: TenantId,
+        producer: ProducerId,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        let list = self.store.run(move |connection| {
+            Box::pin(store::sessions::registered_logs(connection, tenant, producer))
+        });
+        let logs: Vec<LogId> = list.await?;
+        for chunk in logs.chunks(LOGS_FENCED_AT_ONCE) {
+            let chunk = chunk.to_vec();
+            let fence = self.store.transaction(move |connection| {
+                Box::pin(async move {
+                    store::logs::lock(connection, tenant, &chunk).await?;
+                    store::logs::raise_fences(connection, tenant, &chunk).await
+                })
+            });
+            fence.await?;
+        }
+        let done = self.store.run(move |connection| {
+            Box::pin(store::sessions::fenced(connection, tenant, producer, epoch))
+        });
+        Ok(done.await?)
+    }
+}
+
+async fn open_once(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+) -> Result<Attempt, Stop> {
+    if let Some(open_id) = open.open_id {
+        rules::session::check_open_id(open, store::sessions::clock(connection).await?)?;
+        if let Some((id, epoch)) = store::sessions::find_open(connection, tenant, open_id).await? {
+            let locked = store::sessions::lock(connection, tenant, id).await?;
+            let row = locked.ok_or(Stop::Again)?;
+            rules::session::repeat(open, &row, epoch)?;
+            let standings = store::sessions::standings(connection, tenant, id).await?;
+            return Ok(Attempt { row, duplicate: true, standings });
+        }
+    }
+    let row = match (&open.condition, &open.transactional_id) {
+        (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
+        (None, Some(name)) => store::sessions::lock_by_name(connection, tenant, name).await?,
+        (None, None) => None,
+    };
+    let next = rules::session::open(open, row.as_ref())?;
+    let attempt = match row {
+        Some(row) => reopen(connection, tenant, open, row, next).await?,
+        None => open_new(connection, tenant, open).await?,
+    };
+    if let Some(open_id) = open.open_id {
+        let (id, epoch) = (attempt.row.producer_id, attempt.row.facts.epoch);
+        if !store::sessions::remember_open(connection, tenant, open_id, id, epoch).await? {
+            return Err(Stop::Again);
+        }
+    }
+    Ok(attempt)
+}
+
+async fn open_new(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+) -> Result<Attempt, Stop> {
+    let name = open.transactional_id.as_ref();
+    let timeout_ms = open.transaction_timeout_ms;
+    let id = store::sessions::insert(connection, tenant, name, open.sequencing, timeout_ms).await?;
+    let id = id.ok_or(Stop::Again)?;
+    let row = store::sessions::read(connection, tenant, id).await?.ok_or(Stop::Again)?;
+    Ok(Attempt { row, duplicate: false, standings: Vec::new() })
+}
+
+async fn reopen(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    mut row: SessionRow,
+    next: rules::session::NextEpoch,
+) -> Result<Attempt, Stop> {
+    let id = row.producer_id;
+    let logs = store::sessions::registered_logs(connection, tenant, id).await?;
+    row.facts.epoch = next.epoch;
+    row.facts.reset_epoch = next.reset_epoch;
+    row.facts.closed = false;
+    row.facts.sequencing = open.sequencing;
+    row.transaction_timeout_ms = open.transaction_timeout_ms;
+    row.fencing = logs.len() > LOGS_FENCED_AT_ONCE;
+    if row.fencing {
+        row.opened_at = store::sessions::clock(connection).await?;
+        store::sessions::advance(connection, tenant, &row).await?;
+        return Ok(Attempt { row, duplicate: false, standings: Vec::new() });
+    }
+    store::logs::lock(connection, tenant, &logs).await?;
+    row.opened_at = store::sessions::clock(connection).await?;
+    store::sessions::advance(connection, tenant, &row).await?;
+    store::logs::raise_fences(connection, tenant, &logs).await?;
+    let standings = store::sessions::standings(connection, tenant, id).await?;
+    Ok(Attempt { row, duplicate: false, standings })
+}
+
+/// The epoch whose logs are still to be fenced, if there are many.
+async fn close(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+) -> Result<Option<Epoch>, Error> {
+    let Some(row) = store::sessions::lock(connection, tenant, id).await? else {
+        return Err(Refusal::UnknownProducer { producer_id: id }.into());
+    };
+    if row.facts.closed {
+        return Ok(row.fencing.then_some(row.facts.epoch));
+    }
+    let logs = store::sessions::registered_logs(connection, tenant, id).await?;
+    let fencing = logs.len() > LOGS_FENCED_AT_ONCE;
+    if !fencing {
+        store::logs::lock(connection, tenant, &logs).await?;
+        store::logs::raise_fences(connection, tenant, &logs).await?;
+    }
+    store::sessions::close(connection, tenant, id, fencing).await?;
+    Ok(fencing.then_some(row.facts.epoch + 1))
+}
+
+/// What comes next in every scope the producer has appended to.
+fn next_sequences(row: &SessionRow, standings: Vec<Standing>, limit: usize) -> Vec<NextSequence> {
+    let known = standings.into_iter().filter(|standing| standing.state.last_sequence.is_some());
+    let next = |standing: Standing| NextSequence {
+        topic: standing.topic,
+        partition: standing.partition,
+        next_sequence: standing.state.next_sequence(row.facts.reset_epoch),
+    };
+    known.take(limit).map(next).collect()
+}

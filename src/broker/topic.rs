@@ -1,0 +1,311 @@
+//! Topics: making, growing, describing, deleting, trimming; and which logs a name means now.
+
+use std::{sync::Arc, time::Duration};
+
+use moka::future::Cache;
+
+use super::{Broker, Error, watches::News};
+use crate::{
+    model::{
+        Code, LogId, Name, Offset, Partition, TenantId,
+        topic::{
+            Change, Listed, MAX_PARTITIONS, MAX_TOPICS, Page, TopicDescription, TopicPatch,
+            TopicSettings, TopicSummary,
+        },
+    },
+    store::{self, Connection, Store, topics::StoredTopic},
+};
+
+/// How long a topic's settings may lag on other replicas. (Its logs never do: a vanished or moved
+/// head means "resolve the name again".)
+const SETTINGS_LAG: Duration = Duration::from_millis(1_000);
+/// How many logs of topics are remembered.
+const REMEMBERED_LOGS: u64 = 1_000_000;
+
+/// Names resolved lately.
+pub struct Topics {
+    store: Store,
+    cache: Cache<(TenantId, Name), Arc<StoredTopic>>,
+}
+
+impl Topics {
+    pub fn new(store: Store) -> Self {
+        let cache = Cache::builder()
+            .time_to_live(SETTINGS_LAG)
+            .weigher(|_, topic: &Arc<StoredTopic>| {
+                u32::try_from(topic.logs.len()).unwrap_or(u32::MAX).saturating_add(8)
+            })
+            .max_capacity(REMEMBERED_LOGS)
+            .build();
+        Self { store, cache }
+    }
+
+    /// The topic of that name. `anew`: what was remembered has proved wrong.
+    pub async fn resolve(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        anew: bool,
+    ) -> Result<Arc<StoredTopic>, Error> {
+        let key = (tenant, name.clone());
+        if anew {
+            self.cache.invalidate(&key).await;
+        }
+        let wanted = name.clone();
+        let load = async move {
+            let find = self.store.run(move |connection| {
+                Box::pin(async move { store::topics::find(connection, tenant, &wanted).await })
+            });
+            match find.await {
+                Ok(Some(topic)) => Ok(Arc::new(topic)),
+                Ok(None) => Err(Error::topic_not_found(name)),
+                Err(error) => Err(Error::from(error)),
+            }
+        };
+        self.cache.try_get_with(key, load).await.map_err(|error| (*error).clone())
+    }
+
+    /// A topic that has this partition.
+    pub async fn partition(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        partition: Partition,
+        anew: bool,
+    ) -> Result<Arc<StoredTopic>, Error> {
+        let has = |topic: &StoredTopic| (partition as usize) < topic.logs.len();
+        let topic = self.resolve(tenant, name, anew).await?;
+        if has(&topic) {
+            return Ok(topic);
+        }
+        // it may have grown since
+        let topic = self.resolve(tenant, name, true).await?;
+        if has(&topic) {
+            return Ok(topic);
+        }
+        Err(Error::partition_not_found(name, partition, topic.summary.partition_count))
+    }
+
+    async fn forget(&self, tenant: TenantId, name: &Name) {
+        self.cache.invalidate(&(tenant, name.clone())).await;
+    }
+}
+
+impl Broker {
+    /// `(description, created)`. `partition_count` none: 1 for a new topic, any for an existing one.
+    pub async fn put_topic(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition_count: Option<Partition>,
+        settings: Option<TopicSettings>,
+    ) -> Result<(TopicDescription, bool), Error> {
+        let name = topic.clone();
+        let put = self.store.transaction(move |connection| {
+            Box::pin(async move { put(connection, tenant, &name, partition_count, settings).await })
+        });
+        let created = put.await?;
+        self.topics.forget(tenant, topic).await;
+        Ok((self.topic(tenant, topic).await?, created))
+    }
+
+    pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
+        let name = topic.clone();
+        let describe = self.store.run(move |connection| {
+            Box::pin(async move {
+                let Some(found) = store::topics::find(connection, tenant, &name).await? else {
+                    return Ok::<_, Error>(None);
+                };
+                let partitions =
+                    store::topics::partitions(connection, tenant, found.topic_id).await?;
+                Ok(Some(TopicDescription { summary: found.summary, partitions }))
+            })
+        });
+        let found: Option<TopicDescription> = describe.await?;
+        // deleted between the two statements
+        let found = found.filter(|found| !found.partitions.is_empty());
+        found.ok_or_else(|| Error::topic_not_found(topic))
+    }
+
+    pub async fn topics(
+        &self,
+        tenant: TenantId,
+        page: Page,
+    ) -> Result<Listed<TopicSummary>, Error> {
+        let Page { limit, after } = page;
+        let list = self.store.run(move |connection| {
+            Box::pin(async move {
+                let after = after.unwrap_or_default();
+                store::topics::list(connection, tenant, &after, limit + 1).await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |topic| topic.topic.to_string()))
+    }
+
+    pub async fn patch_topic(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        patch: TopicPatch,
+    ) -> Result<TopicDescription, Error> {
+        let name = topic.clone();
+        let patched = self.store.transaction(move |connection| {
+            Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
+        });
+        patched.await?;
+        self.topics.forget(tenant, topic).await;
+        self.topic(tenant, topic).await
+    }
+
+    /// The name is free at once; the data goes in the background.
+    pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
+        let name = topic.clone();
+        let delete = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let Some((id, ..)) = store::topics::lock(connection, tenant, &name).await? else {
+                    return Err(Error::topic_not_found(&name));
+                };
+                let logs = store::topics::log_ids(connection, tenant, id).await?;
+                // an append in flight comes before this or finds its head gone
+                store::logs::lock(connection, tenant, &logs).await?;
+                store::topics::delete(connection, tenant, id, &logs).await?;
+                Ok(logs)
+            })
+        });
+        let logs: Vec<LogId> = delete.await?;
+        self.topics.forget(tenant, topic).await;
+        for log in &logs {
+            self.watches.tell(tenant, *log, News::Gone);
+        }
+        self.signals.changed(logs.into_iter().map(|log| (tenant, log)));
+        Ok(())
+    }
+
+    /// Moves the partition's log start up to `before`; it never moves back.
+    pub async fn trim(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition: Partition,
+        before: Offset,
+    ) -> Result<(), Error> {
+        let mut anew = false;
+        loop {
+            let resolved = self.topics.partition(tenant, topic, partition, anew).await?;
+            let log = resolved.logs[partition as usize];
+            anew = true;
+            let Some(seen) = self.looks.look(tenant, log).await? else { continue };
+            let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
+            if before > high_watermark {
+                let detail = format!(
+                    "Offset {before} lies above the high watermark {high_watermark}; only what is \
+                     there can be trimmed."
+                );
+                return Err(Error::new(Code::OffsetOutOfRange, detail)
+                    .fact("log_start_offset", log_start_offset)
+                    .fact("high_watermark", high_watermark));
+            }
+            let trim = self.store.run(move |connection| {
+                Box::pin(store::topics::trim(connection, tenant, log, before))
+            });
+            if trim.await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn put(
+    connection: &mut Connection,
+    tenant: TenantId,
+    name: &Name,
+    partition_count: Option<Partition>,
+    settings: Option<TopicSettings>,
+) -> Result<bool, Error> {
+    let mut existing = store::topics::lock(connection, tenant, name).await?;
+    if existing.is_none() {
+        let wanted = partition_count.unwrap_or(1);
+        let counts = store::topics::lock_counts(connection, tenant).await?;
+        // another may have made it meanwhile; from here on no other can
+        existing = store::topics::lock(connection, tenant, name).await?;
+        if existing.is_none() {
+            check_quota(counts, 1, wanted)?;
+            let settings = settings.unwrap_or_default();
+            store::topics::insert(connection, tenant, name, wanted, &settings).await?;
+            return Ok(true);
+        }
+    }
+    let Some((id, count, former)) = existing else { return Ok(false) };
+    if partition_count.is_some_and(|wanted| wanted != count) {
+        let detail = format!(
+            "Topic {name} exists with partition_count {count}. PATCH raises it; it never shrinks."
+        );
+        return Err(Error::new(Code::TopicExists, detail));
+    }
+    if let Some(settings) = settings.filter(|settings| *settings != former) {
+        store::topics::update(connection, tenant, id, count, &settings).await?;
+    }
+    Ok(false)
+}
+
+fn check_quota(
+    (topics, partitions): (i64, i64),
+    more_topics: i64,
+    more_partitions: Partition,
+) -> Result<(), Error> {
+    let over = |what: &str, limit: i64| {
+        let detail = format!("{what} is {limit}. Delete topics that are not needed any more.");
+        Err(Error::new(Code::QuotaExceeded, detail).fact("limit", limit))
+    };
+    if topics + more_topics > MAX_TOPICS {
+        return over("max_topics", MAX_TOPICS);
+    }
+    if partitions + i64::from(more_partitions) > MAX_PARTITIONS {
+        return over("max_partitions", MAX_PARTITIONS);
+    }
+    Ok(())
+}
+
+async fn patch_locked(
+    connection: &mut Connection,
+    tenant: TenantId,
+    name: &Name,
+    patch: TopicPatch,
+) -> Result<(), Error> {
+    // the tenant's row comes before the topic's, as in `put`
+    let counts = match patch.partition_count {
+        Some(_) => Some(store::topics::lock_counts(connection, tenant).await?),
+        None => None,
+    };
+    let Some((id, count, former)) = store::topics::lock(connection, tenant, name).await? else {
+        return Err(Error::topic_not_found(name));
+    };
+    let wanted = patch.partition_count.unwrap_or(count);
+    if wanted < count {
+        let detail = format!("Topic {name} has {count} partitions; partition_count never shrinks.");
+        return Err(Error::new(Code::TopicExists, detail));
+    }
+    if wanted > count {
+        check_quota(counts.unwrap_or_default(), 0, wanted - count)?;
+        // whoever decided how to spread records decides anew
+        let logs = store::topics::log_ids(connection, tenant, id).await?;
+        store::logs::lock(connection, tenant, &logs).await?;
+        store::logs::raise_fences(connection, tenant, &logs).await?;
+        store::topics::add_partitions(connection, tenant, id, count, wanted).await?;
+    }
+    let settings = TopicSettings {
+        max_batch_records: changed(former.max_batch_records, patch.max_batch_records),
+        max_batch_bytes: changed(former.max_batch_bytes, patch.max_batch_bytes),
+        max_record_bytes: changed(former.max_record_bytes, patch.max_record_bytes),
+    };
+    store::topics::update(connection, tenant, id, wanted, &settings).await?;
+    Ok(())
+}
+
+fn changed(former: Option<i64>, change: Change) -> Option<i64> {
+    match change {
+        Change::Keep => former,
+        Change::Default => None,
+        Change::Set(value) => Some(value),
+    }
+}

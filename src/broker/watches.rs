@@ -1,0 +1,133 @@
+//! Waiting reads. A read registers its watch before it looks, or a wake-up between the two would be
+//! lost. Commits of this replica wake at once; notices and the slow poll only ask for a look.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::looks::Looks;
+use crate::model::{LogId, Offset, TenantId};
+
+/// How often watched heads are looked at even if nobody called: covers lost notices.
+const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
+
+/// What is known to a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The log reaches at least up to here.
+    HighWatermark(Offset),
+    /// The log's topic was deleted.
+    Gone,
+}
+
+type Key = (TenantId, LogId);
+
+pub struct Watches {
+    looks: Looks,
+    logs: Mutex<HashMap<Key, watch::Sender<News>>>,
+}
+
+/// A registered interest in a log; dropped, it is forgotten.
+pub struct Watch {
+    watches: Arc<Watches>,
+    key: Key,
+    receiver: watch::Receiver<News>,
+}
+
+impl Watch {
+    /// Waits for news that has not been seen by this watch.
+    pub async fn news(&mut self) -> News {
+        // the sender lives in `watches` as long as this watch does
+        let _ = self.receiver.changed().await;
+        *self.receiver.borrow_and_update()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut logs = self.watches.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        // this receiver is still counted
+        if logs.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
+            logs.remove(&self.key);
+        }
+    }
+}
+
+impl Watches {
+    pub fn new(looks: Looks) -> Self {
+        Self { looks, logs: Mutex::default() }
+    }
+
+    pub fn watch(self: &Arc<Self>, tenant: TenantId, log: LogId) -> Watch {
+        let key = (tenant, log);
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = logs.entry(key).or_insert_with(|| watch::Sender::new(News::HighWatermark(0)));
+        Watch { watches: self.clone(), key, receiver: sender.subscribe() }
+    }
+
+    /// A commit of this replica, or what a look has shown.
+    pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(sender) = logs.get(&(tenant, log)) else { return };
+        sender.send_if_modified(|known| {
+            let moved = match (*known, news) {
+                (News::Gone, _) => false,
+                (News::HighWatermark(_), News::Gone) => true,
+                (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
+            };
+            if moved {
+                *known = news;
+            }
+            moved
+        });
+    }
+
+    /// Looks at those of the logs that are watched here.
+    pub async fn refresh(&self, changed: impl IntoIterator<Item = Key>) {
+        let watched: Vec<Key> = {
+            let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            changed.into_iter().filter(|key| logs.contains_key(key)).collect()
+        };
+        self.look_at(watched).await;
+    }
+
+    pub async fn refresh_all(&self) {
+        let watched = {
+            let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            logs.keys().copied().collect()
+        };
+        self.look_at(watched).await;
+    }
+
+    async fn look_at(&self, watched: Vec<Key>) {
+        let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
+        for (tenant, log) in watched {
+            by_tenant.entry(tenant).or_default().push(log);
+        }
+        for (tenant, logs) in by_tenant {
+            // away: the next poll looks again
+            let Ok(seen) = self.looks.read(tenant, logs.clone()).await else { return };
+            for log in logs {
+                let news = match seen.get(&log) {
+                    Some(watermarks) => News::HighWatermark(watermarks.high_watermark),
+                    None => News::Gone,
+                };
+                self.tell(tenant, log, news);
+            }
+        }
+    }
+}
+
+/// The slow poll.
+pub async fn poll(watches: Arc<Watches>, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        watches.refresh_all().await;
+    }
+}

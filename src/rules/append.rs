@@ -1,0 +1,448 @@
+//! Deciding a group of appends over the memory of their logs: who appends, who repeats, who waits,
+//! who is refused; and what is written where.
+//!
+//! The decision works straight on the memory. If its write does not hold, the memory of these logs
+//! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
+//! written, a read of the heads) has confirmed every log an answer stands on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Refusal,
+    fold::{Entry, Placement, Remembered},
+    memory::{LogMemory, Memory},
+    provenance,
+    sequence::{self, Verdict},
+};
+use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
+
+/// A row takes neighbouring requests until it holds this many bytes: rows of 2-4 kB compressed
+/// pack best.
+pub const ROW_TARGET_BYTES: i64 = 16 * 1024;
+
+/// `appended_at` of what this very pass decides, until the statement answers.
+const THIS_PASS: Timestamp = Timestamp(i64::MAX);
+
+/// The records of a request that go to one log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub log_id: LogId,
+    pub partition: Partition,
+    pub record_count: i64,
+    pub size_bytes: i64,
+}
+
+/// How a topic append was spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    pub partition_count: Partition,
+    pub keyless: Option<Partition>,
+}
+
+/// One append, as the rules see it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The log of its scope: the partition's log, or the topic's journal.
+    pub home: LogId,
+    pub numbered: Option<Numbered>,
+    pub digest: Digest,
+    pub expected_offset: Option<Offset>,
+    /// In the order of each partition's first record; never empty.
+    pub parts: Vec<Part>,
+    /// Topic scope only.
+    pub spread: Option<Spread>,
+    /// It breaks a limit: refused if it would be appended.
+    pub too_large: Option<Refusal>,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Appended; for every part the distance of its first record from its log's base in this pass.
+    Appended {
+        deltas: Vec<i64>,
+    },
+    /// Stored before (or earlier in this pass), here.
+    Repeated(Remembered),
+    /// Stored before, too long ago to say where.
+    Forgotten,
+    /// It may wait for the sequences before it; this is the refusal if they do not come.
+    Ahead(Refusal),
+    Refused(Refusal),
+    /// The topic has another number of partitions than it was spread over.
+    Respread,
+}
+
+/// What has to be unchanged in a head for the decision to stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compare {
+    pub fence: i64,
+    /// With the fingerprint of the history. None: only the fence counts.
+    pub position: Option<(Offset, Timestamp)>,
+}
+
+/// One row to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Distance from the log's base in this pass.
+    pub delta: i64,
+    pub record_count: i64,
+    pub size_bytes: i64,
+    pub producers: Option<Vec<u8>>,
+    /// (request, part) whose lines it holds, in order; none in a journal.
+    pub lines: Vec<(usize, usize)>,
+}
+
+/// What happens to one log in this pass; `rows` may be empty: then it is only compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogWrite {
+    pub log_id: LogId,
+    /// None: the head gives the offset, whatever it is.
+    pub compare: Option<Compare>,
+    pub record_count: i64,
+    pub size_bytes: i64,
+    pub rows: Vec<Row>,
+}
+
+/// A decided group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// One a request, in order.
+    pub decisions: Vec<Decision>,
+    /// By log id.
+    pub writes: Vec<LogWrite>,
+    /// (log, producer) appending here for the first time: registered in the same transaction.
+    pub registrations: Vec<(LogId, ProducerId)>,
+    /// (log, producer) whose newest requests still lack their `appended_at`.
+    touched: Vec<(LogId, ProducerId)>,
+}
+
+/// How much of a log's memory the answers of a group stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ground {
+    Nothing,
+    Fence,
+    Position,
+}
+
+fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
+    let mut grounds = BTreeMap::new();
+    let mut stand = |log_id, ground: Ground| {
+        let known = grounds.entry(log_id).or_insert(ground);
+        *known = ground.max(*known);
+    };
+    for request in group {
+        let numbered = request.numbered.is_some();
+        let home = match request.spread {
+            _ if numbered || request.expected_offset.is_some() => Ground::Position,
+            Some(_) => Ground::Fence,
+            None => Ground::Nothing,
+        };
+        stand(request.home, home);
+        // the bases of a numbered topic append go into its provenance
+        let parts = if numbered { Ground::Position } else { Ground::Nothing };
+        request.parts.iter().for_each(|part| stand(part.log_id, parts));
+    }
+    grounds
+}
+
+/// The logs whose memory the answers of a group stand on, by id.
+pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
+    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Ground::Nothing);
+    grounded.map(|(log_id, _)| log_id).collect()
+}
+
+/// Every log a group touches, by id: the order in which they are locked.
+pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
+    grounds(group).into_keys().collect()
+}
+
+/// Whether the memory can decide this group: it knows every log an answer would stand on, and read
+/// every producer's epoch under the log's present fence.
+pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
+    let logs_known = grounds(group).into_iter().all(|(log_id, ground)| {
+        ground == Ground::Nothing || memory.get(&log_id).is_some_and(|log| !log.contended)
+    });
+    logs_known
+        && group.iter().all(|request| {
+            let home = memory.get(&request.home);
+            let spread_known = request.spread.is_none_or(|spread| {
+                home.is_some_and(|log| log.partition_count == spread.partition_count)
+            });
+            let producer_known = request.numbered.is_none_or(|numbered| {
+                home.is_some_and(|log| {
+                    let producer = log.producers.get(&numbered.producer_id);
+                    producer.is_some_and(|p| p.registered && p.mark == log.fence)
+                })
+            });
+            spread_known && producer_known
+        })
+}
+
+/// What this pass appends to one log, while it is being decided.
+#[derive(Default)]
+struct Draft {
+    record_count: i64,
+    size_bytes: i64,
+    rows: Vec<(Row, Vec<Entry>)>,
+}
+
+/// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
+/// (`is_known`, or loaded under the heads' locks).
+pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
+    let grounds = grounds(group);
+    let compares: BTreeMap<LogId, Option<Compare>> = grounds
+        .iter()
+        .map(|(log_id, ground)| (*log_id, compare(memory, *log_id, *ground)))
+        .collect();
+    let mut drafts: BTreeMap<LogId, Draft> = BTreeMap::new();
+    let mut registrations = BTreeSet::new();
+    let mut touched = BTreeSet::new();
+    let mut decisions = Vec::with_capacity(group.len());
+    for (index, request) in group.iter().enumerate() {
+        let fresh = match judge(memory, request) {
+            Ok(fresh) => fresh,
+            Err(decision) => {
+                decisions.push(decision);
+                continue;
+            }
+        };
+        let deltas: Vec<i64> = (request.parts.iter().enumerate())
+            .map(|(part, p)| draft_part(drafts.entry(p.log_id).or_default(), p, index, part))
+            .collect();
+        if let Some(numbered) = request.numbered {
+            let entry = entry(request, numbered, fresh, &deltas, &compares);
+            let home = (request.home, numbered.producer_id);
+            if remember(memory, request.home, &entry) {
+                registrations.insert(home);
+            }
+            touched.insert(home);
+            draft_entry(drafts.entry(request.home).or_default(), request, entry);
+        }
+        for part in &request.parts {
+            advance(memory, &grounds, part.log_id, part.record_count);
+        }
+        if request.numbered.is_some() && request.spread.is_some() {
+            advance(memory, &grounds, request.home, 1);
+        }
+        decisions.push(Decision::Appended { deltas });
+    }
+    forget_unregistered(memory, group);
+    Plan {
+        decisions,
+        writes: compares
+            .into_iter()
+            .map(|(log_id, compare)| write(log_id, compare, drafts.remove(&log_id)))
+            .collect(),
+        registrations: registrations.into_iter().collect(),
+        touched: touched.into_iter().collect(),
+    }
+}
+
+fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
+    let log = memory.get(&log_id)?;
+    match ground {
+        Ground::Nothing => None,
+        Ground::Fence => Some(Compare { fence: log.fence, position: None }),
+        Ground::Position => Some(Compare {
+            fence: log.fence,
+            position: Some((log.next_offset, log.last_appended_at)),
+        }),
+    }
+}
+
+/// Ok: append (`fresh` for a numbered one). The order is the contract's: producer and sequence,
+/// limits, expected offset.
+fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
+    let home = memory.get(&request.home);
+    if let (Some(spread), Some(home)) = (request.spread, home)
+        && spread.partition_count != home.partition_count
+    {
+        return Err(Decision::Respread);
+    }
+    let mut fresh = false;
+    if let Some(numbered) = &request.numbered {
+        let unknown = Refusal::UnknownProducer { producer_id: numbered.producer_id };
+        let producer = home.and_then(|log| log.producers.get(&numbered.producer_id));
+        let producer = producer.ok_or(Decision::Refused(unknown))?;
+        let session = producer.session.as_ref();
+        match sequence::judge(session, &producer.state, numbered, &request.digest) {
+            Ok(Verdict::Append { fresh: is_fresh }) => fresh = is_fresh,
+            Ok(Verdict::Duplicate(remembered)) => {
+                return Err(Decision::Repeated(remembered.clone()));
+            }
+            Ok(Verdict::Forgotten) => return Err(Decision::Forgotten),
+            Ok(Verdict::Ahead(refusal)) => return Err(Decision::Ahead(refusal)),
+            Err(refusal) => return Err(Decision::Refused(refusal)),
+        }
+    }
+    if let Some(refusal) = &request.too_large {
+        return Err(Decision::Refused(refusal.clone()));
+    }
+    if let (Some(expected_offset), Some(log)) = (request.expected_offset, home)
+        && expected_offset != log.next_offset
+    {
+        let next_offset = log.next_offset;
+        return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
+    }
+    Ok(fresh)
+}
+
+/// Adds a part's lines to the last row, or to a new one; the part's distance from the base.
+fn draft_part(draft: &mut Draft, part: &Part, request: usize, index: usize) -> i64 {
+    let delta = draft.record_count;
+    if draft.rows.last().is_none_or(|(row, _)| row.size_bytes >= ROW_TARGET_BYTES) {
+        draft.rows.push((Row::empty(delta), Vec::new()));
+    }
+    if let Some((row, _)) = draft.rows.last_mut() {
+        row.record_count += part.record_count;
+        row.size_bytes += part.size_bytes;
+        row.lines.push((request, index));
+    }
+    draft.record_count += part.record_count;
+    draft.size_bytes += part.size_bytes;
+    delta
+}
+
+/// Puts a request's entry where it belongs: beside its records, or into the journal, where it
+/// counts as one.
+fn draft_entry(draft: &mut Draft, request: &Request, entry: Entry) {
+    let in_journal = i64::from(request.spread.is_some());
+    if draft.rows.is_empty() {
+        draft.rows.push((Row::empty(0), Vec::new()));
+    }
+    if let Some((row, entries)) = draft.rows.last_mut() {
+        row.record_count += in_journal;
+        entries.push(entry);
+    }
+    draft.record_count += in_journal;
+}
+
+fn entry(
+    request: &Request,
+    numbered: Numbered,
+    fresh: bool,
+    deltas: &[i64],
+    compares: &BTreeMap<LogId, Option<Compare>>,
+) -> Entry {
+    let position = |log_id| {
+        let compare = compares.get(log_id).copied().flatten();
+        compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
+    };
+    let bases = request
+        .parts
+        .iter()
+        .zip(deltas)
+        .map(|(part, delta)| (part.partition, position(&part.log_id) + delta));
+    let placement = match request.spread {
+        Some(Spread { partition_count, keyless }) => {
+            Placement::Topic { partition_count, keyless, bases: bases.collect() }
+        }
+        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
+    };
+    Entry {
+        producer_id: numbered.producer_id,
+        epoch: numbered.epoch,
+        sequence: numbered.sequence,
+        fresh,
+        digest: request.digest,
+        placement,
+    }
+}
+
+/// Folds the entry into the memory; true if the producer has to be registered.
+fn remember(memory: &mut Memory, home: LogId, entry: &Entry) -> bool {
+    let producer = memory.get_mut(&home).and_then(|log| log.producers.get_mut(&entry.producer_id));
+    let Some(producer) = producer else { return false };
+    producer.state.apply(entry, THIS_PASS);
+    !std::mem::replace(&mut producer.registered, true)
+}
+
+/// A log that is compared advances with the decision, so that the next request sees it.
+fn advance(memory: &mut Memory, grounds: &BTreeMap<LogId, Ground>, log_id: LogId, count: i64) {
+    if grounds.get(&log_id) == Some(&Ground::Position)
+        && let Some(log) = memory.get_mut(&log_id)
+    {
+        log.next_offset += count;
+    }
+}
+
+/// A producer that was loaded without a state and did not append stays unknown: an open of it would
+/// not fence this log.
+fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
+    for request in group {
+        if let (Some(numbered), Some(log)) = (request.numbered, memory.get_mut(&request.home)) {
+            let registered = log.producers.get(&numbered.producer_id).is_some_and(|p| p.registered);
+            if !registered {
+                log.producers.remove(&numbered.producer_id);
+            }
+        }
+    }
+}
+
+fn write(log_id: LogId, compare: Option<Compare>, draft: Option<Draft>) -> LogWrite {
+    let draft = draft.unwrap_or_default();
+    let base = compare.and_then(|compare| compare.position).map_or(0, |(base, _)| base);
+    let rows = draft.rows.into_iter().map(|(row, entries)| {
+        let origin = base + row.delta;
+        let producers = (!entries.is_empty()).then(|| provenance::encode_entries(origin, &entries));
+        Row { producers, ..row }
+    });
+    LogWrite {
+        log_id,
+        compare,
+        record_count: draft.record_count,
+        size_bytes: draft.size_bytes,
+        rows: rows.collect(),
+    }
+}
+
+impl Row {
+    fn empty(delta: i64) -> Self {
+        Self { delta, record_count: 0, size_bytes: 0, producers: None, lines: Vec::new() }
+    }
+}
+
+impl Plan {
+    pub fn writes_anything(&self) -> bool {
+        self.writes.iter().any(|write| !write.rows.is_empty())
+    }
+
+    /// The write held: `appended_at` and every written log's base are known, and the memory is as
+    /// true as the answers.
+    pub fn confirm(
+        &mut self,
+        memory: &mut Memory,
+        appended_at: Timestamp,
+        bases: &BTreeMap<LogId, Offset>,
+    ) {
+        for write in self.writes.iter().filter(|write| !write.rows.is_empty()) {
+            let Some(log) = memory.get_mut(&write.log_id) else { continue };
+            let compared = write.compare.is_some_and(|compare| compare.position.is_some());
+            if compared || bases.get(&write.log_id) == Some(&log.next_offset) {
+                log.last_appended_at = appended_at;
+                log.unfolded_rows += write.rows.len() as i64;
+                log.next_offset += if compared { 0 } else { write.record_count };
+            }
+        }
+        for (log_id, producer_id) in &self.touched {
+            let log = memory.get_mut(log_id);
+            let producer = log.and_then(|log: &mut LogMemory| log.producers.get_mut(producer_id));
+            let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);
+            recent.for_each(|request| request.settle(appended_at));
+        }
+        for decision in &mut self.decisions {
+            if let Decision::Repeated(request) = decision {
+                request.settle(appended_at);
+            }
+        }
+    }
+}
+
+impl Remembered {
+    fn settle(&mut self, appended_at: Timestamp) {
+        if self.appended_at == THIS_PASS {
+            self.appended_at = appended_at;
+        }
+    }
+}

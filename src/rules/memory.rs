@@ -1,0 +1,131 @@
+//! What a replica remembers of a log: a prefix of it, folded. It decides nothing by itself: no
+//! answer leaves before its ground is confirmed by the head row.
+
+use std::collections::HashMap;
+
+use super::{
+    fold::ProducerState,
+    provenance::{self, Corrupt},
+    sequence::SessionFacts,
+};
+use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
+
+/// A head row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Head {
+    pub log_id: LogId,
+    pub next_offset: Offset,
+    pub fence: i64,
+    pub last_appended_at: Timestamp,
+    pub snapshot_offset: Offset,
+    pub kept_offset: Offset,
+}
+
+/// A producer in a log.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Producer {
+    /// The fence under which its session row was last read; the fence must have been read first.
+    pub mark: i64,
+    /// None: there is no such producer.
+    pub session: Option<SessionFacts>,
+    pub state: ProducerState,
+    /// It has a row in `producer_states`: an open of it fences this log.
+    pub registered: bool,
+}
+
+/// A log as far as it is known.
+#[derive(Clone, Debug)]
+pub struct LogMemory {
+    pub next_offset: Offset,
+    pub fence: i64,
+    pub last_appended_at: Timestamp,
+    /// A journal's: how many partitions its topic had under this fence. 0 in a partition's log.
+    pub partition_count: Partition,
+    pub producers: HashMap<ProducerId, Producer>,
+    /// The last look under the lock found rows of another replica.
+    pub contended: bool,
+    /// Rows known to lie behind the last snapshot.
+    pub unfolded_rows: i64,
+}
+
+/// The rows of a log that a load brought: from `base_offset` of the first on, without a hole.
+pub struct TailRow<'a> {
+    pub base_offset: Offset,
+    pub record_count: i64,
+    pub appended_at: Timestamp,
+    pub producers: Option<&'a [u8]>,
+}
+
+pub type Memory = HashMap<LogId, LogMemory>;
+
+impl LogMemory {
+    /// Nothing known yet: what comes before the snapshot is in the states.
+    pub fn cold(head: &Head) -> Self {
+        let empty_tail = head.snapshot_offset == head.next_offset;
+        Self {
+            next_offset: head.snapshot_offset,
+            fence: head.fence,
+            last_appended_at: if empty_tail { head.last_appended_at } else { Timestamp::default() },
+            partition_count: 0,
+            producers: HashMap::new(),
+            contended: false,
+            unfolded_rows: 0,
+        }
+    }
+
+    /// Whether this can be a prefix of the log whose head is `head`: not ahead of it, not behind
+    /// the rows that are kept, and of equal length only with an equal fingerprint.
+    pub fn is_prefix_of(&self, head: &Head) -> bool {
+        (head.kept_offset..=head.next_offset).contains(&self.next_offset)
+            && (self.next_offset < head.next_offset
+                || self.last_appended_at == head.last_appended_at)
+    }
+
+    /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`
+    /// says from where on it counts for a producer loaded now; for all others it counts behind the
+    /// memory. A tail that does not reach from `from` to the memory without a hole (it was trimmed
+    /// meanwhile) is refused; the memory is then good for nothing.
+    pub fn fold(
+        &mut self,
+        from: Offset,
+        rows: &[TailRow<'_>],
+        starts: &HashMap<ProducerId, Offset>,
+    ) -> Result<(), Corrupt> {
+        let mut position = from;
+        for row in rows {
+            if row.base_offset != position {
+                return Err(Corrupt);
+            }
+            position += row.record_count;
+            self.fold_row(row, starts)?;
+        }
+        if position < self.next_offset { Err(Corrupt) } else { Ok(()) }
+    }
+
+    fn fold_row(
+        &mut self,
+        row: &TailRow<'_>,
+        starts: &HashMap<ProducerId, Offset>,
+    ) -> Result<(), Corrupt> {
+        let behind_memory = row.base_offset >= self.next_offset;
+        let entries = match row.producers {
+            Some(bytes) => provenance::decode_entries(row.base_offset, bytes)?,
+            None => Vec::new(),
+        };
+        for entry in &entries {
+            let counts = match starts.get(&entry.producer_id) {
+                Some(start) => row.base_offset >= *start,
+                None => behind_memory,
+            };
+            if counts && let Some(producer) = self.producers.get_mut(&entry.producer_id) {
+                producer.state.apply(entry, row.appended_at);
+            }
+        }
+        if behind_memory {
+            self.next_offset += row.record_count;
+            self.last_appended_at = row.appended_at;
+            self.unfolded_rows += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Opening and ending sessions. Epochs only grow; only an open issues one.
+
+use super::{Refusal, sequence::SessionFacts};
+use crate::model::{
+    Epoch, Name, ProducerId, Timestamp,
+    session::{OPEN_ID_WINDOW_MS, Open, Sequences},
+};
+
+/// A session row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SessionRow {
+    pub producer_id: ProducerId,
+    pub transactional_id: Option<Name>,
+    pub facts: SessionFacts,
+    pub transaction_timeout_ms: i64,
+    /// Open ids at or before it are no longer remembered.
+    pub open_horizon: Timestamp,
+    pub opened_at: Timestamp,
+    /// The open that made the current epoch has not fenced every log yet.
+    pub fencing: bool,
+}
+
+/// The epoch an open makes, and the one before which states count as none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextEpoch {
+    pub epoch: Epoch,
+    pub reset_epoch: Epoch,
+}
+
+/// An open id is a UUIDv7 made within a day of the server's clock.
+pub fn check_open_id(open: &Open, now: Timestamp) -> Result<(), Refusal> {
+    let Some(open_id) = &open.open_id else { return Ok(()) };
+    let made_at = Timestamp::of_uuid(open_id).ok_or(Refusal::InvalidOpenId)?;
+    let distance_ms = made_at.0.abs_diff(now.0);
+    if distance_ms > OPEN_ID_WINDOW_MS.unsigned_abs() {
+        Err(Refusal::InvalidOpenId)
+    } else {
+        Ok(())
+    }
+}
+
+/// An open whose id is remembered: Ok if it made the current session of the same name and
+/// producer, which is then answered again.
+pub fn repeat(open: &Open, row: &SessionRow, made_epoch: Epoch) -> Result<(), Refusal> {
+    let same = match &open.condition {
+        Some((producer_id, _)) => {
+            *producer_id == row.producer_id
+                && (open.transactional_id.is_none()
+                    || open.transactional_id == row.transactional_id)
+        }
+        None => open.transactional_id == row.transactional_id,
+    };
+    if !same {
+        return Err(Refusal::OpenIdReused);
+    }
+    if row.facts.closed || made_epoch != row.facts.epoch {
+        return Err(Refusal::ProducerFenced { current_epoch: row.facts.epoch });
+    }
+    Ok(())
+}
+
+/// An open not seen before. `row` none: no such session yet.
+pub fn open(open: &Open, row: Option<&SessionRow>) -> Result<NextEpoch, Refusal> {
+    if let Some((producer_id, epoch)) = open.condition {
+        let unknown = Refusal::UnknownProducer { producer_id };
+        let row = row.filter(|row| row.producer_id == producer_id).ok_or(unknown.clone())?;
+        if open.transactional_id.is_some() && open.transactional_id != row.transactional_id {
+            return Err(unknown);
+        }
+        let current_epoch = row.facts.epoch;
+        if epoch < current_epoch {
+            return Err(Refusal::ProducerFenced { current_epoch });
+        }
+        if epoch > current_epoch || row.facts.closed {
+            return Err(Refusal::InvalidProducerEpoch { current_epoch });
+        }
+    }
+    let Some(row) = row else {
+        return Ok(NextEpoch { epoch: 0, reset_epoch: 0 });
+    };
+    let made_at = open.open_id.as_ref().and_then(Timestamp::of_uuid);
+    if made_at.is_some_and(|made_at| made_at <= row.open_horizon) {
+        return Err(Refusal::ProducerFenced { current_epoch: row.facts.epoch });
+    }
+    let epoch = row.facts.epoch + 1;
+    let reset_epoch = match open.sequences {
+        Sequences::Reset => epoch,
+        Sequences::Continue => row.facts.reset_epoch,
+    };
+    Ok(NextEpoch { epoch, reset_epoch })
+}

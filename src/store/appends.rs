@@ -1,0 +1,166 @@
+//! The write of a pass: one statement that holds only where the memory was right. A statement that
+//! waited for a head's lock judges its conditions anew on the newest version of the row: that makes
+//! it a compare-and-set. All or nothing over its logs.
+
+use std::collections::BTreeMap;
+
+use sqlx::PgConnection;
+
+use super::{Error, Instant, statements};
+use crate::{
+    model::{LogId, Offset, TenantId, Timestamp},
+    rules::append::{Compare, LogWrite, Row},
+};
+
+statements! {
+    /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
+    APPEND_ROW = "with head as ( \
+            update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
+                last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
+            where tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
+                and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5) \
+            returning next_offset - $6 as base_offset, last_appended_at) \
+        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
+        select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
+        returning b.log_id, b.base_offset, b.appended_at";
+    /// Many logs or rows. `held` locks the heads in order and leaves out what does not compare;
+    /// all rows of the pass share one instant, the greatest of its heads.
+    APPEND_ROWS = "with want as materialized ( \
+            select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[]) \
+                as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
+        held as materialized ( \
+            select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
+            where l.tenant_id = $1 and (w.fence is null or l.fence = w.fence) \
+                and (w.next_offset is null or l.next_offset = w.next_offset) \
+                and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+            order by l.log_id for no key update of l), \
+        moment as materialized ( \
+            select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
+                count(*) = cardinality($2) as complete from held), \
+        head as ( \
+            update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
+                size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.appended_at \
+            from want w cross join moment m \
+            where l.tenant_id = $1 and l.log_id = w.log_id and w.record_count > 0 and m.complete \
+            returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at) \
+        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
+        select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.records \
+        from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::text[]) \
+            as r (log_id, delta, record_count, producers, records) \
+        join head h on h.log_id = r.log_id \
+        returning b.log_id, b.base_offset, b.appended_at";
+    /// What a pass that writes nothing stands on.
+    CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[]) \
+            as w (log_id, fence, next_offset, last_appended_at) \
+        join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id \
+        where l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset) \
+            and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at)";
+}
+
+/// A pass that held: when, and where each log's first row of it starts.
+pub struct Written {
+    pub appended_at: Timestamp,
+    pub bases: BTreeMap<LogId, Offset>,
+}
+
+/// Writes a pass, if every head compares; None: one did not (or has vanished), nothing is written.
+/// `records` holds the lines of every row that has some, in the order of the writes and their rows.
+pub async fn append_if(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    writes: &[LogWrite],
+    records: &[Option<&str>],
+) -> Result<Option<Written>, Error> {
+    let returned = match writes {
+        [write] if write.rows.len() == 1 => {
+            append_row(connection, tenant, write, &write.rows[0], records[0]).await?
+        }
+        _ => append_rows(connection, tenant, writes, records).await?,
+    };
+    let Some((.., appended_at)) = returned.first() else { return Ok(None) };
+    let mut written = Written { appended_at: (*appended_at).into(), bases: BTreeMap::new() };
+    for (log_id, base_offset, _) in returned {
+        let base = written.bases.entry(LogId(log_id)).or_insert(base_offset);
+        *base = base_offset.min(*base);
+    }
+    Ok(Some(written))
+}
+
+async fn append_row(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    write: &LogWrite,
+    row: &Row,
+    records: Option<&str>,
+) -> Result<Vec<(i64, i64, Instant)>, Error> {
+    let (fence, next_offset, last_appended_at) = columns(write.compare);
+    let returned = sqlx::query_as(APPEND_ROW)
+        .bind(tenant.0)
+        .bind(write.log_id.0)
+        .bind(fence)
+        .bind(next_offset)
+        .bind(last_appended_at)
+        .bind(write.record_count)
+        .bind(write.size_bytes)
+        .bind(row.producers.as_deref())
+        .bind(records)
+        .fetch_all(connection)
+        .await?;
+    Ok(returned)
+}
+
+async fn append_rows(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    writes: &[LogWrite],
+    records: &[Option<&str>],
+) -> Result<Vec<(i64, i64, Instant)>, Error> {
+    let compares: Vec<_> = writes.iter().map(|write| columns(write.compare)).collect();
+    let rows = || writes.iter().flat_map(|w| w.rows.iter().map(move |row| (w.log_id.0, row)));
+    let returned = sqlx::query_as(APPEND_ROWS)
+        .bind(tenant.0)
+        .bind(writes.iter().map(|w| w.log_id.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
+        .bind(writes.iter().map(|w| w.record_count).collect::<Vec<_>>())
+        .bind(writes.iter().map(|w| w.size_bytes).collect::<Vec<_>>())
+        .bind(rows().map(|(log_id, _)| log_id).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
+        .bind(records)
+        .fetch_all(connection)
+        .await?;
+    Ok(returned)
+}
+
+/// Whether every compared head is as the memory says, without a lock: enough for a pass that
+/// writes nothing, if it begins after its requests arrived.
+pub async fn confirm(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    writes: &[LogWrite],
+) -> Result<bool, Error> {
+    let compared: Vec<_> = writes.iter().filter(|write| write.compare.is_some()).collect();
+    let compares: Vec<_> = compared.iter().map(|write| columns(write.compare)).collect();
+    let held: i64 = sqlx::query_scalar(CONFIRM)
+        .bind(tenant.0)
+        .bind(compared.iter().map(|w| w.log_id.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
+        .fetch_one(connection)
+        .await?;
+    Ok(held == compared.len() as i64)
+}
+
+/// (fence, next_offset, last_appended_at) to compare; nulls are not compared.
+fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
+    let position = compare.and_then(|compare| compare.position);
+    (
+        compare.map(|compare| compare.fence),
+        position.map(|(next_offset, _)| next_offset),
+        position.map(|(_, last_appended_at)| last_appended_at.to_chrono()),
+    )
+}

@@ -1,0 +1,205 @@
+//! Connections: a pool for short work, dedicated ones for lanes and listeners, and the migrations.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sqlx::{
+    Connection, PgConnection, PgPool, PgTransaction,
+    migrate::Migrator,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use tokio::time::timeout;
+
+use super::{Error, statements};
+
+static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
+
+/// How long a statement waits for a row lock before it gives up (55P03: certainly not written).
+const LOCK_TIMEOUT: &str = "5s";
+/// How long a silent transaction of a dead replica may hold its locks.
+const IDLE_IN_TRANSACTION_TIMEOUT: &str = "15s";
+/// How long Postgres waits for an unreachable replica's network.
+const TCP_USER_TIMEOUT: &str = "15s";
+/// How long an operation waits for a pooled connection.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long pooled work may take: far beyond the lock timeout, so only a silent peer reaches it.
+const WORK_TIMEOUT: Duration = Duration::from_secs(30);
+
+statements! {
+    /// Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
+    /// a stronger one kept.
+    PREPARE_SESSION = "select set_config('lock_timeout', $1, false), \
+        set_config('idle_in_transaction_session_timeout', $2, false), \
+        set_config('tcp_user_timeout', $3, false), \
+        set_config('jit', 'off', false), \
+        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
+            then 'on' else current_setting('synchronous_commit') end, false)";
+    SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
+    PING = "select 1";
+}
+
+/// The database.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: PgPool,
+    options: PgConnectOptions,
+}
+
+impl Store {
+    /// Nothing is connected yet: a database that is away is `Unavailable` later.
+    pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
+        let options = options.application_name("oncelog");
+        let pool = PgPoolOptions::new()
+            .max_connections(pool_connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // a ping an acquire is a round trip; a dead connection fails and is replaced
+            .test_before_acquire(false)
+            .after_connect(|connection, _| Box::pin(prepare_session(connection)))
+            .connect_lazy_with(options.clone());
+        Self { pool, options }
+    }
+
+    /// A connection of one's own, for as long as its owner lives.
+    pub async fn connection(&self) -> Result<PgConnection, Error> {
+        let mut connection = PgConnection::connect_with(&self.options).await?;
+        prepare_session(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// What a listener connects with.
+    pub fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+
+    /// Brings the schema up to date; safe to run from many replicas at once.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        let mut connection = PgConnection::connect_with(&self.options).await?;
+        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut connection).await? {
+            sqlx::raw_sql("create schema if not exists oncelog").execute(&mut connection).await?;
+        }
+        sqlx::raw_sql("set search_path to oncelog").execute(&mut connection).await?;
+        let migrated = MIGRATOR.run(&mut connection).await;
+        migrated.map_err(|error| Error::Corrupt(format!("migration: {error}")))?;
+        connection.close().await?;
+        Ok(())
+    }
+
+    pub async fn ping(&self) -> Result<(), Error> {
+        self.run(|connection| {
+            Box::pin(async move { Ok(sqlx::query(PING).execute(connection).await.map(drop)?) })
+        })
+        .await
+    }
+
+    /// Runs statements on a pooled connection, each by itself. The work goes on when the caller is
+    /// cancelled: a half-run statement must never go back to the pool.
+    pub async fn run<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        let pool = self.pool.clone();
+        finish(tokio::spawn(async move {
+            let mut connection = pool.acquire().await.map_err(Error::from)?;
+            match timeout(WORK_TIMEOUT, work(&mut connection)).await {
+                Ok(result) => result,
+                Err(_) => {
+                    // a silent peer would keep the pool's permit for ever
+                    connection.close_on_drop();
+                    Err(Error::Unavailable(sqlx::Error::PoolTimedOut).into())
+                }
+            }
+        }))
+        .await
+    }
+
+    /// Runs statements as one transaction; an error rolls it back. Goes on when the caller is
+    /// cancelled.
+    pub async fn transaction<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        let pool = self.pool.clone();
+        finish(tokio::spawn(async move {
+            let mut connection = pool.acquire().await.map_err(Error::from)?;
+            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work)).await;
+            match result {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err((error, connection_usable))) => {
+                    if !connection_usable {
+                        connection.close_on_drop();
+                    }
+                    Err(error)
+                }
+                Err(_) => {
+                    connection.close_on_drop();
+                    Err(Error::silent_peer().into())
+                }
+            }
+        }))
+        .await
+    }
+}
+
+/// Work on one connection.
+pub trait Work<T, E>:
+    for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send + 'static
+{
+}
+impl<T, E, F> Work<T, E> for F where
+    F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send + 'static
+{
+}
+
+/// The value, or the error and whether the connection is still good.
+async fn in_transaction<T, E: From<Error>>(
+    connection: &mut PgConnection,
+    work: impl Work<T, E>,
+) -> Result<T, (E, bool)> {
+    let begun = connection.begin().await;
+    let mut transaction = begun.map_err(|error| (Error::from(error).into(), false))?;
+    match work(&mut transaction).await {
+        Ok(value) => match commit(transaction).await {
+            Ok(()) => Ok(value),
+            Err(error) => Err((error.into(), false)),
+        },
+        Err(error) => Err((error, transaction.rollback().await.is_ok())),
+    }
+}
+
+pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, Error> {
+    Ok(connection.begin().await?)
+}
+
+/// Ends a transaction that changed nothing.
+pub async fn rollback(transaction: PgTransaction<'_>) -> Result<(), Error> {
+    Ok(transaction.rollback().await?)
+}
+
+/// Commits; an answer that did not come is `OutcomeUnknown`.
+pub async fn commit(transaction: PgTransaction<'_>) -> Result<(), Error> {
+    transaction.commit().await.map_err(|error| match Error::from(error) {
+        Error::Unavailable(error) => Error::OutcomeUnknown(error),
+        other => other,
+    })
+}
+
+async fn finish<T, E: From<Error>>(task: tokio::task::JoinHandle<Result<T, E>>) -> Result<T, E> {
+    match task.await {
+        Ok(result) => result,
+        Err(error) => Err(Error::Corrupt(format!("a database task failed: {error}")).into()),
+    }
+}
+
+async fn prepare_session(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query(PREPARE_SESSION)
+        .bind(LOCK_TIMEOUT)
+        .bind(IDLE_IN_TRANSACTION_TIMEOUT)
+        .bind(TCP_USER_TIMEOUT)
+        .execute(connection)
+        .await
+        .map(drop)
+}

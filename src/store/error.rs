@@ -1,0 +1,75 @@
+//! What can go wrong with the database, in four words.
+
+use std::fmt;
+
+use crate::rules::provenance::Corrupt;
+
+/// The text of a database error goes to the log, never to a client.
+#[derive(Debug)]
+pub enum Error {
+    /// Certainly not written: a lock was not had in time, or a conflict with another transaction.
+    Contended(sqlx::Error),
+    /// The database cannot be reached, or the connection was lost. Whether what was sent took
+    /// effect is for the caller to know.
+    Unavailable(sqlx::Error),
+    /// A COMMIT was sent and its answer lost.
+    OutcomeUnknown(sqlx::Error),
+    /// The data or a statement is not what it must be.
+    Corrupt(String),
+}
+
+impl Error {
+    /// The peer said nothing for so long that its connection was given up.
+    pub fn silent_peer() -> Self {
+        Error::OutcomeUnknown(sqlx::Error::PoolTimedOut)
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        let sqlx::Error::Database(database) = &error else {
+            return match error {
+                sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::Protocol(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed => Error::Unavailable(error),
+                other => Error::Corrupt(other.to_string()),
+            };
+        };
+        let code = database.code().unwrap_or_default();
+        match code.as_ref() {
+            // lock not available, deadlock, serialization, statement timeout
+            "55P03" | "40P01" | "40001" | "57014" => Error::Contended(error),
+            // read-only after a failover, too many connections, disk full, out of memory
+            "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
+            // an idle transaction was ended: 25P03
+            "25P03" => Error::Unavailable(error),
+            // connection exceptions, shutdown, crash, starting up, database dropped
+            code if code.starts_with("08") || code.starts_with("57P") => Error::Unavailable(error),
+            _ => Error::Corrupt(error.to_string()),
+        }
+    }
+}
+
+impl From<Corrupt> for Error {
+    fn from(_: Corrupt) -> Self {
+        Error::Corrupt(
+            "a log's rows do not follow each other, or their provenance is unreadable".into(),
+        )
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Contended(error) => write!(f, "contended: {error}"),
+            Error::Unavailable(error) => write!(f, "database unavailable: {error}"),
+            Error::OutcomeUnknown(error) => write!(f, "outcome of a commit unknown: {error}"),
+            Error::Corrupt(what) => write!(f, "corrupt: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,116 @@
+//! What the janitor finds and removes: small chunks, `skip locked`, no leader. It reads what is due
+//! over all tenants without locks and works tenant by tenant.
+
+use sqlx::PgConnection;
+
+use super::{Error, statements};
+use crate::model::{LogId, Offset, TenantId};
+
+statements! {
+    DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
+    LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
+        for update skip locked";
+    DROP_ROWS = "delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset in ( \
+        select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3)";
+    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id in ( \
+        select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3)";
+    DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
+    /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
+    TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
+        where kept_offset < case when partition is null then snapshot_offset \
+            else least(snapshot_offset, log_start_offset) end limit $1";
+    LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
+            else least(snapshot_offset, log_start_offset) end, kept_offset \
+        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update skip locked";
+    /// Whole rows before an offset, oldest first; answers where the last of them ends.
+    TRIM_ROWS = "with gone as ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset in ( \
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 \
+                    and base_offset + record_count <= $3 and base_offset < $3 order by base_offset limit $4) \
+            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes) \
+        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint from gone";
+    MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
+        where tenant_id = $1 and log_id = $2";
+    /// A trim by hand waits for a snapshot.
+    UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
+        where partition is not null and snapshot_offset < log_start_offset limit $1";
+}
+
+/// A log of some tenant.
+pub type Due = (TenantId, LogId);
+
+async fn due(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    limit: i64,
+) -> Result<Vec<Due>, Error> {
+    let rows: Vec<(i64, i64)> = sqlx::query_as(sql).bind(limit).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, log)| (TenantId(tenant), LogId(log))).collect())
+}
+
+/// Logs of deleted topics.
+pub async fn doomed(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, DOOMED, limit).await
+}
+
+/// Logs with rows that nobody needs any more.
+pub async fn trimmable(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, TRIMMABLE, limit).await
+}
+
+/// Logs trimmed by hand past their snapshot.
+pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, UNSNAPPED_TRIMS, limit).await
+}
+
+/// Removes one chunk of a doomed log; true: something is left, or another replica is at it.
+pub async fn remove_doomed(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    chunk: i64,
+) -> Result<bool, Error> {
+    let locked: Option<i64> = sqlx::query_scalar(LOCK_DOOMED)
+        .bind(tenant.0)
+        .bind(log.0)
+        .fetch_optional(&mut *connection)
+        .await?;
+    if locked.is_none() {
+        return Ok(false);
+    }
+    for sql in [DROP_ROWS, DROP_STATES] {
+        let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
+        if query.execute(&mut *connection).await?.rows_affected() > 0 {
+            return Ok(true);
+        }
+    }
+    sqlx::query(DROP_DOOMED).bind(tenant.0).bind(log.0).execute(connection).await?;
+    Ok(false)
+}
+
+/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: vanished,
+/// or somebody holds it.
+pub async fn lock_trimmable(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+) -> Result<Option<(Offset, Offset)>, Error> {
+    let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant.0).bind(log.0);
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// Removes one chunk of whole rows before `before` from a locked log; true: more may be left.
+pub async fn trim_rows(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    before: Offset,
+    chunk: i64,
+) -> Result<bool, Error> {
+    let query = sqlx::query_as(TRIM_ROWS).bind(tenant.0).bind(log.0).bind(before).bind(chunk);
+    let (count, end, size_bytes): (i64, Option<i64>, i64) =
+        query.fetch_one(&mut *connection).await?;
+    let more = count == chunk;
+    // a row that reaches past `before` stays; nothing else before it is left
+    let kept_offset = if more { end.unwrap_or(before) } else { before };
+    let query = sqlx::query(MOVE_KEPT).bind(tenant.0).bind(log.0).bind(kept_offset);
+    query.bind(size_bytes).execute(connection).await?;
+    Ok(more)
+}

@@ -1,0 +1,166 @@
+//! What a full pass loads: states, tails, session facts.
+
+use sqlx::PgConnection;
+
+use super::{Error, Instant, logs::numbers, statements};
+use crate::{
+    model::{LogId, Offset, ProducerId, TenantId, Timestamp, session::Sequencing},
+    rules::{fold::ProducerState, memory::TailRow, provenance, sequence::SessionFacts},
+};
+
+statements! {
+    STATES = "select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset \
+        from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id) \
+        join oncelog.producer_states s on s.tenant_id = $1 and s.log_id = w.log_id and s.producer_id = w.producer_id";
+    TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
+        from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
+        join oncelog.batches b on b.tenant_id = $1 and b.log_id = w.log_id and b.base_offset >= w.from_offset \
+        order by b.log_id, b.base_offset";
+    SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
+        where tenant_id = $1 and producer_id = any($2)";
+    /// An open of these producers waits until this pass has registered them.
+    SHARE_SESSIONS = "select producer_id from oncelog.sessions \
+        where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
+    REGISTER = "insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset) \
+        select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[]) \
+            as w (log_id, producer_id, as_of_offset) \
+        order by producer_id, log_id on conflict do nothing";
+}
+
+/// A producer's snapshot in a log.
+pub struct StoredState {
+    pub log_id: LogId,
+    pub producer_id: ProducerId,
+    pub state: ProducerState,
+    /// It counts every row before this offset.
+    pub as_of_offset: Offset,
+}
+
+/// A row's provenance.
+pub struct StoredRow {
+    pub log_id: LogId,
+    pub base_offset: Offset,
+    pub record_count: i64,
+    pub appended_at: Timestamp,
+    pub producers: Option<Vec<u8>>,
+}
+
+pub async fn states(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    wanted: &[(LogId, ProducerId)],
+) -> Result<Vec<StoredState>, Error> {
+    let (logs, producers): (Vec<i64>, Vec<i64>) = wanted.iter().map(|(l, p)| (l.0, p.0)).unzip();
+    let rows: Vec<(i64, i64, i64, Option<i64>, Vec<u8>, i64)> = sqlx::query_as(STATES)
+        .bind(tenant.0)
+        .bind(logs)
+        .bind(producers)
+        .fetch_all(connection)
+        .await?;
+    rows.into_iter()
+        .map(|(log_id, producer_id, epoch, last_sequence, recent, as_of_offset)| {
+            Ok(StoredState {
+                log_id: LogId(log_id),
+                producer_id: ProducerId(producer_id),
+                state: state(epoch, last_sequence, &recent)?,
+                as_of_offset,
+            })
+        })
+        .collect()
+}
+
+/// A state as its columns hold it.
+pub fn state(
+    epoch: i64,
+    last_sequence: Option<i64>,
+    recent: &[u8],
+) -> Result<ProducerState, Error> {
+    let recent = provenance::decode_recent(recent)?.into();
+    Ok(ProducerState { epoch, last_sequence, recent })
+}
+
+/// Every row of each log from its offset on, in order.
+pub async fn tails(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    from: &[(LogId, Offset)],
+) -> Result<Vec<StoredRow>, Error> {
+    let (logs, offsets): (Vec<i64>, Vec<i64>) = from.iter().map(|(l, o)| (l.0, *o)).unzip();
+    let rows: Vec<(i64, i64, i64, Instant, Option<Vec<u8>>)> =
+        sqlx::query_as(TAILS).bind(tenant.0).bind(logs).bind(offsets).fetch_all(connection).await?;
+    let row = |(log_id, base_offset, record_count, appended_at, producers)| StoredRow {
+        log_id: LogId(log_id),
+        base_offset,
+        record_count,
+        appended_at: Instant::into(appended_at),
+        producers,
+    };
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// What the session rows say; producers that do not exist are left out.
+pub async fn session_facts(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producers: &[ProducerId],
+) -> Result<Vec<(ProducerId, SessionFacts)>, Error> {
+    let rows: Vec<(i64, i64, bool, i64, bool)> = sqlx::query_as(SESSION_FACTS)
+        .bind(tenant.0)
+        .bind(ids(producers))
+        .fetch_all(connection)
+        .await?;
+    let facts = |(id, epoch, closed, reset_epoch, monotonic)| {
+        let sequencing = sequencing(monotonic);
+        (ProducerId(id), SessionFacts { epoch, closed, reset_epoch, sequencing })
+    };
+    Ok(rows.into_iter().map(facts).collect())
+}
+
+/// Locks session rows in the order of their ids, shared with other appends, against opens.
+pub async fn share_sessions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producers: &[ProducerId],
+) -> Result<(), Error> {
+    sqlx::query(SHARE_SESSIONS).bind(tenant.0).bind(ids(producers)).execute(connection).await?;
+    Ok(())
+}
+
+/// From now on an open of these producers fences these logs. The offset is the log's next one.
+pub async fn register(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    registrations: &[(LogId, ProducerId, Offset)],
+) -> Result<(), Error> {
+    let logs: Vec<LogId> = registrations.iter().map(|(log_id, ..)| *log_id).collect();
+    let producers: Vec<ProducerId> = registrations.iter().map(|(_, id, _)| *id).collect();
+    let offsets: Vec<Offset> = registrations.iter().map(|(.., offset)| *offset).collect();
+    sqlx::query(REGISTER)
+        .bind(tenant.0)
+        .bind(numbers(&logs))
+        .bind(ids(&producers))
+        .bind(offsets)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+pub fn sequencing(monotonic: bool) -> Sequencing {
+    if monotonic { Sequencing::Monotonic } else { Sequencing::Contiguous }
+}
+
+fn ids(producers: &[ProducerId]) -> Vec<i64> {
+    producers.iter().map(|id| id.0).collect()
+}
+
+impl StoredRow {
+    /// The row as the rules fold it.
+    pub fn as_tail(&self) -> TailRow<'_> {
+        TailRow {
+            base_offset: self.base_offset,
+            record_count: self.record_count,
+            appended_at: self.appended_at,
+            producers: self.producers.as_deref(),
+        }
+    }
+}

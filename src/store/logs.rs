@@ -1,0 +1,105 @@
+//! Heads: reading, locking, fencing.
+
+use sqlx::PgConnection;
+
+use super::{Error, Instant, statements};
+use crate::{
+    model::{LogId, Offset, TenantId},
+    rules::memory::Head,
+};
+
+statements! {
+    READ = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset \
+        from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id";
+    LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset \
+        from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for no key update";
+    RAISE_FENCES = "update oncelog.logs set fence = fence + 1 where tenant_id = $1 and log_id = any($2)";
+    PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
+        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        where l.tenant_id = $1 and l.log_id = any($2)";
+    WATERMARKS = "select log_id, log_start_offset, next_offset from oncelog.logs \
+        where tenant_id = $1 and log_id = any($2)";
+}
+
+type HeadRow = (i64, i64, i64, Instant, i64, i64);
+
+/// The heads as they are; vanished ones are left out.
+pub async fn read(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<Head>, Error> {
+    heads(connection, READ, tenant, logs).await
+}
+
+/// Locks the heads in the order of their ids; vanished ones are left out.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<Head>, Error> {
+    heads(connection, LOCK, tenant, logs).await
+}
+
+async fn heads(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<Head>, Error> {
+    let rows: Vec<HeadRow> =
+        sqlx::query_as(sql).bind(tenant.0).bind(numbers(logs)).fetch_all(connection).await?;
+    let head =
+        |(log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset)| Head {
+            log_id: LogId(log_id),
+            next_offset,
+            fence,
+            last_appended_at: Instant::into(last_appended_at),
+            snapshot_offset,
+            kept_offset,
+        };
+    Ok(rows.into_iter().map(head).collect())
+}
+
+/// Raises the fences of locked heads.
+pub async fn raise_fences(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    sqlx::query(RAISE_FENCES).bind(tenant.0).bind(numbers(logs)).execute(connection).await?;
+    Ok(())
+}
+
+/// How many partitions the topics of these logs have; the journals' heads must be locked.
+pub async fn partition_counts(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<(LogId, i32)>, Error> {
+    let rows: Vec<(i64, i32)> = sqlx::query_as(PARTITION_COUNTS)
+        .bind(tenant.0)
+        .bind(numbers(logs))
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|(log_id, count)| (LogId(log_id), count)).collect())
+}
+
+/// (log start offset, high watermark) of a log.
+pub type Watermarks = (LogId, Offset, Offset);
+
+/// The watermarks of logs; vanished ones are left out.
+pub async fn watermarks(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<Watermarks>, Error> {
+    let rows: Vec<(i64, i64, i64)> =
+        sqlx::query_as(WATERMARKS).bind(tenant.0).bind(numbers(logs)).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(id, start, end)| (LogId(id), start, end)).collect())
+}
+
+/// Ids as Postgres takes them.
+pub fn numbers(logs: &[LogId]) -> Vec<i64> {
+    logs.iter().map(|log_id| log_id.0).collect()
+}

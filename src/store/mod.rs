@@ -1,0 +1,52 @@
+//! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
+//!
+//! Locks are taken in one order everywhere: session rows by id, heads by log id, producer states
+//! by producer. Heads and sessions are locked `for no key update`, never `for update`, which
+//! fights the `for key share` of foreign keys. Each locking statement stands in one place, and what
+//! is read under a lock is read by a later statement: the one that waited still sees the old rows.
+
+pub mod appends;
+pub mod janitor;
+pub mod loading;
+pub mod logs;
+pub mod notices;
+pub mod reads;
+pub mod sessions;
+pub mod snapshots;
+pub mod tenants;
+pub mod topics;
+
+mod connect;
+mod error;
+
+pub use connect::{Store, begin, commit, rollback};
+pub use error::Error;
+pub use sqlx::PgConnection as Connection;
+
+/// Names statements and lists them, so that a test can prepare every one on a migrated database.
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident = $sql:literal;)*) => {
+        $($(#[$doc])* const $name: &str = $sql;)*
+        /// Every statement of this file.
+        pub const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $sql)),*];
+    };
+}
+use statements;
+
+/// Every statement there is, by file.
+pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
+    ("appends", appends::STATEMENTS),
+    ("connect", connect::STATEMENTS),
+    ("janitor", janitor::STATEMENTS),
+    ("loading", loading::STATEMENTS),
+    ("logs", logs::STATEMENTS),
+    ("notices", notices::STATEMENTS),
+    ("reads", reads::STATEMENTS),
+    ("sessions", sessions::STATEMENTS),
+    ("snapshots", snapshots::STATEMENTS),
+    ("tenants", tenants::STATEMENTS),
+    ("topics", topics::STATEMENTS),
+];
+
+/// An instant as Postgres gives it.
+type Instant = chrono::DateTime<chrono::Utc>;

@@ -1,0 +1,217 @@
+//! Topics and their logs.
+
+use sqlx::{PgConnection, types::Json};
+
+use super::{Error, Instant, logs::numbers, statements};
+use crate::model::{
+    LogId, Name, Offset, Partition, TenantId, TopicId,
+    topic::{PartitionDescription, TopicSettings, TopicSummary},
+};
+
+statements! {
+    FIND = "select t.topic_id, t.partition_count, t.settings, t.created_at, \
+            array_agg(l.log_id order by coalesce(l.partition, -1)) \
+        from oncelog.topics t join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id \
+        where t.tenant_id = $1 and t.name = $2 \
+        group by t.tenant_id, t.topic_id";
+    LOCK = "select topic_id, partition_count, settings from oncelog.topics \
+        where tenant_id = $1 and name = $2 for no key update";
+    /// Creations of one tenant follow each other, so that its limits hold.
+    LOCK_TENANT = "select tenant_id from oncelog.tenants where tenant_id = $1 for no key update";
+    COUNT = "select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics where tenant_id = $1";
+    INSERT = "insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4) \
+        returning topic_id";
+    ADD_JOURNAL = "insert into oncelog.logs (tenant_id, topic_id) values ($1, $2)";
+    ADD_PARTITIONS = "insert into oncelog.logs (tenant_id, topic_id, partition) \
+        select $1, $2, generate_series($3::integer, $4::integer - 1)";
+    UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
+    LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
+    DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
+    DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
+    DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
+    LIST = "select name, partition_count, settings, created_at from oncelog.topics \
+        where tenant_id = $1 and name > $2 order by name limit $3";
+    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
+        where tenant_id = $1 and topic_id = $2 and partition is not null order by partition";
+    /// The log start only grows and stays within the log.
+    TRIM = "update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
+        where tenant_id = $1 and log_id = $2";
+}
+
+/// A topic with the ids of its logs.
+#[derive(Clone, Debug)]
+pub struct StoredTopic {
+    pub topic_id: TopicId,
+    pub summary: TopicSummary,
+    pub journal: LogId,
+    /// By partition.
+    pub logs: Vec<LogId>,
+}
+
+pub async fn find(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+) -> Result<Option<StoredTopic>, Error> {
+    type Found = (i64, i32, Json<TopicSettings>, Instant, Vec<i64>);
+    let found: Option<Found> =
+        sqlx::query_as(FIND).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
+    let Some((topic_id, partition_count, settings, created_at, log_ids)) = found else {
+        return Ok(None);
+    };
+    let mut log_ids = log_ids.into_iter().map(LogId);
+    let journal = log_ids.next().ok_or_else(|| Error::Corrupt("a topic without logs".into()))?;
+    Ok(Some(StoredTopic {
+        topic_id: TopicId(topic_id),
+        summary: TopicSummary {
+            topic: name.clone(),
+            partition_count,
+            settings: settings.0,
+            created_at: created_at.into(),
+        },
+        journal,
+        logs: log_ids.collect(),
+    }))
+}
+
+/// Locks a topic's row; none: there is no such topic.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+) -> Result<Option<(TopicId, Partition, TopicSettings)>, Error> {
+    let found: Option<(i64, i32, Json<TopicSettings>)> =
+        sqlx::query_as(LOCK).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
+    Ok(found.map(|(topic_id, count, settings)| (TopicId(topic_id), count, settings.0)))
+}
+
+/// Locks the tenant's row and counts its topics and partitions.
+pub async fn lock_counts(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+) -> Result<(i64, i64), Error> {
+    sqlx::query(LOCK_TENANT).bind(tenant.0).execute(&mut *connection).await?;
+    Ok(sqlx::query_as(COUNT).bind(tenant.0).fetch_one(connection).await?)
+}
+
+pub async fn insert(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+    partition_count: Partition,
+    settings: &TopicSettings,
+) -> Result<(), Error> {
+    let topic_id: i64 = sqlx::query_scalar(INSERT)
+        .bind(tenant.0)
+        .bind(name.as_str())
+        .bind(partition_count)
+        .bind(Json(settings))
+        .fetch_one(&mut *connection)
+        .await?;
+    sqlx::query(ADD_JOURNAL).bind(tenant.0).bind(topic_id).execute(&mut *connection).await?;
+    add_partitions(connection, tenant, TopicId(topic_id), 0, partition_count).await
+}
+
+/// Adds the logs of partitions `from` to `to` - 1.
+pub async fn add_partitions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    from: Partition,
+    to: Partition,
+) -> Result<(), Error> {
+    let query = sqlx::query(ADD_PARTITIONS).bind(tenant.0).bind(topic.0).bind(from).bind(to);
+    query.execute(connection).await?;
+    Ok(())
+}
+
+pub async fn update(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    partition_count: Partition,
+    settings: &TopicSettings,
+) -> Result<(), Error> {
+    let query = sqlx::query(UPDATE).bind(tenant.0).bind(topic.0);
+    query.bind(partition_count).bind(Json(settings)).execute(connection).await?;
+    Ok(())
+}
+
+/// The logs of a topic, by id: the order in which they are locked.
+pub async fn log_ids(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    let query = sqlx::query_scalar(LOG_IDS).bind(tenant.0).bind(topic.0);
+    let ids: Vec<i64> = query.fetch_all(connection).await?;
+    Ok(ids.into_iter().map(LogId).collect())
+}
+
+/// Removes a topic and its heads, which must be locked, and leaves its rows to the janitor.
+pub async fn delete(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(&mut *connection).await?;
+    sqlx::query(DELETE_LOGS).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
+    sqlx::query(DELETE).bind(tenant.0).bind(topic.0).execute(connection).await?;
+    Ok(())
+}
+
+/// Topics behind a name, by name.
+pub async fn list(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<TopicSummary>, Error> {
+    let rows: Vec<(String, i32, Json<TopicSettings>, Instant)> =
+        sqlx::query_as(LIST).bind(tenant.0).bind(after).bind(limit).fetch_all(connection).await?;
+    rows.into_iter()
+        .map(|(name, partition_count, settings, created_at)| {
+            Ok(TopicSummary {
+                topic: stored_name(&name)?,
+                partition_count,
+                settings: settings.0,
+                created_at: created_at.into(),
+            })
+        })
+        .collect()
+}
+
+pub async fn partitions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<PartitionDescription>, Error> {
+    let rows: Vec<(i32, i64, i64, i64)> =
+        sqlx::query_as(PARTITIONS).bind(tenant.0).bind(topic.0).fetch_all(connection).await?;
+    let describe =
+        |(partition, log_start_offset, high_watermark, size_bytes)| PartitionDescription {
+            partition,
+            log_start_offset,
+            high_watermark,
+            record_count: high_watermark - log_start_offset,
+            size_bytes,
+        };
+    Ok(rows.into_iter().map(describe).collect())
+}
+
+/// Moves the log start; false: the log has vanished.
+pub async fn trim(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    before: Offset,
+) -> Result<bool, Error> {
+    let query = sqlx::query(TRIM).bind(tenant.0).bind(log.0).bind(before);
+    Ok(query.execute(connection).await?.rows_affected() == 1)
+}
+
+/// A name that was checked when it was stored.
+pub fn stored_name(name: &str) -> Result<Name, Error> {
+    Name::parse(name).map_err(|what| Error::Corrupt(format!("stored name {name:?}: {what}")))
+}
