@@ -1,0 +1,212 @@
+//! Stored lines: a record as canonical JSON on one line, and the digest of all of them.
+
+use std::{borrow::Cow, fmt::Write};
+
+use memchr::{memchr, memchr2};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Batch, Line};
+use crate::model::{Timestamp, partitioner};
+
+const TRACEPARENT: &str = "traceparent";
+
+/// A JSON string: its characters, and the token that stands for them in a line.
+#[derive(Debug)]
+pub(super) struct Text<'a> {
+    pub text: Cow<'a, str>,
+    token: Cow<'a, str>,
+}
+
+impl<'a> Text<'a> {
+    /// Reads one JSON token that has to be a string, or says what is wrong with it.
+    pub fn read(token: &'a str) -> Result<Self, String> {
+        let quoted = token.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        let Some(inner) = quoted else {
+            return Err(format!("expected a string, found {}", found(token)));
+        };
+        // Without an escape the token is, byte for byte, what serde_json would write.
+        if memchr(b'\\', inner.as_bytes()).is_none() {
+            return Ok(Self { text: inner.into(), token: token.into() });
+        }
+        // The token is valid JSON, so nothing else can be wrong with its escapes.
+        let text: String = serde_json::from_str(token)
+            .map_err(|_| "not Unicode text: an escape is half of a surrogate pair".to_owned())?;
+        let token = string_token(&text);
+        Ok(Self { text: text.into(), token: token.into() })
+    }
+}
+
+/// A JSON token in words, short enough for an error's detail.
+pub(super) fn found(token: &str) -> &str {
+    const LONGEST_SHOWN: usize = 32;
+    match token.as_bytes().first() {
+        Some(b'{') => "an object",
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        _ if token.len() > LONGEST_SHOWN => "a number",
+        _ => token,
+    }
+}
+
+fn string_token(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A record as read: exactly one of the first two is there.
+#[derive(Debug, Default)]
+pub(super) struct Record<'a> {
+    /// The client's JSON, with its whitespace.
+    pub value: Option<&'a str>,
+    pub value_base64: Option<Text<'a>>,
+    pub key: Option<Text<'a>>,
+    pub id: Option<Text<'a>>,
+    pub timestamp: Option<Timestamp>,
+    /// By name, each once. Kept between records for its capacity, so `has_headers` tells.
+    pub headers: Vec<(Text<'a>, Text<'a>)>,
+    pub has_headers: bool,
+}
+
+impl Record<'_> {
+    pub fn clear(&mut self) {
+        let mut headers = std::mem::take(&mut self.headers);
+        headers.clear();
+        *self = Self { headers, ..Self::default() };
+    }
+}
+
+/// Lines in the making.
+pub(super) struct Lines {
+    lines: String,
+    records: Vec<Line>,
+    hasher: Xxh3,
+    /// `"traceparent":"..."`
+    trace_header: Option<String>,
+}
+
+impl Lines {
+    pub fn new(capacity: usize, traceparent: Option<&str>) -> Self {
+        let trace_header =
+            traceparent.map(|value| format!("\"{TRACEPARENT}\":{}", string_token(value)));
+        Self {
+            lines: String::with_capacity(capacity),
+            records: Vec::new(),
+            hasher: Xxh3::new(),
+            trace_header,
+        }
+    }
+
+    /// How many lines there are.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Writes the line of a record; false if it would end where a `Line` cannot say.
+    pub fn push(&mut self, record: &Record) -> bool {
+        let start = self.lines.len();
+        write_line(&mut self.lines, record);
+        self.hasher.update(&self.lines.as_bytes()[start..]);
+        if let Some(header) = &self.trace_header
+            && !record.headers.iter().any(|(name, _)| name.text == TRACEPARENT)
+        {
+            add_header(&mut self.lines, record, header);
+        }
+        let key_hash = record.key.as_ref().map(|key| partitioner::key_hash(key.text.as_bytes()));
+        match u32::try_from(self.lines.len()) {
+            Ok(end) => self.records.push(Line { end, key_hash }),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    pub fn finish(self) -> Batch {
+        let digest = self.hasher.digest128().to_be_bytes();
+        Batch { lines: self.lines, records: self.records, digest }
+    }
+}
+
+/// The field order is fixed, and part of the digest: value, key, id, timestamp, headers.
+fn write_line(out: &mut String, record: &Record) {
+    if let Some(value) = record.value {
+        out.push_str("{\"value\":");
+        push_compact(out, value);
+    } else if let Some(base64) = &record.value_base64 {
+        out.push_str("{\"value_base64\":");
+        out.push_str(&base64.token);
+    }
+    if let Some(key) = &record.key {
+        out.push_str(",\"key\":");
+        out.push_str(&key.token);
+    }
+    if let Some(id) = &record.id {
+        out.push_str(",\"id\":");
+        out.push_str(&id.token);
+    }
+    if let Some(timestamp) = record.timestamp {
+        // Writing to a String cannot fail.
+        let _ = write!(out, ",\"timestamp\":\"{timestamp}\"");
+    }
+    if record.has_headers {
+        out.push_str(",\"headers\":{");
+        for (i, (name, value)) in record.headers.iter().enumerate() {
+            if i > 0 {
+                out.push(',');
+            }
+            out.push_str(&name.token);
+            out.push(':');
+            out.push_str(&value.token);
+        }
+        out.push('}');
+    }
+    out.push_str("}\n");
+}
+
+/// Adds a header to the line just written: headers stand at its end, or there are none.
+fn add_header(out: &mut String, record: &Record, header: &str) {
+    let (ending, opening) = match (record.has_headers, record.headers.is_empty()) {
+        (false, _) => ("}\n", ",\"headers\":{"),
+        (true, true) => ("}}\n", ""),
+        (true, false) => ("}}\n", ","),
+    };
+    out.truncate(out.len() - ending.len());
+    out.push_str(opening);
+    out.push_str(header);
+    out.push_str("}}\n");
+}
+
+/// Writes valid JSON without the whitespace between its tokens.
+pub(super) fn push_compact(out: &mut String, json: &str) {
+    let bytes = json.as_bytes();
+    let nested = matches!(bytes.first(), Some(b'{' | b'['));
+    // A single token has nothing between. Elsewhere the smallest byte tells (control characters
+    // cannot stand in strings); a minimum, unlike a search, compiles to vector instructions.
+    if !nested || bytes.iter().fold(u8::MAX, |least, byte| least.min(*byte)) > b' ' {
+        out.push_str(json);
+        return;
+    }
+    let (mut kept, mut at) = (0, 0);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = string_end(bytes, at + 1),
+            b' ' | b'\n' | b'\r' | b'\t' => {
+                out.push_str(&json[kept..at]);
+                at += bytes[at..].iter().take_while(|byte| **byte <= b' ').count();
+                kept = at;
+            }
+            _ => at += 1,
+        }
+    }
+    out.push_str(&json[kept..]);
+}
+
+/// Behind the closing quote of the string whose inside contains `at`.
+fn string_end(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(next) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += next;
+        match bytes[at] {
+            b'"' => return at + 1,
+            // An escape: whatever follows the backslash is no end.
+            _ => at += 2,
+        }
+    }
+    bytes.len()
+}
