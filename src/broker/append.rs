@@ -97,12 +97,11 @@ fn count(outcome: &'static str, batch: &Batch) {
 /// The first limit a batch breaks.
 fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
     let checks = [
-        ("max_batch_records", limits.max_batch_records, batch.records.len()),
+        ("max_batch_records", limits.max_batch_records, batch.record_count()),
         ("max_batch_bytes", limits.max_batch_bytes, batch.size_bytes()),
         ("max_record_bytes", limits.max_record_bytes, batch.largest_record_bytes()),
     ];
     checks.into_iter().find_map(|(limit_name, limit, received)| {
-        let received = i64::try_from(received).unwrap_or(i64::MAX);
         (received > limit).then_some(Refusal::BatchTooLarge { limit_name, limit, received })
     })
 }
