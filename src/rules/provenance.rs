@@ -116,7 +116,7 @@ fn placement(bytes: &mut &[u8], origin: Offset, flags: u8) -> Result<Placement, 
     Ok(Placement::Topic { partition_count, keyless, bases })
 }
 
-fn format<'a>(bytes: &'a [u8]) -> Result<&'a [u8], Corrupt> {
+fn format(bytes: &[u8]) -> Result<&[u8], Corrupt> {
     match bytes {
         [FORMAT, rest @ ..] => Ok(rest),
         _ => Err(Corrupt),

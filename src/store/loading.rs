@@ -45,28 +45,28 @@ pub struct StoredRow {
     pub producers: Option<Vec<u8>>,
 }
 
+/// `log_id, producer_id, epoch, last_sequence, recent, as_of_offset`.
+pub type StateRow = (i64, i64, i64, Option<i64>, Vec<u8>, i64);
+
+/// A row of `producer_states`.
+pub fn stored_state(row: StateRow) -> Result<StoredState, Error> {
+    let (log_id, producer_id, epoch, last_sequence, recent, as_of_offset) = row;
+    Ok(StoredState {
+        log_id: LogId(log_id),
+        producer_id: ProducerId(producer_id),
+        state: state(epoch, last_sequence, &recent)?,
+        as_of_offset,
+    })
+}
+
 pub async fn states(
     connection: &mut PgConnection,
     tenant: TenantId,
     wanted: &[(LogId, ProducerId)],
 ) -> Result<Vec<StoredState>, Error> {
     let (logs, producers): (Vec<i64>, Vec<i64>) = wanted.iter().map(|(l, p)| (l.0, p.0)).unzip();
-    let rows: Vec<(i64, i64, i64, Option<i64>, Vec<u8>, i64)> = sqlx::query_as(STATES)
-        .bind(tenant.0)
-        .bind(logs)
-        .bind(producers)
-        .fetch_all(connection)
-        .await?;
-    rows.into_iter()
-        .map(|(log_id, producer_id, epoch, last_sequence, recent, as_of_offset)| {
-            Ok(StoredState {
-                log_id: LogId(log_id),
-                producer_id: ProducerId(producer_id),
-                state: state(epoch, last_sequence, &recent)?,
-                as_of_offset,
-            })
-        })
-        .collect()
+    let query = sqlx::query_as(STATES).bind(tenant.0).bind(logs).bind(producers);
+    query.fetch_all(connection).await?.into_iter().map(stored_state).collect()
 }
 
 /// A state as its columns hold it.
@@ -86,8 +86,7 @@ pub async fn tails(
     from: &[(LogId, Offset)],
 ) -> Result<Vec<StoredRow>, Error> {
     let (logs, offsets): (Vec<i64>, Vec<i64>) = from.iter().map(|(l, o)| (l.0, *o)).unzip();
-    let rows: Vec<(i64, i64, i64, Instant, Option<Vec<u8>>)> =
-        sqlx::query_as(TAILS).bind(tenant.0).bind(logs).bind(offsets).fetch_all(connection).await?;
+    let query = sqlx::query_as(TAILS).bind(tenant.0).bind(logs).bind(offsets);
     let row = |(log_id, base_offset, record_count, appended_at, producers)| StoredRow {
         log_id: LogId(log_id),
         base_offset,
@@ -95,7 +94,7 @@ pub async fn tails(
         appended_at: Instant::into(appended_at),
         producers,
     };
-    Ok(rows.into_iter().map(row).collect())
+    Ok(query.fetch_all(connection).await?.into_iter().map(row).collect())
 }
 
 /// What the session rows say; producers that do not exist are left out.

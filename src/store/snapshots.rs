@@ -69,17 +69,7 @@ pub async fn states(
 ) -> Result<Vec<StoredState>, Error> {
     let ids: Vec<i64> = producers.iter().map(|id| id.0).collect();
     let query = sqlx::query_as(STATES).bind(tenant.0).bind(log.0).bind(ids);
-    let rows: Vec<(i64, i64, i64, Option<i64>, Vec<u8>, i64)> = query.fetch_all(connection).await?;
-    rows.into_iter()
-        .map(|(log_id, producer_id, epoch, last_sequence, recent, as_of_offset)| {
-            Ok(StoredState {
-                log_id: LogId(log_id),
-                producer_id: ProducerId(producer_id),
-                state: loading::state(epoch, last_sequence, &recent)?,
-                as_of_offset,
-            })
-        })
-        .collect()
+    query.fetch_all(connection).await?.into_iter().map(loading::stored_state).collect()
 }
 
 /// A state as the snapshot at `as_of_offset` has it.
