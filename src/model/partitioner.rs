@@ -55,7 +55,12 @@ mod tests {
         for row in rows {
             let hash = key_hash(row.key.as_bytes());
             assert_eq!(hash as i32, row.murmur2, "{:?}", row.key);
-            assert_eq!(COUNTS.map(|count| partition_of(hash, count)), row.partitions, "{:?}", row.key);
+            assert_eq!(
+                COUNTS.map(|count| partition_of(hash, count)),
+                row.partitions,
+                "{:?}",
+                row.key
+            );
             seen += 1;
         }
         assert!(seen >= 300, "{seen} rows");
