@@ -16,3 +16,6 @@ pub mod broker;
 pub mod model;
 pub mod rules;
 pub mod store;
+pub mod embedded;
+pub mod telemetry;
+pub mod config;

@@ -1,2 +1,4 @@
-#[test]
-fn t() {}
+//! The integration tests: one binary, a real Postgres that it starts itself, a database a test.
+
+mod support;
+mod torture;
