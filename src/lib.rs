@@ -13,9 +13,9 @@
 //! Postgres), `telemetry`, and `app`, which puts them together.
 
 pub mod broker;
+pub mod config;
+pub mod embedded;
 pub mod model;
 pub mod rules;
 pub mod store;
-pub mod embedded;
 pub mod telemetry;
-pub mod config;

@@ -32,6 +32,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use error::Error;
+pub use janitor::snapshot;
 
 use crate::{
     model::{Name, TenantId},

@@ -138,7 +138,11 @@ fn remember(history: &mut History, key: RequestKey, appended: Appended) {
     }
 }
 
-async fn open(world: &World, producer: usize, rng: &mut StdRng) -> (ProducerId, i64, HashMap<ScopeKey, i64>) {
+async fn open(
+    world: &World,
+    producer: usize,
+    rng: &mut StdRng,
+) -> (ProducerId, i64, HashMap<ScopeKey, i64>) {
     let mut open = support::open(Some(&format!("producer-{producer}")));
     open.open_id = Some(Uuid::now_v7());
     loop {
@@ -243,7 +247,12 @@ async fn read_all(broker: &Broker, tenant: TenantId) -> Vec<Stored> {
                     for (offset, line) in (slice.first_offset..).zip(lines) {
                         assert_eq!(offset, next, "offsets are dense");
                         let record: Value = serde_json::from_str(line).unwrap();
-                        stored.push(Stored { topic, partition, offset, value: record["value"].clone() });
+                        stored.push(Stored {
+                            topic,
+                            partition,
+                            offset,
+                            value: record["value"].clone(),
+                        });
                         next += 1;
                     }
                 }
@@ -304,7 +313,8 @@ fn judge(history: &History, stored: &[Stored]) {
         assert!(sequences.values().is_sorted(), "{producer} {scope:?}: epochs go forward");
     }
     for (key, appended) in &history.acknowledged {
-        let parts = requests.get(key).unwrap_or_else(|| panic!("{key:?} was acknowledged and is lost"));
+        let parts =
+            requests.get(key).unwrap_or_else(|| panic!("{key:?} was acknowledged and is lost"));
         let places: Vec<(Partition, i64)> = parts.iter().map(|part| (part.1, part.2)).collect();
         match &appended.placed {
             Placed::Topic(offsets) => assert_eq!(offsets.as_ref().unwrap(), &places, "{key:?}"),
@@ -401,7 +411,9 @@ async fn three_brokers_one_history_without_faults() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long; `make torture`"]
 async fn three_brokers_one_long_history() {
-    let number = |name: &str| -> Option<u64> { std::env::var(name).ok().and_then(|value| value.parse().ok()) };
+    let number = |name: &str| -> Option<u64> {
+        std::env::var(name).ok().and_then(|value| value.parse().ok())
+    };
     let seed = number("ONCELOG_TEST_SEED").unwrap_or_else(rand::random);
     let rounds = number("ONCELOG_TEST_ROUNDS").unwrap_or(10);
     for round in 0..rounds {

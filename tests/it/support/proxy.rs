@@ -1,11 +1,12 @@
-//! A proxy in front of Postgres that loses answers: now and then it cuts a connection after it has
-//! passed on what the client sent, or before.
+//! A proxy in front of Postgres. It loses answers: now and then it cuts a connection after it has
+//! passed on what the client sent, or before. And it has a gate: closed, it holds every message of
+//! the client until the test lets it through, so that a broker can be stopped at every step.
 
 use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -14,7 +15,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
-    sync::watch,
+    sync::{Notify, watch},
 };
 
 pub struct Proxy {
@@ -23,6 +24,36 @@ pub struct Proxy {
     cuts_per_million: Arc<AtomicU32>,
     cut_all: watch::Sender<()>,
     pub cuts: Arc<AtomicU64>,
+    gate: Arc<Gate>,
+}
+
+/// Messages of clients, counted, and held while the gate is closed.
+#[derive(Default)]
+struct Gate {
+    closed: AtomicBool,
+    passes: Notify,
+    allowed: AtomicU64,
+    held: AtomicU64,
+    passed: AtomicU64,
+}
+
+impl Gate {
+    async fn pass(&self) {
+        self.held.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let woken = self.passes.notified();
+            let mut woken = std::pin::pin!(woken);
+            woken.as_mut().enable();
+            let let_through = |n: u64| n.checked_sub(1);
+            let allowed = self.allowed.try_update(Ordering::SeqCst, Ordering::SeqCst, let_through);
+            if !self.closed.load(Ordering::SeqCst) || allowed.is_ok() {
+                break;
+            }
+            woken.await;
+        }
+        self.held.fetch_sub(1, Ordering::SeqCst);
+        self.passed.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Proxy {
@@ -34,7 +65,9 @@ impl Proxy {
         let cuts_per_million = Arc::new(AtomicU32::new(0));
         let cuts = Arc::new(AtomicU64::new(0));
         let cut_all = watch::Sender::new(());
+        let gate = Arc::new(Gate::default());
         let proxy = Self {
+            gate: gate.clone(),
             port,
             cuts_per_million: cuts_per_million.clone(),
             cut_all: cut_all.clone(),
@@ -45,6 +78,7 @@ impl Proxy {
             while let Ok((client, _)) = listener.accept().await {
                 let rng = StdRng::seed_from_u64(rng.random());
                 let line = Line {
+                    gate: gate.clone(),
                     rng,
                     cuts_per_million: cuts_per_million.clone(),
                     cuts: cuts.clone(),
@@ -70,6 +104,32 @@ impl Proxy {
         self.cuts_per_million.store(cuts_per_million, Ordering::Relaxed);
     }
 
+    /// From now on nothing passes but what is let through.
+    pub fn close_gate(&self) {
+        self.gate.allowed.store(0, Ordering::SeqCst);
+        self.gate.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub fn let_through(&self, messages: u64) {
+        self.gate.allowed.fetch_add(messages, Ordering::SeqCst);
+        self.gate.passes.notify_waiters();
+    }
+
+    pub fn open_gate(&self) {
+        self.gate.closed.store(false, Ordering::SeqCst);
+        self.gate.passes.notify_waiters();
+    }
+
+    /// Messages that wait at the gate.
+    pub fn held(&self) -> u64 {
+        self.gate.held.load(Ordering::SeqCst)
+    }
+
+    /// Messages of clients that have passed: round trips.
+    pub fn passed(&self) -> u64 {
+        self.gate.passed.load(Ordering::SeqCst)
+    }
+
     /// Cuts every connection there is.
     pub fn cut_all(&self) {
         self.cut_all.send_replace(());
@@ -77,6 +137,7 @@ impl Proxy {
 }
 
 struct Line {
+    gate: Arc<Gate>,
     rng: StdRng,
     cuts_per_million: Arc<AtomicU32>,
     cuts: Arc<AtomicU64>,
@@ -92,6 +153,7 @@ impl Line {
             tokio::select! {
                 read = client.read(&mut sent) => {
                     let Ok(n @ 1..) = read else { return };
+                    self.gate.pass().await;
                     let cut = self.rng.random_range(0..1_000_000)
                         < self.cuts_per_million.load(Ordering::Relaxed);
                     if cut {
