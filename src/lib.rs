@@ -15,3 +15,4 @@
 pub mod broker;
 pub mod config;
 pub mod model;
+pub mod telemetry;
