@@ -14,5 +14,6 @@
 
 pub mod broker;
 pub mod config;
+pub mod embedded;
 pub mod model;
 pub mod telemetry;
