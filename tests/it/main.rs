@@ -1,2 +1,3 @@
-#[test]
-fn t() {}
+//! The integration tests: one binary, a real PostgreSQL. No server installed = fail, not skip.
+
+mod embedded;
