@@ -245,6 +245,7 @@ fn root_is_told_when_the_servers_user_cannot_come_in() {
     assert!(refusal.contains("who cannot enter"), "{refusal}");
     assert!(refusal.contains(closed.to_str().unwrap()), "{refusal}");
     assert!(refusal.contains("use another --data-dir"), "{refusal}");
+    assert!(!closed.join("data").exists(), "a refused directory was made");
 }
 
 #[tokio::test]
