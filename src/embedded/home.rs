@@ -34,20 +34,24 @@ pub(super) struct Home {
 
 impl Home {
     pub fn open(data_dir: &Path) -> anyhow::Result<Self> {
-        if !data_dir.exists() {
-            DirBuilder::new().recursive(true).mode(0o755).create(data_dir).with_context(|| {
-                format!("cannot create the data directory {}", data_dir.display())
-            })?;
-            fs::set_permissions(data_dir, fs::Permissions::from_mode(0o755))?; // whatever the umask
-        }
-        let root = data_dir
-            .canonicalize()
-            .with_context(|| format!("cannot use the data directory {}", data_dir.display()))?;
-        let cluster = root.join("pg");
-        let owner = choose_owner(&root, &cluster)?;
+        let wanted = std::path::absolute(data_dir)?;
+        let owner = choose_owner(&wanted)?;
         if let Some(user) = &owner {
-            check_reach(&root, user)?;
+            check_reach(&wanted, user)?; // before anything is made
         }
+        if !wanted.exists() {
+            DirBuilder::new().recursive(true).mode(0o755).create(&wanted).with_context(|| {
+                format!("cannot create the data directory {}", wanted.display())
+            })?;
+            fs::set_permissions(&wanted, fs::Permissions::from_mode(0o755))?; // whatever the umask
+        }
+        let root = wanted
+            .canonicalize()
+            .with_context(|| format!("cannot use the data directory {}", wanted.display()))?;
+        if let Some(user) = &owner {
+            check_reach(&root, user)?; // the umask may have closed what lies between
+        }
+        let cluster = root.join("pg");
         let lock = take_lock(&root, owner.as_ref())?;
         Ok(Self { cluster, log: root.join("postgres.log"), root, owner, _lock: lock })
     }
@@ -149,10 +153,11 @@ impl Home {
 
 /// Whom the server runs as: ourselves, or as root the owner of what is there, else `postgres`, else
 /// `nobody`.
-fn choose_owner(root: &Path, cluster: &Path) -> anyhow::Result<Option<User>> {
+fn choose_owner(root: &Path) -> anyhow::Result<Option<User>> {
     let me = Uid::effective();
-    let there = fs::metadata(cluster).or_else(|_| fs::metadata(root))?;
-    let uid = Uid::from_raw(there.uid());
+    let cluster = root.join("pg");
+    let there = fs::metadata(&cluster).or_else(|_| fs::metadata(root));
+    let uid = there.map_or(me, |found| Uid::from_raw(found.uid()));
     if !me.is_root() {
         if cluster.exists() && uid != me {
             let name = User::from_uid(uid)?.map_or_else(|| uid.to_string(), |user| user.name);
@@ -181,8 +186,10 @@ fn choose_owner(root: &Path, cluster: &Path) -> anyhow::Result<Option<User>> {
     );
 }
 
+/// Every directory on the way that exists must let the user in.
 fn check_reach(root: &Path, user: &User) -> anyhow::Result<()> {
-    for dir in root.ancestors() {
+    let existing = root.ancestors().find_map(|dir| dir.canonicalize().ok());
+    for dir in existing.iter().flat_map(|dir| dir.ancestors()) {
         let found = fs::metadata(dir)?;
         let enter = if found.uid() == user.uid.as_raw() {
             0o100

@@ -1,5 +1,3 @@
-//! The integration tests: one binary, a real Postgres that it starts itself, a database a test.
+//! The integration tests: one binary, a real PostgreSQL. No server installed = fail, not skip.
 
-mod protocol;
-mod support;
-mod torture;
+mod embedded;
