@@ -12,10 +12,14 @@
 //! Around them: `config` (the only reader of flags, environment and file), `embedded` (a private
 //! Postgres), `telemetry`, and `app`, which puts them together.
 
-pub mod app;
+pub mod model;
+pub mod rules;
+pub mod store;
 pub mod broker;
-pub mod cli;
+
 pub mod config;
 pub mod embedded;
-pub mod model;
 pub mod telemetry;
+
+pub mod app;
+pub mod cli;

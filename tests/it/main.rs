@@ -1,3 +1,7 @@
-//! The integration tests: one binary, a real PostgreSQL. No server installed = fail, not skip.
+//! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
+//! No server installed = fail, not skip.
 
 mod embedded;
+mod protocol;
+mod support;
+mod torture;
