@@ -13,4 +13,5 @@
 //! Postgres), `telemetry`, and `app`, which puts them together.
 
 pub mod broker;
+pub mod http;
 pub mod model;
