@@ -18,6 +18,7 @@ mod openapi;
 mod problem;
 mod query;
 mod reads;
+pub mod server;
 mod service;
 mod sessions;
 mod topics;
