@@ -12,10 +12,11 @@
 //! Around them: `config` (the only reader of flags, environment and file), `embedded` (a private
 //! Postgres), `telemetry`, and `app`, which puts them together.
 
+pub mod broker;
+pub mod http;
 pub mod model;
 pub mod rules;
 pub mod store;
-pub mod broker;
 
 pub mod config;
 pub mod embedded;

@@ -242,7 +242,7 @@ fn row_members(row: &Row) -> String {
 
 /// One stored line is `{...}` and a newline; it leaves as `{"offset":N,...}` and `end`.
 fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
-    for Slice { row, first_offset, start, end: slice_end } in &fetched.slices {
+    for Slice { row, first_offset, start, end: slice_end, .. } in &fetched.slices {
         let members = row_members(row);
         let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
         let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
@@ -276,8 +276,14 @@ mod tests {
         let (plain, transactional) = (row(7, None), row(10, Some(Uuid::from_u128(1))));
         let end = plain.lines.len();
         let slices = vec![
-            Slice { row: plain, first_offset: 8, start: lines[0].len(), end },
-            Slice { row: transactional, first_offset: 10, start: 0, end: lines[0].len() },
+            Slice { row: plain, first_offset: 8, start: lines[0].len(), end, end_offset: 10 },
+            Slice {
+                row: transactional,
+                first_offset: 10,
+                start: 0,
+                end: lines[0].len(),
+                end_offset: 11,
+            },
         ];
         Fetched { slices, next_offset: 11, log_start_offset: 0, high_watermark: 13 }
     }
