@@ -148,12 +148,11 @@ async fn a_quick_pass_is_one_round_trip() {
 async fn rule_1_only_epochs_read_under_the_present_fence_count() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
-    let (p, q) = (a.producer("p").await, a.producer("q").await);
+    let (p, r) = (a.producer("p").await, a.producer("r").await);
     a.one(p, 0, 0).await.unwrap();
-    a.one(q, 0, 0).await.unwrap();
     assert_eq!(b.open("p").await.session.epoch, 1);
-    // a full pass for another producer brings the new fence into a's memory, not p's epoch
-    a.one(q, 0, 1).await.unwrap();
+    // a full pass for a new producer brings the new fence into a's memory, not p's epoch
+    a.one(r, 0, 0).await.unwrap();
     assert_eq!(code(a.one(p, 0, 1).await), Code::ProducerFenced);
     a.one(p, 1, 1).await.unwrap();
 }
@@ -455,6 +454,39 @@ async fn race(world: &World, appender_is_stopped: bool, warm: bool, step: u64) -
     assert_eq!(code(other.one(p, 0, told).await), Code::ProducerFenced);
     other.one(p, 1, told).await.unwrap();
     stopped_there
+}
+
+/// A producer of many logs is fenced in chunks, before its open answers.
+#[tokio::test]
+async fn rule_18_an_open_of_many_logs_fences_them_all() {
+    let partitions = 230;
+    let world = world(partitions).await;
+    let [a, b] = &world.replicas[..] else { panic!() };
+    let p = a.producer("p").await;
+    let into = |partition, epoch, sequence| {
+        a.append(Some((p, epoch, sequence)), Scope::Partition(partition), r#"{"value":1}"#)
+    };
+    for partition in 0..partitions {
+        into(partition, 0, 0).await.unwrap();
+    }
+    let mut open = support::open(Some("p"));
+    open.open_id = Some(uuid::Uuid::now_v7());
+    for duplicate in [false, true] {
+        let opened = b.broker.open_session(b.tenant, open.clone()).await.unwrap();
+        assert_eq!((opened.session.epoch, opened.duplicate), (1, duplicate));
+        assert_eq!(opened.next_sequences.len(), partitions as usize);
+        assert!(opened.next_sequences.iter().all(|scope| scope.next_sequence == 1));
+        // an answer lost in the middle of the fencing: the repeat fences again
+        world.sql("update oncelog.sessions set fencing = true returning 1::bigint").await;
+    }
+    assert_eq!(world.sql("select count(*) from oncelog.logs where fence = 2").await, 230);
+    for partition in 0..partitions {
+        assert_eq!(code(into(partition, 0, 1).await), Code::ProducerFenced);
+    }
+    into(7, 1, 1).await.unwrap();
+    b.broker.end_session(b.tenant, p).await.unwrap();
+    assert_eq!(code(into(7, 1, 2).await), Code::ProducerFenced);
+    assert_eq!(code(into(7, 2, 2).await), Code::InvalidProducerEpoch);
 }
 
 #[tokio::test]
