@@ -56,6 +56,126 @@ fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
     assert!(states >= at_least, "{name}: only {states} states");
 }
 
+/// Leaves a rule out: the contract must break.
+fn breaks(rule: Rule, config: Config) {
+    let started = Instant::now();
+    let check = Check::new(Config { without: Some(rule), ..config });
+    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let discoveries = checker.discoveries();
+    let broken = discoveries.iter().next();
+    let (broken, path) = broken.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
+    let steps = path.clone().into_actions();
+    println!("without {rule:?}, in {:.1?}: broken: {broken}", started.elapsed());
+    println!("  {}", steps.iter().map(|step| format!("{step:?}")).collect::<Vec<_>>().join(" "));
+}
+
+macro_rules! without {
+    ($($test:ident: $rule:ident, $config:expr;)*) => {
+        $(#[test]
+        fn $test() {
+            breaks(Rule::$rule, $config);
+        })*
+    };
+}
+
+/// One producer at one partition with so many sends.
+fn sends(sends: u8) -> Config {
+    let config = plain_config();
+    Config { budget: Budget { sends, ..NONE }, ..config }
+}
+
+impl Config {
+    fn opens(mut self, opens: u8) -> Self {
+        self.budget.opens = opens;
+        self
+    }
+
+    fn losses(mut self, losses: u8) -> Self {
+        self.budget.losses = losses;
+        self
+    }
+
+    fn lost_opens(mut self, lost_opens: u8) -> Self {
+        self.budget.lost_opens = lost_opens;
+        self
+    }
+
+    fn kills(mut self, kills: u8) -> Self {
+        self.budget.kills = kills;
+        self
+    }
+
+    fn snapshots(mut self, snapshots: u8, trims: u8) -> Self {
+        self.budget.snapshots = snapshots;
+        self.budget.trims = trims;
+        self
+    }
+
+    fn scopes(self, scopes: &[Scope]) -> Self {
+        Self { scopes: scopes.to_vec(), ..self }
+    }
+
+    fn per_run(self, per_run: i64) -> Self {
+        Self { per_run, ..self }
+    }
+
+    fn in_flight(self, in_flight: i64) -> Self {
+        Self { in_flight, ..self }
+    }
+
+    fn stored_before(self, stored_before: i64) -> Self {
+        Self { stored_before, ..self }
+    }
+
+    fn plain(self) -> Self {
+        Self { plain: true, ..self }
+    }
+
+    fn reset(self) -> Self {
+        Self { reset: true, ..self }
+    }
+
+    fn pairs(self) -> Self {
+        Self { pairs: true, ..self }
+    }
+
+    fn chunked(self) -> Self {
+        Self { chunked: true, ..self }
+    }
+
+    fn early_steps(self) -> Self {
+        Self { early_steps: true, ..self }
+    }
+}
+
+const SAME: [Scope; 2] = [Scope::Partition(0), Scope::Partition(0)];
+const OTHER: [Scope; 2] = [Scope::Partition(0), Scope::Partition(1)];
+
+without! {
+    without_rule_1_mark_equals_fence: MarkEqualsFence, sends(3).opens(1).scopes(&SAME);
+    without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix, sends(3).snapshots(1, 1);
+    without_rule_3_all_rows_of_a_stranger: AllRowsOfAStranger, sends(3).scopes(&SAME);
+    without_rule_4_forget_what_was_lost: ForgetWhatWasLost, sends(3).losses(1).plain();
+    without_rule_5_advance_only_from_base: AdvanceOnlyFromBase, sends(4).per_run(3).plain();
+    without_rule_8_all_or_nothing: AllOrNothing, sends(3).scopes(&[Scope::Topic(2)]).plain();
+    without_rule_8_compare_what_is_not_written:
+        CompareWhatIsNotWritten, sends(4).opens(1).scopes(&OTHER).pairs();
+    without_rule_9_confirm_what_is_not_written: ConfirmWhatIsNotWritten, sends(3).per_run(3);
+    without_rule_11_share_unregistered: ShareUnregistered, sends(1).opens(1);
+    without_rule_18_list_after_lock: ListAfterLock, sends(2).opens(1);
+    without_rule_18_read_after_heads: ReadAfterHeads, sends(2).opens(1);
+    without_rule_19_raise_fences: RaiseFences, sends(2).opens(1);
+    without_rule_20_reset_epoch: ResetEpoch, sends(1).opens(1).stored_before(1).reset();
+    without_rule_20_fresh_flag: FreshFlag, sends(2).opens(1).stored_before(1).reset();
+    without_rule_22_journal_counts_requests:
+        JournalCountsRequests, sends(2).scopes(&[Scope::Topic(1)]);
+    without_rule_24_lock_before_snapshot: LockBeforeSnapshot, sends(3).snapshots(2, 1);
+    without_rule_24_fold_from_the_database: FoldFromTheDatabase, sends(2).snapshots(1, 0);
+    without_rule_25_trim_below_snapshot: TrimBelowSnapshot, sends(2).snapshots(0, 1);
+    without_rule_26_redo_what_was_lost: RedoWhatWasLost, sends(2).losses(1);
+}
+
 #[test]
 fn probe() {
     let which = std::env::var("PROBE").unwrap_or_default();
@@ -95,5 +215,3 @@ fn probe() {
     holds("probe", config, 1, &[]);
 }
 
-#[allow(dead_code)]
-fn _unused(_: Rule, _: Broken) {}
