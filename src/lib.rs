@@ -13,6 +13,14 @@
 //! Postgres), `telemetry`, and `app`, which puts them together.
 
 pub mod broker;
+pub mod http;
 pub mod model;
 pub mod rules;
 pub mod store;
+
+pub mod config;
+pub mod embedded;
+pub mod telemetry;
+
+pub mod app;
+pub mod cli;

@@ -1,1 +1,16 @@
-fn main() {}
+//! The program: arguments in, exit code out.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    match oncelog::cli::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("oncelog: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

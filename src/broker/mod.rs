@@ -13,6 +13,7 @@
 
 mod append;
 mod error;
+mod group;
 mod janitor;
 mod lane;
 mod load;
@@ -32,6 +33,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use error::Error;
+pub use janitor::snapshot;
 
 use crate::{
     model::{Name, TenantId},

@@ -1,1 +1,10 @@
+//! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
+//! No server installed = fail, not skip.
+
+mod embedded;
 mod model_check;
+mod protocol;
+mod statements;
+mod support;
+mod tidy;
+mod torture;

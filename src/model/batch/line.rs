@@ -1,12 +1,12 @@
 //! Stored lines: a record as canonical JSON on one line, and the digest of all of them.
 
-use std::{borrow::Cow, fmt::Write};
+use std::borrow::Cow;
 
 use memchr::{memchr, memchr2};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Batch, Line};
-use crate::model::{Timestamp, partitioner};
+use crate::model::partitioner;
 
 const TRACEPARENT: &str = "traceparent";
 
@@ -60,7 +60,8 @@ pub(super) struct Record<'a> {
     pub value_base64: Option<Text<'a>>,
     pub key: Option<Text<'a>>,
     pub id: Option<Text<'a>>,
-    pub timestamp: Option<Timestamp>,
+    /// As it is answered: RFC 3339 in UTC with milliseconds.
+    pub timestamp: Option<Cow<'a, str>>,
     /// By name, each once. Kept between records for its capacity, so `has_headers` tells.
     pub headers: Vec<(Text<'a>, Text<'a>)>,
     pub has_headers: bool,
@@ -84,11 +85,14 @@ pub(super) struct Lines {
 }
 
 impl Lines {
+    /// For about `capacity` bytes of lines, before a `traceparent` is added.
     pub fn new(capacity: usize, traceparent: Option<&str>) -> Self {
         let trace_header =
             traceparent.map(|value| format!("\"{TRACEPARENT}\":{}", string_token(value)));
+        // Enough for a single record; a long batch grows as it needs.
+        let trace_bytes = trace_header.as_ref().map_or(0, |header| header.len() + 16);
         Self {
-            lines: String::with_capacity(capacity),
+            lines: String::with_capacity(capacity + trace_bytes),
             records: Vec::new(),
             hasher: Xxh3::new(),
             trace_header,
@@ -141,9 +145,10 @@ fn write_line(out: &mut String, record: &Record) {
         out.push_str(",\"id\":");
         out.push_str(&id.token);
     }
-    if let Some(timestamp) = record.timestamp {
-        // Writing to a String cannot fail.
-        let _ = write!(out, ",\"timestamp\":\"{timestamp}\"");
+    if let Some(timestamp) = &record.timestamp {
+        out.push_str(",\"timestamp\":\"");
+        out.push_str(timestamp);
+        out.push('"');
     }
     if record.has_headers {
         out.push_str(",\"headers\":{");

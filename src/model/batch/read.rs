@@ -1,6 +1,8 @@
 //! Reads the records of a request in one pass over its bytes: `visit` finds the fields, and every
 //! field comes here as the bytes the client sent, to be judged.
 
+use std::borrow::Cow;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::de::{DeserializeSeed, Error};
 use serde_json::{Deserializer, error::Category};
@@ -214,10 +216,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn timestamp<E: Error>(&mut self, token: &'a str) -> Result<Option<Timestamp>, E> {
-        let Some(text) = self.text(token)? else { return Ok(None) };
-        match Timestamp::parse(&text.text) {
-            Ok(instant) if WRITABLE_MS.contains(&instant.0) => Ok(Some(instant)),
+    fn timestamp<E: Error>(&mut self, token: &'a str) -> Result<Option<Cow<'a, str>>, E> {
+        let Some(Text { text, .. }) = self.text(token)? else { return Ok(None) };
+        match Timestamp::parse(&text) {
+            Ok(_) if is_canonical(&text) => Ok(Some(text)),
+            Ok(instant) if WRITABLE_MS.contains(&instant.0) => Ok(Some(instant.to_string().into())),
             Ok(_) => Err(self.refuse(None, "the year leaves 0000 to 9999 in UTC".to_owned())),
             Err(detail) => Err(self.refuse(None, detail.to_owned())),
         }
@@ -247,6 +250,19 @@ impl<'a> Reader<'a> {
         };
         Err(self.refuse(None, detail.to_owned()))
     }
+}
+
+/// Whether a valid instant stands as it would be answered: most do, and need not be written anew.
+fn is_canonical(instant: &str) -> bool {
+    let bytes = instant.as_bytes();
+    let at = |index| bytes.get(index).copied();
+    // A leap second is answered as the second after it.
+    let leap = bytes.get(17..19) == Some(b"60");
+    bytes.len() == 24
+        && at(10) == Some(b'T')
+        && at(19) == Some(b'.')
+        && at(23) == Some(b'Z')
+        && !leap
 }
 
 /// What serde calls a kind of JSON, in JSON's words.

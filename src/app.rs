@@ -1,0 +1,193 @@
+//! The composition root: puts the parts together, serves, drains, stops.
+
+use std::{str::FromStr, time::Duration};
+
+use anyhow::Context;
+use secrecy::ExposeSecret;
+use sqlx::postgres::PgConnectOptions;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    broker::{Broker, Settings},
+    config::Config,
+    embedded::{DATABASE, Embedded},
+    http::{self, Limits, auth::Keys},
+    store::{self, Store},
+    telemetry,
+};
+
+/// How long a start waits for a database that is not there yet.
+const DATABASE_WAIT: Duration = Duration::from_secs(60);
+/// How often metrics are tidied.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Serves until SIGTERM or SIGINT, then stops in order: waiting reads answer, appends in flight
+/// finish, connections close, the own PostgreSQL stops.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let metrics = telemetry::metrics()?;
+    let keys = keys(&config)?;
+    // before anything slow: a port that is taken is told at once
+    let listener = TcpListener::bind(config.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen on {}", config.listen))?;
+    let address = listener.local_addr()?;
+
+    let (mut embedded, options) = database(&config).await?;
+    let store = Store::new(options, config.pool_connections);
+    migrate(&store).await?;
+    let broker = Broker::start(store, settings(&config));
+    let limits = limits(&config);
+    let router = http::router(broker.clone(), keys, limits.clone(), || metrics.render());
+
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let server = tokio::spawn(async move {
+        http::server::serve(listener, router, &limits, stopped).await;
+    });
+    let upkeep = tokio::spawn(async move {
+        loop {
+            sleep(UPKEEP_INTERVAL).await;
+            metrics.run_upkeep();
+        }
+    });
+    tracing::info!(%address, "ready");
+    if !config.has_token_key() {
+        tracing::warn!("no token key: every request is the tenant \"default\" with all scopes");
+        println!("{}", greeting(&format!("http://{address}")));
+    }
+
+    let outcome = until_told(embedded.as_ref()).await;
+    tracing::info!("stopping; a second signal ends at once");
+    broker.drain();
+    stop.cancel();
+    server.await.context("the server panicked")?;
+    broker.stop().await;
+    upkeep.abort();
+    if let Some(mut embedded) = embedded.take() {
+        tokio::task::spawn_blocking(move || embedded.stop()).await?;
+    }
+    tracing::info!("stopped");
+    outcome
+}
+
+/// Ok on a signal, an error when the own PostgreSQL is given up.
+async fn until_told(embedded: Option<&Embedded>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let failed = async {
+        match embedded {
+            Some(embedded) => embedded.failed().await,
+            None => std::future::pending().await,
+        }
+    };
+    let outcome = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        reason = failed => Err(anyhow::anyhow!(reason)),
+    };
+    tokio::spawn(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        // the own PostgreSQL ends with its parent
+        std::process::exit(1);
+    });
+    outcome
+}
+
+fn keys(config: &Config) -> anyhow::Result<Keys> {
+    let (audience, issuer) = (&config.token_audience, &config.token_issuer);
+    let keys = match (&config.token_jwks_file, &config.token_hs256_secret) {
+        (Some(path), _) => {
+            let document = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read token_jwks_file {}", path.display()))?;
+            Keys::jwks(&document, audience, issuer)
+        }
+        (None, Some(secret)) => Keys::hs256(secret, audience, issuer),
+        (None, None) => Keys::open(),
+    };
+    keys.map_err(|what| anyhow::anyhow!(what))
+}
+
+/// The given database, or an own one.
+async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnectOptions)> {
+    if let Some(url) = &config.database_url {
+        let options = PgConnectOptions::from_str(url.expose_secret());
+        // the error of a bad URL may quote it, password and all
+        let options = options.map_err(|_| anyhow::anyhow!("database_url is not a Postgres URL"))?;
+        return Ok((None, options));
+    }
+    let data_dir = config.data_dir.clone();
+    let connections = config.lanes + config.pool_connections as usize + SPARE_CONNECTIONS;
+    let start = move || {
+        Embedded::start(&data_dir, &[("max_connections", &connections.max(100).to_string())])
+    };
+    let embedded = tokio::task::spawn_blocking(start).await.context("starting PostgreSQL")??;
+    let options = embedded.connect_options(DATABASE);
+    Ok((Some(embedded), options))
+}
+
+/// Connections beside lanes and pool: listener, notices, migration, people with psql.
+const SPARE_CONNECTIONS: usize = 20;
+
+async fn migrate(store: &Store) -> anyhow::Result<()> {
+    let started = Instant::now();
+    loop {
+        match store.migrate().await {
+            Err(store::Error::Unavailable(error)) if started.elapsed() < DATABASE_WAIT => {
+                tracing::warn!(%error, "the database is not there yet");
+                sleep(Duration::from_secs(1)).await;
+            }
+            migrated => return migrated.context("cannot prepare the database"),
+        }
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        lanes: config.lanes,
+        gap_wait_ms: config.gap_wait_ms,
+        max_waiting_reads: config.max_waiting_reads,
+        page_cache_bytes: usize::try_from(config.page_cache_bytes).unwrap_or(usize::MAX),
+        snapshot_rows: i64::try_from(config.snapshot_rows).unwrap_or(i64::MAX),
+        ..Settings::default()
+    }
+}
+
+fn limits(config: &Config) -> Limits {
+    Limits {
+        max_body_bytes: config.max_body_bytes,
+        body_timeout_ms: config.body_timeout_ms,
+        max_in_flight_bytes: config.max_in_flight_bytes,
+        header_timeout_ms: config.header_timeout_ms,
+        max_connections: config.max_connections,
+        drain_timeout_ms: config.drain_timeout_ms,
+        ..Limits::default()
+    }
+}
+
+/// What a newcomer sees; the lines work as they stand, as often as one likes.
+fn greeting(url: &str) -> String {
+    format!(
+        r#"
+oncelog is ready on {url} (tenant "default", no token, this machine only). Try it:
+
+# make a topic
+curl -s -X PUT {url}/v1/topics/orders; echo
+
+# open a session and append to it
+producer=$(curl -s -X POST {url}/v1/sessions | sed 's/.*"producer_id": *\([0-9]*\).*/\1/')
+append() {{ curl -s {url}/v1/topics/orders/records -H 'Content-Type: application/json' \
+  -d '{{"producer_id": '$producer', "epoch": 0, "sequence": 0, "records": [{{"key": "customer-7", "value": {{"total": 12.50}}}}]}}'; echo; }}
+append
+
+# send the same again: "duplicate": true, and the first answer's offset
+append
+
+# read it back
+curl -s {url}/v1/topics/orders/partitions/0/records; echo
+"#
+    )
+}

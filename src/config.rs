@@ -1,0 +1,262 @@
+//! The configuration: the only reader of flags, environment and file.
+//!
+//! One list of keys, below, makes the struct, the flags (`--data-dir`), the variables
+//! (`ONCELOG_DATA_DIR`), the keys of the TOML file (`data_dir`), the help and what is printed.
+//! Defaults < file < environment < flags. All mistakes are reported at once, each with its origin,
+//! and none shows a secret.
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
+
+use secrecy::SecretString;
+use tracing::level_filters::LevelFilter;
+
+mod parse;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use parse::{
+    address, cores, database_url, hs256_secret, log_format, log_level, number, optional, path, word,
+};
+use sources::Given;
+pub use sources::{Flags, Origin};
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// One thing that can be configured.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    pub name: &'static str,
+    /// Empty: none.
+    pub default: &'static str,
+    pub secret: bool,
+    /// What the help calls its value.
+    pub value_name: &'static str,
+    pub doc: &'static str,
+}
+
+/// The value in force of one key, as a person may see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: &'static str,
+    /// `***` for a secret.
+    pub shown: String,
+    pub origin: Origin,
+}
+
+macro_rules! keys {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal,
+       $visibility:ident $value_name:literal $parse:expr;)*) => {
+        /// Everything that can be set, checked.
+        #[derive(Clone, Debug)]
+        pub struct Config {
+            $($(#[doc = $doc])+ pub $name: $type,)*
+            /// Every value with its origin, in the order of the list.
+            pub entries: Vec<Entry>,
+        }
+
+        /// The list of all keys.
+        pub const KEYS: &[Key] = &[$(Key {
+            name: stringify!($name),
+            default: $default,
+            secret: keys!(@secret $visibility),
+            value_name: $value_name,
+            doc: concat!($($doc),+),
+        }),*];
+
+        impl Config {
+            /// None only if a default does not parse, which a test forbids.
+            fn parse(given: &mut Given) -> Option<Self> {
+                let mut entries = Vec::with_capacity(KEYS.len());
+                let mut keys = KEYS.iter();
+                $(let $name = given.parse(keys.next()?, &mut entries, $parse);)*
+                Some(Self { $($name: $name?,)* entries })
+            }
+        }
+    };
+    (@secret secret) => { true };
+    (@secret public) => { false };
+}
+
+keys! {
+    /// Where to serve HTTP; without a token key only a loopback address
+    listen: SocketAddr = "127.0.0.1:8080", public "ADDRESS" address;
+    /// The directory of the PostgreSQL that oncelog runs itself
+    data_dir: PathBuf = "./data", public "DIR" path;
+    /// A PostgreSQL server to use instead of an own one
+    database_url: Option<SecretString> = "", secret "URL" optional(database_url);
+    /// The key of HS256 tokens, at least 32 bytes
+    token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
+    /// A JWKS file with the keys of tokens
+    token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
+    /// The `aud` that tokens must have
+    token_audience: String = "oncelog", public "NAME" word;
+    /// The `iss` that tokens must have
+    token_issuer: String = "oncelog", public "NAME" word;
+    /// Writers, each with its own database connection; 0: a quarter of the cores
+    lanes: usize = "0", public "COUNT" cores(4, 256);
+    /// Threads that serve requests; 0: half of the cores
+    worker_threads: usize = "0", public "COUNT" cores(2, 1024);
+    /// Database connections for reads and administration
+    pool_connections: u32 = "10", public "COUNT" number(1..=1000);
+    /// How long a sequenced append waits for the ones before it
+    gap_wait_ms: u64 = "1000", public "MS" number(0..=60_000);
+    /// Largest request body, after decompression
+    max_body_bytes: usize = "16777216", public "BYTES" number(1 << 16..=1 << 30);
+    /// How long a request body may take to arrive
+    body_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
+    /// How long a request head may take to arrive
+    header_timeout_ms: u64 = "10000", public "MS" number(100..=600_000);
+    /// Most connections at a time
+    max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
+    /// Most reads that may wait for records at a time
+    max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
+    /// Most bytes of request bodies held at a time, and of answers
+    max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
+    /// Most bytes of recent records kept for reads
+    page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);
+    /// How long to let requests end when stopping
+    drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
+    /// Batches of a log after which its sessions are written down
+    snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
+    /// How log lines look: text or json
+    log_format: LogFormat = "text", public "FORMAT" log_format;
+    /// The least severe log lines to write: error, warn, info, debug or trace
+    log_level: LevelFilter = "info", public "LEVEL" log_level;
+}
+
+/// One thing wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The key, if it is about one.
+    pub key: Option<&'static str>,
+    pub text: String,
+}
+
+impl Mistake {
+    fn of(key: &Key, origin: &Origin, what: &str) -> Self {
+        Self { key: Some(key.name), text: format!("{} (from {origin}) {what}", key.name) }
+    }
+}
+
+/// Everything wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Mistakes(pub Vec<Mistake>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the configuration has mistakes:")?;
+        self.0.iter().try_for_each(|mistake| write!(f, "\n  - {}", mistake.text))
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.entries.iter().try_for_each(|Entry { name, shown, origin }| {
+            writeln!(f, "{name} = {shown}  # {origin}")
+        })
+    }
+}
+
+impl Config {
+    /// Reads the process's environment and the file, under these flags.
+    pub fn load(flags: &Flags) -> Result<Self, Mistakes> {
+        let environment = std::env::vars_os()
+            .map(|(name, text)| (lossy(&name), lossy(&text)))
+            .collect::<BTreeMap<_, _>>();
+        Self::from_sources(flags, &environment)
+    }
+
+    /// The same, from an environment that is given.
+    pub fn from_sources(
+        flags: &Flags,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<Self, Mistakes> {
+        let mut given = Given::read(flags, environment);
+        let config = Self::parse(&mut given);
+        let mut mistakes = given.mistakes;
+        if let Some(config) = &config {
+            config.check(&mut mistakes);
+        }
+        match config {
+            Some(config) if mistakes.is_empty() => Ok(config),
+            _ => Err(Mistakes(mistakes)),
+        }
+    }
+
+    /// Whether requests need a token.
+    pub fn has_token_key(&self) -> bool {
+        self.token_hs256_secret.is_some() || self.token_jwks_file.is_some()
+    }
+
+    /// What must hold between keys. A key that is itself wrong is left out: it has a default here.
+    fn check(&self, mistakes: &mut Vec<Mistake>) {
+        let wrong: Vec<&str> = mistakes.iter().filter_map(|mistake| mistake.key).collect();
+        let right = |keys: &[&str]| keys.iter().all(|key| !wrong.contains(key));
+        let mut found = Vec::new();
+        let open = !self.has_token_key() && right(&["token_hs256_secret", "token_jwks_file"]);
+        if open && self.database_url.is_some() {
+            found.push(
+                "with database_url requests need tokens: set token_hs256_secret (such as \
+                 ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\") or token_jwks_file"
+                    .to_owned(),
+            );
+        } else if open && !self.listen.ip().is_loopback() && right(&["listen", "database_url"]) {
+            found.push(format!(
+                "listen is {}, which others can reach, and nothing asks them for a token: listen \
+                 on 127.0.0.1, or set token_hs256_secret or token_jwks_file",
+                self.listen
+            ));
+        }
+        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
+            found.push(
+                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
+            );
+        }
+        if self.max_in_flight_bytes < self.max_body_bytes
+            && right(&["max_in_flight_bytes", "max_body_bytes"])
+        {
+            found.push(format!(
+                "max_in_flight_bytes ({}) must not be less than max_body_bytes ({}), or the \
+                 largest body could never be accepted",
+                self.max_in_flight_bytes, self.max_body_bytes
+            ));
+        }
+        mistakes.extend(found.into_iter().map(|text| Mistake { key: None, text }));
+    }
+}
+
+impl Given {
+    /// The value of one key; a wrong one is noted, and the default goes on in its place so that
+    /// the other mistakes are found too.
+    fn parse<T>(
+        &mut self,
+        key: &'static Key,
+        entries: &mut Vec<Entry>,
+        parse: impl Fn(&str) -> parse::Parsed<T>,
+    ) -> Option<T> {
+        let (text, origin) = match self.values.get(key.name) {
+            Some((text, origin)) => (text.as_str(), origin.clone()),
+            None => (key.default, Origin::Default),
+        };
+        let shown = if key.secret && !text.is_empty() { "***" } else { text };
+        entries.push(Entry { name: key.name, shown: shown.into(), origin: origin.clone() });
+        match parse(text) {
+            Ok(value) => Some(value),
+            Err(expected) => {
+                let what = if key.secret { expected } else { format!("is `{text}`, {expected}") };
+                self.mistakes.push(Mistake::of(key, &origin, &what));
+                parse(key.default).ok()
+            }
+        }
+    }
+}
+
+fn lossy(text: &std::ffi::OsStr) -> String {
+    text.to_string_lossy().into_owned()
+}

@@ -1,0 +1,86 @@
+//! How the text of a value becomes what the program uses. A parser's error says what is expected,
+//! never what was given: that may be a secret.
+
+use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
+
+use secrecy::SecretString;
+use sqlx::postgres::PgConnectOptions;
+use tracing::level_filters::LevelFilter;
+
+use super::LogFormat;
+
+pub(super) type Parsed<T> = Result<T, String>;
+
+/// Shorter keys can be guessed (RFC 7518, 3.2).
+const SHORTEST_HS256_SECRET_BYTES: usize = 32;
+
+pub(super) fn number<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Parsed<T>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    move |text| match text.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => Err(format!("must be a whole number from {} to {}", range.start(), range.end())),
+    }
+}
+
+/// A number whose 0 stands for one part in `share` of the machine's cores, at least 1.
+pub(super) fn cores(share: usize, most: usize) -> impl Fn(&str) -> Parsed<usize> {
+    move |text| match number(0..=most)(text)? {
+        0 => Ok((std::thread::available_parallelism().map_or(1, usize::from) / share).max(1)),
+        given => Ok(given),
+    }
+}
+
+/// No text is no value.
+pub(super) fn optional<T>(parse: impl Fn(&str) -> Parsed<T>) -> impl Fn(&str) -> Parsed<Option<T>> {
+    move |text| if text.is_empty() { Ok(None) } else { parse(text).map(Some) }
+}
+
+pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
+    text.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:8080".into())
+}
+
+pub(super) fn path(text: &str) -> Parsed<PathBuf> {
+    if text.is_empty() { Err("must be a path".into()) } else { Ok(text.into()) }
+}
+
+pub(super) fn word(text: &str) -> Parsed<String> {
+    if text.trim().is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
+}
+
+pub(super) fn database_url(text: &str) -> Parsed<SecretString> {
+    let is_postgres = text.starts_with("postgres://") || text.starts_with("postgresql://");
+    if is_postgres && text.parse::<PgConnectOptions>().is_ok() {
+        Ok(text.into())
+    } else {
+        Err("must be a URL such as postgres://user:password@host:5432/database".into())
+    }
+}
+
+pub(super) fn hs256_secret(text: &str) -> Parsed<SecretString> {
+    if text.len() >= SHORTEST_HS256_SECRET_BYTES {
+        Ok(text.into())
+    } else {
+        Err(format!("must have at least {SHORTEST_HS256_SECRET_BYTES} bytes"))
+    }
+}
+
+pub(super) fn log_format(text: &str) -> Parsed<LogFormat> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("must be text or json".into()),
+    }
+}
+
+pub(super) fn log_level(text: &str) -> Parsed<LevelFilter> {
+    match text {
+        "error" => Ok(LevelFilter::ERROR),
+        "warn" => Ok(LevelFilter::WARN),
+        "info" => Ok(LevelFilter::INFO),
+        "debug" => Ok(LevelFilter::DEBUG),
+        "trace" => Ok(LevelFilter::TRACE),
+        _ => Err("must be error, warn, info, debug or trace".into()),
+    }
+}

@@ -1,0 +1,202 @@
+//! Where values come from: flags, environment and file, each read into text with its origin.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
+
+use super::{KEYS, Key, Mistake};
+
+/// Variables of the command line's clients and of the tests, which are no configuration.
+const FOREIGN_VARIABLES: &[&str] = &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONFIG"];
+const PREFIX: &str = "ONCELOG_";
+
+/// Who said so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File(PathBuf),
+    Environment(String),
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// The flags given on the command line: one for each key, and `--config`. No `Debug`: it holds secrets.
+#[derive(Clone, Default)]
+pub struct Flags {
+    pub config: Option<PathBuf>,
+    pub values: BTreeMap<&'static str, String>,
+}
+
+impl clap::Args for Flags {
+    fn augment_args(command: Command) -> Command {
+        let config = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .help("The TOML file with the same keys [env: ONCELOG_CONFIG]");
+        KEYS.iter().fold(command.arg(config), |command, key| {
+            command.arg(
+                Arg::new(key.name).long(key.flag()).value_name(key.value_name).help(key.help()),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Flags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        if let Some(path) = matches.get_one::<String>("config") {
+            self.config = Some(path.into());
+        }
+        for key in KEYS {
+            if let Some(value) = matches.get_one::<String>(key.name) {
+                self.values.insert(key.name, value.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text in force for each key that somebody set.
+#[derive(Default)]
+pub(super) struct Given {
+    pub values: BTreeMap<&'static str, (String, Origin)>,
+    pub mistakes: Vec<Mistake>,
+}
+
+impl Given {
+    /// Reads all sources, the weakest first: a later one overrules.
+    pub fn read(flags: &Flags, environment: &BTreeMap<String, String>) -> Self {
+        let mut given = Self::default();
+        let named = environment.get("ONCELOG_CONFIG").filter(|path| !path.is_empty());
+        if let Some(path) = flags.config.clone().or_else(|| named.map(PathBuf::from)) {
+            given.read_file(path);
+        }
+        given.read_environment(environment);
+        for (name, text) in &flags.values {
+            let origin = Origin::Flag(format!("--{}", name.replace('_', "-")));
+            given.values.insert(name, (text.clone(), origin));
+        }
+        given
+    }
+
+    fn read_file(&mut self, path: PathBuf) {
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) => {
+                return self.mistake(format!("cannot read the file {}: {error}", path.display()));
+            }
+        };
+        let table: toml::Table = match text.parse() {
+            Ok(table) => table,
+            Err(error) => {
+                // Not the error's own words in full: they quote the line, which may hold a secret.
+                let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+                let what = error.message();
+                let path = path.display();
+                return self.mistake(format!("{path}, near line {line}, is not TOML: {what}"));
+            }
+        };
+        for (name, value) in table {
+            let Some(key) = KEYS.iter().find(|key| key.name == name) else {
+                self.mistake(format!(
+                    "unknown key `{name}` in {}; `oncelog serve --help` lists all",
+                    path.display()
+                ));
+                continue;
+            };
+            let text = match value {
+                toml::Value::String(text) => text,
+                toml::Value::Integer(number) => number.to_string(),
+                other => {
+                    let kind = other.type_str();
+                    let text = format!("is a {kind}, but must be a string or a whole number");
+                    self.mistakes.push(Mistake::of(key, &Origin::File(path.clone()), &text));
+                    continue;
+                }
+            };
+            self.values.insert(key.name, (text, Origin::File(path.clone())));
+        }
+    }
+
+    /// An empty variable is as good as none: compose files and shells leave them behind.
+    fn read_environment(&mut self, environment: &BTreeMap<String, String>) {
+        let set = |name: &str| environment.get(name).filter(|text| !text.is_empty());
+        for key in KEYS {
+            for name in key.variables() {
+                if let Some(text) = set(&name) {
+                    self.values.insert(key.name, (text.clone(), Origin::Environment(name)));
+                }
+            }
+        }
+        for (name, text) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+            let known = KEYS.iter().any(|key| key.variable() == *name)
+                || FOREIGN_VARIABLES.contains(&name.as_str())
+                || name.starts_with("ONCELOG_TEST_")
+                || is_service_link(name, text);
+            if !known {
+                self.mistake(format!(
+                    "unknown environment variable {name}; `oncelog serve --help` lists all"
+                ));
+            }
+        }
+    }
+
+    fn mistake(&mut self, text: String) {
+        self.mistakes.push(Mistake { key: None, text });
+    }
+}
+
+/// What Kubernetes writes into a pod's environment when a Service is named oncelog or oncelog-*.
+fn is_service_link(name: &str, text: &str) -> bool {
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.contains("_PORT_")
+        || (name.ends_with("_PORT") && text.contains("://"))
+}
+
+impl Key {
+    pub fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    pub fn variable(&self) -> String {
+        format!("{PREFIX}{}", self.name.to_uppercase())
+    }
+
+    /// The variables that set it, the weakest first.
+    fn variables(&self) -> Vec<String> {
+        match self.name {
+            "database_url" => vec!["DATABASE_URL".into(), self.variable()],
+            _ => vec![self.variable()],
+        }
+    }
+
+    fn help(&self) -> String {
+        let variables = self.variables().join(" or ");
+        let default = match self.default {
+            "" => String::new(),
+            default => format!(" [default: {default}]"),
+        };
+        let doc = self.doc.trim();
+        format!("{doc}{default} [env: {variables}]")
+    }
+}

@@ -1,0 +1,179 @@
+use std::io::Write;
+
+use super::*;
+
+const SECRET: &str = "a-secret-that-nobody-may-ever-see";
+const URL: &str = "postgres://me:hunter2@db:5432/oncelog";
+
+fn environment(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+}
+
+fn flags(pairs: &[(&'static str, &str)]) -> Flags {
+    Flags {
+        config: None,
+        values: pairs.iter().map(|(name, text)| (*name, (*text).into())).collect(),
+    }
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn mistakes(flags: &Flags, pairs: &[(&str, &str)]) -> String {
+    Config::from_sources(flags, &environment(pairs)).unwrap_err().to_string()
+}
+
+fn origin<'a>(config: &'a Config, name: &str) -> &'a Origin {
+    &config.entries.iter().find(|entry| entry.name == name).unwrap().origin
+}
+
+#[test]
+fn every_default_is_right() {
+    let config = Config::from_sources(&Flags::default(), &BTreeMap::new()).unwrap();
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.max_body_bytes, 16 << 20);
+    assert_eq!(config.max_in_flight_bytes, 256 << 20);
+    assert_eq!(config.page_cache_bytes, 128 << 20);
+    assert!(config.lanes >= 1 && config.worker_threads >= 1);
+    assert_eq!(config.entries.len(), KEYS.len());
+    assert!(config.entries.iter().all(|entry| entry.origin == Origin::Default));
+    assert!(!config.has_token_key());
+}
+
+#[test]
+fn a_later_source_overrules() {
+    let file = file("lanes = 3\npool_connections = 3\ngap_wait_ms = \"3\"\n");
+    let mut flags = flags(&[("lanes", "5")]);
+    flags.config = Some(file.path().into());
+    let variables = [("ONCELOG_LANES", "4"), ("ONCELOG_POOL_CONNECTIONS", "4")];
+    let config = Config::from_sources(&flags, &environment(&variables)).unwrap();
+    assert_eq!((config.lanes, config.pool_connections, config.gap_wait_ms), (5, 4, 3));
+    assert_eq!(*origin(&config, "lanes"), Origin::Flag("--lanes".into()));
+    assert_eq!(
+        *origin(&config, "pool_connections"),
+        Origin::Environment("ONCELOG_POOL_CONNECTIONS".into())
+    );
+    assert_eq!(*origin(&config, "gap_wait_ms"), Origin::File(file.path().into()));
+    assert_eq!(*origin(&config, "listen"), Origin::Default);
+    let path = file.path().to_str().unwrap();
+    let config =
+        Config::from_sources(&Flags::default(), &environment(&[("ONCELOG_CONFIG", path)])).unwrap();
+    assert_eq!(config.lanes, 3);
+}
+
+#[test]
+fn the_own_variable_overrules_the_common_one() {
+    let mut variables = vec![("DATABASE_URL", URL), ("ONCELOG_TOKEN_HS256_SECRET", SECRET)];
+    let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();
+    assert_eq!(*origin(&config, "database_url"), Origin::Environment("DATABASE_URL".into()));
+    variables.push(("ONCELOG_DATABASE_URL", "postgres://other/db"));
+    let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();
+    assert_eq!(
+        *origin(&config, "database_url"),
+        Origin::Environment("ONCELOG_DATABASE_URL".into())
+    );
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let file = file("colour = 1\nlanes = [1]\nbody_timeout_ms = 1\n");
+    let mut flags = flags(&[("listen", "localhost"), ("max_body_bytes", "many")]);
+    flags.config = Some(file.path().into());
+    let text = mistakes(
+        &flags,
+        &[
+            ("ONCELOG_TOKEN_HS256_SECRET", "short"),
+            ("ONCELOG_LISTENN", "x"),
+            ("ONCELOG_LOG_LEVEL", "loud"),
+            ("DATABASE_URL", "mysql://me:hunter2@db"),
+        ],
+    );
+    let path = file.path().display();
+    let expected = [
+        format!("unknown key `colour` in {path}"),
+        format!("lanes (from file {path}) is a array, but must be a string or a whole number"),
+        "unknown environment variable ONCELOG_LISTENN".into(),
+        "listen (from flag --listen) is `localhost`, must be an IP address and a port".into(),
+        "max_body_bytes (from flag --max-body-bytes) is `many`, must be a whole number from \
+         65536 to 1073741824"
+            .into(),
+        format!("body_timeout_ms (from file {path}) is `1`, must be a whole number from 100 to"),
+        "token_hs256_secret (from environment ONCELOG_TOKEN_HS256_SECRET) must have at least 32"
+            .into(),
+        "log_level (from environment ONCELOG_LOG_LEVEL) is `loud`, must be error, warn".into(),
+        "database_url (from environment DATABASE_URL) must be a URL such as".into(),
+    ];
+    for words in &expected {
+        assert!(text.contains(words.as_str()), "{words:?} is not in\n{text}");
+    }
+    assert_eq!(text.matches("\n  - ").count(), expected.len(), "{text}");
+    assert!(!text.contains("hunter2") && !text.contains("short"), "{text}");
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let variables = [("DATABASE_URL", URL), ("ONCELOG_TOKEN_HS256_SECRET", SECRET)];
+    let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();
+    let shown = format!("{config:?}\n{config:#?}\n{config}");
+    assert!(!shown.contains(SECRET) && !shown.contains("hunter2"), "{shown}");
+    assert!(shown.contains("token_hs256_secret = ***  # environment ONCELOG_TOKEN_HS256_SECRET"));
+    assert!(shown.contains("database_url = ***  # environment DATABASE_URL"));
+
+    // TOML errors quote the line by default.
+    let file = file(&format!("lanes = 1\ntoken_hs256_secret = \"{SECRET}\n"));
+    let flags = Flags { config: Some(file.path().into()), ..Flags::default() };
+    let text = mistakes(&flags, &[]);
+    assert!(text.contains("near line 2, is not TOML"), "{text}");
+    assert!(!text.contains(SECRET), "{text}");
+}
+
+#[test]
+fn nobody_is_served_without_a_token_from_afar() {
+    let text = mistakes(&flags(&[("listen", "0.0.0.0:8080")]), &[]);
+    assert!(text.contains("listen is 0.0.0.0:8080, which others can reach"), "{text}");
+    let text = mistakes(&Flags::default(), &[("DATABASE_URL", URL)]);
+    assert!(text.contains("with database_url requests need tokens"), "{text}");
+    for key in [("token_hs256_secret", SECRET), ("token_jwks_file", "keys.json")] {
+        for other in [("listen", "0.0.0.0:8080"), ("database_url", URL)] {
+            let flags = flags(&[key, other]);
+            let config = Config::from_sources(&flags, &BTreeMap::new()).unwrap();
+            assert!(config.has_token_key());
+        }
+    }
+    let loopback = flags(&[("listen", "[::1]:0")]);
+    assert!(Config::from_sources(&loopback, &BTreeMap::new()).is_ok());
+}
+
+#[test]
+fn one_largest_body_must_fit_in_flight() {
+    let text = mistakes(&flags(&[("max_in_flight_bytes", "65536")]), &[]);
+    assert!(text.contains("max_in_flight_bytes (65536) must not be less than"), "{text}");
+}
+
+#[test]
+fn what_is_not_ours_in_the_environment_is_left_alone() {
+    let foreign = [
+        ("ONCELOG_URL", "http://localhost"),
+        ("ONCELOG_TOKEN", "x"),
+        ("ONCELOG_TEST_DIR", "x"),
+        ("ONCELOG_LISTEN", ""),
+        ("ONCELOG_SERVICE_HOST", "10.0.0.1"),
+        ("ONCELOG_SERVICE_PORT_HTTP", "8080"),
+        ("ONCELOG_PORT", "tcp://10.0.0.1:8080"),
+        ("ONCELOG_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("PATH", "/bin"),
+    ];
+    Config::from_sources(&Flags::default(), &environment(&foreign)).unwrap();
+    let text = mistakes(&Flags::default(), &[("ONCELOG_PORT", "8080")]);
+    assert!(text.contains("unknown environment variable ONCELOG_PORT"), "{text}");
+}
+
+#[test]
+fn a_missing_file_is_a_mistake() {
+    let flags = Flags { config: Some("/nowhere/oncelog.toml".into()), ..Flags::default() };
+    let text = mistakes(&flags, &[]);
+    assert!(text.contains("cannot read the file /nowhere/oncelog.toml"), "{text}");
+}

@@ -1,0 +1,248 @@
+//! Appends: records spread over a topic by key, or all into one partition.
+
+use axum::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    access::{PartitionPath, Produce, TopicAccess},
+    body::Records,
+    docs::Append as AppendBody,
+    json::Faults,
+    media::{AnswersJson, Media},
+    query::NoParameters,
+};
+use crate::{
+    broker::Error,
+    model::{
+        Batch, Code, Envelope, Invalid, ProducerId,
+        transfer::{Append, Appended, Numbered, Placed, Scope},
+    },
+};
+
+/// What a JSON body has in its envelope, beside lines of records.
+#[derive(Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AppendQuery {
+    /// With NDJSON: the session's producer. It comes with `epoch` and `sequence`.
+    #[param(minimum = 0)]
+    producer_id: Option<i64>,
+    /// With NDJSON: the session's epoch.
+    #[param(minimum = 0)]
+    epoch: Option<i64>,
+    /// With NDJSON: the number of this request in its scope.
+    #[param(minimum = 0)]
+    sequence: Option<i64>,
+    /// With NDJSON, to one partition: append only if this is its next offset.
+    #[param(minimum = 0)]
+    expected_offset: Option<i64>,
+}
+
+/// The append that a request asks for in this scope.
+fn asked(records: &Records, scope: Scope) -> Result<Append, Error> {
+    let traceparent = records.traceparent.as_deref();
+    let (envelope, batch, prefix) = match records.media() {
+        Media::Json => {
+            let NoParameters {} = records.query()?;
+            let (envelope, batch) = Batch::from_json(records.text()?.as_bytes(), traceparent)?;
+            (envelope, batch, "/")
+        }
+        Media::Ndjson => {
+            let query: AppendQuery = records.query()?;
+            let envelope = Envelope {
+                producer_id: query.producer_id,
+                epoch: query.epoch,
+                sequence: query.sequence,
+                expected_offset: query.expected_offset,
+            };
+            // The cheaper check first.
+            numbered(&envelope, scope, "?")?;
+            (envelope, Batch::from_ndjson(records.text()?.as_bytes(), traceparent)?, "?")
+        }
+    };
+    let numbered = numbered(&envelope, scope, prefix)?;
+    Ok(Append { numbered, expected_offset: envelope.expected_offset, batch })
+}
+
+/// `producer_id`, `epoch` and `sequence` together or not at all.
+fn numbered(envelope: &Envelope, scope: Scope, prefix: &str) -> Result<Option<Numbered>, Invalid> {
+    let mut faults = Faults::default();
+    let at = |name: &str| format!("{prefix}{name}");
+    let parts = [
+        ("producer_id", envelope.producer_id),
+        ("epoch", envelope.epoch),
+        ("sequence", envelope.sequence),
+    ];
+    for (name, value) in parts {
+        faults.count(&at(name), value);
+        if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
+            let why = "missing: producer_id, epoch and sequence come together or not at all";
+            faults.add(&at(name), why);
+        }
+    }
+    faults.count(&at("expected_offset"), envelope.expected_offset);
+    if envelope.expected_offset.is_some() && scope == Scope::Topic {
+        faults.add(&at("expected_offset"), "only an append to one partition takes it");
+    }
+    faults.finish()?;
+    let (Some(producer_id), Some(epoch), Some(sequence)) =
+        (envelope.producer_id, envelope.epoch, envelope.sequence)
+    else {
+        return Ok(None);
+    };
+    Ok(Some(Numbered { producer_id: ProducerId(producer_id), epoch, sequence }))
+}
+
+/// Where every record went, in request order.
+#[derive(Serialize, ToSchema)]
+pub struct AppendedToTopic {
+    topic: String,
+    /// Null when this repeats an append older than the remembered window.
+    #[schema(required = true)]
+    offsets: Option<Vec<PlacedRecord>>,
+    /// True when this append had been done already.
+    duplicate: bool,
+    #[schema(format = DateTime, required = true)]
+    appended_at: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct PlacedRecord {
+    partition: i32,
+    offset: i64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct AppendedToPartition {
+    topic: String,
+    partition: i32,
+    /// Of the first record; null when this repeats an append older than the remembered window.
+    #[schema(required = true)]
+    base_offset: Option<i64>,
+    record_count: i64,
+    /// True when this append had been done already.
+    duplicate: bool,
+    #[schema(format = DateTime, required = true)]
+    appended_at: Option<String>,
+}
+
+/// Append to a topic
+///
+/// Spreads the records by key (murmur2, as Kafka's clients); those without a key all go to one
+/// partition. With `producer_id`, `epoch` and `sequence` the same request is stored once, however
+/// often it is sent: the repeat answers the first answer with `"duplicate": true`.
+#[utoipa::path(post, path = "/v1/topics/{topic}/records", operation_id = "append_to_topic",
+    tag = "appends",
+    params(("topic" = String, Path, description = "The topic's name"), AppendQuery),
+    request_body(description = "The records, in one JSON object or one a line", content(
+        (AppendBody = "application/json", example = json!({"producer_id": 17, "epoch": 4,
+            "sequence": 12, "records": [{"key": "customer-7", "value": {"total": 12.5},
+            "headers": {"source": "web"}}, {"value_base64": "AAEC"}]})),
+        (String = "application/x-ndjson",
+            example = json!("{\"key\":\"customer-7\",\"value\":{\"total\":12.5}}\n")))),
+    responses((status = 200, description = "Appended, now or before", body = AppendedToTopic,
+        example = json!({"topic": "orders", "offsets": [{"partition": 3, "offset": 100},
+            {"partition": 0, "offset": 57}], "duplicate": false,
+            "appended_at": "2026-11-21T08:00:00.123Z"}))),
+    security(("bearer" = ["produce"])))]
+pub async fn append_to_topic(
+    access: TopicAccess<Produce>,
+    _: AnswersJson,
+    records: Records,
+) -> Result<Json<AppendedToTopic>, Error> {
+    let append = asked(&records, Scope::Topic)?;
+    let done = access.broker.append(access.tenant, &access.topic, Scope::Topic, append).await?;
+    let Appended { placed: Placed::Topic(offsets), duplicate, appended_at } = done else {
+        return Err(misplaced());
+    };
+    let place = |(partition, offset)| PlacedRecord { partition, offset };
+    Ok(Json(AppendedToTopic {
+        topic: access.topic.to_string(),
+        offsets: offsets.map(|offsets| offsets.into_iter().map(place).collect()),
+        duplicate,
+        appended_at: appended_at.map(|at| at.to_string()),
+    }))
+}
+
+/// Append to a partition
+///
+/// All records go to this partition, keys or not, as one batch. `expected_offset` appends only if
+/// it is the partition's next offset (a duplicate by sequence is answered first).
+#[utoipa::path(post, path = "/v1/topics/{topic}/partitions/{partition}/records",
+    operation_id = "append_to_partition", tag = "appends",
+    params(("topic" = String, Path, description = "The topic's name"),
+        ("partition" = i32, Path, description = "The partition, from 0"), AppendQuery),
+    request_body(description = "The records, in one JSON object or one a line", content(
+        (AppendBody = "application/json", example = json!({"producer_id": 17, "epoch": 4,
+            "sequence": 2, "expected_offset": 100,
+            "records": [{"key": "customer-7", "value": 1}, {"value": null}]})),
+        (String = "application/x-ndjson",
+            example = json!("{\"key\":\"customer-7\",\"value\":1}\n{\"value\":null}\n")))),
+    responses((status = 200, description = "Appended, now or before", body = AppendedToPartition,
+        example = json!({"topic": "orders", "partition": 3, "base_offset": 100,
+            "record_count": 2, "duplicate": false, "appended_at": "2026-11-21T08:00:00.123Z"}))),
+    security(("bearer" = ["produce"])))]
+pub async fn append_to_partition(
+    access: TopicAccess<Produce>,
+    PartitionPath(partition): PartitionPath,
+    _: AnswersJson,
+    records: Records,
+) -> Result<Json<AppendedToPartition>, Error> {
+    let scope = Scope::Partition(partition);
+    let append = asked(&records, scope)?;
+    let done = access.broker.append(access.tenant, &access.topic, scope, append).await?;
+    let Placed::Partition { partition, base_offset, record_count } = done.placed else {
+        return Err(misplaced());
+    };
+    Ok(Json(AppendedToPartition {
+        topic: access.topic.to_string(),
+        partition,
+        base_offset,
+        record_count,
+        duplicate: done.duplicate,
+        appended_at: done.appended_at.map(|at| at.to_string()),
+    }))
+}
+
+/// The broker answers in the scope it was asked in; anything else is its fault.
+fn misplaced() -> Error {
+    tracing::error!("an append was answered in another scope than its own");
+    Error::new(Code::Internal, "The append was answered in another scope; repeat it to learn more.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn envelope(parts: [Option<i64>; 4]) -> Envelope {
+        let [producer_id, epoch, sequence, expected_offset] = parts;
+        Envelope { producer_id, epoch, sequence, expected_offset }
+    }
+
+    #[test]
+    fn numbers_come_together() {
+        let none = envelope([None; 4]);
+        assert_eq!(numbered(&none, Scope::Topic, "/"), Ok(None));
+        let all = envelope([Some(17), Some(4), Some(0), Some(9)]);
+        let want = Numbered { producer_id: ProducerId(17), epoch: 4, sequence: 0 };
+        assert_eq!(numbered(&all, Scope::Partition(0), "/"), Ok(Some(want)));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let (topic, partition) = (Scope::Topic, Scope::Partition(1));
+        let table: [(_, _, _, &[&str]); 5] = [
+            ([Some(1), None, None, None], topic, "/", &["/epoch", "/sequence"]),
+            ([None, Some(1), Some(1), None], topic, "?", &["?producer_id"]),
+            ([Some(-1), Some(1 << 53), Some(0), None], topic, "/", &["/producer_id", "/epoch"]),
+            ([None, None, None, Some(5)], topic, "?", &["?expected_offset"]),
+            ([None, None, None, Some(-5)], partition, "/", &["/expected_offset"]),
+        ];
+        for (parts, scope, prefix, want) in table {
+            let faults = numbered(&envelope(parts), scope, prefix).unwrap_err().faults;
+            let pointers: Vec<_> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
+            assert_eq!(pointers, want, "{parts:?}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Tokens: who calls, and what the caller may do.
+//!
+//! A token is a JWT of one issuer for this audience. The algorithm belongs to the key, never to
+//! the token. A verified token is remembered by its SHA-256, so that a signature is checked once.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::http::{HeaderMap, header::AUTHORIZATION};
+use jsonwebtoken::{
+    Algorithm, DecodingKey, Validation,
+    errors::ErrorKind,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
+};
+use moka::future::Cache;
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::{
+    broker::Error,
+    model::{Code, Name, Pattern},
+};
+
+/// Clocks of issuers may be off by this much.
+const LEEWAY_S: u64 = 5;
+const MAX_TOKEN_BYTES: usize = 16 << 10;
+const REMEMBERED_TOKENS: u64 = 10_000;
+/// RFC 7518, 3.2: a key at least as long as the hash.
+const MIN_SECRET_BYTES: usize = 32;
+
+/// What tokens are checked against.
+pub struct Keys {
+    mode: Mode,
+    verified: Cache<[u8; 32], Arc<Grant>>,
+}
+
+enum Mode {
+    /// Embedded: whoever reaches the port may do everything, as tenant `default`.
+    Open(Arc<Grant>),
+    Signed(Vec<Key>),
+}
+
+struct Key {
+    kid: Option<String>,
+    key: DecodingKey,
+    validation: Validation,
+}
+
+impl Keys {
+    /// No token is looked at.
+    pub fn open() -> Result<Self, String> {
+        let tenant = Name::parse("default")?;
+        let scopes = Word::ALL.iter().map(|word| (*word, None)).collect();
+        Ok(Self::of(Mode::Open(Arc::new(Grant { tenant, scopes, expires_at_s: u64::MAX }))))
+    }
+
+    /// One shared secret, for small set-ups.
+    pub fn hs256(secret: &SecretString, audience: &str, issuer: &str) -> Result<Self, String> {
+        let secret = secret.expose_secret().as_bytes();
+        if secret.len() < MIN_SECRET_BYTES {
+            return Err(format!("an HS256 secret has at least {MIN_SECRET_BYTES} bytes"));
+        }
+        let validation = validation(Algorithm::HS256, audience, issuer);
+        let key = Key { kid: None, key: DecodingKey::from_secret(secret), validation };
+        Ok(Self::of(Mode::Signed(vec![key])))
+    }
+
+    /// The public keys of an issuer (RFC 7517). Keys of other kinds and for other uses are left
+    /// out; none left is an error.
+    pub fn jwks(document: &str, audience: &str, issuer: &str) -> Result<Self, String> {
+        let set: JwkSet =
+            serde_json::from_str(document).map_err(|error| format!("not a JWKS: {error}"))?;
+        let mut keys: Vec<Key> = Vec::new();
+        for jwk in &set.keys {
+            let Some(algorithm) = algorithm(jwk) else { continue };
+            let kid = jwk.common.key_id.clone();
+            if keys.iter().any(|key| key.kid == kid) {
+                return Err(format!("two keys of the JWKS have the kid {kid:?}"));
+            }
+            let key = DecodingKey::from_jwk(jwk)
+                .map_err(|error| format!("key {kid:?} of the JWKS: {error}"))?;
+            keys.push(Key { kid, key, validation: validation(algorithm, audience, issuer) });
+        }
+        if keys.is_empty() {
+            return Err("the JWKS has no RS256, ES256 or EdDSA signature key".into());
+        }
+        Ok(Self::of(Mode::Signed(keys)))
+    }
+
+    fn of(mode: Mode) -> Self {
+        let verified = Cache::builder()
+            .max_capacity(REMEMBERED_TOKENS)
+            .time_to_live(Duration::from_secs(3600))
+            .build();
+        Self { mode, verified }
+    }
+
+    /// What the request's token grants.
+    pub async fn grant(&self, headers: &HeaderMap) -> Result<Arc<Grant>, Error> {
+        let keys = match &self.mode {
+            Mode::Open(grant) => return Ok(grant.clone()),
+            Mode::Signed(keys) => keys,
+        };
+        let token = bearer(headers)?;
+        let print: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        if let Some(grant) = self.verified.get(&print).await {
+            return if grant.expires_at_s.saturating_add(LEEWAY_S) > now_s() {
+                Ok(grant)
+            } else {
+                Err(unauthenticated("The token has expired."))
+            };
+        }
+        let grant = Arc::new(verify(keys, token)?);
+        self.verified.insert(print, grant.clone()).await;
+        Ok(grant)
+    }
+}
+
+/// The algorithm a key is for: its own word, or the one its type allows.
+fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
+    let implied = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
+        AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => {
+            (Algorithm::ES256, KeyAlgorithm::ES256)
+        }
+        AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => {
+            (Algorithm::EdDSA, KeyAlgorithm::EdDSA)
+        }
+        _ => return None,
+    };
+    let named = jwk.common.key_algorithm.is_none_or(|named| named == implied.1);
+    let signs = matches!(jwk.common.public_key_use, None | Some(PublicKeyUse::Signature));
+    (named && signs).then_some(implied.0)
+}
+
+fn validation(algorithm: Algorithm, audience: &str, issuer: &str) -> Validation {
+    let mut validation = Validation::new(algorithm);
+    validation.leeway = LEEWAY_S;
+    validation.validate_nbf = true;
+    validation.set_audience(&[audience]);
+    validation.set_issuer(&[issuer]);
+    validation.set_required_spec_claims(&["exp", "aud", "iss"]);
+    validation
+}
+
+fn bearer(headers: &HeaderMap) -> Result<&str, Error> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (first, second) = (values.next(), values.next());
+    let Some(first) = first else {
+        return Err(unauthenticated("A bearer token is needed: Authorization: Bearer <JWT>."));
+    };
+    let token = match (first.to_str().ok().and_then(|text| text.split_once(' ')), second) {
+        (Some((scheme, token)), None) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
+        _ => return Err(unauthenticated("There must be one Authorization header: Bearer <JWT>.")),
+    };
+    if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
+        return Err(unauthenticated("The bearer token is empty or too long."));
+    }
+    Ok(token)
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    /// Some issuers write fractions. (That it is there is checked by its validation.)
+    #[serde(default)]
+    exp: f64,
+    tenant: Option<String>,
+    #[serde(default)]
+    scope: String,
+}
+
+fn verify(keys: &[Key], token: &str) -> Result<Grant, Error> {
+    let header = jsonwebtoken::decode_header(token)
+        .map_err(|_| unauthenticated("The token is not a JWT of a known kind."))?;
+    let named = |key: &&Key| key.kid.is_some() && key.kid == header.kid;
+    // A lone key answers tokens without kid, and the nameless shared secret answers all.
+    let key = match keys {
+        [only] if header.kid.is_none() || only.kid.is_none() => Some(only),
+        _ => keys.iter().find(named),
+    };
+    let key = key.ok_or_else(|| unauthenticated("The token's kid names no key of this server."))?;
+    let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &key.validation);
+    let claims = decoded.map_err(|error| unauthenticated(fault(error.kind())))?.claims;
+    let Some(Ok(tenant)) = claims.tenant.as_deref().map(Name::parse) else {
+        return Err(unauthenticated("The token's claim tenant is missing or no legal name."));
+    };
+    let scopes = claims.scope.split_ascii_whitespace().filter_map(scope).collect();
+    Ok(Grant { tenant, scopes, expires_at_s: claims.exp as u64 })
+}
+
+/// What is wrong, without a word of the token.
+fn fault(kind: &ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::ExpiredSignature => "The token has expired.",
+        ErrorKind::ImmatureSignature => "The token is not valid yet (nbf).",
+        ErrorKind::InvalidAudience => "The token is for another audience (aud).",
+        ErrorKind::InvalidIssuer => "The token is from another issuer (iss).",
+        ErrorKind::InvalidSignature => "The token's signature is not valid.",
+        ErrorKind::InvalidAlgorithm => "The token's alg is not the one of its key.",
+        ErrorKind::MissingRequiredClaim(claim) => match claim.as_str() {
+            "aud" => "The token lacks the claim aud.",
+            "iss" => "The token lacks the claim iss.",
+            _ => "The token lacks the claim exp.",
+        },
+        ErrorKind::Json(_) => "A claim of the token has the wrong type.",
+        _ => "The token is malformed.",
+    }
+}
+
+fn unauthenticated(detail: &str) -> Error {
+    Error::new(Code::Unauthenticated, detail)
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The words of the claim `scope`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Produce,
+    Consume,
+    Group,
+    Admin,
+    Operator,
+}
+
+impl Word {
+    pub const ALL: &'static [Word] =
+        &[Word::Produce, Word::Consume, Word::Group, Word::Admin, Word::Operator];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Word::Produce => "produce",
+            Word::Consume => "consume",
+            Word::Group => "group",
+            Word::Admin => "admin",
+            Word::Operator => "operator",
+        }
+    }
+}
+
+/// `produce` or `produce:orders.*`; words of others are none of our business.
+fn scope(text: &str) -> Option<(Word, Option<Pattern>)> {
+    let (word, pattern) = match text.split_once(':') {
+        Some((_, "")) => return None,
+        Some((word, pattern)) => (word, Some(Pattern::new(pattern))),
+        None => (text, None),
+    };
+    let word = Word::ALL.iter().find(|known| known.as_str() == word)?;
+    Some((*word, pattern))
+}
+
+/// What a verified token permits.
+#[derive(Debug)]
+pub struct Grant {
+    pub tenant: Name,
+    scopes: Vec<(Word, Option<Pattern>)>,
+    expires_at_s: u64,
+}
+
+impl Grant {
+    /// One of these words, on some name.
+    pub fn has(&self, any_of: &[Word]) -> bool {
+        self.scopes.iter().any(|(word, _)| any_of.contains(word))
+    }
+
+    /// One of these words, on this name.
+    pub fn covers(&self, any_of: &[Word], name: &Name) -> bool {
+        self.scopes.iter().any(|(word, pattern)| {
+            any_of.contains(word) && pattern.as_ref().is_none_or(|pattern| pattern.covers(name))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

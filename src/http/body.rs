@@ -1,0 +1,268 @@
+//! Request bodies: typed, decoded and counted on their way in.
+//!
+//! The order is the documented one: media type, size, shape. A body is read under three bounds:
+//! its own decompressed size, a deadline over all of it, and a budget of bytes that all bodies
+//! share until their handlers are done. Nothing is done with half a body.
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use async_compression::{
+    tokio::bufread::{GzipDecoder, ZstdDecoder},
+    zstd::DParameter,
+};
+use axum::{
+    body::BodyDataStream,
+    extract::{FromRef, FromRequest, Request},
+    http::{HeaderMap, Method, header::CONTENT_LENGTH},
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::{StreamExt, TryStreamExt};
+use serde::de::DeserializeOwned;
+use tokio::{
+    io::{AsyncBufRead, AsyncRead, AsyncReadExt},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_util::io::StreamReader;
+
+use super::{
+    access::Gate,
+    json,
+    media::{self, Encoding, Media},
+    query::{self, NoParameters},
+};
+use crate::{
+    broker::Error,
+    model::{Code, Invalid},
+};
+
+/// RFC 9659: a zstd stream over HTTP needs a window of at most 8 MiB.
+const ZSTD_WINDOW_LOG: u32 = 23;
+/// How much is decompressed at a time.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// A JSON object (an empty body is `{}`), with no parameters beside it.
+pub struct JsonBody<T> {
+    pub body: T,
+    /// The bytes count until the handler is done with what was made of them.
+    _held: Held,
+}
+
+impl<T, S> FromRequest<S> for JsonBody<T>
+where
+    T: DeserializeOwned,
+    S: Send + Sync,
+    Arc<Gate>: FromRef<S>,
+{
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let query = request.uri().query().map(str::to_owned);
+        let received = receive(&Arc::from_ref(state), request, &[Media::Json]).await?;
+        let NoParameters {} = query::parse(query.as_deref())?;
+        let text = received.text()?;
+        let body = json::parse(if text.is_empty() { "{}" } else { text })?;
+        Ok(Self { body, _held: received.held })
+    }
+}
+
+/// The body of an append, which the model parses.
+pub struct Records {
+    received: Received,
+    query: Option<String>,
+    pub traceparent: Option<String>,
+}
+
+impl Records {
+    pub fn media(&self) -> Media {
+        self.received.media
+    }
+
+    pub fn text(&self) -> Result<&str, Error> {
+        self.received.text()
+    }
+
+    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
+        query::parse(self.query.as_deref())
+    }
+}
+
+impl<S> FromRequest<S> for Records
+where
+    S: Send + Sync,
+    Arc<Gate>: FromRef<S>,
+{
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let query = request.uri().query().map(str::to_owned);
+        let traceparent = traceparent(request.headers());
+        let taken = [Media::Json, Media::Ndjson];
+        let received = receive(&Arc::from_ref(state), request, &taken).await?;
+        Ok(Self { received, query, traceparent })
+    }
+}
+
+/// W3C Trace Context, version 00 and those that look like it; anything else is ignored.
+fn traceparent(headers: &HeaderMap) -> Option<String> {
+    let mut values = headers.get_all("traceparent").iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let text = value.to_str().ok()?;
+    let parts: Vec<&str> = text.split('-').collect();
+    let [version, trace, parent, flags] = parts[..] else { return None };
+    let hex = |part: &str, length: usize| {
+        part.len() == length && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let some = |part: &str| part.bytes().any(|b| b != b'0');
+    let shaped = hex(version, 2) && hex(trace, 32) && hex(parent, 16) && hex(flags, 2);
+    (shaped && version != "ff" && some(trace) && some(parent)).then(|| text.to_owned())
+}
+
+/// Bytes of the shared budget.
+type Held = Option<OwnedSemaphorePermit>;
+
+struct Received {
+    bytes: Bytes,
+    media: Media,
+    held: Held,
+}
+
+impl Received {
+    fn text(&self) -> Result<&str, Error> {
+        std::str::from_utf8(&self.bytes).map_err(|error| {
+            let at = error.valid_up_to();
+            Invalid::at("", format!("invalid UTF-8 at byte {at}")).into()
+        })
+    }
+}
+
+async fn receive(gate: &Gate, request: Request, taken: &[Media]) -> Result<Received, Error> {
+    let (parts, body) = request.into_parts();
+    let named = media::content_type(&parts.headers, taken)?;
+    let encoding = media::content_encoding(&parts.headers)?;
+    // Without a media type only an empty body is taken: the first byte is one too many.
+    let limit = if named.is_some() { gate.limits.max_body_bytes } else { 0 };
+    let refuse = || if named.is_some() { too_large(limit) } else { media::untaken(taken) };
+    if encoding == Encoding::Identity && announced(&parts.headers).is_some_and(|n| n > limit) {
+        return Err(refuse());
+    }
+    let mut intake =
+        Intake { budget: gate.budget.clone(), room: limit, held: None, bytes: BytesMut::new() };
+    let stream = body.into_data_stream();
+    let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), Stop>> + Send + '_>> =
+        match encoding {
+            Encoding::Identity => Box::pin(intake.take_all(stream)),
+            Encoding::Gzip => {
+                let mut gzip = GzipDecoder::new(reader(stream));
+                gzip.multiple_members(true);
+                Box::pin(intake.decode_all(gzip))
+            }
+            Encoding::Zstd => {
+                let window = [DParameter::window_log_max(ZSTD_WINDOW_LOG)];
+                let mut zstd = ZstdDecoder::with_params(reader(stream), &window);
+                zstd.multiple_members(true);
+                Box::pin(intake.decode_all(zstd))
+            }
+        };
+    let deadline = Duration::from_millis(gate.limits.body_timeout_ms);
+    match timeout(deadline, reading).await {
+        Ok(Ok(())) => {}
+        Ok(Err(Stop::TooLarge)) => return Err(refuse()),
+        Ok(Err(Stop::Busy)) => return Err(busy()),
+        Ok(Err(Stop::Broken)) if encoding == Encoding::Identity => {
+            return Err(Invalid::at("", "the body ended early").into());
+        }
+        Ok(Err(Stop::Broken)) => {
+            let why = "the body ended early or is not in its Content-Encoding";
+            return Err(Invalid::at("", why).into());
+        }
+        Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
+    }
+    if parts.method == Method::POST && parts.headers.contains_key("idempotency-key") {
+        return Err(keyless());
+    }
+    let media = named.unwrap_or(Media::Json);
+    Ok(Received { bytes: intake.bytes.freeze(), media, held: intake.held })
+}
+
+fn reader(stream: BodyDataStream) -> impl AsyncBufRead + Send {
+    StreamReader::new(stream.map_err(io::Error::other))
+}
+
+fn announced(headers: &HeaderMap) -> Option<usize> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// Why reading stopped.
+enum Stop {
+    TooLarge,
+    Busy,
+    Broken,
+}
+
+struct Intake {
+    budget: Arc<Semaphore>,
+    /// What may still come.
+    room: usize,
+    held: Held,
+    bytes: BytesMut,
+}
+
+impl Intake {
+    async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), Stop> {
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk.map_err(|_| Stop::Broken)?;
+            self.count(chunk.len())?;
+            self.bytes.extend_from_slice(&chunk);
+        }
+        Ok(())
+    }
+
+    async fn decode_all(&mut self, decoder: impl AsyncRead) -> Result<(), Stop> {
+        let mut decoder = std::pin::pin!(decoder);
+        loop {
+            self.bytes.reserve(CHUNK_BYTES);
+            let mut chunk = (&mut self.bytes).limit(CHUNK_BYTES);
+            match decoder.read_buf(&mut chunk).await {
+                Ok(0) => return Ok(()),
+                Ok(read) => self.count(read)?,
+                Err(_) => return Err(Stop::Broken),
+            }
+        }
+    }
+
+    fn count(&mut self, read: usize) -> Result<(), Stop> {
+        self.room = self.room.checked_sub(read).ok_or(Stop::TooLarge)?;
+        let permits = u32::try_from(read).map_err(|_| Stop::TooLarge)?;
+        let permit = self.budget.clone().try_acquire_many_owned(permits).map_err(|_| Stop::Busy)?;
+        match &mut self.held {
+            Some(held) => held.merge(permit),
+            none => *none = Some(permit),
+        }
+        Ok(())
+    }
+}
+
+fn too_large(limit: usize) -> Error {
+    let detail = format!("The body exceeds {limit} bytes (decompressed).");
+    Error::new(Code::PayloadTooLarge, detail).fact("limit", limit)
+}
+
+fn too_slow(timeout_ms: u64) -> Error {
+    let detail = format!("The body was not there after {timeout_ms} ms.");
+    Error::new(Code::RequestTimeout, detail)
+}
+
+fn busy() -> Error {
+    Error::new(Code::Unavailable, "Too many bytes of request bodies are being worked on.")
+}
+
+/// Dedup windows are 0 until dedup by key exists; then a key is refused, not ignored.
+fn keyless() -> Error {
+    let detail = "Idempotency-Key is not remembered here (the dedup window is 0); \
+        use sequences, or open_id to open a session";
+    Invalid::at("Idempotency-Key", detail).into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What all lists have in common: `limit`, `after`, `next_after`, and a `Link` to the next page.
+
+use axum::{
+    Json,
+    http::{HeaderValue, header::LINK},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+
+use super::{json::Faults, query::escape};
+use crate::model::{Invalid, topic::Page};
+
+const DEFAULT_LIMIT: i64 = 100;
+const MAX_LIMIT: i64 = 1_000;
+/// Longer than any name with its partition.
+const MAX_AFTER_BYTES: usize = 300;
+
+#[derive(Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// Most items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<i64>,
+    /// `next_after` of the page before.
+    after: Option<String>,
+}
+
+impl ListQuery {
+    pub fn page(self) -> Result<Page, Invalid> {
+        page(self.limit, self.after)
+    }
+}
+
+pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Invalid> {
+    let mut faults = Faults::default();
+    faults.range("?limit", limit, 1..=MAX_LIMIT);
+    let visible = |text: &String| {
+        (1..=MAX_AFTER_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
+    };
+    if after.as_ref().is_some_and(|text| !visible(text)) {
+        faults.add("?after", "not the next_after of a page");
+    }
+    faults.finish()?;
+    Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
+}
+
+/// The page, and where the next one is. `base` is the URL with its other parameters, ready for
+/// one more.
+pub fn answer(list: impl Serialize, base: &str, limit: i64, next_after: Option<&str>) -> Response {
+    let mut answer = Json(list).into_response();
+    if let Some(after) = next_after {
+        let link = format!("<{base}limit={limit}&after={}>; rel=\"next\"", escape(after));
+        if let Ok(link) = HeaderValue::from_str(&link) {
+            answer.headers_mut().insert(LINK, link);
+        }
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages() {
+        let default = page(None, None).unwrap();
+        assert_eq!(default, Page { limit: 100, after: None });
+        for (limit, after, pointer) in
+            [(0, "a", "?limit"), (1001, "a", "?limit"), (1, "", "?after"), (1, "\0", "?after")]
+        {
+            let invalid = page(Some(limit), Some(after.into())).unwrap_err();
+            assert_eq!(invalid.faults[0].pointer, pointer);
+        }
+    }
+
+    #[test]
+    fn the_next_page_is_linked() {
+        let answer = answer((), "/v1/topics?", 2, Some("a/1"));
+        assert_eq!(answer.headers()[LINK], "</v1/topics?limit=2&after=a%2F1>; rel=\"next\"");
+    }
+}

@@ -1,0 +1,230 @@
+//! THE DOOR: routes, wire types, tokens, problems. No SQL, no rules.
+//!
+//! A request passes `observe` (its id, its numbers, its problem), then a permission
+//! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
+//! one function of `topics`, `sessions`, `appends`, `reads` or `service`, which asks the broker
+//! once and puts the answer into words.
+
+mod access;
+mod appends;
+pub mod auth;
+mod body;
+pub mod docs;
+mod json;
+mod list;
+mod media;
+mod observe;
+mod openapi;
+mod problem;
+mod query;
+mod reads;
+pub mod server;
+mod service;
+mod sessions;
+mod topics;
+
+use std::sync::Arc;
+
+use axum::{Router, http::StatusCode, middleware};
+use tower_http::{catch_panic::CatchPanicLayer, compression::CompressionLayer};
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+pub use openapi::openapi;
+
+use self::{access::Door, auth::Keys, observe::Operations};
+use crate::broker::Broker;
+
+/// Every route there is.
+fn routes() -> OpenApiRouter<Door> {
+    OpenApiRouter::with_openapi(openapi::Document::openapi())
+        .routes(routes!(sessions::open_session, sessions::list_sessions))
+        .routes(routes!(sessions::get_session, sessions::end_session))
+        .routes(routes!(sessions::list_session_sequences))
+        .routes(routes!(topics::list_topics))
+        .routes(routes!(
+            topics::put_topic,
+            topics::get_topic,
+            topics::patch_topic,
+            topics::delete_topic
+        ))
+        .routes(routes!(appends::append_to_topic))
+        .routes(routes!(
+            appends::append_to_partition,
+            reads::read_partition,
+            topics::trim_partition
+        ))
+        .routes(routes!(service::livez))
+        .routes(routes!(service::readyz))
+        .routes(routes!(service::metrics))
+        .routes(routes!(service::openapi_json))
+}
+
+/// The whole face of one replica. `render_metrics` writes the Prometheus text.
+pub fn router(
+    broker: Arc<Broker>,
+    keys: Keys,
+    limits: Limits,
+    render_metrics: impl Fn() -> String + Send + Sync + 'static,
+) -> Router {
+    let (routes, api) = routes().split_for_parts();
+    let door = Door::new(broker, keys, limits, Arc::new(render_metrics));
+    layered(routes.with_state(door), Operations::of(&api))
+}
+
+/// From the inside out: panics become answers, refusals become problems, answers become small.
+fn layered(routes: Router, operations: Operations) -> Router {
+    routes
+        .fallback(|| async { StatusCode::NOT_FOUND })
+        .layer(CatchPanicLayer::custom(observe::panicked))
+        .layer(middleware::from_fn_with_state(Arc::new(operations), observe::observe))
+        .layer(CompressionLayer::new())
+}
+
+/// What one replica takes upon itself.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Largest request body, decompressed.
+    pub max_body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout_ms: u64,
+    /// Request bodies in memory, all together.
+    pub max_in_flight_bytes: usize,
+    /// How long the head of a request may take to arrive, and an idle connection may stay.
+    pub header_timeout_ms: u64,
+    /// Largest head of a request.
+    pub max_header_bytes: usize,
+    /// Connections beyond wait to be accepted.
+    pub max_connections: usize,
+    /// How long a shutdown waits for requests in flight.
+    pub drain_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 16 << 20,
+            body_timeout_ms: 30_000,
+            max_in_flight_bytes: 256 << 20,
+            header_timeout_ms: 30_000,
+            max_header_bytes: 64 << 10,
+            max_connections: 10_000,
+            drain_timeout_ms: 25_000,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::{Body, to_bytes},
+        http::{HeaderMap, Request},
+        routing::{get, put},
+    };
+    use serde_json::{Value, json};
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::{broker::Error, model::Code};
+
+    /// The real layers around routes that need no broker.
+    fn small() -> Router {
+        async fn panic() -> &'static str {
+            panic!("secret words")
+        }
+        let refuse = || async { Error::new(Code::TopicNotFound, "no topic t").fact("topic", "t") };
+        let routes = Router::new()
+            .route("/v1/topics", get(|| async { "x".repeat(1000) }))
+            .route("/v1/topics/{topic}", put(panic).get(refuse));
+        layered(routes, Operations::of(&openapi()))
+    }
+
+    async fn call(
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> (u16, HeaderMap, Option<Value>) {
+        let request = headers
+            .iter()
+            .fold(Request::builder().method(method).uri(path), |r, (k, v)| r.header(*k, *v));
+        let request = request.body(Body::empty()).unwrap();
+        let (head, body) = small().oneshot(request).await.unwrap().into_parts();
+        let body = to_bytes(body, 10_000).await.unwrap();
+        let length = head.headers.get("content-length").map(|n| n.to_str().unwrap().to_owned());
+        if method != "HEAD"
+            && let Some(length) = length
+        {
+            assert_eq!(length, body.len().to_string());
+        }
+        (head.status.as_u16(), head.headers, serde_json::from_slice(&body).ok())
+    }
+
+    #[tokio::test]
+    async fn everything_refused_is_a_problem() {
+        let table = [
+            ("GET", "/nowhere", 404, "route_not_found"),
+            ("GET", "/v1/topics/", 404, "route_not_found"),
+            ("DELETE", "/v1/topics", 405, "method_not_allowed"),
+            ("GET", "/v1/topics/t", 404, "topic_not_found"),
+            ("PUT", "/v1/topics/t", 500, "internal"),
+        ];
+        for (method, path, status, code) in table {
+            let (got, headers, body) = call(method, path, &[("x-request-id", "r-1")]).await;
+            let body = body.unwrap();
+            assert_eq!((got, &body["code"]), (status, &json!(code)), "{method} {path}");
+            assert_eq!(headers["content-type"], problem::MEDIA_TYPE);
+            assert_eq!(headers["x-request-id"], "r-1");
+            assert_eq!(body["instance"], "urn:oncelog:request:r-1");
+            assert!(!body.to_string().contains("secret"), "{body}");
+        }
+        let (_, headers, _) = call("DELETE", "/v1/topics", &[]).await;
+        assert_eq!(headers["allow"], "GET,HEAD");
+        let (_, _, body) = call("GET", "/v1/topics/t", &[]).await;
+        assert_eq!(body.unwrap()["topic"], "t");
+    }
+
+    #[tokio::test]
+    async fn request_ids_are_taken_or_made() {
+        for (sent, taken) in [("abc", true), ("a b", false), (&*"x".repeat(129), false)] {
+            let (status, headers, _) = call("GET", "/v1/topics", &[("x-request-id", sent)]).await;
+            assert_eq!((status, headers["x-request-id"] == sent), (200, taken));
+            assert!(!headers["x-request-id"].is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_are_compressed_when_asked() {
+        for encoding in ["gzip", "zstd"] {
+            let (_, headers, _) = call("GET", "/v1/topics", &[("accept-encoding", encoding)]).await;
+            assert_eq!(headers["content-encoding"], encoding);
+        }
+        let (_, headers, _) = call("GET", "/v1/topics", &[]).await;
+        assert!(!headers.contains_key("content-encoding"));
+    }
+
+    #[test]
+    fn requests_are_counted_by_operation_status_and_code() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        metrics::with_local_recorder(&recorder, || {
+            runtime.block_on(async {
+                call("GET", "/v1/topics", &[]).await;
+                call("HEAD", "/v1/topics", &[]).await;
+                call("GET", "/v1/topics/t", &[]).await;
+                call("POST", "/v1/topics/t", &[]).await;
+                call("GET", "/elsewhere/t", &[]).await;
+            });
+        });
+        let text = recorder.handle().render();
+        for line in [
+            "oncelog_http_requests_total{operation=\"list_topics\",status=\"200\"} 2",
+            "oncelog_http_requests_total{operation=\"get_topic\",status=\"404\"} 1",
+            "oncelog_http_requests_total{operation=\"unmatched\",status=\"405\"} 1",
+            "oncelog_http_requests_total{operation=\"unmatched\",status=\"404\"} 1",
+            "oncelog_errors_total{code=\"route_not_found\"} 1",
+            "oncelog_http_request_duration_seconds_count{operation=\"list_topics\"} 2",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The one writer of `application/problem+json` (RFC 9457).
+//!
+//! Whatever refuses a request, in a handler, an extractor or the router, ends as a
+//! [`broker::Error`](Error). It travels to the outermost layer as an extension of an empty answer
+//! and is written there, where the id of the request is known. What arrives without one (an
+//! unknown route, a wrong method, a panic) gets the problem of its status.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, Version, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::{
+    broker::Error,
+    model::{Code, Fault, Invalid, Retry},
+};
+
+pub const MEDIA_TYPE: &str = "application/problem+json";
+
+/// An error: RFC 9457, with what to do about it. Facts of the code follow as further members.
+#[derive(Serialize, ToSchema)]
+pub struct Problem<'a> {
+    /// `urn:oncelog:problem:<code>`
+    #[serde(rename = "type")]
+    #[schema(example = "urn:oncelog:problem:producer_fenced")]
+    kind: String,
+    /// What kind of problem it is; the same for every problem of this code.
+    title: &'a str,
+    status: u16,
+    /// What was wrong here, what was expected, what to do.
+    detail: &'a str,
+    /// `urn:oncelog:request:<X-Request-Id>`
+    instance: String,
+    /// Stable; the list is closed.
+    #[schema(example = "producer_fenced")]
+    code: &'a str,
+    /// `never` (change the request), `same` (send the same again), `reopen` (open the session
+    /// again, then go on), `later` (after `Retry-After`).
+    #[schema(example = "never")]
+    retry: &'a str,
+    /// `none` or `unknown`: whether the request may have changed something.
+    #[schema(example = "none")]
+    side_effects: &'a str,
+    #[serde(flatten)]
+    facts: BTreeMap<String, Value>,
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let mut answer = status(self.code).into_response();
+        answer.extensions_mut().insert(self);
+        answer
+    }
+}
+
+impl From<Invalid> for Error {
+    fn from(invalid: Invalid) -> Self {
+        let Fault { pointer, detail } = match invalid.faults.first() {
+            Some(first) => first.clone(),
+            None => Fault { pointer: String::new(), detail: "The request is malformed".into() },
+        };
+        let more = match invalid.faults.len() {
+            0 | 1 => String::new(),
+            n => format!(" (and {} more, see errors)", n - 1),
+        };
+        let place = if pointer.is_empty() { "the body" } else { &pointer };
+        let errors: Vec<Value> = invalid
+            .faults
+            .iter()
+            .map(|fault| json!({"pointer": fault.pointer, "detail": fault.detail}))
+            .collect();
+        Error::new(Code::InvalidRequest, format!("{place}: {detail}{more}")).fact("errors", errors)
+    }
+}
+
+/// Makes any 4xx or 5xx a problem document; its other headers (`Allow`) stay. The error is
+/// handed back for the log and the metrics.
+pub fn finish(answer: Response, request_id: &str, version: Version) -> (Response, Option<Error>) {
+    if !answer.status().is_client_error() && !answer.status().is_server_error() {
+        return (answer, None);
+    }
+    let (mut head, _) = answer.into_parts();
+    let error = head.extensions.remove::<Error>().unwrap_or_else(|| unexplained(head.status));
+    let body = document(&error, request_id);
+    head.status = status(error.code);
+    let headers = &mut head.headers;
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    if let Some(seconds) = retry_after_s(error.code) {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.code == Code::Unauthenticated {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    // The rest of a body that comes too slowly is not waited for. (HTTP/2 resets the stream.)
+    if error.code == Code::RequestTimeout && version <= Version::HTTP_11 {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    (Response::from_parts(head, Body::from(body)), Some(error))
+}
+
+fn status(code: Code) -> StatusCode {
+    StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+fn document(error: &Error, request_id: &str) -> Vec<u8> {
+    let code = error.code;
+    let problem = Problem {
+        kind: format!("urn:oncelog:problem:{}", code.as_str()),
+        title: code.title(),
+        status: code.status(),
+        detail: &error.detail,
+        instance: format!("urn:oncelog:request:{}", super::query::escape(request_id)),
+        code: code.as_str(),
+        retry: code.retry().as_str(),
+        side_effects: code.side_effects().as_str(),
+        facts: error.facts.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect(),
+    };
+    // Strings, numbers and values: nothing here can fail to serialise.
+    serde_json::to_vec(&problem).unwrap_or_default()
+}
+
+/// Seconds after which a repeat makes sense.
+fn retry_after_s(code: Code) -> Option<u64> {
+    let patient = code.retry() == Retry::Later || matches!(code.status(), 429 | 503);
+    patient.then_some(if code == Code::QuotaExceeded { 60 } else { 1 })
+}
+
+/// The problem of an answer that carries none: the router's own, or a panic's.
+fn unexplained(status: StatusCode) -> Error {
+    let (code, detail) = match status.as_u16() {
+        401 => (Code::Unauthenticated, "A bearer token is needed."),
+        403 => (Code::Forbidden, "The token does not permit this."),
+        404 => (Code::RouteNotFound, "There is nothing at this path; see /openapi.json."),
+        405 => (Code::MethodNotAllowed, "This path knows other methods; see Allow."),
+        406 => (Code::NotAcceptable, "No representation fits the Accept header."),
+        408 => (Code::RequestTimeout, "The request came too slowly."),
+        413 => (Code::PayloadTooLarge, "The body is too large."),
+        415 => (Code::UnsupportedMediaType, "This media type is not taken here."),
+        429 => (Code::QuotaExceeded, "Too many requests."),
+        503 => (Code::Unavailable, "Not available right now."),
+        400..=499 => (Code::InvalidRequest, "The request is malformed."),
+        _ => (Code::Internal, "Something went wrong in the server; its log has the request id."),
+    };
+    Error::new(code, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    async fn written(answer: Response) -> (Response, Value) {
+        let (answer, _) = finish(answer, "r<1>", Version::HTTP_11);
+        let (head, body) = answer.into_parts();
+        let body = to_bytes(body, 10_000).await.unwrap();
+        (Response::from_parts(head, Body::empty()), serde_json::from_slice(&body).unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_error_becomes_a_problem_with_its_facts() {
+        let error = Error::new(Code::ProducerFenced, "epoch 3 is over").fact("current_epoch", 4);
+        let (answer, body) = written(error.into_response()).await;
+        assert_eq!(answer.status(), 409);
+        assert_eq!(answer.headers()["content-type"], MEDIA_TYPE);
+        assert!(!answer.headers().contains_key("retry-after"));
+        assert_eq!(
+            body,
+            json!({"type": "urn:oncelog:problem:producer_fenced", "code": "producer_fenced",
+                "title": "A newer session of this producer was opened", "status": 409,
+                "detail": "epoch 3 is over", "instance": "urn:oncelog:request:r%3C1%3E",
+                "retry": "never", "side_effects": "none", "current_epoch": 4})
+        );
+    }
+
+    #[tokio::test]
+    async fn mistakes_are_listed_by_pointer() {
+        let mut invalid = Invalid::at("/a", "no");
+        invalid.faults.push(Fault { pointer: "/b".into(), detail: "neither".into() });
+        let (_, body) = written(Error::from(invalid).into_response()).await;
+        assert_eq!(body["detail"], "/a: no (and 1 more, see errors)");
+        assert_eq!(body["errors"][1], json!({"pointer": "/b", "detail": "neither"}));
+    }
+
+    #[tokio::test]
+    async fn every_code_has_its_status_and_headers() {
+        for code in Code::ALL {
+            let (answer, body) = written(Error::new(*code, "x").into_response()).await;
+            assert_eq!(answer.status().as_u16(), code.status());
+            assert_eq!(body["code"], code.as_str());
+            let patient = code.retry() == Retry::Later || matches!(code.status(), 429 | 503);
+            assert_eq!(answer.headers().contains_key("retry-after"), patient, "{code:?}");
+            let asks = answer.headers().contains_key("www-authenticate");
+            assert_eq!(asks, code.status() == 401, "{code:?}");
+            let closes = answer.headers().contains_key("connection");
+            assert_eq!(closes, code.status() == 408, "{code:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_unexplained_status_gets_its_code() {
+        let table = [
+            (404, "route_not_found"),
+            (418, "invalid_request"),
+            (500, "internal"),
+            (502, "internal"),
+        ];
+        for (status, code) in table {
+            let status = StatusCode::from_u16(status).unwrap();
+            let (_, body) = written((status, "secret text").into_response()).await;
+            assert_eq!(body["code"], code);
+            assert!(!body.to_string().contains("secret"));
+        }
+    }
+}

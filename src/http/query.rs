@@ -1,0 +1,192 @@
+//! Query strings, read as strictly as bodies: an unknown, repeated, missing or malformed
+//! parameter is named, never ignored.
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IntoDeserializer, Visitor, value},
+    forward_to_deserialize_any,
+};
+
+use super::json::named_by;
+use crate::{broker::Error, model::Invalid};
+
+/// The parameters of an operation without a body.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        Ok(Self(parse(parts.uri.query())?))
+    }
+}
+
+/// An operation that takes no parameters.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoParameters {}
+
+pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
+    let mut pairs = Vec::new();
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = unescape(name).map_err(|why| Invalid::at("?", why))?;
+        let value = unescape(value).map_err(|why| Invalid::at(format!("?{name}"), why))?;
+        pairs.push((name, Text(value)));
+    }
+    let pairs = value::MapDeserializer::new(pairs.into_iter());
+    serde_path_to_error::deserialize(pairs).map_err(|error| {
+        let path = error.path().to_string();
+        let detail = error.into_inner().to_string();
+        // Serde names a missing or repeated field in its words only.
+        let name = if path == "." { named_by(&detail).unwrap_or_default() } else { &path };
+        Invalid::at(format!("?{name}"), detail.clone())
+    })
+}
+
+/// RFC 3986, so `+` is itself (and stays one in the zone of a timestamp).
+fn unescape(text: &str) -> Result<String, &'static str> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16));
+        match (digit(), digit()) {
+            (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
+            _ => return Err("malformed percent-encoding"),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| "not UTF-8")
+}
+
+/// Percent-encodes everything but RFC 3986's unreserved characters.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                escaped.push(char::from(byte));
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+/// An integer in its one spelling: no sign but `-`, no leading zeros, no spaces.
+pub fn integer(text: &str) -> Result<i64, &'static str> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let canonical = digits == "0" || !digits.is_empty() && !digits.starts_with('0');
+    if !canonical || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err("an integer is expected");
+    }
+    text.parse().map_err(|_| "an integer below 2^53 is expected")
+}
+
+/// A parameter's value: text, read as whatever its field is.
+struct Text(String);
+
+impl<'de> IntoDeserializer<'de, value::Error> for Text {
+    type Deserializer = Self;
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl<'de> Deserializer<'de> for Text {
+    type Error = value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_string(self.0)
+    }
+
+    fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_i64(integer(&self.0).map_err(serde::de::Error::custom)?)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        visitor.visit_enum(self.0.into_deserializer())
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Isolation {
+        ReadCommitted,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Parameters {
+        before: i64,
+        name: Option<String>,
+        isolation: Option<Isolation>,
+    }
+
+    #[test]
+    fn what_is_taken() {
+        let parse = |query| parse::<Parameters>(Some(query)).unwrap();
+        let (before, name) = (7, None);
+        assert_eq!(parse("before=7"), Parameters { before, name, isolation: None });
+        assert_eq!(parse("&n%61me=a%20b+c&before=-7").name.unwrap(), "a b+c");
+        assert_eq!(
+            parse("isolation=read_committed&before=0").isolation,
+            Some(Isolation::ReadCommitted)
+        );
+    }
+
+    #[test]
+    fn what_is_refused_is_named() {
+        let table = [
+            ("", "?before", "missing field"),
+            ("before=1&befor=2", "?befor", "unknown field"),
+            ("before=1&before=2", "?before", "duplicate field"),
+            ("before=", "?before", "integer"),
+            ("before=+1", "?before", "integer"),
+            ("before=01", "?before", "integer"),
+            ("before=1.0", "?before", "integer"),
+            ("before=99999999999999999999", "?before", "2^53"),
+            ("before=1&name=%zz", "?name", "percent-encoding"),
+            ("before=1&name=%f", "?name", "percent-encoding"),
+            ("before=1&name=%ff", "?name", "UTF-8"),
+            ("before=1&%ff=a", "?", "UTF-8"),
+            ("before=1&isolation=none", "?isolation", "unknown variant"),
+        ];
+        for (query, pointer, detail) in table {
+            let fault = parse::<Parameters>(Some(query)).unwrap_err().faults.remove(0);
+            assert_eq!(fault.pointer, pointer, "{query}");
+            assert!(fault.detail.contains(detail), "{query}: {}", fault.detail);
+        }
+        let fault = parse::<NoParameters>(Some("limit=1")).err().unwrap().faults.remove(0);
+        assert_eq!(fault.pointer, "?limit");
+    }
+
+    #[test]
+    fn escapes_come_back() {
+        let text = "a/b ä%+~";
+        assert_eq!(escape(text), "a%2Fb%20%C3%A4%25%2B~");
+        assert_eq!(unescape(&escape(text)).unwrap(), text);
+    }
+}

@@ -1,0 +1,393 @@
+//! Reads of one partition.
+//!
+//! Stored lines go out as they came in: what the log adds (`offset`, `appended_at`,
+//! `transaction_id`) is put behind the opening brace of each, and nothing is parsed again.
+
+use std::{fmt::Write, io, sync::Arc};
+
+use axum::{
+    extract::State,
+    http::{HeaderValue, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use memchr::memchr_iter;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self},
+};
+use serde_json::json;
+use utoipa::{
+    IntoParams, PartialSchema, ToSchema,
+    openapi::{
+        RefOr, Schema,
+        schema::{ObjectBuilder, SchemaType, Type},
+    },
+};
+
+use super::{
+    access::{Consume, Gate, PartitionPath, TopicAccess},
+    docs::ReadAnswer,
+    json::Faults,
+    media::{AnswersRecords, Media},
+    query::{self, Query},
+};
+use crate::{
+    broker::Error,
+    model::{
+        Invalid, MAX_INTEGER, Name, Offset, Partition, Timestamp,
+        transfer::{Fetched, Read, Row, Slice, Start},
+    },
+};
+
+const DEFAULT_LIMIT: i64 = 500;
+const MAX_LIMIT: i64 = 10_000;
+const DEFAULT_BYTES: i64 = 1 << 20;
+const MAX_BYTES: i64 = 16 << 20;
+const MAX_WAIT_MS: i64 = 60_000;
+
+#[derive(Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReadQuery {
+    /// A number, `earliest` (default) or `latest`.
+    #[param(inline)]
+    offset: Option<OffsetParameter>,
+    /// Instead of `offset`: the first record appended at or after this instant (RFC 3339).
+    #[param(format = DateTime)]
+    timestamp: Option<String>,
+    /// Most records.
+    #[param(minimum = 1, maximum = 10000, default = 500)]
+    limit: Option<i64>,
+    /// Most bytes of records; the first one always comes.
+    #[param(minimum = 1, maximum = 16777216, default = 1048576)]
+    max_bytes: Option<i64>,
+    /// How long to wait for a record when there is none yet.
+    #[param(minimum = 0, maximum = 60000, default = 0)]
+    wait_ms: Option<i64>,
+    /// `read_uncommitted` also answers the records of open transactions, beside the others.
+    #[param(inline)]
+    isolation: Option<Isolation>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    #[default]
+    ReadCommitted,
+    ReadUncommitted,
+}
+
+/// Where a read starts: an offset, or the word for one.
+pub struct OffsetParameter(Start);
+
+impl<'de> Deserialize<'de> for OffsetParameter {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(text)?;
+        let start = match text.as_str() {
+            "earliest" => Start::Earliest,
+            "latest" => Start::Latest,
+            number => match query::integer(number) {
+                Ok(offset) if (0..=MAX_INTEGER).contains(&offset) => Start::Offset(offset),
+                _ => return Err(de::Error::custom("an offset is a number, earliest or latest")),
+            },
+        };
+        Ok(Self(start))
+    }
+}
+
+impl PartialSchema for OffsetParameter {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(SchemaType::new(Type::String))
+            .pattern(Some("^(earliest|latest|0|[1-9][0-9]*)$"))
+            .default(Some(json!("earliest")))
+            .into()
+    }
+}
+
+impl ToSchema for OffsetParameter {}
+
+impl ReadQuery {
+    fn checked(self, media: Media) -> Result<(Read, Isolation), Invalid> {
+        let mut faults = Faults::default();
+        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
+        let max_bytes = self.max_bytes.unwrap_or(DEFAULT_BYTES);
+        let wait_ms = self.wait_ms.unwrap_or(0);
+        faults.range("?limit", Some(limit), 1..=MAX_LIMIT);
+        faults.range("?max_bytes", Some(max_bytes), 1..=MAX_BYTES);
+        faults.range("?wait_ms", Some(wait_ms), 0..=MAX_WAIT_MS);
+        let start = match (self.offset, self.timestamp.as_deref().map(Timestamp::parse)) {
+            (Some(_), Some(_)) => {
+                faults.add("?timestamp", "offset and timestamp exclude each other");
+                Start::Earliest
+            }
+            (None, Some(Ok(instant))) => Start::Timestamp(instant),
+            (None, Some(Err(why))) => {
+                faults.add("?timestamp", why);
+                Start::Earliest
+            }
+            (Some(OffsetParameter(start)), None) => start,
+            (None, None) => Start::Earliest,
+        };
+        let isolation = self.isolation.unwrap_or_default();
+        if isolation == Isolation::ReadUncommitted && media == Media::Ndjson {
+            faults.add("?isolation", "NDJSON has no place for staged records; ask for JSON");
+        }
+        faults.finish()?;
+        // All three are within their ranges now.
+        let size = |value: i64| usize::try_from(value).unwrap_or_default();
+        let wait_ms = u64::try_from(wait_ms).unwrap_or_default();
+        let read = Read { start, limit: size(limit), max_bytes: size(max_bytes), wait_ms };
+        Ok((read, isolation))
+    }
+}
+
+/// Read a partition
+///
+/// Committed records in order, from `offset` on. With `wait_ms` an empty answer waits for the
+/// first record (a long poll); read on from `next_offset`.
+#[utoipa::path(get, path = "/v1/topics/{topic}/partitions/{partition}/records",
+    operation_id = "read_partition", tag = "reads",
+    params(("topic" = String, Path, description = "The topic's name"),
+        ("partition" = i32, Path, description = "The partition, from 0"), ReadQuery),
+    responses((status = 200, description = "Records, perhaps none",
+        content(
+            (ReadAnswer = "application/json", example = json!({"topic": "orders", "partition": 3,
+                "records": [{"offset": 100, "appended_at": "2026-11-21T08:00:00.123Z",
+                    "key": "customer-7", "value": {"total": 12.5},
+                    "headers": {"source": "web"}}],
+                "next_offset": 101, "log_start_offset": 0, "high_watermark": 140})),
+            (String = "application/x-ndjson", example = json!(
+                "{\"offset\":100,\"appended_at\":\"2026-11-21T08:00:00.123Z\",\"value\":1}\n"))),
+        headers(
+            ("Oncelog-Next-Offset" = i64, description = "With NDJSON: next_offset"),
+            ("Oncelog-High-Watermark" = i64, description = "With NDJSON: high_watermark"),
+            ("Oncelog-Log-Start-Offset" = i64, description = "With NDJSON: log_start_offset")))),
+    security(("bearer" = ["consume"])))]
+pub async fn read_partition(
+    access: TopicAccess<Consume>,
+    State(gate): State<Arc<Gate>>,
+    PartitionPath(partition): PartitionPath,
+    AnswersRecords(media): AnswersRecords,
+    Query(query): Query<ReadQuery>,
+) -> Result<Response, Error> {
+    let (read, isolation) = query.checked(media)?;
+    let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
+    let body = gate.answer(capacity(&fetched), || match media {
+        Media::Json => json_body(&access.topic, partition, &fetched, isolation),
+        Media::Ndjson => ndjson_body(&fetched),
+    })?;
+    let content_type = HeaderValue::from_static(media.as_str());
+    let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
+    if media == Media::Ndjson {
+        let headers = answer.headers_mut();
+        headers.insert("oncelog-next-offset", fetched.next_offset.into());
+        headers.insert("oncelog-high-watermark", fetched.high_watermark.into());
+        headers.insert("oncelog-log-start-offset", fetched.log_start_offset.into());
+    }
+    Ok(answer)
+}
+
+fn json_body(
+    topic: &Name,
+    partition: Partition,
+    fetched: &Fetched,
+    isolation: Isolation,
+) -> Vec<u8> {
+    // Names are plain ASCII: they need no escapes.
+    let head = format!("{{\"topic\":\"{topic}\",\"partition\":{partition},\"records\":[");
+    let mut tail = format!(
+        "],\"next_offset\":{},\"log_start_offset\":{},\"high_watermark\":{}",
+        fetched.next_offset, fetched.log_start_offset, fetched.high_watermark
+    );
+    // Transactions will stage records here.
+    tail.push_str(if isolation == Isolation::ReadUncommitted { ",\"staged\":[]}" } else { "}" });
+    let mut body = Vec::with_capacity(head.len() + capacity(fetched) + tail.len());
+    body.extend_from_slice(head.as_bytes());
+    write_records(&mut body, fetched, b',');
+    if body.last() == Some(&b',') {
+        body.pop();
+    }
+    body.extend_from_slice(tail.as_bytes());
+    body
+}
+
+fn ndjson_body(fetched: &Fetched) -> Vec<u8> {
+    let mut body = Vec::with_capacity(capacity(fetched));
+    write_records(&mut body, fetched, b'\n');
+    body
+}
+
+/// Room for the stored lines and what is put in front of each.
+fn capacity(fetched: &Fetched) -> usize {
+    let first = fetched.slices.first().map_or(fetched.next_offset, |slice| slice.first_offset);
+    // Offsets are dense, so they count the records.
+    let records = usize::try_from(fetched.next_offset - first).unwrap_or_default();
+    let lines: usize = fetched.slices.iter().map(|slice| slice.end - slice.start).sum();
+    let added: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
+    lines + records.min(lines) * added
+}
+
+/// Longest text of [`row_members`].
+const ROW_MEMBERS_BYTES: usize = 32 + 24 + 19 + 36;
+
+/// What is the same for all records of a row, ready to follow the offset.
+fn row_members(row: &Row) -> String {
+    let mut members = format!(",\"appended_at\":\"{}\",", row.appended_at);
+    if let Some(id) = row.transaction_id {
+        // Writing to a String cannot fail.
+        let _ = write!(members, "\"transaction_id\":\"{id}\",");
+    }
+    members
+}
+
+/// One stored line is `{...}` and a newline; it leaves as `{"offset":N,...}` and `end`.
+fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
+    for Slice { row, first_offset, start, end: slice_end, .. } in &fetched.slices {
+        let members = row_members(row);
+        let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
+        let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
+        for newline in memchr_iter(b'\n', lines) {
+            // Writing to a Vec cannot fail.
+            let _ = io::Write::write_fmt(body, format_args!("{{\"offset\":{offset}"));
+            body.extend_from_slice(members.as_bytes());
+            body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
+            body.push(end);
+            (from, offset) = (newline + 1, offset + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::Value;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn fetched() -> Fetched {
+        let lines = ["{\"key\":\"a\",\"value\":1}\n", "{\"value\":\"\\n\"}\n", "{\"value\":3}\n"];
+        let row = |base_offset, transaction_id| {
+            let appended_at = Timestamp(1_795_248_000_123);
+            let lines = lines.concat();
+            Arc::new(Row { base_offset, record_count: 3, appended_at, transaction_id, lines })
+        };
+        let (plain, transactional) = (row(7, None), row(10, Some(Uuid::from_u128(1))));
+        let end = plain.lines.len();
+        let slices = vec![
+            Slice { row: plain, first_offset: 8, start: lines[0].len(), end, end_offset: 10 },
+            Slice {
+                row: transactional,
+                first_offset: 10,
+                start: 0,
+                end: lines[0].len(),
+                end_offset: 11,
+            },
+        ];
+        Fetched { slices, next_offset: 11, log_start_offset: 0, high_watermark: 13 }
+    }
+
+    const AT: &str = "\"appended_at\":\"2026-11-21T08:00:00.123Z\"";
+    const ID: &str = "\"transaction_id\":\"00000000-0000-0000-0000-000000000001\"";
+
+    #[test]
+    fn lines_become_json() {
+        let topic = Name::parse("orders").unwrap();
+        let body = json_body(&topic, 3, &fetched(), Isolation::ReadCommitted);
+        let want = format!(
+            "{{\"topic\":\"orders\",\"partition\":3,\"records\":[\
+             {{\"offset\":8,{AT},\"value\":\"\\n\"}},\
+             {{\"offset\":9,{AT},\"value\":3}},\
+             {{\"offset\":10,{AT},{ID},\"key\":\"a\",\"value\":1}}],\
+             \"next_offset\":11,\"log_start_offset\":0,\"high_watermark\":13}}"
+        );
+        assert_eq!(String::from_utf8(body.clone()).unwrap(), want);
+        let _: Value = serde_json::from_slice(&body).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_an_empty_list() {
+        let topic = Name::parse("o").unwrap();
+        let none = Fetched { slices: vec![], next_offset: 0, ..fetched() };
+        let body = json_body(&topic, 0, &none, Isolation::ReadUncommitted);
+        let value: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(value["records"], json!([]));
+        assert_eq!(value["staged"], json!([]));
+        assert!(ndjson_body(&none).is_empty());
+    }
+
+    #[test]
+    fn lines_become_lines() {
+        let body = String::from_utf8(ndjson_body(&fetched())).unwrap();
+        let lines: Vec<_> = body.lines().collect();
+        assert_eq!(lines[0], format!("{{\"offset\":8,{AT},\"value\":\"\\n\"}}"));
+        assert_eq!(lines[2], format!("{{\"offset\":10,{AT},{ID},\"key\":\"a\",\"value\":1}}"));
+        assert!(body.ends_with('\n') && lines.len() == 3);
+    }
+
+    #[test]
+    fn the_room_is_made_once() {
+        let topic = Name::parse("orders").unwrap();
+        let (fetched, mut far) = (fetched(), fetched());
+        far.slices[1].first_offset = MAX_INTEGER;
+        for fetched in [fetched, far] {
+            let body = json_body(&topic, 3, &fetched, Isolation::ReadCommitted);
+            assert!(body.len() <= body.capacity());
+            assert!(ndjson_body(&fetched).len() <= capacity(&fetched));
+        }
+        let transactional = Row {
+            base_offset: 0,
+            record_count: 0,
+            appended_at: Timestamp(0),
+            transaction_id: Some(Uuid::max()),
+            lines: String::new(),
+        };
+        assert!(row_members(&transactional).len() <= ROW_MEMBERS_BYTES);
+    }
+
+    fn read(query: &str, media: Media) -> Result<(Read, Isolation), Invalid> {
+        query::parse::<ReadQuery>(Some(query))?.checked(media)
+    }
+
+    #[test]
+    fn parameters() {
+        let start = |query| read(query, Media::Json).map(|(read, _)| read.start);
+        assert_eq!(start(""), Ok(Start::Earliest));
+        assert_eq!(start("offset=earliest"), Ok(Start::Earliest));
+        assert_eq!(start("offset=latest"), Ok(Start::Latest));
+        assert_eq!(start("offset=7"), Ok(Start::Offset(7)));
+        let instant = Start::Timestamp(Timestamp(1_795_248_000_000));
+        assert_eq!(start("timestamp=2026-11-21T09:00:00+01:00"), Ok(instant));
+        let (read, isolation) =
+            read("limit=1&max_bytes=2&wait_ms=3&isolation=read_uncommitted", Media::Json).unwrap();
+        assert_eq!((read.limit, read.max_bytes, read.wait_ms), (1, 2, 3));
+        assert!(isolation == Isolation::ReadUncommitted);
+    }
+
+    #[test]
+    fn bad_parameters_are_named() {
+        let table = [
+            ("offset=-1", "?offset"),
+            ("offset=newest", "?offset"),
+            ("offset=9007199254740992", "?offset"),
+            ("timestamp=yesterday", "?timestamp"),
+            ("offset=1&timestamp=2026-11-21T08:00:00Z", "?timestamp"),
+            ("limit=0", "?limit"),
+            ("limit=10001", "?limit"),
+            ("max_bytes=0", "?max_bytes"),
+            ("max_bytes=16777217", "?max_bytes"),
+            ("wait_ms=-1", "?wait_ms"),
+            ("wait_ms=60001", "?wait_ms"),
+            ("isolation=none", "?isolation"),
+            ("cursor=x", "?cursor"),
+        ];
+        for (query, pointer) in table {
+            let invalid = read(query, Media::Json).unwrap_err();
+            assert_eq!(invalid.faults[0].pointer, pointer, "{query}");
+        }
+        let invalid = read("isolation=read_uncommitted", Media::Ndjson).unwrap_err();
+        assert_eq!(invalid.faults[0].pointer, "?isolation");
+    }
+}

@@ -1,0 +1,62 @@
+//! What is not about records: probes, metrics, the API's description. None of it takes a token.
+
+use axum::{
+    Json,
+    extract::State,
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{access::Door, openapi};
+use crate::broker::Error;
+
+#[derive(Serialize, ToSchema)]
+pub struct Health {
+    #[schema(example = "live")]
+    status: &'static str,
+}
+
+/// Is the process alive?
+///
+/// Answers as long as it runs; a failure means: restart it.
+#[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "service",
+    responses((status = 200, description = "It is", body = Health,
+        example = json!({"status": "live"}))), security(()))]
+pub async fn livez() -> Json<Health> {
+    Json(Health { status: "live" })
+}
+
+/// Does this replica take requests?
+///
+/// Not while it shuts down, and not without its database.
+#[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
+    responses((status = 200, description = "It does", body = Health,
+        example = json!({"status": "ready"}))), security(()))]
+pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
+    door.ready().await?;
+    Ok(Json(Health { status: "ready" }))
+}
+
+/// Metrics of this replica
+///
+/// In the Prometheus text format.
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "service",
+    responses((status = 200, description = "The metrics", body = String,
+        content_type = "text/plain",
+        example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security(()))]
+pub async fn metrics(State(door): State<Door>) -> Response {
+    let text = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (text, door.metrics()).into_response()
+}
+
+/// This document
+///
+/// OpenAPI 3.1, generated from the code that serves it.
+#[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "service",
+    responses((status = 200, description = "The document", body = serde_json::Value,
+        example = json!({"openapi": "3.1.0"}))), security(()))]
+pub async fn openapi_json() -> Response {
+    ([(CONTENT_TYPE, "application/json")], openapi::document()).into_response()
+}

@@ -1,0 +1,356 @@
+//! Topics: make, see, change, delete, trim.
+
+mod settings;
+
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use self::settings::{MAX_BATCH_BYTES, MAX_BATCH_RECORDS, SettingsChange};
+use super::{
+    access::{Access, Admin, PartitionPath, See, TopicAccess},
+    body::JsonBody,
+    json::{Faults, Object},
+    list::{self, ListQuery},
+    media::AnswersJson,
+    query::{NoParameters, Query},
+};
+use crate::{
+    broker::Error,
+    model::{
+        Invalid, MAX_INTEGER, Partition,
+        topic::{
+            Change, Listed, MAX_PARTITIONS, Page, PartitionDescription, TopicDescription,
+            TopicPatch, TopicSettings, TopicSummary,
+        },
+    },
+};
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PutTopic {
+    /// 1 for a new topic, any for one that exists.
+    #[schema(minimum = 1, maximum = 10000)]
+    partition_count: Option<i64>,
+    #[schema(value_type = Option<SettingsChange>)]
+    settings: Option<Object<SettingsChange>>,
+}
+
+/// A merge patch: what is absent stays.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PatchTopic {
+    /// It only grows.
+    #[schema(minimum = 1, maximum = 10000)]
+    partition_count: Option<i64>,
+    #[schema(value_type = Option<SettingsChange>)]
+    settings: Option<Object<SettingsChange>>,
+}
+
+/// The shape of both `PUT` and `PATCH`.
+fn checked(
+    partition_count: Option<i64>,
+    settings: Option<Object<SettingsChange>>,
+) -> Result<TopicPatch, Invalid> {
+    let settings = settings.map(|Object(settings)| settings).unwrap_or_default();
+    let mut faults = Faults::default();
+    let partition_count = faults.range("/partition_count", partition_count, 1..=MAX_PARTITIONS);
+    let patch = TopicPatch {
+        partition_count: partition_count.and_then(|count| Partition::try_from(count).ok()),
+        max_batch_records: settings.max_batch_records,
+        max_batch_bytes: settings.max_batch_bytes,
+        max_record_bytes: settings.max_record_bytes,
+    };
+    for (pointer, change, most) in [
+        ("/settings/max_batch_records", patch.max_batch_records, MAX_BATCH_RECORDS),
+        ("/settings/max_batch_bytes", patch.max_batch_bytes, MAX_BATCH_BYTES),
+        ("/settings/max_record_bytes", patch.max_record_bytes, MAX_BATCH_BYTES),
+    ] {
+        faults.range(pointer, own(change), 1..=most);
+    }
+    faults.finish()?;
+    Ok(patch)
+}
+
+fn own(change: Change) -> Option<i64> {
+    match change {
+        Change::Set(value) => Some(value),
+        Change::Keep | Change::Default => None,
+    }
+}
+
+/// A topic as lists show it.
+#[derive(Serialize, ToSchema)]
+pub struct TopicItem {
+    topic: String,
+    partition_count: i32,
+    settings: OwnSettings,
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+/// A topic with its partitions in order.
+#[derive(Serialize, ToSchema)]
+pub struct Topic {
+    topic: String,
+    partition_count: i32,
+    settings: OwnSettings,
+    #[schema(format = DateTime)]
+    created_at: String,
+    partitions: Vec<PartitionItem>,
+}
+
+/// The topic's own values; what is absent comes from the tenant.
+#[derive(Serialize, ToSchema)]
+pub struct OwnSettings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_batch_records: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_batch_bytes: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_record_bytes: Option<i64>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct PartitionItem {
+    partition: i32,
+    /// The first offset that can be read.
+    log_start_offset: i64,
+    /// The next offset to be given.
+    high_watermark: i64,
+    record_count: i64,
+    size_bytes: i64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct TopicList {
+    topics: Vec<TopicItem>,
+    /// Where the next page starts; null at the end.
+    #[schema(required = true)]
+    next_after: Option<String>,
+}
+
+impl From<TopicSettings> for OwnSettings {
+    fn from(settings: TopicSettings) -> Self {
+        Self {
+            max_batch_records: settings.max_batch_records,
+            max_batch_bytes: settings.max_batch_bytes,
+            max_record_bytes: settings.max_record_bytes,
+        }
+    }
+}
+
+impl From<TopicSummary> for TopicItem {
+    fn from(summary: TopicSummary) -> Self {
+        Self {
+            topic: summary.topic.to_string(),
+            partition_count: summary.partition_count,
+            settings: summary.settings.into(),
+            created_at: summary.created_at.to_string(),
+        }
+    }
+}
+
+impl From<TopicDescription> for Topic {
+    fn from(description: TopicDescription) -> Self {
+        let item = TopicItem::from(description.summary);
+        Self {
+            topic: item.topic,
+            partition_count: item.partition_count,
+            settings: item.settings,
+            created_at: item.created_at,
+            partitions: description.partitions.into_iter().map(PartitionItem::from).collect(),
+        }
+    }
+}
+
+impl From<PartitionDescription> for PartitionItem {
+    fn from(partition: PartitionDescription) -> Self {
+        Self {
+            partition: partition.partition,
+            log_start_offset: partition.log_start_offset,
+            high_watermark: partition.high_watermark,
+            record_count: partition.record_count,
+            size_bytes: partition.size_bytes,
+        }
+    }
+}
+
+fn example() -> serde_json::Value {
+    json!({"topic": "orders", "partition_count": 1, "settings": {"max_batch_records": 5000},
+        "created_at": "2026-11-21T08:00:00.000Z", "partitions": [{"partition": 0,
+        "log_start_offset": 0, "high_watermark": 140, "record_count": 140, "size_bytes": 20480}]})
+}
+
+/// Make a topic, or see that it is there
+///
+/// Repeating it is safe: a topic that exists with this partition count (or any, when none is
+/// given) answers 200. `settings` given for a topic that exists are set.
+#[utoipa::path(put, path = "/v1/topics/{topic}", operation_id = "put_topic", tag = "topics",
+    params(("topic" = String, Path, description = "The topic's name")),
+    request_body(content = PutTopic, description = "All fields are optional",
+        example = json!({"partition_count": 4, "settings": {"max_batch_records": 5000}})),
+    responses(
+        (status = 201, description = "The topic was made", body = Topic,
+            example = json!(example())),
+        (status = 200, description = "The topic was there", body = Topic,
+            example = json!(example()))),
+    security(("bearer" = ["admin"])))]
+pub async fn put_topic(
+    access: TopicAccess<Admin>,
+    _: AnswersJson,
+    sent: JsonBody<PutTopic>,
+) -> Result<Response, Error> {
+    let given = sent.body.settings.is_some();
+    let wanted = checked(sent.body.partition_count, sent.body.settings)?;
+    let settings = given.then_some(TopicSettings {
+        max_batch_records: own(wanted.max_batch_records),
+        max_batch_bytes: own(wanted.max_batch_bytes),
+        max_record_bytes: own(wanted.max_record_bytes),
+    });
+    let (tenant, count) = (access.tenant, wanted.partition_count);
+    let (topic, created) = access.broker.put_topic(tenant, &access.topic, count, settings).await?;
+    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(Topic::from(topic))).into_response())
+}
+
+/// Describe a topic
+///
+/// With every partition's log start, high watermark and size.
+#[utoipa::path(get, path = "/v1/topics/{topic}", operation_id = "get_topic", tag = "topics",
+    params(("topic" = String, Path, description = "The topic's name")),
+    responses((status = 200, description = "The topic", body = Topic,
+        example = json!(example()))),
+    security(("bearer" = ["admin"]), ("bearer" = ["produce"]), ("bearer" = ["consume"])))]
+pub async fn get_topic(
+    access: TopicAccess<See>,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+) -> Result<Json<Topic>, Error> {
+    Ok(Json(access.broker.topic(access.tenant, &access.topic).await?.into()))
+}
+
+/// List topics
+///
+/// By name; only those that the token's scopes cover.
+#[utoipa::path(get, path = "/v1/topics", operation_id = "list_topics", tag = "topics",
+    params(ListQuery),
+    responses((status = 200, description = "A page of topics", body = TopicList,
+        example = json!({"topics": [{"topic": "orders", "partition_count": 4, "settings": {},
+            "created_at": "2026-11-21T08:00:00.000Z"}], "next_after": null}))),
+    security(("bearer" = ["admin"]), ("bearer" = ["produce"]), ("bearer" = ["consume"])))]
+pub async fn list_topics(
+    access: Access<See>,
+    _: AnswersJson,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, Error> {
+    let page = query.page()?;
+    let Listed { items, next_after } = covered(&access, &page).await?;
+    let topics = items.into_iter().map(TopicItem::from).collect();
+    let next = next_after.clone();
+    let list = TopicList { topics, next_after };
+    Ok(list::answer(list, "/v1/topics?", page.limit, next.as_deref()))
+}
+
+/// Looks on until the page is full of covered names, so that neither a short page nor
+/// `next_after` tells of others.
+async fn covered(access: &Access<See>, page: &Page) -> Result<Listed<TopicSummary>, Error> {
+    let full = usize::try_from(page.limit).unwrap_or(usize::MAX);
+    let (mut items, mut after) = (Vec::new(), page.after.clone());
+    loop {
+        let page = Page { limit: page.limit, after };
+        let listed = access.broker.topics(access.tenant, page).await?;
+        let end = listed.next_after.is_none();
+        for item in listed.items.into_iter().filter(|item| access.covers(&item.topic)) {
+            if items.len() == full {
+                return Ok(full_page(items));
+            }
+            items.push(item);
+        }
+        if end {
+            return Ok(Listed { items, next_after: None });
+        }
+        if items.len() == full {
+            return Ok(full_page(items));
+        }
+        after = listed.next_after;
+    }
+}
+
+fn full_page(items: Vec<TopicSummary>) -> Listed<TopicSummary> {
+    let next_after = items.last().map(|item| item.topic.to_string());
+    Listed { items, next_after }
+}
+
+/// Change a topic
+///
+/// More partitions, other settings. Appends that begin after the answer spread by the new count.
+#[utoipa::path(patch, path = "/v1/topics/{topic}", operation_id = "patch_topic", tag = "topics",
+    params(("topic" = String, Path, description = "The topic's name")),
+    request_body(content = PatchTopic, description = "What is to change",
+        example = json!({"partition_count": 8, "settings": {"max_batch_records": "default"}})),
+    responses((status = 200, description = "The topic as it is now", body = Topic,
+        example = json!(example()))),
+    security(("bearer" = ["admin"])))]
+pub async fn patch_topic(
+    access: TopicAccess<Admin>,
+    _: AnswersJson,
+    sent: JsonBody<PatchTopic>,
+) -> Result<Json<Topic>, Error> {
+    let patch = checked(sent.body.partition_count, sent.body.settings)?;
+    Ok(Json(access.broker.patch_topic(access.tenant, &access.topic, patch).await?.into()))
+}
+
+/// Delete a topic
+///
+/// With all its records. A topic made again under this name is another one: its offsets and
+/// sequences start at 0.
+#[utoipa::path(delete, path = "/v1/topics/{topic}", operation_id = "delete_topic", tag = "topics",
+    params(("topic" = String, Path, description = "The topic's name")),
+    responses((status = 204, description = "The topic is gone")),
+    security(("bearer" = ["admin"])))]
+pub async fn delete_topic(
+    access: TopicAccess<Admin>,
+    _: Query<NoParameters>,
+) -> Result<StatusCode, Error> {
+    access.broker.delete_topic(access.tenant, &access.topic).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TrimQuery {
+    /// Records below this offset go.
+    #[param(minimum = 0)]
+    before: i64,
+}
+
+/// Trim a partition
+///
+/// Moves its log start to `before`, never back and never past the high watermark.
+#[utoipa::path(delete, path = "/v1/topics/{topic}/partitions/{partition}/records",
+    operation_id = "trim_partition", tag = "topics",
+    params(("topic" = String, Path, description = "The topic's name"),
+        ("partition" = i32, Path, description = "The partition, from 0"), TrimQuery),
+    responses((status = 204, description = "The log starts there, or later")),
+    security(("bearer" = ["admin"])))]
+pub async fn trim_partition(
+    access: TopicAccess<Admin>,
+    PartitionPath(partition): PartitionPath,
+    Query(query): Query<TrimQuery>,
+) -> Result<StatusCode, Error> {
+    let mut faults = Faults::default();
+    faults.range("?before", Some(query.before), 0..=MAX_INTEGER);
+    faults.finish()?;
+    access.broker.trim(access.tenant, &access.topic, partition, query.before).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! One Postgres for all tests of this process, a database from a migrated template for each, and
+//! what tests of brokers need again and again.
+
+pub mod proxy;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use oncelog::{
+    broker::{Broker, Settings},
+    embedded::Embedded,
+    model::{
+        Batch, Name, TenantId,
+        session::{Open, Sequences, Sequencing},
+        transfer::{Append, Numbered},
+    },
+    store::Store,
+};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
+use tokio::sync::OnceCell;
+
+/// Tests of durability start their own server: this one does not flush.
+const SERVER_OPTIONS: &[(&str, &str)] =
+    &[("fsync", "off"), ("full_page_writes", "off"), ("max_connections", "400")];
+
+static SERVER: LazyLock<Embedded> = LazyLock::new(|| {
+    sweep_old_directories();
+    Embedded::start(&directory(std::process::id()), SERVER_OPTIONS).expect("Postgres for the tests")
+});
+static TEMPLATE: OnceCell<()> = OnceCell::const_new();
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+fn directory(pid: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("oncelog-test-{pid}"))
+}
+
+/// Statics are never dropped: the server ends with this process, its directory with the next run.
+fn sweep_old_directories() {
+    let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("oncelog-test-").and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// How to reach a fresh, migrated database.
+pub async fn database() -> PgConnectOptions {
+    let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
+    let admin = server.connect_options("postgres");
+    TEMPLATE
+        .get_or_init(|| async {
+            let mut connection = admin.connect().await.unwrap();
+            connection.execute("create database template_oncelog").await.unwrap();
+            connection.close().await.unwrap();
+            let store = Store::new(server.connect_options("template_oncelog"), 1);
+            store.migrate().await.unwrap();
+        })
+        .await;
+    let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let mut connection = admin.connect().await.unwrap();
+    let create = format!("create database {name} template template_oncelog");
+    connection.execute(AssertSqlSafe(create)).await.unwrap();
+    connection.close().await.unwrap();
+    server.connect_options(&name)
+}
+
+/// A broker without a janitor on a database.
+pub fn broker(options: &PgConnectOptions, settings: Settings) -> Arc<Broker> {
+    Broker::start_without_janitor(Store::new(options.clone(), 4), settings)
+}
+
+pub fn name(text: &str) -> Name {
+    Name::parse(text).unwrap()
+}
+
+/// The tenant `default`, as one broker knows it.
+pub async fn tenant(broker: &Broker) -> TenantId {
+    broker.tenant(&name("default")).await.unwrap()
+}
+
+/// An append of NDJSON records.
+pub fn append(numbered: Option<Numbered>, ndjson: &str) -> Append {
+    let batch = Batch::from_ndjson(ndjson.as_bytes(), None).unwrap();
+    Append { numbered, expected_offset: None, batch }
+}
+
+/// An open with defaults.
+pub fn open(transactional_id: Option<&str>) -> Open {
+    Open {
+        transactional_id: transactional_id.map(name),
+        condition: None,
+        open_id: None,
+        transaction_timeout_ms: 60_000,
+        sequencing: Sequencing::Contiguous,
+        sequences: Sequences::Continue,
+    }
+}

@@ -1,0 +1,179 @@
+//! A proxy in front of Postgres. It loses answers: now and then it cuts a connection after it has
+//! passed on what the client sent, or before. And it has a gate: closed, it holds every message of
+//! the client until the test lets it through, so that a broker can be stopped at every step.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UnixStream},
+    sync::{Notify, watch},
+};
+
+pub struct Proxy {
+    port: u16,
+    /// Cuts a million messages of clients.
+    cuts_per_million: Arc<AtomicU32>,
+    cut_all: watch::Sender<()>,
+    pub cuts: Arc<AtomicU64>,
+    gate: Arc<Gate>,
+}
+
+/// Messages of clients, counted, and held while the gate is closed.
+#[derive(Default)]
+struct Gate {
+    closed: AtomicBool,
+    passes: Notify,
+    allowed: AtomicU64,
+    held: AtomicU64,
+    passed: AtomicU64,
+}
+
+impl Gate {
+    async fn pass(&self) {
+        self.held.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let woken = self.passes.notified();
+            let mut woken = std::pin::pin!(woken);
+            woken.as_mut().enable();
+            let let_through = |n: u64| n.checked_sub(1);
+            let allowed = self.allowed.try_update(Ordering::SeqCst, Ordering::SeqCst, let_through);
+            if !self.closed.load(Ordering::SeqCst) || allowed.is_ok() {
+                break;
+            }
+            woken.await;
+        }
+        self.held.fetch_sub(1, Ordering::SeqCst);
+        self.passed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Proxy {
+    /// Stands in front of the server that `options` reach by a Unix socket.
+    pub async fn start(options: &PgConnectOptions, seed: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let socket = options.get_socket().expect("a Unix socket").join(".s.PGSQL.5432");
+        let cuts_per_million = Arc::new(AtomicU32::new(0));
+        let cuts = Arc::new(AtomicU64::new(0));
+        let cut_all = watch::Sender::new(());
+        let gate = Arc::new(Gate::default());
+        let proxy = Self {
+            gate: gate.clone(),
+            port,
+            cuts_per_million: cuts_per_million.clone(),
+            cut_all: cut_all.clone(),
+            cuts: cuts.clone(),
+        };
+        tokio::spawn(async move {
+            let mut rng = StdRng::seed_from_u64(seed);
+            while let Ok((client, _)) = listener.accept().await {
+                let rng = StdRng::seed_from_u64(rng.random());
+                let line = Line {
+                    gate: gate.clone(),
+                    rng,
+                    cuts_per_million: cuts_per_million.clone(),
+                    cuts: cuts.clone(),
+                    cut_all: cut_all.subscribe(),
+                };
+                tokio::spawn(line.carry(client, socket.clone()));
+            }
+        });
+        proxy
+    }
+
+    pub fn options(&self, options: &PgConnectOptions) -> PgConnectOptions {
+        let database = options.get_database().unwrap().to_owned();
+        PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(self.port)
+            .username("postgres")
+            .ssl_mode(PgSslMode::Disable)
+            .database(&database)
+    }
+
+    pub fn lose_answers(&self, cuts_per_million: u32) {
+        self.cuts_per_million.store(cuts_per_million, Ordering::Relaxed);
+    }
+
+    /// From now on nothing passes but what is let through.
+    pub fn close_gate(&self) {
+        self.gate.allowed.store(0, Ordering::SeqCst);
+        self.gate.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub fn let_through(&self, messages: u64) {
+        self.gate.allowed.fetch_add(messages, Ordering::SeqCst);
+        self.gate.passes.notify_waiters();
+    }
+
+    pub fn open_gate(&self) {
+        self.gate.closed.store(false, Ordering::SeqCst);
+        self.gate.passes.notify_waiters();
+    }
+
+    /// Messages that wait at the gate.
+    pub fn held(&self) -> u64 {
+        self.gate.held.load(Ordering::SeqCst)
+    }
+
+    /// Messages of clients that have passed: round trips.
+    pub fn passed(&self) -> u64 {
+        self.gate.passed.load(Ordering::SeqCst)
+    }
+
+    /// Cuts every connection there is.
+    pub fn cut_all(&self) {
+        self.cut_all.send_replace(());
+    }
+}
+
+struct Line {
+    gate: Arc<Gate>,
+    rng: StdRng,
+    cuts_per_million: Arc<AtomicU32>,
+    cuts: Arc<AtomicU64>,
+    cut_all: watch::Receiver<()>,
+}
+
+impl Line {
+    async fn carry(mut self, mut client: TcpStream, socket: PathBuf) {
+        let Ok(mut server) = UnixStream::connect(socket).await else { return };
+        client.set_nodelay(true).unwrap();
+        let (mut sent, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+        loop {
+            tokio::select! {
+                read = client.read(&mut sent) => {
+                    let Ok(n @ 1..) = read else { return };
+                    self.gate.pass().await;
+                    let cut = self.rng.random_range(0..1_000_000)
+                        < self.cuts_per_million.load(Ordering::Relaxed);
+                    if cut {
+                        self.cuts.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if cut && self.rng.random_bool(0.3) {
+                        return;
+                    }
+                    if server.write_all(&sent[..n]).await.is_err() || cut {
+                        return;
+                    }
+                }
+                read = server.read(&mut answered) => {
+                    let Ok(n @ 1..) = read else { return };
+                    if client.write_all(&answered[..n]).await.is_err() {
+                        return;
+                    }
+                }
+                _ = self.cut_all.changed() => return,
+            }
+        }
+    }
+}
