@@ -6,7 +6,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{
     Broken, Rule, Seen,
-    world::{Budget, Check, Config, Scope},
+    world::{Action, Budget, Check, Config, Scope},
 };
 
 const NONE: Budget = Budget {
@@ -45,9 +45,8 @@ fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
     let (states, depth) = (checker.unique_state_count(), checker.max_depth());
     println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
     for (broken, path) in checker.discoveries() {
-        let actions: Vec<String> =
-            path.clone().into_actions().iter().map(|action| format!("{action:?}")).collect();
-        panic!("{name}: broken: {broken}\n{}\n{:#?}", actions.join("\n"), path.last_state());
+        let state = path.last_state().clone();
+        panic!("{name}: broken: {broken}\n{}\n{state:#?}", told(&path.into_actions()));
     }
     let seen = seen.lock().unwrap().clone();
     println!("  seen: {seen:?}");
@@ -56,25 +55,28 @@ fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
     assert!(states >= at_least, "{name}: only {states} states");
 }
 
-/// Leaves a rule out: the contract must break.
-fn breaks(rule: Rule, config: Config) {
+/// Leaves a rule out: this part of the contract must break.
+fn breaks(rule: Rule, broken: Broken, config: Config) {
     let started = Instant::now();
     let check = Check::new(Config { without: Some(rule), ..config });
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let until = HasDiscoveries::AnyOf([broken.name()].into());
+    let checker = check.checker().finish_when(until).spawn_bfs().join();
     let states = checker.unique_state_count();
-    let discoveries = checker.discoveries();
-    let broken = discoveries.iter().next();
-    let (broken, path) = broken.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
-    let steps = path.clone().into_actions();
-    println!("without {rule:?}, in {:.1?}: broken: {broken}", started.elapsed());
-    println!("  {}", steps.iter().map(|step| format!("{step:?}")).collect::<Vec<_>>().join(" "));
+    let path = checker.discovery(broken.name());
+    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
+    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
+    println!("  {}", told(&path.into_actions()));
+}
+
+fn told(actions: &[Action]) -> String {
+    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
 }
 
 macro_rules! without {
-    ($($test:ident: $rule:ident, $config:expr;)*) => {
+    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
         $(#[test]
         fn $test() {
-            breaks(Rule::$rule, $config);
+            breaks(Rule::$rule, Broken::$broken, $config);
         })*
     };
 }
@@ -153,27 +155,29 @@ const SAME: [Scope; 2] = [Scope::Partition(0), Scope::Partition(0)];
 const OTHER: [Scope; 2] = [Scope::Partition(0), Scope::Partition(1)];
 
 without! {
-    without_rule_1_mark_equals_fence: MarkEqualsFence, sends(3).opens(1).scopes(&SAME);
-    without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix, sends(3).snapshots(1, 1);
-    without_rule_3_all_rows_of_a_stranger: AllRowsOfAStranger, sends(3).scopes(&SAME);
-    without_rule_4_forget_what_was_lost: ForgetWhatWasLost, sends(3).losses(1).plain();
-    without_rule_5_advance_only_from_base: AdvanceOnlyFromBase, sends(4).per_run(3).plain();
-    without_rule_8_all_or_nothing: AllOrNothing, sends(3).scopes(&[Scope::Topic(2)]).plain();
+    without_rule_1_mark_equals_fence: MarkEqualsFence breaks AcceptedAfterFence in sends(3).opens(1).scopes(&SAME);
+    without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix breaks DoesNotLoad in sends(3).snapshots(1, 1);
+    without_rule_3_all_rows_of_a_stranger: AllRowsOfAStranger breaks StoredTwice in sends(3).scopes(&SAME);
+    without_rule_12_state_ahead_of_the_head: StateAheadOfTheHead breaks WronglyAnswered in
+        sends(2).stored_before(5).per_run(1).snapshots(2, 0).early_steps();
+    without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in sends(3).losses(1).plain();
+    without_rule_5_advance_only_from_base: AdvanceOnlyFromBase breaks WronglyRefused in sends(4).per_run(3).plain();
+    without_rule_8_all_or_nothing: AllOrNothing breaks WronglyAnswered in sends(3).scopes(&[Scope::Topic(2)]).plain();
     without_rule_8_compare_what_is_not_written:
-        CompareWhatIsNotWritten, sends(4).opens(1).scopes(&OTHER).pairs();
-    without_rule_9_confirm_what_is_not_written: ConfirmWhatIsNotWritten, sends(3).per_run(3);
-    without_rule_11_share_unregistered: ShareUnregistered, sends(1).opens(1);
-    without_rule_18_list_after_lock: ListAfterLock, sends(2).opens(1);
-    without_rule_18_read_after_heads: ReadAfterHeads, sends(2).opens(1);
-    without_rule_19_raise_fences: RaiseFences, sends(2).opens(1);
-    without_rule_20_reset_epoch: ResetEpoch, sends(1).opens(1).stored_before(1).reset();
-    without_rule_20_fresh_flag: FreshFlag, sends(2).opens(1).stored_before(1).reset();
+        CompareWhatIsNotWritten breaks WronglyRefused in sends(4).opens(1).scopes(&OTHER).pairs();
+    without_rule_9_confirm_what_is_not_written: ConfirmWhatIsNotWritten breaks WronglyRefused in sends(3).per_run(3);
+    without_rule_11_share_unregistered: ShareUnregistered breaks AcceptedAfterFence in sends(1).opens(1);
+    without_rule_18_list_after_lock: ListAfterLock breaks AcceptedAfterFence in sends(2).opens(1);
+    without_rule_18_read_after_heads: ReadAfterHeads breaks NotCounted in sends(2).opens(1);
+    without_rule_19_raise_fences: RaiseFences breaks AcceptedAfterFence in sends(2).opens(1);
+    without_rule_20_reset_epoch: ResetEpoch breaks WronglyRefused in sends(1).opens(1).stored_before(1).reset();
+    without_rule_20_fresh_flag: FreshFlag breaks WronglyRefused in sends(2).opens(1).stored_before(1).reset();
     without_rule_22_journal_counts_requests:
-        JournalCountsRequests, sends(2).scopes(&[Scope::Topic(1)]);
-    without_rule_24_lock_before_snapshot: LockBeforeSnapshot, sends(3).snapshots(2, 1);
-    without_rule_24_fold_from_the_database: FoldFromTheDatabase, sends(2).snapshots(1, 0);
-    without_rule_25_trim_below_snapshot: TrimBelowSnapshot, sends(2).snapshots(0, 1);
-    without_rule_26_redo_what_was_lost: RedoWhatWasLost, sends(2).losses(1);
+        JournalCountsRequests breaks StoredTwice in sends(2).scopes(&[Scope::Topic(1)]);
+    without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).snapshots(2, 1);
+    without_rule_24_fold_from_the_database: FoldFromTheDatabase breaks StoredTwice in sends(2).snapshots(1, 0);
+    without_rule_25_trim_below_snapshot: TrimBelowSnapshot breaks DoesNotLoad in sends(2).snapshots(0, 1);
+    without_rule_26_redo_what_was_lost: RedoWhatWasLost breaks RefusedButStored in sends(2).losses(1);
 }
 
 #[test]

@@ -86,9 +86,13 @@ impl Loader<'_> {
     pub fn lacking(&self, starts: &Starts) -> Vec<(LogId, Offset)> {
         let first = |head: &Head| {
             let log = self.memory.get(&head.log_id)?;
-            let starts = starts.get(&head.log_id).into_iter().flat_map(BTreeMap::values);
-            let first = starts.copied().fold(log.next_offset, Offset::min);
-            (first < head.next_offset).then_some((head.log_id, first))
+            let starts = starts.get(&head.log_id).into_iter().flat_map(BTreeMap::values).copied();
+            let first = starts.clone().fold(log.next_offset, Offset::min);
+            let last = match self.without {
+                Some(Rule::StateAheadOfTheHead) => head.next_offset,
+                _ => starts.fold(head.next_offset, Offset::max),
+            };
+            (first < last).then_some((head.log_id, first))
         };
         self.heads.iter().filter_map(first).collect()
     }

@@ -129,6 +129,9 @@ pub enum Rule {
     ThrowAwayNoPrefix,
     /// 3: a stranger is its state and all rows from there on.
     AllRowsOfAStranger,
+    /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it counts
+    /// already are then read with it, so that none of them is counted again under the lock.
+    StateAheadOfTheHead,
     /// 4: a lost outcome forgets the log.
     ForgetWhatWasLost,
     /// 5: after an append without compare the memory advances only from the returned base.
