@@ -9,15 +9,8 @@ use super::{
     world::{Action, Budget, Check, Config, Scope},
 };
 
-const NONE: Budget = Budget {
-    sends: 0,
-    opens: 0,
-    losses: 0,
-    lost_opens: 0,
-    kills: 0,
-    snapshots: 0,
-    trims: 0,
-};
+const NONE: Budget =
+    Budget { sends: 0, opens: 0, losses: 0, lost_opens: 0, kills: 0, snapshots: 0, trims: 0 };
 
 /// One producer, one partition.
 fn plain_config() -> Config {
@@ -44,7 +37,7 @@ fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
     let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let (states, depth) = (checker.unique_state_count(), checker.max_depth());
     println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
-    for (broken, path) in checker.discoveries() {
+    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
         let state = path.last_state().clone();
         panic!("{name}: broken: {broken}\n{}\n{state:#?}", told(&path.into_actions()));
     }
@@ -180,42 +173,91 @@ without! {
     without_rule_26_redo_what_was_lost: RedoWhatWasLost breaks RefusedButStored in sends(2).losses(1);
 }
 
-#[test]
-fn probe() {
-    let which = std::env::var("PROBE").unwrap_or_default();
-    let n = |name: &str, default: u8| {
-        std::env::var(name).map_or(default, |value| value.parse().unwrap())
+macro_rules! holds {
+    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
+        $($(#[$attribute])*
+        #[test]
+        fn $test() {
+            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
+        })*
     };
-    let mut config = plain_config();
-    config.budget = Budget {
-        sends: n("SENDS", 3),
-        opens: n("OPENS", 0),
-        losses: n("LOSSES", 0),
-        lost_opens: n("LOSTOPENS", 0),
-        kills: n("KILLS", 0),
-        snapshots: n("SNAPS", 0),
-        trims: n("TRIMS", 0),
-    };
-    config.early_steps = which.contains("early");
-    config.chunked = which.contains("chunked");
-    config.reset = which.contains("reset");
-    config.plain = which.contains("plain");
-    config.pairs = which.contains("pairs");
-    config.per_run = n("PER_RUN", 2).into();
-    config.in_flight = n("IN_FLIGHT", 1).into();
-    config.stored_before = n("BEFORE", 0).into();
-    if which.contains("topic1") {
-        config.scopes = vec![Scope::Topic(1)];
-    }
-    if which.contains("topic2") {
-        config.scopes = vec![Scope::Topic(2)];
-    }
-    if which.contains("two") {
-        config.scopes.push(Scope::Partition(0));
-    }
-    if which.contains("other") {
-        config.scopes.push(Scope::Partition(1));
-    }
-    holds("probe", config, 1, &[]);
 }
 
+holds! {
+    holds_with_retries_over_two_replicas: sends(4).per_run(3).in_flight(2), at least 5_000,
+        must see QuickHeld ConfirmedByRead Overtaken RepeatedQuick RepeatedFull Ahead;
+    holds_with_lost_answers_and_kills: sends(3).losses(2).kills(1), at least 10_000,
+        must see LostTookEffect LostDidNotCompare RedoneAndRepeated QuickHeld;
+    holds_with_an_open_and_a_zombie: sends(4).opens(1), at least 10_000,
+        must see ZombieRefused AppendedDuringOpen QuickHeld;
+    holds_with_lost_answers_of_all: sends(3).opens(1).losses(1).lost_opens(1), at least 10_000,
+        must see ZombieRefused RepeatedOpen LostTookEffect LostDidNotCompare RedoneAndRepeated;
+    holds_with_two_opens_and_resets: sends(2).opens(2).stored_before(1).reset(), at least 10_000,
+        must see StartedAtZeroAgain ZombieRefused;
+    holds_with_resets_and_retries: sends(3).opens(1).lost_opens(1).stored_before(1).reset(),
+        at least 10_000, must see StartedAtZeroAgain ZombieRefused RepeatedOpen;
+    holds_with_two_opens_that_are_lost: sends(1).opens(2).lost_opens(2), at least 1_000,
+        must see RepeatedOpen RepeatedOpenFenced;
+    holds_with_an_open_that_fences_log_by_log:
+        sends(3).opens(1).lost_opens(1).kills(1).chunked(), at least 10_000,
+        must see ZombieRefused RepeatedOpen AppendedDuringOpen;
+    holds_with_two_producers_and_plain_appends:
+        sends(3).opens(1).scopes(&SAME).plain(), at least 10_000,
+        must see QuickHeld Overtaken ZombieRefused;
+    holds_with_plain_appends_and_lost_answers: sends(4).losses(1).plain(), at least 10_000,
+        must see LostTookEffect QuickHeld RedoneAndRepeated;
+    holds_with_groups_over_two_logs: sends(4).scopes(&OTHER).pairs(), at least 10_000,
+        must see QuickHeld Overtaken RepeatedQuick;
+    holds_with_a_topic_over_two_partitions:
+        sends(3).opens(1).losses(1).scopes(&[Scope::Topic(2)]).plain(), at least 10_000,
+        must see AppendedToTwoLogs QuickHeld LostTookEffect ZombieRefused;
+    holds_with_snapshots_and_trims: sends(4).snapshots(2, 2).early_steps(), at least 10_000,
+        must see Snapshot Trim LoadedBehindATrim TrimmedWhileLoading;
+    holds_with_a_full_window: sends(2).stored_before(5).per_run(1).snapshots(2, 1).early_steps(),
+        at least 10_000, must see Snapshot Trim RepeatedFull LoadedBehindATrim;
+    holds_with_snapshots_opens_and_losses:
+        sends(2).opens(1).losses(1).snapshots(1, 1).stored_before(1), at least 10_000,
+        must see Snapshot Trim LoadedBehindATrim ZombieRefused LostTookEffect;
+    holds_with_first_appends_at_both_replicas:
+        sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
+}
+
+/// Found here, and not yet decided: an open of a producer of many logs commits its epoch before the
+/// fences. A lost statement of the old epoch still compares then, while the pass that redoes its
+/// request reads the new epoch and refuses: `producer_fenced` is answered, and afterwards stored
+/// (and counted by the open). When the server answers otherwise, this becomes one more `holds`.
+#[test]
+fn finds_a_refusal_that_is_stored_while_logs_are_fenced_one_by_one() {
+    let check = Check::new(sends(2).opens(1).losses(1).chunked());
+    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let path = checker.assert_any_discovery(Broken::RefusedButStored.name());
+    println!("{}", told(&path.into_actions()));
+}
+
+// cargo test --test it -- --ignored --nocapture model_check
+holds! {
+    #[ignore = "larger: minutes"]
+    holds_larger_retries: sends(5).per_run(3).in_flight(3).losses(1).kills(1).early_steps(),
+        at least 100_000, must see Ahead LostTookEffect RedoneAndRepeated;
+    #[ignore = "larger: minutes"]
+    holds_larger_opens: sends(4).opens(2).per_run(1).lost_opens(1), at least 100_000,
+        must see ZombieRefused RepeatedOpen RepeatedOpenFenced;
+    #[ignore = "larger: minutes"]
+    holds_larger_resets: sends(3).opens(2).stored_before(1).per_run(1).reset(),
+        at least 100_000, must see StartedAtZeroAgain ZombieRefused;
+    #[ignore = "larger: minutes"]
+    holds_larger_early_steps: sends(3).opens(1).losses(1).snapshots(1, 1).early_steps(),
+        at least 100_000, must see TrimmedWhileLoading ZombieRefused LostTookEffect;
+    #[ignore = "larger: minutes"]
+    holds_larger_two_producers: sends(4).opens(1).losses(1).per_run(1).scopes(&SAME).plain(),
+        at least 100_000, must see ZombieRefused LostTookEffect RedoneAndRepeated;
+    #[ignore = "larger: minutes"]
+    holds_larger_groups: sends(4).opens(1).losses(1).scopes(&OTHER).pairs(), at least 100_000,
+        must see QuickHeld ZombieRefused LostTookEffect;
+    #[ignore = "larger: minutes"]
+    holds_larger_topic: sends(3).opens(1).losses(1).snapshots(1, 1).scopes(&[Scope::Topic(2)]),
+        at least 100_000, must see AppendedToTwoLogs LoadedBehindATrim LostTookEffect;
+    #[ignore = "larger: minutes"]
+    holds_larger_log_by_log: sends(3).opens(2).lost_opens(1).per_run(1).chunked(),
+        at least 100_000, must see ZombieRefused RepeatedOpen;
+}

@@ -316,11 +316,8 @@ impl Ledger {
             let base = log.head.next_offset;
             log.head.next_offset += want.record_count;
             log.head.last_appended_at = appended_at;
-            let row = |row: &Row| Row {
-                base_offset: base + row.base_offset,
-                appended_at,
-                ..row.clone()
-            };
+            let row =
+                |row: &Row| Row { base_offset: base + row.base_offset, appended_at, ..row.clone() };
             log.rows.extend(want.rows.iter().map(row));
             bases.insert(want.log_id, base);
         }

@@ -108,8 +108,6 @@ pub enum Seen {
     RepeatedOpen,
     RepeatedOpenFenced,
     AppendedToTwoLogs,
-    /// A full pass met a producer whose session it did not hold.
-    StartedAgain,
     Snapshot,
     Trim,
     LoadedBehindATrim,

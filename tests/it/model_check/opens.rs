@@ -28,20 +28,38 @@ pub struct Opening {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OpenStep {
     /// Lock the session row. `listed`: logs read too early (rule 18 left out).
-    Lock { listed: Option<Vec<LogId>> },
+    Lock {
+        listed: Option<Vec<LogId>>,
+    },
     /// Read the registered logs.
     List,
     /// Lock their heads. `early`: next sequences read too early (rule 18 left out).
-    Heads { logs: Vec<LogId>, early: Option<Nexts> },
+    Heads {
+        logs: Vec<LogId>,
+        early: Option<Nexts>,
+    },
     /// Raise the epoch and the fences, read the next sequences, commit.
-    Raise { logs: Vec<LogId>, early: Option<Nexts> },
+    Raise {
+        logs: Vec<LogId>,
+        early: Option<Nexts>,
+    },
     /// The epoch is committed: read the registered logs,
-    ListAgain { epoch: Epoch },
+    ListAgain {
+        epoch: Epoch,
+    },
     /// fence one after the other,
-    Fence { epoch: Epoch, logs: Vec<LogId> },
+    Fence {
+        epoch: Epoch,
+        logs: Vec<LogId>,
+    },
     /// and read the next sequences.
-    Standings { epoch: Epoch },
-    Answer { epoch: Epoch, nexts: Nexts },
+    Standings {
+        epoch: Epoch,
+    },
+    Answer {
+        epoch: Epoch,
+        nexts: Nexts,
+    },
     /// Its client asks again.
     Repeat,
 }

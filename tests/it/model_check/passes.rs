@@ -341,7 +341,7 @@ impl Turn<'_> {
             self.note(Seen::LoadedBehindATrim);
         }
         if !unregistered(self.memory(replica), requests).is_subset(shared) {
-            self.note(Seen::StartedAgain);
+            // states never vanish here (nothing expires), so this is not reached
             self.world.ledger.release(Who::Replica(replica));
             self.start_full(replica, full.group.clone(), full.overtaken);
             return None;
@@ -421,8 +421,10 @@ impl Turn<'_> {
 
     fn write(&mut self, statement: &Statement) -> Option<(Timestamp, Bases)> {
         let each_alone = self.is_without(Rule::AllOrNothing);
-        let before: BTreeMap<LogId, usize> =
-            statement.iter().map(|w| (w.log_id, self.world.ledger.log(w.log_id).rows.len())).collect();
+        let before: BTreeMap<LogId, usize> = statement
+            .iter()
+            .map(|w| (w.log_id, self.world.ledger.log(w.log_id).rows.len()))
+            .collect();
         let written = self.world.ledger.append_if(statement, NOW, each_alone)?;
         for (log_id, rows) in before {
             self.check_stored(log_id, rows);
@@ -514,4 +516,3 @@ fn not_fresh(origin: Offset, bytes: &[u8]) -> Vec<u8> {
     let entries: Vec<Entry> = entries.into_iter().map(|e| Entry { fresh: false, ..e }).collect();
     provenance::encode_entries(origin, &entries)
 }
-

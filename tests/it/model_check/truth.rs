@@ -120,7 +120,8 @@ impl Turn<'_> {
                 self.check_answer(ticket, request, &offsets);
             }
             Decision::Forgotten => {
-                let stored = appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));
+                let stored =
+                    appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));
                 let at = stored.iter().position(|(_, sequence)| *sequence == ticket.sequence);
                 let is_old = at.is_some_and(|at| stored.len() - at > REMEMBERED_REQUESTS);
                 self.breaks(Broken::WronglyAnswered, !is_old);

@@ -243,9 +243,7 @@ impl Config {
     fn used_logs(&self) -> BTreeSet<LogId> {
         let logs = self.scopes.iter().flat_map(|scope| match *scope {
             Scope::Partition(partition) => vec![PARTITIONS[partition]],
-            Scope::Topic(count) => {
-                PARTITIONS[..count].iter().copied().chain([JOURNAL]).collect()
-            }
+            Scope::Topic(count) => PARTITIONS[..count].iter().copied().chain([JOURNAL]).collect(),
         });
         logs.collect()
     }
@@ -263,7 +261,8 @@ impl Config {
     fn send_actions(&self, world: &World, replica: usize, actions: &mut Vec<Action>) {
         let sendable = self.sendable(world);
         if self.pairs && world.left.sends > 1 {
-            let producer = |one: &Option<(usize, Sequence)>| one.map(|(run, _)| world.runs[run].producer);
+            let producer =
+                |one: &Option<(usize, Sequence)>| one.map(|(run, _)| world.runs[run].producer);
             for (index, one) in sendable.iter().enumerate() {
                 let others = sendable[index + 1..].iter();
                 for other in others.filter(|other| producer(other) != producer(one)) {
@@ -358,7 +357,8 @@ impl Model for Check {
         let config = &self.config;
         (0..2).for_each(|replica| config.replica_actions(world, replica, actions));
         let orphans = world.orphans.iter().enumerate();
-        let free = orphans.filter(|(_, orphan)| world.ledger.may_lock(&orphan.logs(), orphan.who()));
+        let free =
+            orphans.filter(|(_, orphan)| world.ledger.may_lock(&orphan.logs(), orphan.who()));
         actions.extend(free.map(|(index, _)| Action::Orphan(index)));
         if world.left.opens > 0 && world.opens.len() < 2 {
             actions.push(Action::Open(ProducerId(0), false));
@@ -380,7 +380,8 @@ impl Model for Check {
             if free && world.left.snapshots > 0 && log.head.snapshot_offset < log.head.next_offset {
                 actions.push(Action::Snapshot(log_id));
             }
-            if free && world.left.trims > 0 && log.head.kept_offset < self.trimmable(world, log_id) {
+            if free && world.left.trims > 0 && log.head.kept_offset < self.trimmable(world, log_id)
+            {
                 actions.push(Action::Trim(log_id));
             }
         }
@@ -422,8 +423,16 @@ impl Model for Check {
             };
         }
         never![
-            StoredTwice, WronglyAnswered, NotDense, Gap, AcceptedAfterFence, NotCounted,
-            WronglyRefused, RefusedButStored, DoesNotLoad, MemoryWrong
+            StoredTwice,
+            WronglyAnswered,
+            NotDense,
+            Gap,
+            AcceptedAfterFence,
+            NotCounted,
+            WronglyRefused,
+            RefusedButStored,
+            DoesNotLoad,
+            MemoryWrong
         ]
     }
 }
