@@ -9,8 +9,16 @@ use super::{
     world::{Action, Budget, Check, Config, Scope},
 };
 
-const NONE: Budget =
-    Budget { sends: 0, opens: 0, losses: 0, lost_opens: 0, kills: 0, snapshots: 0, trims: 0 };
+const NONE: Budget = Budget {
+    sends: 0,
+    opens: 0,
+    losses: 0,
+    lost_opens: 0,
+    kills: 0,
+    snapshots: 0,
+    trims: 0,
+    failovers: 0,
+};
 
 /// One producer, one partition.
 fn plain_config() -> Config {
@@ -38,8 +46,7 @@ fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
     let (states, depth) = (checker.unique_state_count(), checker.max_depth());
     println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
     if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        let state = path.last_state().clone();
-        panic!("{name}: broken: {broken}\n{}\n{state:#?}", told(&path.into_actions()));
+        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
     }
     let seen = seen.lock().unwrap().clone();
     println!("  seen: {seen:?}");
@@ -107,6 +114,11 @@ impl Config {
         self
     }
 
+    fn failovers(mut self, failovers: u8) -> Self {
+        self.budget.failovers = failovers;
+        self
+    }
+
     fn scopes(self, scopes: &[Scope]) -> Self {
         Self { scopes: scopes.to_vec(), ..self }
     }
@@ -155,6 +167,8 @@ without! {
         sends(2).stored_before(5).per_run(1).snapshots(2, 0).early_steps();
     without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in sends(3).losses(1).plain();
     without_rule_5_advance_only_from_base: AdvanceOnlyFromBase breaks WronglyRefused in sends(4).per_run(3).plain();
+    without_rule_7_fingerprint: Fingerprint breaks WronglyAnswered in
+        sends(3).plain().failovers(1);
     without_rule_8_all_or_nothing: AllOrNothing breaks WronglyAnswered in sends(3).scopes(&[Scope::Topic(2)]).plain();
     without_rule_8_compare_what_is_not_written:
         CompareWhatIsNotWritten breaks WronglyRefused in sends(4).opens(1).scopes(&OTHER).pairs();
@@ -218,6 +232,8 @@ holds! {
     holds_with_snapshots_opens_and_losses:
         sends(2).opens(1).losses(1).snapshots(1, 1).stored_before(1), at least 10_000,
         must see Snapshot Trim LoadedBehindATrim ZombieRefused LostTookEffect;
+    holds_with_a_failover_to_a_log_of_equal_length: sends(3).plain().failovers(1),
+        at least 1_000, must see FailedOver QuickHeld Overtaken;
     holds_with_first_appends_at_both_replicas:
         sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
 }
@@ -231,6 +247,19 @@ fn finds_a_refusal_that_is_stored_while_logs_are_fenced_one_by_one() {
     let check = Check::new(sends(2).opens(1).losses(1).chunked());
     let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let path = checker.assert_any_discovery(Broken::RefusedButStored.name());
+    println!("{}", told(&path.into_actions()));
+}
+
+/// Found here, and not yet decided: `is_prefix_of` compares the last instant only where memory and
+/// log are of equal length. After a failover that no connection tells of (a pooler keeps them) a log
+/// that has grown past the memory again is taken for its continuation: a lost request is answered as
+/// a duplicate. When a load compares the row before the memory, this becomes one more `holds`.
+#[test]
+fn finds_a_longer_history_taken_for_its_own_after_a_hidden_failover() {
+    let check = Check::new(sends(4).plain().failovers(1));
+    let until = HasDiscoveries::AnyOf([Broken::WronglyAnswered.name()].into());
+    let checker = check.checker().finish_when(until).spawn_bfs().join();
+    let path = checker.assert_any_discovery(Broken::WronglyAnswered.name());
     println!("{}", told(&path.into_actions()));
 }
 

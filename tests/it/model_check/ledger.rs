@@ -81,6 +81,8 @@ pub struct Ledger {
     pub logs: BTreeMap<LogId, Log>,
     pub states: BTreeMap<(LogId, ProducerId), StateRow>,
     pub sessions: BTreeMap<ProducerId, Session>,
+    /// Stands still, but where there are failovers.
+    pub clock: Timestamp,
 }
 
 /// What a pass asks of one head.
@@ -213,6 +215,7 @@ impl Ledger {
             logs: [JOURNAL, PARTITIONS[0], PARTITIONS[1]].into_iter().map(log).collect(),
             states: BTreeMap::new(),
             sessions: (0..producers as i64).map(session).collect(),
+            clock: Timestamp(1),
         }
     }
 
@@ -301,7 +304,6 @@ impl Ledger {
     pub fn append_if(
         &mut self,
         statement: &Statement,
-        now: Timestamp,
         each_alone: bool,
     ) -> Option<(Timestamp, Bases)> {
         let held: Vec<&Want> = statement.iter().filter(|want| self.compares(want)).collect();
@@ -309,7 +311,7 @@ impl Ledger {
             return None;
         }
         let last = held.iter().map(|want| self.log(want.log_id).head.last_appended_at).max()?;
-        let appended_at = last.max(now);
+        let appended_at = last.max(self.clock);
         let mut bases = Bases::new();
         for want in held.into_iter().filter(|want| !want.rows.is_empty()) {
             let log = self.log_mut(want.log_id);

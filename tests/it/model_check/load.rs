@@ -34,8 +34,13 @@ impl Loader<'_> {
     /// Memory that is no prefix of the log is thrown away.
     pub fn begin(&mut self) {
         for head in self.heads {
-            let no_prefix = |log: &LogMemory| {
-                self.without != Some(Rule::ThrowAwayNoPrefix) && !log.is_prefix_of(head)
+            let no_prefix = |log: &LogMemory| match self.without {
+                Some(Rule::ThrowAwayNoPrefix) => false,
+                Some(Rule::Fingerprint) => {
+                    let last_appended_at = log.last_appended_at;
+                    !log.is_prefix_of(&Head { last_appended_at, ..*head })
+                }
+                _ => !log.is_prefix_of(head),
             };
             if self.memory.get(&head.log_id).is_none_or(no_prefix) {
                 self.memory.insert(head.log_id, LogMemory::cold(head));

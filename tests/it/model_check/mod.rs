@@ -26,13 +26,15 @@
 //! The [`ledger`]: heads, rows, states, sessions, locks. A replica's memory is only what it
 //! remembers, and dies with it. The ledger keeps trimmed rows out of every statement's sight but in
 //! the history, which [`truth`] holds every stored row, answer and memory against. All instants are
-//! the same, so `last_appended_at` never helps to tell two heads apart.
+//! the same, so `last_appended_at` never helps to tell two heads apart (but where there are
+//! failovers, which is what it is for).
 //!
 //! # What it cannot see
-//! Failover to a database that has lost commits (the fingerprint of rule 7), deadlocks between
-//! several heads (all are locked in one step; that nobody waits for ever *is* checked for the
-//! steps there are), growth and deletion of topics, expiry and close of sessions, statements that
-//! Postgres executes otherwise than [`ledger`] does.
+//! Deadlocks between several heads (all are locked in one step; that nobody waits for ever *is*
+//! checked for the steps there are), growth and deletion of topics, expiry and close of sessions,
+//! several opens by one id at once, requests that wait for those before them (they are refused at
+//! once), statements that Postgres executes otherwise than [`ledger`] does. A failover comes only
+//! while nothing is under way: what is under way fails with its connection.
 //!
 //! # Is it vacuous?
 //! Each configuration names what it must have met ([`Seen`]) and how many states it must have had.
@@ -112,6 +114,7 @@ pub enum Seen {
     Trim,
     LoadedBehindATrim,
     TrimmedWhileLoading,
+    FailedOver,
 }
 
 /// The starred rules (7-append-protocol.md) that can be left out here.
@@ -134,6 +137,8 @@ pub enum Rule {
     ForgetWhatWasLost,
     /// 5: after an append without compare the memory advances only from the returned base.
     AdvanceOnlyFromBase,
+    /// 7: the compare and the memory know a history by its last instant, not by its length alone.
+    Fingerprint,
     /// 8: all logs of a pass are written, or none.
     AllOrNothing,
     /// 8: a log on which an answer stands is compared, also if nothing is written to it.

@@ -22,10 +22,6 @@ use super::{
     world::{Config, Known, Ticket, Turn, World},
 };
 
-/// All that happens, happens within one millisecond: `last_appended_at` tells no two histories
-/// apart (it is there for failovers).
-const NOW: Timestamp = Timestamp(1);
-
 type Positions = BTreeMap<LogId, Offset>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -228,6 +224,12 @@ impl Turn<'_> {
                     want.rows.iter_mut().for_each(|row| row.record_count = 0);
                 }
             }
+            Some(Rule::Fingerprint) => {
+                for want in &mut statement {
+                    let last = self.world.ledger.log(want.log_id).head.last_appended_at;
+                    want.position = want.position.map(|(offset, _)| (offset, last));
+                }
+            }
             Some(Rule::FreshFlag) => {
                 for want in &mut statement {
                     let base = want.position.map_or(0, |(base, _)| base);
@@ -425,7 +427,10 @@ impl Turn<'_> {
             .iter()
             .map(|w| (w.log_id, self.world.ledger.log(w.log_id).rows.len()))
             .collect();
-        let written = self.world.ledger.append_if(statement, NOW, each_alone)?;
+        let written = self.world.ledger.append_if(statement, each_alone)?;
+        if self.config.budget.failovers > 0 {
+            self.world.ledger.clock.0 += 1;
+        }
         for (log_id, rows) in before {
             self.check_stored(log_id, rows);
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use oncelog::{
-    model::{Epoch, LogId, Offset, ProducerId, Sequence},
+    model::{Epoch, LogId, Offset, ProducerId, Sequence, Timestamp},
     rules::{
         append::{Decision, Request},
         fold::{Placement, ProducerState, REMEMBERED_REQUESTS},
@@ -13,7 +13,7 @@ use oncelog::{
 
 use super::{
     Broken, Seen,
-    ledger::{Bases, Ledger, Payload, Row},
+    ledger::{Bases, Ledger, PARTITIONS, Payload, Row},
     passes::Pass,
     world::{Ticket, Turn, World},
 };
@@ -207,5 +207,34 @@ impl Turn<'_> {
             }
         }
         self.breaks(Broken::MemoryWrong, wrong);
+    }
+
+    /// The database comes back without its last commit, and a pooler has kept the connections. What
+    /// was acknowledged is lost; what is there must still be one history.
+    pub fn failover(&mut self) {
+        self.world.left.failovers -= 1;
+        self.note(Seen::FailedOver);
+        let World { ledger, runs, .. } = &mut self.world;
+        let log = ledger.log_mut(PARTITIONS[0]);
+        let lost = log.rows.pop().unwrap();
+        log.head.next_offset = lost.base_offset;
+        log.head.last_appended_at = log.rows.last().map_or(Timestamp(0), |row| row.appended_at);
+        let rows = log.rows.clone();
+        ledger.states.retain(|_, state| state.as_of_offset < lost.base_offset);
+        for run in runs {
+            let next = next_sequence(ledger, &rows, run.producer, run.epoch);
+            run.next_unacked = run.next_unacked.min(next);
+        }
+    }
+}
+
+impl World {
+    pub fn may_fail_over(&self) -> bool {
+        let log = self.ledger.log(PARTITIONS[0]);
+        let last = log.rows.last();
+        last.is_some_and(|row| row.base_offset >= log.head.snapshot_offset)
+            && self.replicas.iter().all(|replica| replica.pass == Pass::Idle)
+            && self.opens.is_empty()
+            && self.orphans.is_empty()
     }
 }
