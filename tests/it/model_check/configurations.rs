@@ -30,6 +30,7 @@ fn plain_config() -> Config {
         pairs: false,
         plain: false,
         reset: false,
+        close: false,
         chunked: false,
         early_steps: false,
         budget: NONE,
@@ -143,6 +144,10 @@ impl Config {
         Self { reset: true, ..self }
     }
 
+    fn close(self) -> Self {
+        Self { close: true, ..self }
+    }
+
     fn pairs(self) -> Self {
         Self { pairs: true, ..self }
     }
@@ -234,6 +239,8 @@ holds! {
         must see Snapshot Trim LoadedBehindATrim ZombieRefused LostTookEffect;
     holds_with_a_failover_to_a_log_of_equal_length: sends(3).plain().failovers(1),
         at least 1_000, must see FailedOver QuickHeld Overtaken;
+    holds_with_a_close_and_an_open: sends(2).opens(2).stored_before(1).close(),
+        at least 10_000, must see Closed ZombieRefused AppendedDuringOpen;
     holds_with_first_appends_at_both_replicas:
         sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
 }

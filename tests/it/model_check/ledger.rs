@@ -155,14 +155,14 @@ impl StateRow {
     }
 }
 
-pub fn open_of(producer: ProducerId, reset: bool) -> Open {
+pub fn open_of(producer: ProducerId, sequences: Sequences) -> Open {
     Open {
         transactional_id: Some(name_of(producer)),
         condition: None,
         open_id: None,
         transaction_timeout_ms: 0,
         sequencing: Sequencing::Contiguous,
-        sequences: if reset { Sequences::Reset } else { Sequences::Continue },
+        sequences,
     }
 }
 

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | clients ([`world`]) | send any sequence of their run, again and again, to either replica; a later epoch's client comes with an open's answer, the earlier ones go on as zombies | |
 //! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::{lane, pass}` |
-//! | opens ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
+//! | opens, closes ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
 //! | janitor ([`opens`]) | snapshot, trim | `broker::janitor` |
 //! | misfortune | an answer is lost (the statement takes effect later, or never; the commit has or has not), a replica dies | |
 //!
@@ -31,7 +31,7 @@
 //!
 //! # What it cannot see
 //! Deadlocks between several heads (all are locked in one step; that nobody waits for ever *is*
-//! checked for the steps there are), growth and deletion of topics, expiry and close of sessions,
+//! checked for the steps there are), growth and deletion of topics, expiry of sessions,
 //! several opens by one id at once, requests that wait for those before them (they are refused at
 //! once), statements that Postgres executes otherwise than [`ledger`] does. A failover comes only
 //! while nothing is under way: what is under way fails with its connection.
@@ -115,6 +115,8 @@ pub enum Seen {
     LoadedBehindATrim,
     TrimmedWhileLoading,
     FailedOver,
+    /// A session was ended.
+    Closed,
 }
 
 /// The starred rules (7-append-protocol.md) that can be left out here.

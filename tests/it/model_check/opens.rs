@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use oncelog::{
-    model::{Epoch, LogId, Offset, ProducerId, Sequence},
+    model::{Epoch, LogId, Offset, ProducerId, Sequence, session::Sequences},
     rules::{self, memory::TailRow},
 };
 
@@ -20,8 +20,16 @@ pub struct Opening {
     /// Its open id.
     pub id: u8,
     pub producer: ProducerId,
-    pub reset: bool,
+    pub wish: Wish,
     pub step: OpenStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wish {
+    Continue,
+    Reset,
+    /// No open: the session ends.
+    Close,
 }
 
 /// What an open does next.
@@ -72,6 +80,12 @@ pub struct Folding {
     states: Vec<(ProducerId, StateRow)>,
 }
 
+impl Wish {
+    fn sequences(self) -> Sequences {
+        if self == Self::Reset { Sequences::Reset } else { Sequences::Continue }
+    }
+}
+
 impl Opening {
     fn who(&self) -> Who {
         Who::Open(self.id)
@@ -88,7 +102,7 @@ impl Opening {
 
     /// Its epoch is committed, its answer not told.
     pub fn can_be_lost(&self) -> bool {
-        !matches!(self.step, OpenStep::Lock { .. } | OpenStep::Repeat)
+        self.wish != Wish::Close && !matches!(self.step, OpenStep::Lock { .. } | OpenStep::Repeat)
     }
 
     /// It has begun and its epoch is not everywhere yet.
@@ -98,12 +112,12 @@ impl Opening {
 }
 
 impl Turn<'_> {
-    pub fn open(&mut self, producer: ProducerId, reset: bool) {
+    pub fn open(&mut self, producer: ProducerId, wish: Wish) {
         let id = self.world.left.opens;
         self.world.left.opens -= 1;
         let early = self.is_without(Rule::ListAfterLock);
         let listed = early.then(|| self.world.ledger.registered_logs(producer));
-        self.world.opens.push(Opening { id, producer, reset, step: OpenStep::Lock { listed } });
+        self.world.opens.push(Opening { id, producer, wish, step: OpenStep::Lock { listed } });
     }
 
     pub fn open_step(&mut self, index: usize) {
@@ -143,7 +157,7 @@ impl Turn<'_> {
             }
             OpenStep::Standings { epoch } => Some(self.standings(producer, epoch)),
             OpenStep::Answer { epoch, nexts } => {
-                self.opened(producer, epoch, &nexts);
+                self.opened(&open, epoch, &nexts);
                 None
             }
             OpenStep::Repeat => self.repeat(&open),
@@ -155,17 +169,24 @@ impl Turn<'_> {
 
     fn next_epoch(&self, open: &Opening) -> rules::session::NextEpoch {
         let row = &self.world.ledger.sessions[&open.producer].row;
-        rules::session::open(&open_of(open.producer, open.reset), Some(row)).unwrap()
+        rules::session::open(&open_of(open.producer, open.wish.sequences()), Some(row)).unwrap()
     }
 
     fn advance(&mut self, open: &Opening, fencing: bool) -> Epoch {
-        let next = self.next_epoch(open);
+        let is_close = open.wish == Wish::Close;
+        let mut next = self.next_epoch(open);
         let session = self.world.ledger.session_mut(open.producer);
+        if is_close {
+            // it ends once
+            next.epoch -= i64::from(session.row.facts.closed);
+            next.reset_epoch = session.row.facts.reset_epoch;
+        }
         session.row.facts.epoch = next.epoch;
+        session.row.facts.closed = is_close;
         session.row.facts.reset_epoch = next.reset_epoch;
         session.row.fencing = fencing;
         session.opens.insert(open.id, next.epoch);
-        if open.reset {
+        if open.wish == Wish::Reset {
             session.resets.push(next.epoch);
         }
         next.epoch
@@ -208,9 +229,13 @@ impl Turn<'_> {
     }
 
     /// The answer arrives: a new run begins, and earlier ones are zombies.
-    fn opened(&mut self, producer: ProducerId, epoch: Epoch, nexts: &Nexts) {
+    fn opened(&mut self, open: &Opening, epoch: Epoch, nexts: &Nexts) {
+        let producer = open.producer;
         let answered = self.world.answered.entry(producer).or_insert(0);
         *answered = epoch.max(*answered);
+        if open.wish == Wish::Close {
+            return self.note(Seen::Closed);
+        }
         let first = nexts.get(&self.config.home(producer)).copied().unwrap_or(0);
         self.world.runs.push(Run { producer, epoch, first, next_unacked: first });
     }
@@ -229,7 +254,11 @@ impl Turn<'_> {
             return Some(OpenStep::Lock { listed: None });
         };
         let (epoch, fencing) = (*epoch, session.row.fencing);
-        match rules::session::repeat(&open_of(open.producer, open.reset), &session.row, epoch) {
+        match rules::session::repeat(
+            &open_of(open.producer, open.wish.sequences()),
+            &session.row,
+            epoch,
+        ) {
             Err(_) => {
                 self.note(Seen::RepeatedOpenFenced);
                 None

@@ -166,7 +166,8 @@ impl Turn<'_> {
         }
         let Some(run) = ticket.run else { return };
         let run = &self.world.runs[run];
-        let is_current = self.world.ledger.sessions[&run.producer].row.facts.epoch == run.epoch;
+        let facts = &self.world.ledger.sessions[&run.producer].row.facts;
+        let is_current = facts.epoch == run.epoch && !facts.closed;
         self.breaks(Broken::WronglyRefused, judged && ticket.owed && is_current);
     }
 

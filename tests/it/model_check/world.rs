@@ -18,7 +18,7 @@ use stateright::{Model, Property};
 use super::{
     Broken, Rule, Seen,
     ledger::{JOURNAL, Ledger, PARTITIONS, Payload, Who},
-    opens::Opening,
+    opens::{Opening, Wish},
     passes::{Orphan, Pass},
 };
 
@@ -62,6 +62,8 @@ pub struct Config {
     pub plain: bool,
     /// Opens of producer 0 may reset.
     pub reset: bool,
+    /// The session of producer 0 may be ended.
+    pub close: bool,
     /// Opens raise the epoch first and fence log by log.
     pub chunked: bool,
     /// The load before the lock in its single statements.
@@ -159,7 +161,7 @@ pub enum Action {
     Kill(usize),
     /// A statement whose replica has given up takes effect, or does not compare.
     Orphan(usize),
-    Open(ProducerId, bool),
+    Open(ProducerId, Wish),
     OpenStep(usize),
     /// The open's answer, or its connection, is lost; its client repeats it by its id.
     OpenLost(usize),
@@ -364,10 +366,10 @@ impl Model for Check {
             orphans.filter(|(_, orphan)| world.ledger.may_lock(&orphan.logs(), orphan.who()));
         actions.extend(free.map(|(index, _)| Action::Orphan(index)));
         if world.left.opens > 0 && world.opens.len() < 2 {
-            actions.push(Action::Open(ProducerId(0), false));
-            if config.reset {
-                actions.push(Action::Open(ProducerId(0), true));
-            }
+            let wishes =
+                [(true, Wish::Continue), (config.reset, Wish::Reset), (config.close, Wish::Close)];
+            let wishes = wishes.into_iter().filter(|(is_possible, _)| *is_possible);
+            actions.extend(wishes.map(|(_, wish)| Action::Open(ProducerId(0), wish)));
         }
         for (index, open) in world.opens.iter().enumerate() {
             if open.can_step(&world.ledger) {
@@ -403,7 +405,7 @@ impl Model for Check {
             Action::LoseRolledBack(replica) => turn.lose(replica, false),
             Action::Kill(replica) => turn.kill(replica),
             Action::Orphan(index) => turn.orphan(index),
-            Action::Open(producer, reset) => turn.open(producer, reset),
+            Action::Open(producer, wish) => turn.open(producer, wish),
             Action::OpenStep(index) => turn.open_step(index),
             Action::OpenLost(index) => turn.open_lost(index),
             Action::Snapshot(log_id) => turn.snapshot(log_id),
