@@ -2,6 +2,7 @@
 //! No server installed = fail, not skip.
 
 mod embedded;
+mod model_check;
 mod protocol;
 mod statements;
 mod support;
