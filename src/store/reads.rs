@@ -24,12 +24,13 @@ statements! {
     SEARCH = "with recursive search (low, high) as ( \
             select $3::bigint, $4::bigint \
             union all \
-            select case when m.appended_at < $5 then m.base_offset + m.record_count else s.low end, \
-                case when m.appended_at < $5 then s.high else greatest(m.base_offset, s.low) end \
-            from search s cross join lateral ( \
+            select case when m.base_offset is null then (s.low + s.high) / 2 + 1 \
+                    when m.appended_at < $5 then m.base_offset + m.record_count else s.low end, \
+                case when m.appended_at >= $5 then greatest(m.base_offset, s.low) else s.high end \
+            from search s left join lateral ( \
                 select b.base_offset, b.record_count, b.appended_at from oncelog.batches b \
                 where b.tenant_id = $1 and b.log_id = $2 and b.base_offset <= (s.low + s.high) / 2 \
-                order by b.base_offset desc limit 1) as m \
+                order by b.base_offset desc limit 1) as m on true \
             where s.low < s.high) \
         select low from search where low >= high";
 }
