@@ -3,6 +3,8 @@
 
 mod embedded;
 mod protocol;
+mod reads;
+mod served;
 mod statements;
 mod support;
 mod tidy;
