@@ -81,6 +81,7 @@ pub struct Broker {
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
     waiting_reads: Semaphore,
+    max_waiting_reads: usize,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -114,6 +115,7 @@ impl Broker {
             watches: watches.clone(),
             signals: signals.clone(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
+            max_waiting_reads: settings.max_waiting_reads,
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),
@@ -146,6 +148,11 @@ impl Broker {
             return Err(Error::new(crate::model::Code::Draining, detail));
         }
         Ok(self.store.ping().await?)
+    }
+
+    /// Reads that wait for records now.
+    pub fn waiting_reads(&self) -> usize {
+        self.max_waiting_reads - self.waiting_reads.available_permits()
     }
 
     /// True from the moment a shutdown was asked for.

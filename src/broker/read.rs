@@ -151,8 +151,7 @@ impl Broker {
         let Ok(_permit) = self.waiting_reads.try_acquire() else {
             return Err(Error::unavailable("Too many reads are waiting here already."));
         };
-        let waiting = metrics::gauge!("oncelog_waiting_reads");
-        waiting.increment(1.0);
+        let _counted = Counted::new();
         let arrived = async {
             loop {
                 match watch.news().await {
@@ -162,7 +161,6 @@ impl Broker {
             }
         };
         let waited = timeout_at(deadline, self.drain.run_until_cancelled(arrived)).await;
-        waiting.decrement(1.0);
         Ok(waited.ok().flatten().unwrap_or(News::HighWatermark(from)))
     }
 
@@ -195,6 +193,23 @@ impl Broker {
             }
         }
         Ok(Some(slices))
+    }
+}
+
+/// One more waiting read in the gauge, until it is answered or its client hangs up.
+struct Counted(metrics::Gauge);
+
+impl Counted {
+    fn new() -> Self {
+        let gauge = metrics::gauge!("oncelog_waiting_reads");
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
     }
 }
 
