@@ -2,6 +2,7 @@
 //! No server installed = fail, not skip.
 
 mod embedded;
+mod long_polls;
 mod protocol;
 mod reads;
 mod served;

@@ -23,7 +23,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::support;
+use crate::support::{self, proxy::Proxy};
 
 /// Generous: the machine may be busy. Nothing waits this long unless it is broken.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,6 +54,7 @@ impl Answer {
     }
 
     /// The body of an answer that must be of this status.
+    #[track_caller]
     pub fn ok(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text);
         self.json()
@@ -201,6 +202,22 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.stop.cancel();
     }
+}
+
+/// The real program as a replica on this database, which the proxy makes reachable by TCP.
+pub async fn replica(proxy: &Proxy, options: &PgConnectOptions) -> (Process, Client) {
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+    let reached = proxy.options(options);
+    let (port, database) = (reached.get_port(), reached.get_database().unwrap());
+    let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?sslmode=disable");
+    let environment = [("ONCELOG_TOKEN_HS256_SECRET", SECRET), ("ONCELOG_DATABASE_URL", &url)];
+    let process = Process::serve(&["--listen", "127.0.0.1:0"], &environment).await;
+    let claims = json!({"aud": "oncelog", "iss": "oncelog", "exp": 4_102_444_800_u64,
+        "tenant": "default", "scope": "admin produce consume"});
+    let key = jsonwebtoken::EncodingKey::from_secret(SECRET.as_bytes());
+    let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
+    let client = Client::new(&process.url, Some(token));
+    (process, client)
 }
 
 /// The real program. Dropped, it is killed.
