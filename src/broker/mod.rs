@@ -94,7 +94,8 @@ impl Broker {
     /// Starts the lanes, the listener and the janitor.
     pub fn start(store: Store, settings: Settings) -> Arc<Self> {
         let broker = Self::start_without_janitor(store, settings);
-        broker.tasks.spawn(janitor::run(broker.clone()));
+        let janitor = janitor::run(broker.clone());
+        broker.tasks.spawn(broker.stop.clone().run_until_cancelled_owned(janitor));
         broker
     }
 
@@ -121,9 +122,14 @@ impl Broker {
             tasks: tasks.clone(),
             store,
         });
-        tasks.spawn(signals::send(signals.clone(), stop.clone()));
-        tasks.spawn(signals::listen(signals, watches.clone(), stop.clone()));
-        tasks.spawn(watches::poll(watches, stop));
+        // cut where they are: a silent database must not hold up the end
+        let cut = || stop.clone();
+        let send = signals::send(signals.clone(), stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(send));
+        let listen = signals::listen(signals, watches.clone(), stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(listen));
+        let poll = watches::poll(watches, stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(poll));
         broker
     }
 
