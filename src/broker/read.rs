@@ -52,7 +52,10 @@ impl Broker {
                 Some(from) if !matches!(read.start, Start::Offset(_)) => {
                     log_start_offset.max(from).min(high_watermark)
                 }
-                _ => self.position(tenant, log, &watermarks, read.start).await?,
+                _ => match self.position(tenant, log, &watermarks, read.start).await? {
+                    Some(from) => from,
+                    None => continue,
+                },
             };
             position = Some(from);
             if from == high_watermark
@@ -113,19 +116,20 @@ impl Broker {
         Err(Error::topic_not_found(topic))
     }
 
+    /// Where a read begins. None: the rows that would tell are gone since the look.
     async fn position(
         &self,
         tenant: TenantId,
         log: LogId,
         watermarks: &Watermarks,
         start: Start,
-    ) -> Result<Offset, Error> {
+    ) -> Result<Option<Offset>, Error> {
         let Watermarks { log_start_offset, high_watermark } = *watermarks;
         match start {
-            Start::Earliest => Ok(log_start_offset),
-            Start::Latest => Ok(high_watermark),
+            Start::Earliest => Ok(Some(log_start_offset)),
+            Start::Latest => Ok(Some(high_watermark)),
             Start::Offset(offset) if (log_start_offset..=high_watermark).contains(&offset) => {
-                Ok(offset)
+                Ok(Some(offset))
             }
             Start::Offset(offset) => {
                 let detail = format!(

@@ -24,13 +24,12 @@ statements! {
     SEARCH = "with recursive search (low, high) as ( \
             select $3::bigint, $4::bigint \
             union all \
-            select case when m.base_offset is null then (s.low + s.high) / 2 + 1 \
-                    when m.appended_at < $5 then m.base_offset + m.record_count else s.low end, \
-                case when m.appended_at >= $5 then greatest(m.base_offset, s.low) else s.high end \
-            from search s left join lateral ( \
+            select case when m.appended_at < $5 then m.base_offset + m.record_count else s.low end, \
+                case when m.appended_at < $5 then s.high else greatest(m.base_offset, s.low) end \
+            from search s cross join lateral ( \
                 select b.base_offset, b.record_count, b.appended_at from oncelog.batches b \
                 where b.tenant_id = $1 and b.log_id = $2 and b.base_offset <= (s.low + s.high) / 2 \
-                order by b.base_offset desc limit 1) as m on true \
+                order by b.base_offset desc limit 1) as m \
             where s.low < s.high) \
         select low from search where low >= high";
 }
@@ -60,7 +59,8 @@ pub async fn rows(
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// The first offset in `[start, end]` whose record was appended at or after `instant`.
+/// The first offset in `[start, end]` whose record was appended at or after `instant`. None: rows
+/// of that range are gone since it was seen.
 pub async fn search(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -68,8 +68,8 @@ pub async fn search(
     start: Offset,
     end: Offset,
     instant: Timestamp,
-) -> Result<Offset, Error> {
-    let found: Option<i64> = sqlx::query_scalar(SEARCH)
+) -> Result<Option<Offset>, Error> {
+    let found = sqlx::query_scalar(SEARCH)
         .bind(tenant.0)
         .bind(log.0)
         .bind(start)
@@ -77,5 +77,5 @@ pub async fn search(
         .bind(instant.to_chrono())
         .fetch_optional(connection)
         .await?;
-    Ok(found.unwrap_or(end))
+    Ok(found)
 }
