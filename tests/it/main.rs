@@ -3,11 +3,14 @@
 
 mod crash;
 mod embedded;
+mod greeting;
 mod long_polls;
 mod protocol;
 mod reads;
 mod served;
 mod statements;
+mod stops;
 mod support;
 mod tidy;
 mod torture;
+mod trims;
