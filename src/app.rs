@@ -8,7 +8,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +42,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     migrate(&store).await?;
     let broker = Broker::start(store, settings(&config));
     let limits = limits(&config);
+    let drain_timeout_ms = limits.drain_timeout_ms;
     let router = http::router(broker.clone(), keys, limits.clone(), || metrics.render());
 
     let stop = CancellationToken::new();
@@ -66,7 +67,10 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     broker.drain();
     stop.cancel();
     server.await.context("the server panicked")?;
-    broker.stop().await;
+    let drain = Duration::from_millis(drain_timeout_ms);
+    if timeout(drain, broker.stop()).await.is_err() {
+        tracing::warn!("the database does not answer; what was sent to it is left to itself");
+    }
     upkeep.abort();
     if let Some(mut embedded) = embedded.take() {
         tokio::task::spawn_blocking(move || embedded.stop()).await?;
