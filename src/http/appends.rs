@@ -15,7 +15,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Batch, Code, Envelope, Invalid, Partition, ProducerId,
+        Batch, Code, Envelope, Invalid, ProducerId,
         transfer::{Append, Appended, Numbered, Placed, Scope},
     },
 };
@@ -99,29 +99,31 @@ fn numbered(envelope: &Envelope, scope: Scope, prefix: &str) -> Result<Option<Nu
 pub struct AppendedToTopic {
     topic: String,
     /// Null when this repeats an append older than the remembered window.
+    #[schema(required = true)]
     offsets: Option<Vec<PlacedRecord>>,
     /// True when this append had been done already.
     duplicate: bool,
-    #[schema(format = DateTime)]
+    #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
 pub struct PlacedRecord {
-    partition: Partition,
+    partition: i32,
     offset: i64,
 }
 
 #[derive(Serialize, ToSchema)]
 pub struct AppendedToPartition {
     topic: String,
-    partition: Partition,
+    partition: i32,
     /// Of the first record; null when this repeats an append older than the remembered window.
+    #[schema(required = true)]
     base_offset: Option<i64>,
     record_count: i64,
     /// True when this append had been done already.
     duplicate: bool,
-    #[schema(format = DateTime)]
+    #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
 

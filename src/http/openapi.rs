@@ -8,14 +8,15 @@ use serde_json::json;
 use utoipa::{
     OpenApi, PartialSchema, ToSchema,
     openapi::{
-        Content, Ref, Response,
+        Content, Ref, RefOr, Response,
         path::Operation,
+        schema::{ObjectBuilder, SchemaType, Type},
         security::{Http, HttpAuthScheme, SecurityScheme},
     },
 };
 
 use super::{problem, routes};
-use crate::model::Code;
+use crate::model::{Code, name::MAX_NAME_BYTES};
 
 /// The document, served and committed.
 pub fn openapi() -> utoipa::openapi::OpenApi {
@@ -38,6 +39,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
                 .flatten()
         {
             describe_problems(operation);
+            describe_names(operation);
         }
     }
     api
@@ -156,6 +158,22 @@ fn describe_problems(operation: &mut Operation) {
         response.content.insert(problem::MEDIA_TYPE.into(), content.into());
         let status = first.status().to_string();
         operation.responses.responses.insert(status, response.into());
+    }
+}
+
+/// What `Name::parse` takes.
+fn describe_names(operation: &mut Operation) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        if let RefOr::T(parameter) = parameter
+            && parameter.name == "topic"
+        {
+            let name = ObjectBuilder::new()
+                .schema_type(SchemaType::new(Type::String))
+                .min_length(Some(1))
+                .max_length(Some(MAX_NAME_BYTES))
+                .pattern(Some("^[A-Za-z0-9._-]+$"));
+            parameter.schema = Some(name.into());
+        }
     }
 }
 

@@ -5,13 +5,15 @@
 //! and is written there, where the id of the request is known. What arrives without one (an
 //! unknown route, a wrong method, a panic) gets the problem of its status.
 
+use std::collections::BTreeMap;
+
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, Version, header},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
@@ -46,8 +48,7 @@ pub struct Problem<'a> {
     #[schema(example = "none")]
     side_effects: &'a str,
     #[serde(flatten)]
-    #[schema(ignore)]
-    facts: Map<String, Value>,
+    facts: BTreeMap<String, Value>,
 }
 
 impl IntoResponse for Error {

@@ -239,6 +239,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn http_2_is_spoken_without_tls_and_ended_in_order() {
+        let running = run(limits()).await;
+        let mut stream = running.connect("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        // GET / of http://x, from HPACK's static table.
+        let get = [0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x84, 0x86, 0x41, 1, b'x'];
+        stream.write_all(&[&settings[..], &get[..]].concat()).await.unwrap();
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(b"fast") {
+            let reading = stream.read_buf(&mut bytes);
+            assert!(timeout(Duration::from_secs(10), reading).await.unwrap().unwrap() > 0);
+        }
+        running.stop.cancel();
+        // It says that it goes, asks whether that was heard, and goes.
+        let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0];
+        let asked = |bytes: &[u8]| bytes.len() > 17 && bytes[bytes.len() - 17..].starts_with(&ping);
+        while !asked(&bytes) {
+            let reading = stream.read_buf(&mut bytes);
+            assert!(timeout(Duration::from_secs(10), reading).await.unwrap().unwrap() > 0);
+        }
+        let heard = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], &bytes[bytes.len() - 8..]].concat();
+        stream.write_all(&heard).await.unwrap();
+        timeout(Duration::from_secs(10), running.server).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
     async fn connections_beyond_the_bound_wait() {
         let running = run(Limits { max_connections: 1, ..limits() }).await;
         let slow =

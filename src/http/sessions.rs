@@ -109,6 +109,7 @@ fn uuid_v7(text: &str) -> Option<Uuid> {
 pub struct Session {
     producer_id: i64,
     epoch: i64,
+    #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
     transaction_timeout_ms: i64,
@@ -119,6 +120,7 @@ pub struct Session {
     /// By topic, then partition; at most 1000, the rest under `/sequences`.
     next_sequences: Vec<NextSequence>,
     /// The transaction of the epoch before that this open aborted.
+    #[schema(required = true)]
     aborted_transaction: Option<String>,
     /// Prepared transactions of this producer.
     prepared_transactions: Vec<String>,
@@ -132,6 +134,7 @@ pub struct Session {
 pub struct SessionItem {
     producer_id: i64,
     epoch: i64,
+    #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
     transaction_timeout_ms: i64,
@@ -153,6 +156,7 @@ pub struct NextSequence {
 pub struct SessionList {
     sessions: Vec<SessionItem>,
     /// Where the next page starts; null at the end.
+    #[schema(required = true)]
     next_after: Option<String>,
 }
 
@@ -160,6 +164,7 @@ pub struct SessionList {
 pub struct SequenceList {
     sequences: Vec<NextSequence>,
     /// Where the next page starts; null at the end.
+    #[schema(required = true)]
     next_after: Option<String>,
 }
 

@@ -1,14 +1,17 @@
 //! Topics: make, see, change, delete, trim.
 
+mod settings;
+
 use axum::{
     Json,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
+use self::settings::{MAX_BATCH_BYTES, MAX_BATCH_RECORDS, SettingsChange};
 use super::{
     access::{Access, Admin, PartitionPath, See, TopicAccess},
     body::JsonBody,
@@ -27,9 +30,6 @@ use crate::{
         },
     },
 };
-
-const MAX_BATCH_RECORDS: i64 = 100_000;
-const MAX_BATCH_BYTES: i64 = 16 << 20;
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -50,48 +50,6 @@ pub struct PatchTopic {
     partition_count: Option<i64>,
     #[schema(value_type = Option<SettingsChange>)]
     settings: Option<Object<SettingsChange>>,
-}
-
-/// `"default"` or null removes the topic's own value.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SettingsChange {
-    /// Most records of one append.
-    #[serde(default, deserialize_with = "change")]
-    #[schema(value_type = Option<i64>, minimum = 1, maximum = 100000)]
-    max_batch_records: Change,
-    /// Most bytes of one append.
-    #[serde(default, deserialize_with = "change")]
-    #[schema(value_type = Option<i64>, minimum = 1, maximum = 16777216)]
-    max_batch_bytes: Change,
-    /// Most bytes of one record.
-    #[serde(default, deserialize_with = "change")]
-    #[schema(value_type = Option<i64>, minimum = 1, maximum = 16777216)]
-    max_record_bytes: Change,
-}
-
-fn change<'de, D: Deserializer<'de>>(json: D) -> Result<Change, D::Error> {
-    struct Visitor;
-    impl de::Visitor<'_> for Visitor {
-        type Value = Change;
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an integer, null or \"default\"")
-        }
-        fn visit_unit<E: de::Error>(self) -> Result<Change, E> {
-            Ok(Change::Default)
-        }
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Change, E> {
-            let other = || E::invalid_value(de::Unexpected::Str(text), &self);
-            if text == "default" { Ok(Change::Default) } else { Err(other()) }
-        }
-        fn visit_i64<E: de::Error>(self, value: i64) -> Result<Change, E> {
-            Ok(Change::Set(value))
-        }
-        fn visit_u64<E: de::Error>(self, value: u64) -> Result<Change, E> {
-            Ok(Change::Set(i64::try_from(value).unwrap_or(i64::MAX)))
-        }
-    }
-    json.deserialize_any(Visitor)
 }
 
 /// The shape of both `PUT` and `PATCH`.
@@ -130,7 +88,7 @@ fn own(change: Change) -> Option<i64> {
 #[derive(Serialize, ToSchema)]
 pub struct TopicItem {
     topic: String,
-    partition_count: Partition,
+    partition_count: i32,
     settings: OwnSettings,
     #[schema(format = DateTime)]
     created_at: String,
@@ -140,7 +98,7 @@ pub struct TopicItem {
 #[derive(Serialize, ToSchema)]
 pub struct Topic {
     topic: String,
-    partition_count: Partition,
+    partition_count: i32,
     settings: OwnSettings,
     #[schema(format = DateTime)]
     created_at: String,
@@ -160,7 +118,7 @@ pub struct OwnSettings {
 
 #[derive(Serialize, ToSchema)]
 pub struct PartitionItem {
-    partition: Partition,
+    partition: i32,
     /// The first offset that can be read.
     log_start_offset: i64,
     /// The next offset to be given.
@@ -173,6 +131,7 @@ pub struct PartitionItem {
 pub struct TopicList {
     topics: Vec<TopicItem>,
     /// Where the next page starts; null at the end.
+    #[schema(required = true)]
     next_after: Option<String>,
 }
 
