@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test openapi
+.PHONY: help run test torture mutants openapi
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,15 @@ run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 test: ## Run all tests; they start a PostgreSQL of their own
 	@scripts/ensure-postgres
 	cargo test --locked
+
+torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
+	@scripts/ensure-postgres
+	ONCELOG_TEST_SEED=$(SEED) ONCELOG_TEST_ROUNDS=$(ROUNDS) \
+		cargo test --locked --test it -- --ignored --nocapture long_history
+
+mutants: ## Leave the rules of the append protocol out, one by one, and see a test fail
+	@scripts/ensure-postgres
+	scripts/mutants
 
 openapi: ## Write the OpenAPI document (later)
 	@echo "There is no OpenAPI document yet." >&2; exit 1

@@ -13,7 +13,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Broker, Error,
-    lane::{Job, Lines, Outcome, Ticket},
+    group::{Job, Lines, Outcome, Ticket},
 };
 use crate::{
     model::{

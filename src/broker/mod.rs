@@ -13,6 +13,7 @@
 
 mod append;
 mod error;
+mod group;
 mod janitor;
 mod lane;
 mod load;

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{lane::Group, load::load};
+use super::{group::Group, load::load};
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{

@@ -3,5 +3,7 @@
 
 mod embedded;
 mod protocol;
+mod statements;
 mod support;
+mod tidy;
 mod torture;

@@ -19,6 +19,7 @@ use oncelog::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use crate::support::{self, name, proxy::Proxy};
@@ -88,7 +89,6 @@ fn records(key: &RequestKey) -> String {
 /// Sends one numbered request until it is stored or fenced; true: stored.
 async fn send(world: Arc<World>, id: ProducerId, key: RequestKey, seed: u64) -> bool {
     let mut rng = StdRng::seed_from_u64(seed);
-    let Numbered { .. } = Numbered { producer_id: id, epoch: key.epoch, sequence: key.sequence };
     loop {
         let (broker, tenant) = world.broker(&mut rng).clone();
         let numbered = Numbered { producer_id: id, epoch: key.epoch, sequence: key.sequence };
@@ -337,6 +337,24 @@ fn judge(history: &History, stored: &[Stored]) {
     assert!(unnumbered.values().all(|count| *count == 1));
 }
 
+/// Sweeps, and now and then cuts every connection of a broker.
+async fn disturb(world: &World, proxies: &[Proxy], cuts: bool, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    loop {
+        let _ = world.brokers[1].0.sweep().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if cuts && rng.random_bool(0.05) {
+            proxies[rng.random_range(0..proxies.len())].cut_all();
+        }
+    }
+}
+
+async fn deadlocks(options: &PgConnectOptions) -> i64 {
+    let mut connection = options.connect().await.unwrap();
+    let sql = "select deadlocks from pg_stat_database where datname = current_database()";
+    sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
+}
+
 async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
     println!("seed {seed}, {runs} runs of {bursts} bursts");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -366,24 +384,20 @@ async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
     let producers: Vec<_> = (0..PRODUCERS)
         .map(|producer| tokio::spawn(produce(world.clone(), producer, rng.random(), runs, bursts)))
         .collect();
-    let sweeping = {
-        let world = world.clone();
-        tokio::spawn(async move {
-            loop {
-                let _ = world.brokers[1].0.sweep().await;
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
+    let producing = async {
+        for producer in producers {
+            producer.await.unwrap();
+        }
     };
-    for producer in producers {
-        producer.await.unwrap();
+    tokio::select! {
+        () = producing => {}
+        () = disturb(&world, &proxies, cuts_per_million > 0, rng.random()) => {}
     }
-    sweeping.abort();
     proxies.iter().for_each(|proxy| proxy.lose_answers(0));
     let (broker, tenant) = &world.brokers[2];
     broker.sweep().await.unwrap();
     let stored = read_all(broker, *tenant).await;
-    let history = world.history.lock().unwrap();
+    let history = std::mem::take(&mut *world.history.lock().unwrap());
     judge(&history, &stored);
     let cuts: u64 = proxies.iter().map(|p| p.cuts.load(std::sync::atomic::Ordering::Relaxed)).sum();
     println!(
@@ -394,6 +408,7 @@ async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
         history.fenced,
         history.opened.len()
     );
+    assert_eq!(deadlocks(&options).await, 0);
     assert!(history.fenced > 0 && history.duplicates > 0, "nothing interesting happened");
 }
 

@@ -1,0 +1,109 @@
+//! Requests on their way through a lane, and what becomes of them.
+
+use std::sync::Arc;
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::Error;
+use crate::{
+    model::{Batch, TenantId, Timestamp},
+    rules::{
+        Refusal,
+        append::{Plan, Request},
+        fold::Placement,
+    },
+};
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    Placed {
+        placement: Placement,
+        appended_at: Timestamp,
+        duplicate: bool,
+    },
+    /// Stored before, too long ago to say where.
+    Forgotten,
+    Refused(Refusal),
+    /// Its topic is not what it was resolved to: resolve the name again.
+    Stale,
+    Failed(Error),
+}
+
+/// The lines of one part of a request.
+#[derive(Debug)]
+pub enum Lines {
+    /// All of the batch's.
+    Whole(Arc<Batch>),
+    Some(String),
+}
+
+impl Lines {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Lines::Whole(batch) => &batch.lines,
+            Lines::Some(lines) => lines,
+        }
+    }
+}
+
+/// A request on its way.
+pub struct Job {
+    pub tenant: TenantId,
+    pub request: Request,
+    pub ticket: Ticket,
+}
+
+pub struct Ticket {
+    /// One for each part of the request.
+    pub lines: Vec<Lines>,
+    pub answer: oneshot::Sender<Outcome>,
+    pub arrived_at: Instant,
+    /// A statement that held it was sent, and its answer lost.
+    pub maybe_written: bool,
+}
+
+impl Ticket {
+    /// A client that has hung up does not hear it.
+    pub fn answer(self, outcome: Outcome) {
+        let _ = self.answer.send(outcome);
+    }
+
+    /// It failed, but what was sent before may still take effect.
+    pub fn fail(self, error: Error) {
+        let error = if self.maybe_written { Error::outcome_unknown() } else { error };
+        self.answer(Outcome::Failed(error));
+    }
+}
+
+/// Requests of one tenant that are decided together.
+pub struct Group {
+    pub tenant: TenantId,
+    pub requests: Vec<Request>,
+    pub tickets: Vec<Ticket>,
+}
+
+impl Group {
+    /// The lines of every row of a plan, in the order of its writes.
+    pub fn records(&self, plan: &Plan) -> Vec<Option<String>> {
+        let rows = plan.writes.iter().flat_map(|write| &write.rows);
+        let lines = rows.map(|row| {
+            let parts =
+                row.lines.iter().map(|(request, part)| &self.tickets[*request].lines[*part]);
+            let parts: Vec<&str> = parts.map(Lines::as_str).collect();
+            (!parts.is_empty()).then(|| parts.concat())
+        });
+        lines.collect()
+    }
+}
+
+impl Group {
+    /// Takes the requests that match out of the group.
+    pub fn take(&mut self, matches: impl Fn(&Request, &Ticket) -> bool) -> Vec<Ticket> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let all = requests.zip(std::mem::take(&mut self.tickets));
+        let (taken, left): (Vec<_>, Vec<_>) = all.partition(|(r, t)| matches(r, t));
+        (self.requests, self.tickets) = left.into_iter().unzip();
+        taken.into_iter().map(|(_, ticket)| ticket).collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! Every SQL statement is prepared on a migrated database, and the hot ones go by index.
+
+use oncelog::store::STATEMENTS;
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, PgConnection};
+
+use crate::support;
+
+async fn connect() -> PgConnection {
+    support::database().await.connect().await.unwrap()
+}
+
+fn all() -> impl Iterator<Item = (String, &'static str)> {
+    STATEMENTS.iter().flat_map(|(file, statements)| {
+        statements.iter().map(move |(name, sql)| (format!("{file}_{}", name.to_lowercase()), *sql))
+    })
+}
+
+#[tokio::test]
+async fn every_statement_can_be_prepared() {
+    let mut connection = connect().await;
+    let mut count = 0;
+    for (name, sql) in all() {
+        let prepared = connection.execute(AssertSqlSafe(format!("prepare {name} as {sql}"))).await;
+        prepared.unwrap_or_else(|error| panic!("{name}: {error}"));
+        count += 1;
+    }
+    assert!(count > 50, "{count}");
+}
+
+/// How many parameters a statement has.
+fn parameters(sql: &str) -> usize {
+    (1..20).rev().find(|n| sql.contains(&format!("${n}"))).unwrap_or(0)
+}
+
+/// With sequential scans switched off, none is left in a statement that has its index.
+#[tokio::test]
+async fn hot_statements_go_by_index() {
+    let hot = [
+        "appends_append_row",
+        "appends_append_rows",
+        "appends_confirm",
+        "logs_read",
+        "logs_lock",
+        "logs_watermarks",
+        "loading_states",
+        "loading_tails",
+        "loading_session_facts",
+        "loading_share_sessions",
+        "reads_rows",
+        "reads_search",
+        "sessions_registered_logs",
+        "sessions_standings",
+        "topics_find",
+    ];
+    let mut connection = connect().await;
+    for setting in ["enable_seqscan = off", "plan_cache_mode = force_generic_plan"] {
+        connection.execute(AssertSqlSafe(format!("set {setting}"))).await.unwrap();
+    }
+    for wanted in hot {
+        let (name, sql) = all().find(|(name, _)| name == wanted).expect(wanted);
+        connection.execute(AssertSqlSafe(format!("prepare {name} as {sql}"))).await.unwrap();
+        let nulls = vec!["null"; parameters(sql)].join(", ");
+        let explain = format!("explain (costs off) execute {name} ({nulls})");
+        let plan: Vec<(String,)> =
+            sqlx::query_as(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
+        let plan: String = plan.into_iter().map(|(line,)| line + "\n").collect();
+        assert!(!plan.contains("Seq Scan"), "{name}:\n{plan}");
+    }
+}
+
+/// `for update` fights the `for key share` of foreign keys; heads and sessions are locked
+/// `for no key update`.
+#[test]
+fn rule_15_no_statement_locks_for_update() {
+    for (name, sql) in all().filter(|(_, sql)| sql.contains("for update")) {
+        assert!(sql.contains("oncelog.doomed_logs"), "{name}: {sql}");
+    }
+}
+
+/// Whoever locks several heads locks them in order.
+#[test]
+fn rule_16_heads_are_locked_in_order() {
+    let locking = all().filter(|(_, sql)| {
+        sql.contains("for no key update") && sql.contains("oncelog.logs") && sql.contains("any($2)")
+    });
+    let mut count = 0;
+    for (name, sql) in locking {
+        assert!(sql.contains("order by log_id for no key update"), "{name}");
+        count += 1;
+    }
+    assert!(count > 0);
+    let rows = all().find(|(name, _)| name == "appends_append_rows").unwrap().1;
+    assert!(rows.contains("order by l.log_id for no key update of l"));
+}
+
+/// Every statement names the tenant, or works over all of them for a stated reason.
+#[test]
+fn every_statement_is_of_one_tenant() {
+    let over_all = [
+        "connect_",
+        "janitor_doomed",
+        "janitor_trimmable",
+        "janitor_unsnapped_trims",
+        "notices_",
+        "sessions_clock",
+        "tenants_",
+    ];
+    for (name, sql) in all() {
+        let exempt = over_all.iter().any(|prefix| name.starts_with(prefix));
+        let inserts = sql.starts_with("insert") && sql.contains("(tenant_id") && sql.contains("$1");
+        assert!(exempt || inserts || sql.contains("tenant_id = $1"), "{name}: {sql}");
+    }
+}

@@ -1,0 +1,167 @@
+//! The house rules that a machine can hold: the line of imports, and sizes as a ratchet.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+const SOFT_LINES: usize = 400;
+const HARD_LINES: usize = 600;
+const FUNCTION_LINES: usize = 70;
+
+/// Files over the soft limit today; they may only shrink.
+const OVER_SOFT: &[(&str, usize)] = &[];
+
+/// What each part may use of ours, and which crates it never uses.
+const LAW: &[(&str, &[&str], &[&str])] = &[
+    ("model", &["model"], &["tokio", "sqlx", "axum", "tracing", "metrics"]),
+    ("rules", &["rules", "model"], &["tokio", "sqlx", "axum", "tracing", "metrics", "rand"]),
+    ("store", &["store", "rules", "model"], &["axum", "metrics"]),
+    ("broker", &["broker", "store", "rules", "model", "telemetry"], &["axum", "sqlx"]),
+    ("http", &["http", "broker", "model", "telemetry"], &["sqlx"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The text without comments and without the unit tests at its end.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.map(|line| line.to_owned() + "\n").collect()
+}
+
+fn is_test(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "tests")
+        || path.file_stem().is_some_and(|stem| stem == "tests" || stem == "properties")
+}
+
+/// The first path segments behind every `crate::`, also in groups.
+fn used(code: &str) -> BTreeSet<String> {
+    let mut used = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        let word = |text: &str| -> String {
+            text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+        };
+        if !rest.starts_with('{') {
+            used.insert(word(rest));
+            continue;
+        }
+        let mut depth = 0;
+        let mut expects = true;
+        for (index, c) in rest.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => expects = true,
+                c if depth == 1 && expects && c.is_alphabetic() => {
+                    used.insert(word(&rest[index..]));
+                    expects = false;
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    used
+}
+
+#[test]
+fn imports_go_one_way() {
+    for (part, may_use, never) in LAW {
+        for path in files(&root().join("src").join(part)) {
+            if is_test(&path) {
+                continue;
+            }
+            let code = code(&path);
+            for word in used(&code) {
+                assert!(may_use.contains(&word.as_str()), "{}: uses {word}", path.display());
+            }
+            for name in *never {
+                let uses = [format!("use {name}::"), format!("use {name};"), format!(" {name}::")];
+                let found = uses.iter().find(|text| code.contains(text.as_str()));
+                assert!(found.is_none(), "{}: uses {name}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_stay_small() {
+    let allowed: BTreeMap<&str, usize> = OVER_SOFT.iter().copied().collect();
+    for directory in ["src", "tests"] {
+        for path in files(&root().join(directory)) {
+            let lines = fs::read_to_string(&path).unwrap().lines().count();
+            let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+            let limit = allowed.get(name.as_str()).copied();
+            let soft = if directory == "tests" || is_test(&path) { HARD_LINES } else { SOFT_LINES };
+            let limit = limit.unwrap_or(soft);
+            assert!(
+                limit <= HARD_LINES && lines <= limit,
+                "{name}: {lines} lines, at most {limit}"
+            );
+        }
+    }
+}
+
+#[test]
+fn functions_stay_small() {
+    for directory in ["src", "tests"] {
+        for path in files(&root().join(directory)) {
+            let text = fs::read_to_string(&path).unwrap();
+            let lines: Vec<&str> = text.lines().collect();
+            for (start, line) in lines.iter().enumerate() {
+                let words = line.trim_start().split([' ', '(']);
+                let is_function =
+                    words.take(5).any(|word| word == "fn") && !line.trim_start().starts_with("//");
+                if !is_function {
+                    continue;
+                }
+                let indent = line.len() - line.trim_start().len();
+                let end = format!("{}}}", " ".repeat(indent));
+                let length = lines[start..].iter().position(|line| *line == end).unwrap_or(0);
+                let name = path.display();
+                assert!(length < FUNCTION_LINES, "{name}:{}: {length} lines", start + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_forbidden() {
+    for path in files(&root().join("src")) {
+        if is_test(&path) {
+            continue;
+        }
+        let code = code(&path);
+        for word in
+            ["unsafe ", ".unwrap()", ".expect(", "todo!", "unimplemented!", "dbg!", "println!"]
+        {
+            let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+            let for_people =
+                ["src/app.rs", "src/main.rs"].contains(&name) || name.starts_with("src/cli/");
+            let allowed = word == "println!" && for_people;
+            assert!(allowed || !code.contains(word), "{name}: {word}");
+        }
+    }
+}
