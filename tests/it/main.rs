@@ -1,6 +1,7 @@
 //! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
 //! No server installed = fail, not skip.
 
+mod authorisation;
 mod codes;
 mod embedded;
 mod protocol;
