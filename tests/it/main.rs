@@ -8,4 +8,5 @@ mod protocol;
 mod statements;
 mod support;
 mod tidy;
+mod topics;
 mod torture;
