@@ -5,6 +5,7 @@ mod authorisation;
 mod codes;
 mod embedded;
 mod protocol;
+mod sessions;
 mod statements;
 mod support;
 mod tidy;
