@@ -1,17 +1,21 @@
 //! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
 //! No server installed = fail, not skip.
 
+mod authorisation;
+mod codes;
 mod crash;
 mod embedded;
-mod model_check;
 mod greeting;
 mod long_polls;
+mod model_check;
 mod protocol;
 mod reads;
 mod served;
+mod sessions;
 mod statements;
 mod stops;
 mod support;
 mod tidy;
+mod topics;
 mod torture;
 mod trims;

@@ -1,0 +1,208 @@
+//! Every error code there is comes out of a real server, and is all that the contract says of it.
+
+use std::collections::BTreeSet;
+
+use oncelog::{
+    broker::Settings,
+    http::Limits,
+    model::{Code, Retry},
+};
+use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::support::{
+    self,
+    http::{Answer, Server, Setup, token},
+    proxy::Proxy,
+};
+
+/// The facts the contract lists for a code.
+fn facts(code: Code) -> &'static [&'static str] {
+    match code {
+        Code::InvalidRequest => &["errors"],
+        Code::Forbidden => &["required_scope"],
+        Code::ProducerFenced | Code::InvalidProducerEpoch => &["current_epoch"],
+        Code::OffsetMismatch => &["expected_offset", "next_offset"],
+        Code::UnknownProducerState => &["expected"],
+        Code::OutOfOrderSequence => &["expected", "received"],
+        Code::PayloadTooLarge | Code::BatchTooLarge | Code::QuotaExceeded => &["limit"],
+        Code::OffsetOutOfRange => &["log_start_offset", "high_watermark"],
+        _ => &[],
+    }
+}
+
+const MEMBERS: [&str; 8] =
+    ["type", "title", "status", "detail", "instance", "code", "retry", "side_effects"];
+
+/// All that a problem of this code has to be.
+#[track_caller]
+fn check(code: Code, answer: &Answer) {
+    let problem = answer.refused(code);
+    let text = code.as_str();
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{text}");
+    assert_eq!(problem["type"], format!("urn:oncelog:problem:{text}"));
+    assert_eq!(problem["title"], code.title());
+    assert_eq!(problem["status"], code.status());
+    assert_eq!(problem["retry"], code.retry().as_str());
+    assert_eq!(problem["side_effects"], code.side_effects().as_str());
+    assert!(!problem["detail"].as_str().unwrap().is_empty(), "{text}");
+    let id = answer.header("x-request-id").unwrap();
+    assert_eq!(problem["instance"], format!("urn:oncelog:request:{id}"));
+    let mut members: Vec<&str> = MEMBERS.iter().chain(facts(code)).copied().collect();
+    members.sort_unstable();
+    let mut got: Vec<&str> = problem.as_object().unwrap().keys().map(String::as_str).collect();
+    got.sort_unstable();
+    assert_eq!(got, members, "{text}");
+    let patient = code.retry() == Retry::Later || matches!(code.status(), 429 | 503);
+    let seconds = answer.header("retry-after").map(|text| text.parse::<u64>().unwrap());
+    assert_eq!(seconds.is_some_and(|seconds| seconds > 0), patient, "{text}: {seconds:?}");
+    let challenge = (code == Code::Unauthenticated).then_some("Bearer");
+    assert_eq!(answer.header("www-authenticate"), challenge, "{text}");
+    assert_eq!(answer.header("allow").is_some(), code == Code::MethodNotAllowed, "{text}");
+}
+
+type Produced = Vec<(Code, Answer)>;
+
+#[tokio::test]
+async fn every_code_is_produced() {
+    let mut produced = of_shape().await;
+    produced.extend(of_tokens().await);
+    produced.extend(of_topics().await);
+    produced.extend(of_producers().await);
+    produced.extend(of_sick_databases().await);
+    produced.push((Code::OutcomeUnknown, lost_outcome().await));
+    let codes: BTreeSet<Code> = produced.iter().map(|(code, _)| *code).collect();
+    assert_eq!(codes, Code::ALL.iter().copied().collect(), "a code without a row");
+    for (code, answer) in &produced {
+        check(*code, answer);
+    }
+}
+
+async fn of_shape() -> Produced {
+    let limits = Limits { max_body_bytes: 1_000, body_timeout_ms: 100, ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() }).await;
+    let sessions = || server.post("/v1/sessions");
+    let slow = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+        content-length: 9\r\n\r\n{";
+    vec![
+        (Code::InvalidRequest, sessions().json(json!({"producer": 1})).await),
+        (Code::RouteNotFound, server.get("/v2/topics").await),
+        (Code::MethodNotAllowed, server.post("/v1/topics").await),
+        (Code::NotAcceptable, server.get("/v1/topics").header("accept", "text/html").await),
+        (Code::RequestTimeout, server.raw(slow).await),
+        (Code::PayloadTooLarge, sessions().json(" ".repeat(1_001)).await),
+        (Code::UnsupportedMediaType, sessions().header("content-type", "text/plain").await),
+    ]
+}
+
+async fn of_tokens() -> Produced {
+    let server = Server::signed().await;
+    let consumer = token("acme", "consume");
+    vec![
+        (Code::Unauthenticated, server.get("/v1/topics").await),
+        (Code::Forbidden, server.put("/v1/topics/orders").token(&consumer).await),
+    ]
+}
+
+async fn of_topics() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let append = |partition: &str| {
+        let path = format!("/v1/topics/orders/partitions/{partition}/records");
+        server.post(&path).json(json!({"expected_offset": 5, "records": [{"value": 1}]}))
+    };
+    let two = json!({"partition_count": 2});
+    let many: Vec<_> = (0..1_001).map(|value| json!({"value": value})).collect();
+    let many = server.post("/v1/topics/orders/records").json(json!({"records": many}));
+    let mut produced = vec![
+        (Code::TopicNotFound, server.get("/v1/topics/none").await),
+        (Code::PartitionNotFound, append("1").await),
+        (Code::TopicExists, server.put("/v1/topics/orders").json(two).await),
+        (Code::OffsetMismatch, append("0").await),
+        (Code::BatchTooLarge, many.await),
+        (
+            Code::OffsetOutOfRange,
+            server.get("/v1/topics/orders/partitions/0/records?offset=1").await,
+        ),
+    ];
+    server
+        .sql(
+            "insert into oncelog.topics (tenant_id, name, partition_count) \
+            select tenant_id, 'filler-' || i, 1 from oncelog.tenants, generate_series(1, 999) i",
+        )
+        .await;
+    produced.push((Code::QuotaExceeded, server.put("/v1/topics/one-more").await));
+    produced
+}
+
+async fn of_producers() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 2).await;
+    let (p, _) = server.session("p").await;
+    server.session("p").await;
+    let append = |id: i64, epoch: i64, partition: i32, sequence: i64, value: i64| {
+        let path = format!("/v1/topics/orders/partitions/{partition}/records");
+        server.post(&path).json(json!({"producer_id": id, "epoch": epoch, "sequence": sequence,
+            "records": [{"value": value}]}))
+    };
+    append(p, 1, 0, 0, 7).await.ok();
+    let open_id = uuid::Uuid::now_v7();
+    let open = |id: &str| json!({"transactional_id": id, "open_id": open_id});
+    server.post("/v1/sessions").json(open("a")).await.created();
+    vec![
+        (Code::UnknownProducer, append(p + 1_000, 0, 0, 0, 7).await),
+        (Code::ProducerFenced, append(p, 0, 0, 1, 7).await),
+        (Code::InvalidProducerEpoch, append(p, 2, 0, 1, 7).await),
+        (Code::UnknownProducerState, append(p, 1, 1, 9, 7).await),
+        (Code::OutOfOrderSequence, append(p, 1, 0, 9, 7).await),
+        (Code::SequenceReused, append(p, 1, 0, 0, 8).await),
+        (Code::IdempotencyKeyReused, server.post("/v1/sessions").json(open("b")).await),
+    ]
+}
+
+async fn of_sick_databases() -> Produced {
+    // A server that is not there: its socket's directory is not.
+    let nowhere = PgConnectOptions::new_without_pgpass().socket("/nonexistent/postgres");
+    let lost = Server::on(&nowhere, Setup::default()).await;
+    let unavailable = lost.get("/readyz").await;
+    assert_eq!(unavailable.refused(Code::Unavailable), {
+        let id = unavailable.header("x-request-id").unwrap();
+        let again = lost.get("/v1/topics").header("x-request-id", id).await;
+        again.refused(Code::Unavailable)
+    });
+    // A row that cannot be.
+    let broken = Server::start().await;
+    broken.topic("orders", 1).await;
+    broken.sql("update oncelog.topics set name = 'not a name'").await;
+    let internal = broken.get("/v1/topics").await;
+    assert!(!internal.text().contains("not a name"), "a client sees no data of the database");
+    // One that shuts down.
+    let leaving = Server::start().await;
+    leaving.broker.drain();
+    leaving.get("/readyz").await.refused(Code::Draining);
+    leaving.get("/livez").await.ok();
+    let draining = leaving.get("/v1/topics").await;
+    vec![(Code::Unavailable, unavailable), (Code::Internal, internal), (Code::Draining, draining)]
+}
+
+/// The database goes away after it was sent an append that nothing makes repeatable.
+async fn lost_outcome() -> Answer {
+    let options = support::database().await;
+    let proxy = Proxy::start(&options, 7).await;
+    let setup = Setup { settings: Settings::default(), ..Setup::default() };
+    let server = Server::on(&proxy.options(&options), setup).await;
+    server.topic("orders", 1).await;
+    let append = || server.post("/v1/topics/orders/records").json(r#"{"records":[{"value":1}]}"#);
+    append().await.ok();
+    append().await.ok();
+    proxy.close_gate();
+    let cut = async {
+        while proxy.held() == 0 {
+            tokio::task::yield_now().await;
+        }
+        proxy.cut_all();
+        proxy.open_gate();
+    };
+    let (answer, ()) = tokio::join!(append(), cut);
+    answer
+}
