@@ -4,6 +4,7 @@ mod append;
 mod fold;
 mod ledger;
 mod memory;
+mod provenance;
 mod sequence;
 mod session;
 mod spread;
