@@ -88,7 +88,8 @@ fn a_tail_with_a_hole_is_refused() {
     let rows = |bases: &[(Offset, i64)]| -> Vec<TailRow<'static>> {
         bases.iter().map(|(base, count)| tail_row(*base, *count, None)).collect()
     };
-    let table: [(&str, Offset, &[(Offset, i64)], Result<Offset, Corrupt>); 8] = [
+    type Bases = [(Offset, i64)];
+    let table: [(&str, Offset, &Bases, Result<Offset, Corrupt>); 8] = [
         ("behind the memory", 10, &[(10, 2), (12, 3)], Ok(15)),
         ("from before the memory", 5, &[(5, 5), (10, 2)], Ok(12)),
         ("nothing new", 5, &[(5, 5)], Ok(10)),

@@ -4,6 +4,8 @@ mod append;
 mod fold;
 mod ledger;
 mod memory;
+mod oracle;
+mod properties;
 mod provenance;
 mod sequence;
 mod session;

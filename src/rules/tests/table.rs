@@ -76,15 +76,16 @@ impl World {
                 let sequencing =
                     if monotonic { Sequencing::Monotonic } else { Sequencing::Contiguous };
                 let reset = words.contains(&"reset");
-                format!("e{}", self.ledger.open(producer(id), sequencing, reset).epoch)
+                return format!("e{}", self.ledger.open(producer(id), sequencing, reset).epoch);
             }
-            ["close", id] => quiet(self.ledger.close(producer(id))),
-            ["grow"] => quiet(self.ledger.grow()),
-            ["snapshot"] => quiet(logs.iter().for_each(|l| self.ledger.snapshot(*l, 100))),
-            ["trim"] => quiet(logs.iter().for_each(|l| self.ledger.trim(*l))),
-            ["forget"] => quiet(self.replicas[replica].clear()),
-            _ => self.group(replica, event, at),
+            ["close", id] => self.ledger.close(producer(id)),
+            ["grow"] => self.ledger.grow(),
+            ["snapshot"] => logs.iter().for_each(|log_id| self.ledger.snapshot(*log_id, 100)),
+            ["trim"] => logs.iter().for_each(|log_id| self.ledger.trim(*log_id)),
+            ["forget"] => self.replicas[replica].clear(),
+            _ => return self.group(replica, event, at),
         }
+        String::new()
     }
 
     fn group(&mut self, replica: usize, event: &str, at: &str) -> String {
@@ -151,10 +152,6 @@ impl World {
             too_large,
         }
     }
-}
-
-fn quiet(_: ()) -> String {
-    String::new()
 }
 
 fn show(answer: &Answer) -> String {
