@@ -97,6 +97,8 @@ pub enum Seen {
     /// A repeat recognised from memory; after loading.
     RepeatedQuick,
     RepeatedFull,
+    /// A repeat of what the same pass appends.
+    RepeatedInItsPass,
     /// A repeat recognised by the pass that redoes what was lost.
     RedoneAndRepeated,
     LostTookEffect,
