@@ -9,16 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Refusal,
+    draft::Draft,
     fold::{Entry, Placement, Remembered},
     memory::{LogMemory, Memory},
-    provenance,
     sequence::{self, Verdict},
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
-
-/// A row takes neighbouring requests until it holds this many bytes: rows of 2-4 kB compressed
-/// pack best.
-pub const ROW_TARGET_BYTES: i64 = 16 * 1024;
 
 /// `appended_at` of what this very pass decides, until the statement answers.
 const THIS_PASS: Timestamp = Timestamp(i64::MAX);
@@ -179,14 +175,6 @@ pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
         })
 }
 
-/// What this pass appends to one log, while it is being decided.
-#[derive(Default)]
-struct Draft {
-    record_count: i64,
-    size_bytes: i64,
-    rows: Vec<(Row, Vec<Entry>)>,
-}
-
 /// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
 /// (`is_known`, or loaded under the heads' locks).
 pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
@@ -208,7 +196,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             }
         };
         let deltas: Vec<i64> = (request.parts.iter().enumerate())
-            .map(|(part, p)| draft_part(drafts.entry(p.log_id).or_default(), p, index, part))
+            .map(|(part, p)| drafts.entry(p.log_id).or_default().add_part(p, (index, part)))
             .collect();
         if let Some(numbered) = request.numbered {
             let entry = entry(request, numbered, fresh, &deltas, &compares);
@@ -217,7 +205,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
                 registrations.insert(home);
             }
             touched.insert(home);
-            draft_entry(drafts.entry(request.home).or_default(), request, entry);
+            drafts.entry(request.home).or_default().add_entry(entry, request.spread.is_some());
         }
         for part in &request.parts {
             advance(memory, &grounds, part.log_id, part.record_count);
@@ -232,7 +220,9 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
         decisions,
         writes: compares
             .into_iter()
-            .map(|(log_id, compare)| write(log_id, compare, drafts.remove(&log_id)))
+            .map(|(log_id, compare)| {
+                drafts.remove(&log_id).unwrap_or_default().into_write(log_id, compare)
+            })
             .collect(),
         registrations: registrations.into_iter().collect(),
         touched: touched.into_iter().collect(),
@@ -286,36 +276,6 @@ fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
         return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
     }
     Ok(fresh)
-}
-
-/// Adds a part's lines to the last row, or to a new one; the part's distance from the base.
-fn draft_part(draft: &mut Draft, part: &Part, request: usize, index: usize) -> i64 {
-    let delta = draft.record_count;
-    if draft.rows.last().is_none_or(|(row, _)| row.size_bytes >= ROW_TARGET_BYTES) {
-        draft.rows.push((Row::empty(delta), Vec::new()));
-    }
-    if let Some((row, _)) = draft.rows.last_mut() {
-        row.record_count += part.record_count;
-        row.size_bytes += part.size_bytes;
-        row.lines.push((request, index));
-    }
-    draft.record_count += part.record_count;
-    draft.size_bytes += part.size_bytes;
-    delta
-}
-
-/// Puts a request's entry where it belongs: beside its records, or into the journal, where it
-/// counts as one.
-fn draft_entry(draft: &mut Draft, request: &Request, entry: Entry) {
-    let in_journal = i64::from(request.spread.is_some());
-    if draft.rows.is_empty() {
-        draft.rows.push((Row::empty(0), Vec::new()));
-    }
-    if let Some((row, entries)) = draft.rows.last_mut() {
-        row.record_count += in_journal;
-        entries.push(entry);
-    }
-    draft.record_count += in_journal;
 }
 
 fn entry(
@@ -377,29 +337,6 @@ fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
                 log.producers.remove(&numbered.producer_id);
             }
         }
-    }
-}
-
-fn write(log_id: LogId, compare: Option<Compare>, draft: Option<Draft>) -> LogWrite {
-    let draft = draft.unwrap_or_default();
-    let base = compare.and_then(|compare| compare.position).map_or(0, |(base, _)| base);
-    let rows = draft.rows.into_iter().map(|(row, entries)| {
-        let origin = base + row.delta;
-        let producers = (!entries.is_empty()).then(|| provenance::encode_entries(origin, &entries));
-        Row { producers, ..row }
-    });
-    LogWrite {
-        log_id,
-        compare,
-        record_count: draft.record_count,
-        size_bytes: draft.size_bytes,
-        rows: rows.collect(),
-    }
-}
-
-impl Row {
-    fn empty(delta: i64) -> Self {
-        Self { delta, record_count: 0, size_bytes: 0, producers: None, lines: Vec::new() }
     }
 }
 

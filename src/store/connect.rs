@@ -30,6 +30,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long pooled work may take: far beyond the lock timeout, so only a silent peer reaches it.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// PostgreSQL 14, as `server_version_num` says it.
+const OLDEST_VERSION: i32 = 140_000;
+
 statements! {
     /// Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
     /// a stronger one kept.
@@ -40,6 +43,7 @@ statements! {
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
+    VERSION = "select current_setting('server_version_num')::integer";
     PING = "select 1";
 }
 
@@ -102,6 +106,11 @@ impl Store {
     /// Brings the schema up to date; safe to run from many replicas at once.
     pub async fn migrate(&self) -> Result<(), Error> {
         let mut connection = PgConnection::connect_with(&self.options).await?;
+        let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
+        if version < OLDEST_VERSION {
+            let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
+            return Err(Error::Corrupt(what));
+        }
         if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut connection).await? {
             sqlx::raw_sql("create schema if not exists oncelog").execute(&mut connection).await?;
         }
