@@ -1,7 +1,9 @@
 //! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
 //! No server installed = fail, not skip.
 
+mod appends;
 mod authorisation;
+mod bodies;
 mod codes;
 mod embedded;
 mod protocol;
