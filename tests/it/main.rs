@@ -6,6 +6,7 @@ mod authorisation;
 mod bodies;
 mod codes;
 mod embedded;
+mod openapi;
 mod protocol;
 mod sessions;
 mod statements;
