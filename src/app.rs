@@ -7,8 +7,8 @@ use secrecy::ExposeSecret;
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
-    signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,7 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Serves until SIGTERM or SIGINT, then stops in order: waiting reads answer, appends in flight
 /// finish, connections close, the own PostgreSQL stops.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let signals = Signals::new()?;
     let metrics = telemetry::metrics()?;
     let keys = keys(&config)?;
     // before anything slow: a port that is taken is told at once
@@ -41,6 +42,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     migrate(&store).await?;
     let broker = Broker::start(store, settings(&config));
     let limits = limits(&config);
+    let drain_timeout_ms = limits.drain_timeout_ms;
     let router = http::router(broker.clone(), keys, limits.clone(), || metrics.render());
 
     let stop = CancellationToken::new();
@@ -60,12 +62,15 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         println!("{}", greeting(&format!("http://{address}")));
     }
 
-    let outcome = until_told(embedded.as_ref()).await;
+    let outcome = until_told(signals, embedded.as_ref()).await;
     tracing::info!("stopping; a second signal ends at once");
     broker.drain();
     stop.cancel();
     server.await.context("the server panicked")?;
-    broker.stop().await;
+    let drain = Duration::from_millis(drain_timeout_ms);
+    if timeout(drain, broker.stop()).await.is_err() {
+        tracing::warn!("the database does not answer; what was sent to it is left to itself");
+    }
     upkeep.abort();
     if let Some(mut embedded) = embedded.take() {
         tokio::task::spawn_blocking(move || embedded.stop()).await?;
@@ -74,10 +79,26 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
+/// The signals that end the server; caught from the start on, so that none ends it out of order.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let (terminate, interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! { _ = self.terminate.recv() => {}, _ = self.interrupt.recv() => {} }
+    }
+}
+
 /// Ok on a signal, an error when the own PostgreSQL is given up.
-async fn until_told(embedded: Option<&Embedded>) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+async fn until_told(mut signals: Signals, embedded: Option<&Embedded>) -> anyhow::Result<()> {
     let failed = async {
         match embedded {
             Some(embedded) => embedded.failed().await,
@@ -85,12 +106,11 @@ async fn until_told(embedded: Option<&Embedded>) -> anyhow::Result<()> {
         }
     };
     let outcome = tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        () = signals.next() => Ok(()),
         reason = failed => Err(anyhow::anyhow!(reason)),
     };
     tokio::spawn(async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        signals.next().await;
         // the own PostgreSQL ends with its parent
         std::process::exit(1);
     });

@@ -116,7 +116,7 @@ keys! {
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
     /// Most reads that may wait for records at a time
     max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
-    /// Most bytes of request bodies held at a time
+    /// Most bytes of request bodies held at a time, and of answers
     max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
     /// Most bytes of recent records kept for reads
     page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);
@@ -212,6 +212,11 @@ impl Config {
                  on 127.0.0.1, or set token_hs256_secret or token_jwks_file",
                 self.listen
             ));
+        }
+        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
+            found.push(
+                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
+            );
         }
         if self.max_in_flight_bytes < self.max_body_bytes
             && right(&["max_in_flight_bytes", "max_body_bytes"])

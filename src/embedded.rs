@@ -94,7 +94,7 @@ impl Embedded {
         let (publish, state) = watch::channel(State::Starting);
         let (started, outcome) = mpsc::channel();
         let socket_dir = home.socket_dir()?;
-        let arguments = arguments(&home, &socket_dir, binaries.major, options);
+        let arguments = arguments(&home, &socket_dir, options);
         let supervisor = Supervisor {
             home,
             binaries,
@@ -167,13 +167,7 @@ impl Drop for Embedded {
     }
 }
 
-fn arguments(
-    home: &Home,
-    socket_dir: &Path,
-    major: u32,
-    options: &[(&str, &str)],
-) -> Vec<std::ffi::OsString> {
-    let wal_compression = if major >= 15 { "lz4" } else { "on" };
+fn arguments(home: &Home, socket_dir: &Path, options: &[(&str, &str)]) -> Vec<std::ffi::OsString> {
     let port = PORT.to_string();
     // Last, and so not to be overruled: the server is private.
     let fixed = [
@@ -184,8 +178,7 @@ fn arguments(
     ];
     let mut arguments =
         vec!["-D".into(), home.cluster.clone().into(), "-k".into(), socket_dir.to_owned().into()];
-    let chosen = [("wal_compression", wal_compression)];
-    for (name, value) in SETTINGS.iter().chain(&chosen).chain(options).chain(&fixed) {
+    for (name, value) in SETTINGS.iter().chain(options).chain(&fixed) {
         arguments.extend(["-c".into(), format!("{name}={value}").into()]);
     }
     arguments

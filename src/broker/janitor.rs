@@ -28,13 +28,13 @@ pub async fn run(broker: Arc<Broker>) {
 
 /// One round: everything that is due, chunk by chunk.
 pub async fn sweep(store: &Store) -> Result<(), store::Error> {
-    let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
-    for (tenant, log) in count("snapshot", due) {
-        snapshot(store, tenant, log).await?;
-    }
     let due = store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_SWEEP))).await?;
     for log in count("trim", due) {
         while store.transaction(move |c| Box::pin(trim_chunk(c, log))).await? {}
+    }
+    let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
+    for (tenant, log) in count("snapshot", due) {
+        snapshot(store, tenant, log).await?;
     }
     let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
     for log in count("doomed_logs", due) {

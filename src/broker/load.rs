@@ -106,9 +106,12 @@ async fn load_tails(
     let mut from: Vec<(LogId, Offset)> = Vec::new();
     for head in heads {
         let Some(log) = memory.get(&head.log_id) else { continue };
-        let starts = starts.get(&head.log_id).into_iter().flat_map(HashMap::values);
-        let first = starts.copied().fold(log.next_offset, Offset::min);
-        if first < head.next_offset {
+        let starts = starts.get(&head.log_id).into_iter().flat_map(HashMap::values).copied();
+        let first = starts.clone().fold(log.next_offset, Offset::min);
+        // before the lock a state may be newer than the head that was read: the memory goes as far,
+        // or the rows it counts already would be counted again under the lock
+        let last = starts.fold(head.next_offset, Offset::max);
+        if first < last {
             from.push((head.log_id, first));
         }
     }

@@ -81,6 +81,7 @@ pub struct Broker {
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
     waiting_reads: Semaphore,
+    max_waiting_reads: usize,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -93,7 +94,8 @@ impl Broker {
     /// Starts the lanes, the listener and the janitor.
     pub fn start(store: Store, settings: Settings) -> Arc<Self> {
         let broker = Self::start_without_janitor(store, settings);
-        broker.tasks.spawn(janitor::run(broker.clone()));
+        let janitor = janitor::run(broker.clone());
+        broker.tasks.spawn(broker.stop.clone().run_until_cancelled_owned(janitor));
         broker
     }
 
@@ -114,14 +116,20 @@ impl Broker {
             watches: watches.clone(),
             signals: signals.clone(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
+            max_waiting_reads: settings.max_waiting_reads,
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),
             store,
         });
-        tasks.spawn(signals::send(signals.clone(), stop.clone()));
-        tasks.spawn(signals::listen(signals, watches.clone(), stop.clone()));
-        tasks.spawn(watches::poll(watches, stop));
+        // cut where they are: a silent database must not hold up the end
+        let cut = || stop.clone();
+        let send = signals::send(signals.clone(), stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(send));
+        let listen = signals::listen(signals, watches.clone(), stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(listen));
+        let poll = watches::poll(watches, stop.clone());
+        tasks.spawn(cut().run_until_cancelled_owned(poll));
         broker
     }
 
@@ -146,6 +154,11 @@ impl Broker {
             return Err(Error::new(crate::model::Code::Draining, detail));
         }
         Ok(self.store.ping().await?)
+    }
+
+    /// Reads that wait for records now.
+    pub fn waiting_reads(&self) -> usize {
+        self.max_waiting_reads - self.waiting_reads.available_permits()
     }
 
     /// True from the moment a shutdown was asked for.

@@ -59,35 +59,35 @@ impl Pages {
     }
 
     /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
+    /// None: no row holds `from`; it was trimmed, or its topic deleted, since the watermarks were
+    /// seen.
     pub async fn covering(
         &self,
         tenant: TenantId,
         log: LogId,
         from: Offset,
         high_watermark: Offset,
-    ) -> Result<Arc<OnceCell<Page>>, Error> {
+    ) -> Result<Option<Arc<OnceCell<Page>>>, Error> {
         let (key, cell) = self.shelf().find(log, from);
         let load = || async move {
             let to = high_watermark.min(from + PAGE_RECORDS);
             let read = self.store.run(move |connection| {
                 Box::pin(store::reads::rows(connection, tenant, log, from, to, PAGE_BYTES))
             });
-            let rows = read.await?;
+            let rows = read.await.map_err(|error| Some(Error::from(error)))?;
+            // the first row may lie behind `from`: what lay before it has been trimmed
+            let holds = rows.first().is_some_and(|row| row.base_offset <= from);
             let end = rows.last().map_or(from, |row| row.base_offset + row.record_count);
-            if end <= from {
-                let what = format!("log {} has no row at {from}", log.0);
-                return Err(Error::from(store::Error::Corrupt(what)));
-            }
-            Ok(Page { rows, end })
+            if holds && end > from { Ok(Page { rows, end }) } else { Err(None) }
         };
         match cell.get_or_try_init(load).await {
             Ok(page) => {
                 self.shelf().loaded(key, page, self.capacity_bytes);
-                Ok(cell)
+                Ok(Some(cell))
             }
-            Err(error) => {
+            Err(failed) => {
                 self.shelf().drop_empty(key);
-                Err(error)
+                failed.map_or(Ok(None), Err)
             }
         }
     }

@@ -21,6 +21,8 @@ use crate::{
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// How often a name is resolved again when its log has vanished meanwhile.
 const RESOLVE_ATTEMPTS: usize = 5;
+/// How often a read starts again because the rows it was to read were trimmed meanwhile.
+const GROUND_ATTEMPTS: usize = 5;
 
 /// What a read stands on after its first look.
 struct Ground {
@@ -40,30 +42,59 @@ impl Broker {
     ) -> Result<Fetched, Error> {
         let deadline = Instant::now() + Duration::from_millis(read.wait_ms);
         let may_wait = read.wait_ms > 0;
-        let Ground { log, watermarks, watch } =
-            self.ground(tenant, topic, partition, may_wait).await?;
-        let mut high_watermark = watermarks.high_watermark;
-        let from = self.position(tenant, log, &watermarks, read.start).await?;
-        if from == high_watermark
-            && let Some(watch) = watch
-        {
-            let waited = self.wait(watch, from, deadline).await;
-            match waited? {
-                News::HighWatermark(now) => high_watermark = now.max(high_watermark),
-                News::Gone => return Err(Error::topic_not_found(topic)),
+        let mut position = None;
+        for _ in 0..GROUND_ATTEMPTS {
+            let Ground { log, watermarks, watch } =
+                self.ground(tenant, topic, partition, may_wait).await?;
+            let Watermarks { log_start_offset, mut high_watermark } = watermarks;
+            let from = match position {
+                // a position once found is kept, as far as the log still holds it
+                Some(from) if !matches!(read.start, Start::Offset(_)) => {
+                    log_start_offset.max(from).min(high_watermark)
+                }
+                _ => match self.position(tenant, log, &watermarks, read.start).await? {
+                    Some(from) => from,
+                    None => continue,
+                },
+            };
+            position = Some(from);
+            if from == high_watermark
+                && let Some(watch) = watch
+            {
+                match self.wait(watch, from, deadline).await? {
+                    News::HighWatermark(now) => high_watermark = now.max(high_watermark),
+                    News::Gone => return Err(Error::topic_not_found(topic)),
+                }
+            }
+            let slices = self.patient_slices(tenant, log, from, high_watermark, &read, deadline);
+            // without: its rows are gone since the look, so the ground is another
+            if let Some(slices) = slices.await? {
+                let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+                return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark });
             }
         }
-        let slices = loop {
-            match self.slices(tenant, log, from, high_watermark, &read).await {
+        let what = format!("topic {topic}, partition {partition} lacks rows it should have");
+        Err(Error::from(store::Error::Corrupt(what)))
+    }
+
+    /// A read that has waited does not fail because the database is just away.
+    async fn patient_slices(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+        read: &Read,
+        deadline: Instant,
+    ) -> Result<Option<Vec<Slice>>, Error> {
+        loop {
+            match self.slices(tenant, log, from, high_watermark, read).await {
                 Err(error) if error.code == Code::Unavailable && Instant::now() < deadline => {
                     tokio::time::sleep(RETRY_AFTER).await;
                 }
-                result => break result?,
+                result => return result,
             }
-        };
-        let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
-        let log_start_offset = watermarks.log_start_offset;
-        Ok(Fetched { slices, next_offset, log_start_offset, high_watermark })
+        }
     }
 
     /// Resolves, registers, looks; in that order, so that no commit slips between.
@@ -85,24 +116,25 @@ impl Broker {
         Err(Error::topic_not_found(topic))
     }
 
+    /// Where a read begins. None: the rows that would tell are gone since the look.
     async fn position(
         &self,
         tenant: TenantId,
         log: LogId,
         watermarks: &Watermarks,
         start: Start,
-    ) -> Result<Offset, Error> {
+    ) -> Result<Option<Offset>, Error> {
         let Watermarks { log_start_offset, high_watermark } = *watermarks;
         match start {
-            Start::Earliest => Ok(log_start_offset),
-            Start::Latest => Ok(high_watermark),
+            Start::Earliest => Ok(Some(log_start_offset)),
+            Start::Latest => Ok(Some(high_watermark)),
             Start::Offset(offset) if (log_start_offset..=high_watermark).contains(&offset) => {
-                Ok(offset)
+                Ok(Some(offset))
             }
             Start::Offset(offset) => {
                 let detail = format!(
-                    "Offset {offset} lies outside the log, which holds {log_start_offset} to \
-                     {high_watermark} (the next to be given)."
+                    "Offset {offset} lies outside the log: its first offset is \
+                     {log_start_offset}, the next to be given is {high_watermark}."
                 );
                 Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
@@ -123,8 +155,7 @@ impl Broker {
         let Ok(_permit) = self.waiting_reads.try_acquire() else {
             return Err(Error::unavailable("Too many reads are waiting here already."));
         };
-        let waiting = metrics::gauge!("oncelog_waiting_reads");
-        waiting.increment(1.0);
+        let _counted = Counted::new();
         let arrived = async {
             loop {
                 match watch.news().await {
@@ -134,11 +165,10 @@ impl Broker {
             }
         };
         let waited = timeout_at(deadline, self.drain.run_until_cancelled(arrived)).await;
-        waiting.decrement(1.0);
         Ok(waited.ok().flatten().unwrap_or(News::HighWatermark(from)))
     }
 
-    /// Records from `from` on, up to the read's limits.
+    /// Records from `from` on, up to the read's limits. None: the first is gone.
     async fn slices(
         &self,
         tenant: TenantId,
@@ -146,25 +176,44 @@ impl Broker {
         from: Offset,
         high_watermark: Offset,
         read: &Read,
-    ) -> Result<Vec<Slice>, Error> {
+    ) -> Result<Option<Vec<Slice>>, Error> {
         let mut slices = Vec::new();
         let mut room = Room { records: read.limit, bytes: read.max_bytes, is_empty: true };
         let mut next = from;
         while next < high_watermark && room.records > 0 {
             let cell = self.pages.covering(tenant, log, next, high_watermark).await?;
-            let Some(page) = cell.get() else { break };
+            let Some(page) = cell.as_ref().and_then(|cell| cell.get()) else {
+                return Ok((!slices.is_empty()).then_some(slices));
+            };
             let first = page.rows.partition_point(|row| row.base_offset + row.record_count <= next);
             for row in &page.rows[first..] {
-                let Some(slice) = room.take(row, next) else { return Ok(slices) };
+                let Some(slice) = room.take(row, next) else { return Ok(Some(slices)) };
                 let whole = slice.end_offset == row.base_offset + row.record_count;
                 next = slice.end_offset;
                 slices.push(slice);
                 if !whole {
-                    return Ok(slices);
+                    return Ok(Some(slices));
                 }
             }
         }
-        Ok(slices)
+        Ok(Some(slices))
+    }
+}
+
+/// One more waiting read in the gauge, until it is answered or its client hangs up.
+struct Counted(metrics::Gauge);
+
+impl Counted {
+    fn new() -> Self {
+        let gauge = metrics::gauge!("oncelog_waiting_reads");
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
     }
 }
 

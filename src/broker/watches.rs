@@ -98,7 +98,9 @@ impl Watches {
 
     pub async fn refresh_all(&self) {
         let watched = {
-            let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            // two watches dropped at once may each have counted the other
+            logs.retain(|_, sender| sender.receiver_count() > 0);
             logs.keys().copied().collect()
         };
         self.look_at(watched).await;

@@ -9,7 +9,8 @@ use axum::{
     extract::{FromRef, FromRequestParts, RawPathParams},
     http::request::Parts,
 };
-use tokio::sync::Semaphore;
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Limits,
@@ -35,12 +36,41 @@ pub struct Gate {
     pub limits: Limits,
     /// Bytes that request bodies may still hold in memory.
     pub budget: Arc<Semaphore>,
+    /// Bytes that answered records may still hold in memory, until the client has taken them.
+    answers: Arc<Semaphore>,
+}
+
+/// An answer that counts until the last of its bytes has left.
+struct HeldAnswer {
+    body: Vec<u8>,
+    _held: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for HeldAnswer {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
 }
 
 impl Gate {
     pub fn new(keys: Keys, limits: Limits) -> Self {
         let permits = limits.max_in_flight_bytes.min(Semaphore::MAX_PERMITS);
-        Self { keys, limits, budget: Arc::new(Semaphore::new(permits)) }
+        let [budget, answers] = [0; 2].map(|_| Arc::new(Semaphore::new(permits)));
+        Self { keys, limits, budget, answers }
+    }
+
+    /// Writes an answer of about `size_bytes`, if clients are not behind with too many already.
+    pub fn answer(
+        &self,
+        size_bytes: usize,
+        body: impl FnOnce() -> Vec<u8>,
+    ) -> Result<Bytes, Error> {
+        let permits = u32::try_from(size_bytes).unwrap_or(u32::MAX);
+        let held = self.answers.clone().try_acquire_many_owned(permits);
+        let held = held.map_err(|_| {
+            Error::new(Code::Unavailable, "Too many answers are on their way to slow clients.")
+        })?;
+        Ok(Bytes::from_owner(HeldAnswer { body: body(), _held: held }))
     }
 }
 

@@ -3,13 +3,13 @@
 //! Stored lines go out as they came in: what the log adds (`offset`, `appended_at`,
 //! `transaction_id`) is put behind the opening brace of each, and nothing is parsed again.
 
-use std::{fmt::Write, io};
+use std::{fmt::Write, io, sync::Arc};
 
 use axum::{
+    extract::State,
     http::{HeaderValue, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
 use memchr::memchr_iter;
 use serde::{
     Deserialize, Deserializer,
@@ -25,7 +25,7 @@ use utoipa::{
 };
 
 use super::{
-    access::{Consume, PartitionPath, TopicAccess},
+    access::{Consume, Gate, PartitionPath, TopicAccess},
     docs::ReadAnswer,
     json::Faults,
     media::{AnswersRecords, Media},
@@ -166,18 +166,19 @@ impl ReadQuery {
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
+    State(gate): State<Arc<Gate>>,
     PartitionPath(partition): PartitionPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<ReadQuery>,
 ) -> Result<Response, Error> {
     let (read, isolation) = query.checked(media)?;
     let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
-    let body = match media {
+    let body = gate.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, partition, &fetched, isolation),
         Media::Ndjson => ndjson_body(&fetched),
-    };
+    })?;
     let content_type = HeaderValue::from_static(media.as_str());
-    let mut answer = ([(CONTENT_TYPE, content_type)], Bytes::from(body)).into_response();
+    let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
     if media == Media::Ndjson {
         let headers = answer.headers_mut();
         headers.insert("oncelog-next-offset", fetched.next_offset.into());

@@ -9,6 +9,8 @@ pub mod provenance;
 pub mod sequence;
 pub mod session;
 pub mod spread;
+#[cfg(test)]
+mod tests;
 
 use crate::model::{Epoch, Offset, ProducerId, Sequence};
 

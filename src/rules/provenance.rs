@@ -2,10 +2,11 @@
 //! (`producer_states.recent`), as bytes: LEB128 integers, about 22 bytes a request.
 //!
 //! A format byte comes first, so that another can follow. Reading what this did not write is an
-//! error, never a guess.
+//! error, never a guess: there is one way to write anything, so what is read would be written the
+//! same.
 
 use super::fold::{Entry, Placement, Remembered};
-use crate::model::{Digest, Offset, ProducerId, Timestamp};
+use crate::model::{Digest, MAX_INTEGER, Offset, ProducerId, Timestamp};
 
 const FORMAT: u8 = 1;
 const FRESH: u8 = 1;
@@ -35,7 +36,7 @@ pub fn decode_entries(base_offset: Offset, bytes: &[u8]) -> Result<Vec<Entry>, C
     let mut bytes = format(bytes)?;
     let mut entries = Vec::new();
     while !bytes.is_empty() {
-        let flags = byte(&mut bytes)?;
+        let flags = flags(&mut bytes, FRESH | TOPIC)?;
         entries.push(Entry {
             producer_id: ProducerId(take(&mut bytes)?),
             epoch: take(&mut bytes)?,
@@ -69,7 +70,7 @@ pub fn decode_recent(bytes: &[u8]) -> Result<Vec<Remembered>, Corrupt> {
     let mut bytes = format(bytes)?;
     let mut recent = Vec::new();
     while !bytes.is_empty() {
-        let flags = byte(&mut bytes)?;
+        let flags = flags(&mut bytes, TOPIC)?;
         recent.push(Remembered {
             sequence: take(&mut bytes)?,
             appended_at: Timestamp(take(&mut bytes)?),
@@ -104,7 +105,8 @@ fn put_placement(out: &mut Vec<u8>, origin: Offset, placement: &Placement) {
 
 fn placement(bytes: &mut &[u8], origin: Offset, flags: u8) -> Result<Placement, Corrupt> {
     if flags & TOPIC == 0 {
-        return Ok(Placement::Partition { base_offset: origin + take(bytes)? });
+        let base_offset = origin.checked_add(take(bytes)?).ok_or(Corrupt)?;
+        return Ok(Placement::Partition { base_offset });
     }
     let partition_count = small(bytes)?;
     let keyless = small(bytes)?.checked_sub(1).filter(|partition| *partition >= 0);
@@ -132,13 +134,15 @@ fn put(out: &mut Vec<u8>, number: i64) {
     out.push(rest as u8);
 }
 
+/// A number below 2^53, in as few bytes as it takes.
 fn take(bytes: &mut &[u8]) -> Result<i64, Corrupt> {
-    let mut number = 0_u64;
-    for shift in (0..64).step_by(7) {
+    let mut number = 0;
+    for shift in (0..56).step_by(7) {
         let next = byte(bytes)?;
-        number |= u64::from(next & 0x7f) << shift;
+        number |= i64::from(next & 0x7f) << shift;
         if next & 0x80 == 0 {
-            return Ok(number as i64);
+            let is_shortest = next != 0 || shift == 0;
+            return if is_shortest && number <= MAX_INTEGER { Ok(number) } else { Err(Corrupt) };
         }
     }
     Err(Corrupt)
@@ -146,6 +150,11 @@ fn take(bytes: &mut &[u8]) -> Result<i64, Corrupt> {
 
 fn small(bytes: &mut &[u8]) -> Result<i32, Corrupt> {
     take(bytes)?.try_into().map_err(|_| Corrupt)
+}
+
+fn flags(bytes: &mut &[u8], known: u8) -> Result<u8, Corrupt> {
+    let flags = byte(bytes)?;
+    if flags & !known == 0 { Ok(flags) } else { Err(Corrupt) }
 }
 
 fn byte(bytes: &mut &[u8]) -> Result<u8, Corrupt> {

@@ -1,6 +1,9 @@
 //! Connections: a pool for short work, dedicated ones for lanes and listeners, and the migrations.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
@@ -27,6 +30,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long pooled work may take: far beyond the lock timeout, so only a silent peer reaches it.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// PostgreSQL 14, as `server_version_num` says it.
+const OLDEST_VERSION: i32 = 140_000;
+
 statements! {
     /// Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
     /// a stronger one kept.
@@ -37,6 +43,7 @@ statements! {
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
+    VERSION = "select current_setting('server_version_num')::integer";
     PING = "select 1";
 }
 
@@ -45,20 +52,43 @@ statements! {
 pub struct Store {
     pool: PgPool,
     options: PgConnectOptions,
+    losses: Losses,
+}
+
+/// When a pooled connection was last found dead. The others of its time most likely died with it,
+/// in a restart or failover, so none of them is used again: else each would fail some work first.
+#[derive(Clone, Debug, Default)]
+struct Losses(Arc<Mutex<Option<Instant>>>);
+
+impl Losses {
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn include(&self, age: Duration) -> bool {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| age >= last.elapsed())
+    }
 }
 
 impl Store {
     /// Nothing is connected yet: a database that is away is `Unavailable` later.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
         let options = options.application_name("oncelog");
+        let losses = Losses::default();
+        let known = losses.clone();
         let pool = PgPoolOptions::new()
             .max_connections(pool_connections)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             // a ping an acquire is a round trip; a dead connection fails and is replaced
             .test_before_acquire(false)
+            .before_acquire(move |_, connection| {
+                let usable = !known.include(connection.age);
+                Box::pin(async move { Ok(usable) })
+            })
             .after_connect(|connection, _| Box::pin(prepare_session(connection)))
             .connect_lazy_with(options.clone());
-        Self { pool, options }
+        Self { pool, options, losses }
     }
 
     /// A connection of one's own, for as long as its owner lives.
@@ -76,6 +106,11 @@ impl Store {
     /// Brings the schema up to date; safe to run from many replicas at once.
     pub async fn migrate(&self) -> Result<(), Error> {
         let mut connection = PgConnection::connect_with(&self.options).await?;
+        let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
+        if version < OLDEST_VERSION {
+            let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
+            return Err(Error::Corrupt(what));
+        }
         if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut connection).await? {
             sqlx::raw_sql("create schema if not exists oncelog").execute(&mut connection).await?;
         }
@@ -100,11 +135,17 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let pool = self.pool.clone();
+        let (pool, losses) = (self.pool.clone(), self.losses.clone());
         finish(tokio::spawn(async move {
             let mut connection = pool.acquire().await.map_err(Error::from)?;
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
-                Ok(result) => result,
+                Ok(Err(error)) => {
+                    if connection.ping().await.is_err() {
+                        losses.note();
+                    }
+                    Err(error)
+                }
+                Ok(done) => done,
                 Err(_) => {
                     // a silent peer would keep the pool's permit for ever
                     connection.close_on_drop();
@@ -122,7 +163,7 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let pool = self.pool.clone();
+        let (pool, losses) = (self.pool.clone(), self.losses.clone());
         finish(tokio::spawn(async move {
             let mut connection = pool.acquire().await.map_err(Error::from)?;
             let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work)).await;
@@ -130,6 +171,7 @@ impl Store {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
                     if !connection_usable {
+                        losses.note();
                         connection.close_on_drop();
                     }
                     Err(error)

@@ -59,7 +59,8 @@ pub async fn rows(
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// The first offset in `[start, end]` whose record was appended at or after `instant`.
+/// The first offset in `[start, end]` whose record was appended at or after `instant`. None: rows
+/// of that range are gone since it was seen.
 pub async fn search(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -67,8 +68,8 @@ pub async fn search(
     start: Offset,
     end: Offset,
     instant: Timestamp,
-) -> Result<Offset, Error> {
-    let found: Option<i64> = sqlx::query_scalar(SEARCH)
+) -> Result<Option<Offset>, Error> {
+    let found = sqlx::query_scalar(SEARCH)
         .bind(tenant.0)
         .bind(log.0)
         .bind(start)
@@ -76,5 +77,5 @@ pub async fn search(
         .bind(instant.to_chrono())
         .fetch_optional(connection)
         .await?;
-    Ok(found.unwrap_or(end))
+    Ok(found)
 }

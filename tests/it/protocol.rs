@@ -148,12 +148,11 @@ async fn a_quick_pass_is_one_round_trip() {
 async fn rule_1_only_epochs_read_under_the_present_fence_count() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
-    let (p, q) = (a.producer("p").await, a.producer("q").await);
+    let (p, r) = (a.producer("p").await, a.producer("r").await);
     a.one(p, 0, 0).await.unwrap();
-    a.one(q, 0, 0).await.unwrap();
     assert_eq!(b.open("p").await.session.epoch, 1);
-    // a full pass for another producer brings the new fence into a's memory, not p's epoch
-    a.one(q, 0, 1).await.unwrap();
+    // a full pass for a new producer brings the new fence into a's memory, not p's epoch
+    a.one(r, 0, 0).await.unwrap();
     assert_eq!(code(a.one(p, 0, 1).await), Code::ProducerFenced);
     a.one(p, 1, 1).await.unwrap();
 }
@@ -169,6 +168,7 @@ async fn rule_2_memory_that_is_no_prefix_is_thrown_away() {
     }
     // rows behind a's memory are trimmed
     b.broker.trim(b.tenant, &name(TOPIC), 0, 9).await.unwrap();
+    b.broker.sweep().await.unwrap();
     b.broker.sweep().await.unwrap();
     assert_eq!(world.sql("select min(base_offset) from oncelog.batches").await, 9);
     is_duplicate_at(a.one(q, 0, 9).await, 10);
@@ -375,6 +375,9 @@ async fn rules_24_and_25_rows_go_only_behind_a_snapshot_and_nothing_is_forgotten
     let page = b.broker.read(b.tenant, &name(TOPIC), 0, read).await.unwrap();
     assert_eq!((page.log_start_offset, page.slices.len()), (8, 0));
     assert_eq!(world.sql("select count(*) from oncelog.batches").await, 8);
+    // the first round takes the snapshot, the next one the rows
+    a.broker.sweep().await.unwrap();
+    assert_eq!(world.sql("select count(*) from oncelog.batches").await, 8);
     a.broker.sweep().await.unwrap();
     assert_eq!(world.sql("select count(*) from oncelog.batches").await, 0);
     // cold, from the snapshot alone: places and instants of the last five, then forgotten
@@ -455,6 +458,39 @@ async fn race(world: &World, appender_is_stopped: bool, warm: bool, step: u64) -
     assert_eq!(code(other.one(p, 0, told).await), Code::ProducerFenced);
     other.one(p, 1, told).await.unwrap();
     stopped_there
+}
+
+/// A producer of many logs is fenced in chunks, before its open answers.
+#[tokio::test]
+async fn rule_18_an_open_of_many_logs_fences_them_all() {
+    let partitions = 230;
+    let world = world(partitions).await;
+    let [a, b] = &world.replicas[..] else { panic!() };
+    let p = a.producer("p").await;
+    let into = |partition, epoch, sequence| {
+        a.append(Some((p, epoch, sequence)), Scope::Partition(partition), r#"{"value":1}"#)
+    };
+    for partition in 0..partitions {
+        into(partition, 0, 0).await.unwrap();
+    }
+    let mut open = support::open(Some("p"));
+    open.open_id = Some(uuid::Uuid::now_v7());
+    for duplicate in [false, true] {
+        let opened = b.broker.open_session(b.tenant, open.clone()).await.unwrap();
+        assert_eq!((opened.session.epoch, opened.duplicate), (1, duplicate));
+        assert_eq!(opened.next_sequences.len(), partitions as usize);
+        assert!(opened.next_sequences.iter().all(|scope| scope.next_sequence == 1));
+        // an answer lost in the middle of the fencing: the repeat fences again
+        world.sql("update oncelog.sessions set fencing = true returning 1::bigint").await;
+    }
+    assert_eq!(world.sql("select count(*) from oncelog.logs where fence = 2").await, 230);
+    for partition in 0..partitions {
+        assert_eq!(code(into(partition, 0, 1).await), Code::ProducerFenced);
+    }
+    into(7, 1, 1).await.unwrap();
+    b.broker.end_session(b.tenant, p).await.unwrap();
+    assert_eq!(code(into(7, 1, 2).await), Code::ProducerFenced);
+    assert_eq!(code(into(7, 2, 2).await), Code::InvalidProducerEpoch);
 }
 
 #[tokio::test]

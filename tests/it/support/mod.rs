@@ -5,6 +5,7 @@ pub mod http;
 pub mod proxy;
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::{
         Arc, LazyLock,
@@ -50,6 +51,13 @@ fn sweep_old_directories() {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// A directory that any user can enter: a server may run as another one.
+pub fn open_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir
 }
 
 /// How to reach a fresh, migrated database.

@@ -1,0 +1,139 @@
+//! What a replica remembers: when it is good for nothing, and how rows bring it forward.
+
+use std::collections::HashMap;
+
+use super::digest;
+use crate::{
+    model::{LogId, Offset, ProducerId, Timestamp},
+    rules::{
+        fold::{Entry, Placement, ProducerState},
+        memory::{Head, LogMemory, Producer, TailRow},
+        provenance::{Corrupt, encode_entries},
+    },
+};
+
+fn head(kept_offset: Offset, snapshot_offset: Offset, next_offset: Offset) -> Head {
+    let last_appended_at = Timestamp(900);
+    Head { log_id: LogId(1), next_offset, fence: 3, last_appended_at, snapshot_offset, kept_offset }
+}
+
+fn at(next_offset: Offset, last_appended_at: i64) -> LogMemory {
+    let last_appended_at = Timestamp(last_appended_at);
+    LogMemory { next_offset, last_appended_at, ..LogMemory::cold(&head(0, 0, 0)) }
+}
+
+#[test]
+fn a_prefix_is_neither_ahead_nor_behind_what_is_kept_nor_of_another_history() {
+    let head = head(10, 15, 20);
+    let table = [
+        (9, 100, false),
+        (10, 100, true),
+        (15, 100, true),
+        (19, 100, true),
+        (19, 900, true),
+        (20, 900, true),
+        (20, 899, false),
+        (20, 901, false),
+        (21, 900, false),
+    ];
+    for (next_offset, last_appended_at, want) in table {
+        assert_eq!(at(next_offset, last_appended_at).is_prefix_of(&head), want, "{next_offset}");
+    }
+}
+
+#[test]
+fn cold_memory_begins_at_the_snapshot() {
+    let cold = LogMemory::cold(&head(5, 15, 20));
+    assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (15, 3, Timestamp(0)));
+    assert!(cold.producers.is_empty() && !cold.contended && cold.unfolded_rows == 0);
+    assert!(cold.is_prefix_of(&head(5, 15, 20)));
+    let cold = LogMemory::cold(&head(20, 20, 20));
+    assert_eq!((cold.next_offset, cold.last_appended_at), (20, Timestamp(900)));
+    assert!(cold.is_prefix_of(&head(20, 20, 20)), "nothing behind the snapshot");
+}
+
+/// A row of P1's and P2's requests, as many records each.
+fn row(base_offset: Offset, sequence: i64) -> Vec<u8> {
+    let entry = |(id, base_offset)| Entry {
+        producer_id: ProducerId(id),
+        epoch: 0,
+        sequence,
+        fresh: false,
+        digest: digest("any"),
+        placement: Placement::Partition { base_offset },
+    };
+    encode_entries(base_offset, &[(1, base_offset), (2, base_offset + 1)].map(entry))
+}
+
+fn tail_row(base_offset: Offset, record_count: i64, producers: Option<&[u8]>) -> TailRow<'_> {
+    TailRow { base_offset, record_count, appended_at: Timestamp(base_offset * 10), producers }
+}
+
+fn with_producers(mut log: LogMemory, ids: &[i64]) -> LogMemory {
+    for id in ids {
+        let producer =
+            Producer { mark: 3, session: None, state: ProducerState::default(), registered: true };
+        log.producers.insert(ProducerId(*id), producer);
+    }
+    log
+}
+
+fn last(log: &LogMemory, id: i64) -> Option<i64> {
+    log.producers[&ProducerId(id)].state.last_sequence
+}
+
+#[test]
+fn a_tail_with_a_hole_is_refused() {
+    let none = HashMap::new();
+    let rows = |bases: &[(Offset, i64)]| -> Vec<TailRow<'static>> {
+        bases.iter().map(|(base, count)| tail_row(*base, *count, None)).collect()
+    };
+    type Bases = [(Offset, i64)];
+    let table: [(&str, Offset, &Bases, Result<Offset, Corrupt>); 8] = [
+        ("behind the memory", 10, &[(10, 2), (12, 3)], Ok(15)),
+        ("from before the memory", 5, &[(5, 5), (10, 2)], Ok(12)),
+        ("nothing new", 5, &[(5, 5)], Ok(10)),
+        ("nothing at all", 10, &[], Ok(10)),
+        ("hole at the start", 10, &[(11, 2)], Err(Corrupt)),
+        ("hole inside", 10, &[(10, 2), (13, 1)], Err(Corrupt)),
+        ("ends before the memory", 5, &[(5, 4)], Err(Corrupt)),
+        ("trimmed meanwhile", 5, &[], Err(Corrupt)),
+    ];
+    for (name, from, bases, want) in table {
+        let mut log = at(10, 100);
+        let got = log.fold(from, &rows(bases), &none).map(|()| log.next_offset);
+        assert_eq!(got, want, "{name}");
+    }
+}
+
+#[test]
+fn corrupt_provenance_is_refused() {
+    let mut log = at(10, 100);
+    assert_eq!(log.fold(10, &[tail_row(10, 2, Some(&[9]))], &HashMap::new()), Err(Corrupt));
+}
+
+#[test]
+fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_strangers() {
+    let bytes: Vec<_> = [0, 10, 20].iter().map(|base| row(*base, base / 10)).collect();
+    let tail: Vec<_> =
+        (0..).zip(&bytes).map(|(i, bytes)| tail_row(i * 10, 10, Some(bytes))).collect();
+    // P1 is known up to 20; P2 comes as a stranger from its state at 10
+    let mut log = with_producers(at(20, 100), &[1, 2]);
+    log.fold(0, &tail, &HashMap::from([(ProducerId(2), 10)])).unwrap();
+    assert_eq!((last(&log, 1), last(&log, 2)), (Some(2), Some(2)));
+    let remembered = |id| {
+        let recent = &log.producers[&ProducerId(id)].state.recent;
+        recent.iter().map(|request| request.sequence).collect::<Vec<_>>()
+    };
+    assert_eq!((remembered(1), remembered(2)), (vec![2], vec![1, 2]));
+    assert_eq!((log.next_offset, log.last_appended_at, log.unfolded_rows), (30, Timestamp(200), 1));
+    // a start behind the memory: rows before it are in the state already
+    let mut log = with_producers(at(10, 100), &[1, 2]);
+    log.fold(10, &tail[1..], &HashMap::from([(ProducerId(2), 20)])).unwrap();
+    assert_eq!(log.producers[&ProducerId(1)].state.recent.len(), 2);
+    assert_eq!(log.producers[&ProducerId(2)].state.recent.len(), 1);
+    // who is in nobody's group is not remembered
+    let mut log = with_producers(at(0, 0), &[1]);
+    log.fold(0, &tail, &HashMap::new()).unwrap();
+    assert_eq!((log.producers.len(), last(&log, 1)), (1, Some(2)));
+}

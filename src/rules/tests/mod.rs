@@ -1,0 +1,80 @@
+//! The rules, held by tables, by properties, and against an oracle that remembers everything.
+
+mod append;
+mod fold;
+mod ledger;
+mod memory;
+mod oracle;
+mod properties;
+mod provenance;
+mod sequence;
+mod session;
+mod spread;
+mod table;
+
+use super::{
+    Refusal,
+    append::{Decision, Plan, Request, Spread},
+    fold::{Placement, Remembered},
+};
+use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, transfer::Numbered};
+use ledger::Written;
+
+pub const JOURNAL: LogId = LogId(100);
+
+pub fn log_of(partition: Partition) -> LogId {
+    LogId(i64::from(partition) + 1)
+}
+
+pub fn digest(of: &str) -> Digest {
+    xxhash_rust::xxh3::xxh3_128(of.as_bytes()).to_be_bytes()
+}
+
+pub fn numbered(producer_id: i64, epoch: Epoch, sequence: Sequence) -> Option<Numbered> {
+    Some(Numbered { producer_id: ProducerId(producer_id), epoch, sequence })
+}
+
+/// What a client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// `appended_at` inside, as in the repeat's answer.
+    Ok(Remembered),
+    Dup(Remembered),
+    Old,
+    Ahead(Refusal),
+    Refused(Refusal),
+    Respread,
+}
+
+/// The answers of a pass, made as a lane makes them.
+pub fn answers(group: &[Request], plan: &Plan, written: Option<&Written>) -> Vec<Answer> {
+    let answer = |(request, decision): (&Request, &Decision)| match decision {
+        Decision::Appended { deltas } => Answer::Ok(appended(request, deltas, written.unwrap())),
+        Decision::Repeated(remembered) => Answer::Dup(remembered.clone()),
+        Decision::Forgotten => Answer::Old,
+        Decision::Ahead(refusal) => Answer::Ahead(refusal.clone()),
+        Decision::Refused(refusal) => Answer::Refused(refusal.clone()),
+        Decision::Respread => Answer::Respread,
+    };
+    assert_eq!(group.len(), plan.decisions.len(), "one decision a request");
+    group.iter().zip(&plan.decisions).map(answer).collect()
+}
+
+fn appended(request: &Request, deltas: &[i64], written: &Written) -> Remembered {
+    assert_eq!(request.parts.len(), deltas.len(), "one delta a part");
+    let parts = request.parts.iter().zip(deltas);
+    let bases: Vec<_> =
+        parts.map(|(part, delta)| (part.partition, written.bases[&part.log_id] + delta)).collect();
+    let placement = match request.spread {
+        Some(Spread { partition_count, keyless }) => {
+            Placement::Topic { partition_count, keyless, bases }
+        }
+        None => Placement::Partition { base_offset: bases[0].1 },
+    };
+    Remembered {
+        sequence: request.numbered.map_or(0, |numbered| numbered.sequence),
+        digest: request.digest,
+        appended_at: written.appended_at,
+        placement,
+    }
+}

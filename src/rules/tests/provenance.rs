@@ -1,0 +1,144 @@
+//! Provenance as bytes: a round trip, small, and no bytes are taken for what they are not.
+
+use proptest::{collection::vec, option, prelude::*};
+
+use super::digest;
+use crate::{
+    model::{MAX_INTEGER, Offset, ProducerId, Timestamp},
+    rules::{
+        fold::{Entry, Placement, Remembered},
+        provenance::{Corrupt, decode_entries, decode_recent, encode_entries, encode_recent},
+    },
+};
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![0..300_i64, 0..=MAX_INTEGER, Just(MAX_INTEGER)]
+}
+
+/// Placements in a row that starts at `origin`.
+fn placement(origin: Offset) -> impl Strategy<Value = Placement> {
+    let partition = || prop_oneof![0..20_i32, Just(i32::MAX - 1)];
+    let topic = (1..=i32::MAX, option::of(partition()), vec((partition(), number()), 0..5));
+    prop_oneof![
+        (origin..=MAX_INTEGER).prop_map(|base_offset| Placement::Partition { base_offset }),
+        topic.prop_map(|(partition_count, keyless, bases)| Placement::Topic {
+            partition_count,
+            keyless,
+            bases
+        }),
+    ]
+}
+
+fn entry(origin: Offset) -> impl Strategy<Value = Entry> {
+    let numbers = (number(), number(), number());
+    (numbers, any::<bool>(), any::<[u8; 16]>(), placement(origin)).prop_map(
+        |((id, epoch, sequence), fresh, digest, placement)| Entry {
+            producer_id: ProducerId(id),
+            epoch,
+            sequence,
+            fresh,
+            digest,
+            placement,
+        },
+    )
+}
+
+fn remembered() -> impl Strategy<Value = Remembered> {
+    (number(), number(), any::<[u8; 16]>(), placement(0)).prop_map(
+        |(sequence, appended_at, digest, placement)| Remembered {
+            sequence,
+            digest,
+            appended_at: Timestamp(appended_at),
+            placement,
+        },
+    )
+}
+
+/// Bytes that are nearly right.
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let entries = number().prop_flat_map(|origin| {
+        vec(entry(origin), 0..4).prop_map(move |entries| encode_entries(origin, &entries))
+    });
+    let valid = prop_oneof![entries, vec(remembered(), 0..6).prop_map(|r| encode_recent(&r))];
+    let spoilt = (valid, any::<prop::sample::Index>(), any::<u8>(), any::<bool>()).prop_map(
+        |(mut bytes, at, byte, cut)| {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            bytes.truncate(if cut { at } else { bytes.len() });
+            bytes
+        },
+    );
+    let headed = vec(any::<u8>(), 0..80).prop_map(|rest| [&[1], &rest[..]].concat());
+    prop_oneof![spoilt, headed, vec(any::<u8>(), 0..80)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    #[test]
+    fn what_is_written_is_read(
+        (origin, entries) in number().prop_flat_map(|o| (Just(o), vec(entry(o), 0..6))),
+        recent in vec(remembered(), 0..6),
+    ) {
+        let bytes = encode_entries(origin, &entries);
+        prop_assert_eq!(decode_entries(origin, &bytes), Ok(entries));
+        prop_assert_eq!(decode_recent(&encode_recent(&recent)), Ok(recent));
+    }
+
+    /// Never a panic, and never a guess: what is read would be written the same.
+    #[test]
+    fn other_bytes_are_refused(bytes in bytes(), origin in number()) {
+        if let Ok(entries) = decode_entries(origin, &bytes) {
+            prop_assert_eq!(encode_entries(origin, &entries), &bytes[..]);
+        }
+        if let Ok(recent) = decode_recent(&bytes) && !bytes.is_empty() {
+            prop_assert_eq!(encode_recent(&recent), &bytes[..]);
+        }
+    }
+}
+
+#[test]
+fn a_request_takes_24_bytes_at_most_while_numbers_are_small() {
+    let entry = |i: i64| Entry {
+        producer_id: ProducerId(16_383),
+        epoch: 127,
+        sequence: 16_383 - i,
+        fresh: false,
+        digest: digest("any"),
+        placement: Placement::Partition { base_offset: 5_000_000_000 + i },
+    };
+    let entries: Vec<Entry> = (0..100).map(entry).collect();
+    let size = |count: usize| encode_entries(5_000_000_000, &entries[..count]).len();
+    assert_eq!(size(0), 1);
+    assert!((size(1) - 1..=size(100) / 100).contains(&23), "{} {}", size(1), size(100));
+    assert!(size(100) <= 24 * 100);
+}
+
+#[test]
+fn refused_bytes() {
+    let one = encode_entries(0, &[]);
+    assert_eq!((one, decode_entries(9, &[1])), (vec![1], Ok(vec![])));
+    assert_eq!(decode_recent(&[]), Ok(vec![]), "registered only");
+    assert_eq!(decode_recent(&[1]), Ok(vec![]));
+    let digest = [7; 16];
+    let entry = |flags: u8, numbers: &[u8], place: &[u8]| {
+        [&[1, flags], numbers, &digest[..], place].concat()
+    };
+    assert!(decode_entries(9, &entry(0, &[1, 2, 3], &[4])).is_ok());
+    let max = [0xff; 9];
+    let table: [(&str, Vec<u8>); 9] = [
+        ("empty", vec![]),
+        ("another format", entry(0, &[1, 2, 3], &[4]).iter().map(|b| b + 1).collect()),
+        ("cut", entry(0, &[1, 2, 3], &[])),
+        ("unknown flag", entry(4, &[1, 2, 3], &[4])),
+        ("number without end", entry(0, &[1, 2, 3], &[0xff; 11])),
+        ("number with a leading zero", entry(0, &[1, 2, 0x83, 0], &[4])),
+        ("offset beyond all integers", entry(0, &[1, 2, 3], &[&max[..], &[0]].concat())),
+        ("negative number", entry(0, &[1, 2, 3], &[&max[..], &[1]].concat())),
+        ("negative count", entry(2, &[1, 2, 3], &[&[1, 0], &max[..], &[1]].concat())),
+    ];
+    for (name, bytes) in table {
+        assert_eq!(decode_entries(9, &bytes), Err(Corrupt), "{name}");
+    }
+    assert_eq!(decode_recent(&entry(1, &[1, 2], &[4])), Err(Corrupt), "recent has no fresh flag");
+}
