@@ -1,10 +1,13 @@
 //! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
 //! No server installed = fail, not skip.
 
+mod appends;
 mod authorisation;
+mod bodies;
 mod codes;
 mod crash;
 mod embedded;
+mod openapi;
 mod greeting;
 mod long_polls;
 mod model_check;
