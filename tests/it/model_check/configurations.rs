@@ -189,6 +189,8 @@ without! {
     without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).snapshots(2, 1);
     without_rule_24_fold_from_the_database: FoldFromTheDatabase breaks StoredTwice in sends(2).snapshots(1, 0);
     without_rule_25_trim_below_snapshot: TrimBelowSnapshot breaks DoesNotLoad in sends(2).snapshots(0, 1);
+    without_rule_26_fence_what_was_lost:
+        FenceWhatWasLost breaks RefusedButStored in sends(2).opens(1).losses(1).chunked();
     without_rule_26_redo_what_was_lost: RedoWhatWasLost breaks RefusedButStored in sends(2).losses(1);
 }
 
@@ -220,6 +222,9 @@ holds! {
     holds_with_an_open_that_fences_log_by_log:
         sends(3).opens(1).lost_opens(1).chunked(), at least 10_000,
         must see ZombieRefused RepeatedOpen AppendedDuringOpen;
+    holds_with_lost_answers_while_logs_are_fenced_one_by_one:
+        sends(2).opens(1).losses(1).chunked(), at least 1_000,
+        must see ZombieRefused LostTookEffect LostDidNotCompare;
     holds_with_two_producers_and_plain_appends:
         sends(3).opens(1).scopes(&SAME).plain(), at least 10_000,
         must see QuickHeld Overtaken ZombieRefused;
@@ -249,18 +254,6 @@ holds! {
         must see RepeatedInItsPass QuickHeld Ahead LostTookEffect;
     holds_with_first_appends_at_both_replicas:
         sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
-}
-
-/// Found here, and not yet decided: an open of a producer of many logs commits its epoch before the
-/// fences. A lost statement of the old epoch still compares then, while the pass that redoes its
-/// request reads the new epoch and refuses: `producer_fenced` is answered, and afterwards stored
-/// (and counted by the open). When the server answers otherwise, this becomes one more `holds`.
-#[test]
-fn finds_a_refusal_that_is_stored_while_logs_are_fenced_one_by_one() {
-    let check = Check::new(sends(2).opens(1).losses(1).chunked());
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let path = checker.assert_any_discovery(Broken::RefusedButStored.name());
-    println!("{}", told(&path.into_actions()));
 }
 
 /// Found here, and not yet decided: `is_prefix_of` compares the last instant only where memory and

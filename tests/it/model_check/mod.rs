@@ -171,4 +171,6 @@ pub enum Rule {
     TrimBelowSnapshot,
     /// 26: what was lost is redone in a full pass.
     RedoWhatWasLost,
+    /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no more.
+    FenceWhatWasLost,
 }
