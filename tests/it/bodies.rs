@@ -153,6 +153,12 @@ async fn what_is_wrong_with_a_record_is_named_and_nothing_stored() {
             server.post(ONE).ndjson(&lines).await.invalid(&[&pointer]);
         }
     }
+    is_empty(&server).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_around_the_records_is_named_and_nothing_stored() {
+    let server = served().await;
     // a lone surrogate as the name of a header
     let body = r#"{"records":[{"value":1,"headers":{"\ud800":"x"}}]}"#;
     server.post(ONE).json(body).await.refused(Code::InvalidRequest);
