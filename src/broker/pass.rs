@@ -240,28 +240,41 @@ async fn full_attempt(
     }
 
     let plan = append::decide(memory, requests);
+    let written = write_locked(transaction, group, &plan, &now_at).await?;
+    Ok(Attempt::Held(plan, written))
+}
+
+/// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:
+/// nothing was to be written. `now_at`: where the locked logs stand.
+async fn write_locked(
+    mut transaction: store::Transaction<'_>,
+    group: &Group,
+    plan: &Plan,
+    now_at: &BTreeMap<LogId, Offset>,
+) -> Result<Option<Written>, store::Error> {
     if !plan.writes_anything() {
         if group.is_redo {
             // a write would make the lost statement's compare fail; without one the fence does, or
             // what is refused now might be stored after all
-            store::logs::raise_fences(&mut transaction, *tenant, &grounded).await?;
+            let grounded: Vec<LogId> = now_at.keys().copied().collect();
+            store::logs::raise_fences(&mut transaction, group.tenant, &grounded).await?;
             store::commit(transaction).await?;
         } else {
             store::rollback(transaction).await?;
         }
-        return Ok(Attempt::Held(plan, None));
+        return Ok(None);
     }
-    let Held::Yes(written) = write_if(&mut transaction, group, &plan).await? else {
+    let Held::Yes(written) = write_if(&mut transaction, group, plan).await? else {
         return Err(store::Error::Corrupt("a locked head does not compare".into()));
     };
     if !plan.registrations.is_empty() {
         let at = |log_id| now_at.get(log_id).copied().unwrap_or(0);
         let registrations: Vec<(LogId, ProducerId, Offset)> =
             plan.registrations.iter().map(|(log, id)| (*log, *id, at(log))).collect();
-        store::loading::register(&mut transaction, *tenant, &registrations).await?;
+        store::loading::register(&mut transaction, group.tenant, &registrations).await?;
     }
     store::commit(transaction).await?;
-    Ok(Attempt::Held(plan, written))
+    Ok(written)
 }
 
 fn positions(memory: &Memory, logs: &[LogId]) -> BTreeMap<LogId, Offset> {

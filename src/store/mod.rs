@@ -21,7 +21,7 @@ mod error;
 
 pub use connect::{Store, begin, commit, rollback};
 pub use error::Error;
-pub use sqlx::PgConnection as Connection;
+pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
 macro_rules! statements {
