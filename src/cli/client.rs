@@ -32,19 +32,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// No `Retry-After` is obeyed for longer.
 const LONGEST_OBEYED: Duration = Duration::from_secs(300);
 
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
 /// Which server, and who asks.
 #[derive(Args)]
 pub(super) struct ServerFlags {
     /// Where oncelog is
-    #[arg(long, env = "ONCELOG_URL", default_value = "http://127.0.0.1:8080", value_parser = url)]
+    #[arg(long, env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
     url: Url,
     /// The bearer token; better in the environment, where other users do not see it
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     token: Option<SecretString>,
 }
 
+/// An empty variable is as good as none.
 fn url(text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|error| error.to_string())?;
+    let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
+        .map_err(|error| error.to_string())?;
     match (url.scheme(), url.query(), url.fragment()) {
         ("http" | "https", None, None) => Ok(url),
         _ => Err("it must be http:// or https://, host, and perhaps a path".into()),
@@ -146,8 +150,9 @@ enum Trouble {
 impl Client {
     pub fn new(flags: ServerFlags, patience: Patience) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
-        if let Some(token) = &flags.token {
-            let value = format!("Bearer {}", token.expose_secret().trim());
+        let token = flags.token.as_ref().map(|token| token.expose_secret().trim());
+        if let Some(token) = token.filter(|token| !token.is_empty()) {
+            let value = format!("Bearer {token}");
             let Ok(mut value) = HeaderValue::from_str(&value) else {
                 bail!("the token has characters that no token has");
             };

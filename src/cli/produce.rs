@@ -145,20 +145,26 @@ async fn send_all(
         client.progress.set_position(last.end_byte);
         window.check(last).await?;
     }
-    while let Some(batch) = batches.recv().await {
-        // what was read well is stored, also when what follows is not
-        let batch = match batch {
-            Ok(batch) => batch,
-            Err(error) => {
+    loop {
+        // whichever comes first: a refusal must not wait for input that may never come
+        let batch = tokio::select! {
+            biased;
+            stored = window.oldest(), if !window.is_idle() => {
+                stored?.iter().for_each(|stored| tally.count(stored, client));
+                continue;
+            }
+            batch = batches.recv(), if window.has_room() => batch,
+        };
+        match batch {
+            Some(Ok(batch)) => window.send(batch),
+            // what was read well is stored, also when what follows is not
+            Some(Err(error)) => {
                 finish(window, tally, client).await?;
                 return Err(error);
             }
-        };
-        if let Some(stored) = window.send(batch).await? {
-            tally.count(&stored, client);
+            None => return finish(window, tally, client).await,
         }
     }
-    finish(window, tally, client).await
 }
 
 async fn finish(window: &mut Window, tally: &mut Tally, client: &Client) -> anyhow::Result<()> {

@@ -125,31 +125,37 @@ impl Window {
         }
     }
 
-    /// Sends the next batch; when as many as may be are in flight, waits for the oldest of them.
-    pub async fn send(&mut self, batch: Batch) -> anyhow::Result<Option<Stored>> {
-        let oldest = if self.in_flight.len() == self.limit { self.oldest().await? } else { None };
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.in_flight.len() < self.limit
+    }
+
+    /// Sends the next batch, for which there must be room.
+    pub fn send(&mut self, batch: Batch) {
         let sequence = self.next_sequence;
         // all before these were acknowledged
         let known = sequence - self.in_flight.len() as i64;
-        let request = self.request(sequence, batch.body.clone().into());
+        let body = Bytes::from(batch.body);
+        let (records, end_byte) = (batch.lines.len() as u64, batch.end_byte);
+        let request = self.request(sequence, body);
         let client = self.client.clone();
         self.in_flight.push_back(tokio::spawn(async move {
             let stored = append(&client, request, known).await;
-            let mut stored = stored.map_err(|failure| explain(failure, sequence, &batch))?;
-            stored.records = batch.lines.len() as u64;
-            stored.end_byte = batch.end_byte;
-            Ok(stored)
+            let stored = stored.map_err(|failure| explain(failure, sequence, &batch.lines))?;
+            Ok(Stored { records, end_byte, ..stored })
         }));
         self.next_sequence += 1;
-        Ok(oldest)
     }
 
-    /// Waits for the oldest request; none when all are answered.
+    /// Waits for the oldest request; none when all are answered. Given up, it loses nothing.
     pub async fn oldest(&mut self) -> anyhow::Result<Option<Stored>> {
-        match self.in_flight.pop_front() {
-            Some(oldest) => Ok(Some(oldest.await.context("a request panicked")??)),
-            None => Ok(None),
-        }
+        let Some(oldest) = self.in_flight.front_mut() else { return Ok(None) };
+        let stored = oldest.await.context("a request panicked")?;
+        self.in_flight.pop_front();
+        stored.map(Some)
     }
 }
 
@@ -190,7 +196,7 @@ async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<
 }
 
 /// The failure in words of the input.
-fn explain(failure: Failure, sequence: i64, batch: &Batch) -> anyhow::Error {
+fn explain(failure: Failure, sequence: i64, lines: &[u64]) -> anyhow::Error {
     let Failure::Refused(problem) = &failure else { return failure.into() };
     let hint = match problem.code.as_str() {
         "producer_fenced" => {
@@ -214,8 +220,8 @@ fn explain(failure: Failure, sequence: i64, batch: &Batch) -> anyhow::Error {
     };
     let pointers = problem.errors.first().map(|mistake| mistake.pointer.as_str());
     let index = pointers.and_then(|pointer| pointer.strip_prefix("/records/")?.split('/').next());
-    let line = index.and_then(|index| batch.lines.get(index.parse::<usize>().ok()?));
-    let place = match (line, batch.lines.first()) {
+    let line = index.and_then(|index| lines.get(index.parse::<usize>().ok()?));
+    let place = match (line, lines.first()) {
         (Some(line), _) => format!("line {line}"),
         (None, first) => {
             format!("request {sequence}, from line {}", first.copied().unwrap_or_default())

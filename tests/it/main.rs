@@ -2,6 +2,7 @@
 //! No server installed = fail, not skip.
 
 mod authorisation;
+mod cli;
 mod codes;
 mod crash;
 mod embedded;
