@@ -3,6 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
@@ -30,6 +31,7 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// finish, connections close, the own PostgreSQL stops.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let signals = Signals::new()?;
+    raise_open_files();
     let metrics = telemetry::metrics()?;
     let keys = keys(&config)?;
     // before anything slow: a port that is taken is told at once
@@ -77,6 +79,15 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     }
     tracing::info!("stopped");
     outcome
+}
+
+/// Every connection is an open file: the usual soft limit of 1,024 is raised as far as it may be.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 /// The signals that end the server; caught from the start on, so that none ends it out of order.

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -33,8 +33,10 @@ use crate::{
 /// How often an append resolves its topic again because the topic has changed under it.
 const RESOLVE_ATTEMPTS: usize = 8;
 
-/// Keyless topic appends take the partitions in turn.
-static TURN: AtomicU32 = AtomicU32::new(0);
+/// Keyless topic appends take the partitions in turn: steps of the golden ratio, so that they stay
+/// evenly spread whichever of them are repeats of others.
+static TURN: AtomicU64 = AtomicU64::new(0);
+const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Broker {
     pub async fn append(
@@ -144,8 +146,9 @@ fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize)
 fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<Part>, Vec<Lines>) {
     let partition_count = topic.summary.partition_count;
     let has_keyless = batch.records.iter().any(|line| line.key_hash.is_none());
-    let turn = TURN.fetch_add(u32::from(has_keyless), Ordering::Relaxed);
-    let keyless = (turn % partition_count.unsigned_abs()) as Partition;
+    let turn = TURN.fetch_add(u64::from(has_keyless), Ordering::Relaxed);
+    let point = turn.wrapping_mul(GOLDEN_RATIO) >> 32;
+    let keyless = (point % u64::from(partition_count.unsigned_abs())) as Partition;
     let spread = Spread { partition_count, keyless: has_keyless.then_some(keyless) };
 
     let mut order: Vec<(Partition, usize, String)> = Vec::new();

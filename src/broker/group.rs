@@ -81,6 +81,9 @@ pub struct Group {
     pub tenant: TenantId,
     pub requests: Vec<Request>,
     pub tickets: Vec<Ticket>,
+    /// A statement with some of these requests was sent and its answer lost: it may still take
+    /// effect.
+    pub is_redo: bool,
 }
 
 impl Group {

@@ -178,7 +178,7 @@ impl Lane {
             (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
         });
         let (requests, tickets) = jobs.into_iter().map(|job| (job.request, job.ticket)).unzip();
-        Group { tenant: tenant.unwrap_or(TenantId(0)), requests, tickets }
+        Group { tenant: tenant.unwrap_or(TenantId(0)), requests, tickets, is_redo: false }
     }
 
     /// Makes passes until every request of the group has its answer or is parked.
@@ -230,6 +230,7 @@ impl Lane {
     fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
         tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
         if matches!(error, store::Error::OutcomeUnknown(_)) {
+            group.is_redo = true;
             group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
             let lost = group.take(|request, _| request.numbered.is_none());
             lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
@@ -242,7 +243,7 @@ impl Lane {
 
     /// Answers what was decided, parks what may wait, and tells who waits for these logs.
     fn answer(&mut self, group: Group, passed: Passed) {
-        let Group { tenant, requests, tickets } = group;
+        let Group { tenant, requests, tickets, .. } = group;
         let Passed { plan, written } = passed;
         if let Some(written) = &written {
             self.tell(tenant, &plan, written);

@@ -241,7 +241,14 @@ async fn full_attempt(
 
     let plan = append::decide(memory, requests);
     if !plan.writes_anything() {
-        store::rollback(transaction).await?;
+        if group.is_redo {
+            // a write would make the lost statement's compare fail; without one the fence does, or
+            // what is refused now might be stored after all
+            store::logs::raise_fences(&mut transaction, *tenant, &grounded).await?;
+            store::commit(transaction).await?;
+        } else {
+            store::rollback(transaction).await?;
+        }
         return Ok(Attempt::Held(plan, None));
     }
     let Held::Yes(written) = write_if(&mut transaction, group, &plan).await? else {

@@ -133,8 +133,8 @@ impl Broker {
             }
             Start::Offset(offset) => {
                 let detail = format!(
-                    "Offset {offset} lies outside the log, which holds {log_start_offset} to \
-                     {high_watermark} (the next to be given)."
+                    "Offset {offset} lies outside the log: its first offset is \
+                     {log_start_offset}, the next to be given is {high_watermark}."
                 );
                 Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)

@@ -113,7 +113,6 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
     let put: &[Code] = &[Code::TopicExists, Code::QuotaExceeded, Code::OutcomeUnknown];
     let patch: &[Code] =
         &[Code::TopicNotFound, Code::TopicExists, Code::QuotaExceeded, Code::OutcomeUnknown];
-    let trim: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OutcomeUnknown];
     let read: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
     let producer: &[Code] = &[Code::UnknownProducer];
     let end: &[Code] = &[Code::UnknownProducer, Code::OutcomeUnknown];
@@ -123,7 +122,7 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
         "list_topics" | "list_sessions" => vec![EVERY, ANSWERING],
         "patch_topic" => vec![EVERY, ANSWERING, TAKING, patch],
         "delete_topic" => vec![EVERY, topic_write],
-        "trim_partition" => vec![EVERY, trim],
+        "trim_partition" => vec![EVERY, read, &[Code::OutcomeUnknown]],
         "open_session" => vec![EVERY, ANSWERING, TAKING, open],
         "get_session" | "list_session_sequences" => vec![EVERY, ANSWERING, producer],
         "end_session" => vec![EVERY, end],

@@ -334,7 +334,8 @@ pub struct TrimQuery {
 
 /// Trim a partition
 ///
-/// Moves its log start to `before`, never back and never past the high watermark.
+/// Moves its log start to `before`, never back. Past the high watermark there is nothing to trim:
+/// that is refused.
 #[utoipa::path(delete, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "trim_partition", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name"),

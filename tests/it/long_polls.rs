@@ -298,9 +298,9 @@ async fn five_thousand(partitions: i32, elsewhere: bool) {
     let records: Vec<Value> =
         (0..1_000).map(|n| json!({"key": format!("k{n}"), "value": n})).collect();
     let client = if elsewhere { &writer.client } else { &served.client };
+    let sent = Instant::now();
     client.post("/v1/topics/t/records", &json!({"records": records})).await.ok(200);
-    let acknowledged = Instant::now();
-    let mut last = acknowledged;
+    let mut last = sent;
     for read in mass {
         let (page, answered) = read.await.unwrap();
         assert!(!page.slices.is_empty());
@@ -314,10 +314,10 @@ async fn five_thousand(partitions: i32, elsewhere: bool) {
     }
     let place = if elsewhere { "another replica" } else { "the same replica" };
     println!(
-        "5,000 waits on {partitions} partitions, all answered {:?} after one append at {place}",
-        last - acknowledged
+        "5,000 waits on {partitions} partitions, all answered {:?} after one append was sent to {place}",
+        last - sent
     );
-    assert!(last - acknowledged < Duration::from_secs(10));
+    assert!(last - sent < Duration::from_secs(10));
     assert_eq!(served.broker.waiting_reads(), 0);
 }
 

@@ -1,7 +1,9 @@
 //! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
 //! No server installed = fail, not skip.
 
+mod appends;
 mod authorisation;
+mod bodies;
 mod cli;
 mod codes;
 mod crash;
@@ -9,6 +11,7 @@ mod embedded;
 mod greeting;
 mod long_polls;
 mod model_check;
+mod openapi;
 mod protocol;
 mod reads;
 mod served;

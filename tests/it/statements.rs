@@ -111,3 +111,20 @@ fn every_statement_is_of_one_tenant() {
         assert!(exempt || inserts || sql.contains("tenant_id = $1"), "{name}: {sql}");
     }
 }
+
+/// Guarantee 1: whatever the server or the role says, a commit is flushed before it is answered.
+#[tokio::test]
+async fn every_connection_flushes_its_commits() {
+    let options = support::database().await;
+    let name = options.get_database().unwrap().to_owned();
+    for (theirs, ours) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
+        let mut admin = options.connect().await.unwrap();
+        let alter = format!("alter database {name} set synchronous_commit = {theirs}");
+        admin.execute(AssertSqlSafe(alter)).await.unwrap();
+        let store = oncelog::store::Store::new(options.clone(), 1);
+        let mut connection = store.connection().await.unwrap();
+        let shown = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut connection).await;
+        let shown: String = shown.unwrap();
+        assert_eq!(shown, ours, "{theirs}");
+    }
+}

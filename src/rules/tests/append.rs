@@ -353,7 +353,8 @@ fn neighbours_share_a_row_until_it_is_full() {
     let sized = |size_bytes| Request { parts: vec![part(0, 2, size_bytes)], ..plain() };
     let group =
         [sized(ROW_TARGET_BYTES - 1), sized(10), sized(ROW_TARGET_BYTES), sized(1), of(1, 0)];
-    let plan = decide(&mut memory(), &group);
+    let mut memory = memory();
+    let mut plan = decide(&mut memory, &group);
     let [write] = &plan.writes[..] else { panic!("{plan:?}") };
     let rows: Vec<_> =
         write.rows.iter().map(|r| (r.delta, r.record_count, r.size_bytes, &r.lines[..])).collect();
@@ -373,6 +374,8 @@ fn neighbours_share_a_row_until_it_is_full() {
         other => panic!("{other:?}"),
     });
     assert_eq!(deltas.collect::<Vec<_>>(), [0, 2, 4, 6, 8]);
+    plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
+    assert_eq!(memory[&log_of(0)].unfolded_rows, 3);
 }
 
 #[test]

@@ -97,6 +97,8 @@ pub enum Seen {
     /// A repeat recognised from memory; after loading.
     RepeatedQuick,
     RepeatedFull,
+    /// A repeat of what the same pass appends.
+    RepeatedInItsPass,
     /// A repeat recognised by the pass that redoes what was lost.
     RedoneAndRepeated,
     LostTookEffect,
@@ -169,4 +171,6 @@ pub enum Rule {
     TrimBelowSnapshot,
     /// 26: what was lost is redone in a full pass.
     RedoWhatWasLost,
+    /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no more.
+    FenceWhatWasLost,
 }

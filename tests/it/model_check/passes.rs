@@ -36,6 +36,8 @@ pub enum Pass {
 pub struct Full {
     pub group: Vec<Ticket>,
     pub overtaken: bool,
+    /// What it decides was lost before: the statement may still take effect.
+    pub is_redo: bool,
     pub known: Positions,
     pub step: Step,
 }
@@ -131,8 +133,15 @@ impl Turn<'_> {
     fn start_full(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
         let requests = self.config.requests(&self.world, &group);
         let known = positions(self.memory(replica), &append::grounded_logs(&requests));
-        let full = Full { group, overtaken, known, step: Step::ReadHeads };
+        let full = Full { group, overtaken, is_redo: false, known, step: Step::ReadHeads };
         self.set(replica, Pass::Full(full));
+    }
+
+    fn start_redo(&mut self, replica: usize, group: Vec<Ticket>) {
+        self.start_full(replica, group, false);
+        if let Pass::Full(full) = &mut self.world.replicas[replica].pass {
+            full.is_redo = true;
+        }
     }
 
     /// Requests arrive, the lane takes them as a group and decides how to begin.
@@ -292,7 +301,7 @@ impl Turn<'_> {
                 }
             }
             Step::Commit { now_at } => {
-                let (plan, written) = self.commit(replica, &full.group, &now_at);
+                let (plan, written) = self.commit(replica, &full, &now_at);
                 return self.pass_ends(replica, full.group, plan, written);
             }
         };
@@ -345,7 +354,7 @@ impl Turn<'_> {
         if !unregistered(self.memory(replica), requests).is_subset(shared) {
             // states never vanish here (nothing expires), so this is not reached
             self.world.ledger.release(Who::Replica(replica));
-            self.start_full(replica, full.group.clone(), full.overtaken);
+            self.start_full(replica, full.group.clone(), full.overtaken || full.is_redo);
             return None;
         }
         for (log_id, position) in &now_at {
@@ -362,13 +371,19 @@ impl Turn<'_> {
     fn commit(
         &mut self,
         replica: usize,
-        group: &[Ticket],
+        full: &Full,
         now_at: &Positions,
     ) -> (Plan, Option<(Timestamp, Bases)>) {
+        let group = &full.group;
         let requests = self.config.requests(&self.world, group);
         let plan = append::decide(self.memory(replica), &requests);
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
+            if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
+                for log_id in append::grounded_logs(&requests) {
+                    self.world.ledger.log_mut(log_id).head.fence += 1;
+                }
+            }
             self.world.ledger.release(who);
             return (plan, None);
         }
@@ -446,9 +461,11 @@ impl Turn<'_> {
                 self.leave_orphan(replica, &group);
                 group
             }
-            Pass::Full(Full { group, step: Step::Commit { now_at }, .. }) if took_effect => {
-                self.commit(replica, &group, &now_at);
-                group
+            Pass::Full(full) if took_effect && matches!(full.step, Step::Commit { .. }) => {
+                if let Step::Commit { now_at } = &full.step {
+                    self.commit(replica, &full, now_at);
+                }
+                full.group
             }
             Pass::Full(full) => {
                 if self.is_without(Rule::ForgetWhatWasLost) {
@@ -477,7 +494,7 @@ impl Turn<'_> {
             }
             return;
         }
-        self.start_full(replica, numbered, false);
+        self.start_redo(replica, numbered);
     }
 
     fn leave_orphan(&mut self, replica: usize, group: &[Ticket]) {

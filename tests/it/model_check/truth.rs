@@ -7,7 +7,7 @@ use oncelog::{
     model::{Epoch, LogId, Offset, ProducerId, Sequence, Timestamp},
     rules::{
         append::{Decision, Request},
-        fold::{Placement, ProducerState, REMEMBERED_REQUESTS},
+        fold::{Placement, ProducerState, REMEMBERED_REQUESTS, Remembered},
     },
 };
 
@@ -39,6 +39,13 @@ fn offset_of(ledger: &Ledger, log_id: LogId, payload: Payload) -> Option<Offset>
         let index = row.payloads.iter().position(|p| *p == payload)?;
         Some(row.base_offset + index as i64)
     })
+}
+
+fn first_offset(remembered: &Remembered) -> Offset {
+    match &remembered.placement {
+        Placement::Partition { base_offset } => *base_offset,
+        Placement::Topic { bases, .. } => bases[0].1,
+    }
 }
 
 impl Turn<'_> {
@@ -108,6 +115,9 @@ impl Turn<'_> {
             }
             Decision::Repeated(remembered) => {
                 self.note(if is_quick { Seen::RepeatedQuick } else { Seen::RepeatedFull });
+                if bases.values().any(|base| first_offset(remembered) >= *base) {
+                    self.note(Seen::RepeatedInItsPass);
+                }
                 if self.world.left.losses < self.config.budget.losses && !is_quick {
                     self.note(Seen::RedoneAndRepeated);
                 }

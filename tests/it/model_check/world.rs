@@ -56,7 +56,7 @@ pub struct Config {
     pub per_run: Sequence,
     /// How many sequences may be in flight.
     pub in_flight: Sequence,
-    /// Two producers' requests may come in one group.
+    /// Two requests may come in one group: of two producers, or any where several are in flight.
     pub pairs: bool,
     /// Unsequenced appends to the first partition.
     pub plain: bool,
@@ -268,9 +268,9 @@ impl Config {
         if self.pairs && world.left.sends > 1 {
             let producer =
                 |one: &Option<(usize, Sequence)>| one.map(|(run, _)| world.runs[run].producer);
+            let fit = |one, other| self.in_flight > 1 || producer(one) != producer(other);
             for (index, one) in sendable.iter().enumerate() {
-                let others = sendable[index + 1..].iter();
-                for other in others.filter(|other| producer(other) != producer(one)) {
+                for other in sendable[index..].iter().filter(|other| fit(one, other)) {
                     actions.push(Action::Send(replica, vec![*one, *other]));
                 }
             }

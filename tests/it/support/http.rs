@@ -4,7 +4,7 @@
 use std::{
     future::IntoFuture,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -89,7 +89,8 @@ impl Server {
 
     pub fn call(&self, method: &str, path: &str) -> Call {
         let url = format!("http://{}{path}", self.address);
-        Call(self.client.request(method.parse().unwrap(), url))
+        let request = self.client.request(method.parse().unwrap(), url);
+        Call { request, line: (method.to_owned(), path.to_owned()) }
     }
     pub fn get(&self, path: &str) -> Call {
         self.call("GET", path)
@@ -136,17 +137,21 @@ impl Server {
 
 /// A request in the making; awaiting it sends it.
 #[must_use]
-pub struct Call(reqwest::RequestBuilder);
+pub struct Call {
+    request: reqwest::RequestBuilder,
+    /// Method and path: what the document has to know of the answer.
+    line: (String, String),
+}
 
 impl Call {
     pub fn header(self, name: &str, value: &str) -> Self {
-        Self(self.0.header(name, value))
+        Self { request: self.request.header(name, value), ..self }
     }
     pub fn token(self, token: &str) -> Self {
         self.header("authorization", &format!("Bearer {token}"))
     }
     pub fn body(self, body: impl Into<Vec<u8>>) -> Self {
-        Self(self.0.body(body.into()))
+        Self { request: self.request.body(body.into()), ..self }
     }
     /// JSON as it is written: a `Value` or text.
     pub fn json(self, body: impl ToString) -> Self {
@@ -163,10 +168,35 @@ impl IntoFuture for Call {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let answer = self.0.send().await.unwrap();
+            let answer = self.request.send().await.unwrap();
             let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-            Answer { status, headers, body: answer.bytes().await.unwrap() }
+            let answer = Answer { status, headers, body: answer.bytes().await.unwrap() };
+            is_documented(&self.line.0, &self.line.1, &answer);
+            answer
         })
+    }
+}
+
+/// Whatever a test is answered, the OpenAPI document says of the operation that it may be.
+fn is_documented(method: &str, path: &str, answer: &Answer) {
+    static API: LazyLock<Value> = LazyLock::new(|| serde_json::to_value(http::openapi()).unwrap());
+    let path = path.split('?').next().unwrap();
+    let fits = |template: &str| {
+        let parts = |path: &str| path.split('/').count();
+        let mut pairs = template.split('/').zip(path.split('/'));
+        parts(template) == parts(path)
+            && pairs.all(|(t, p)| t == p || t.starts_with('{') && !p.is_empty())
+    };
+    let mut paths = API["paths"].as_object().unwrap().iter();
+    // other paths and methods are no operations: 404 and 405
+    let Some((_, item)) = paths.find(|(template, _)| fits(template)) else { return };
+    let Some(operation) = item.get(method.to_ascii_lowercase()) else { return };
+    let response = &operation["responses"][answer.status.to_string()];
+    let words = response["description"].as_str();
+    let words = words.unwrap_or_else(|| panic!("{method} {path}: undocumented {answer:?}"));
+    if answer.status >= 400 {
+        let code = format!("`{}`", answer.json()["code"].as_str().unwrap());
+        assert!(words.contains(&code), "{method} {path}: undocumented {code}");
     }
 }
 
