@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
@@ -128,7 +128,8 @@ async fn until_told(mut signals: Signals, embedded: Option<&Embedded>) -> anyhow
     outcome
 }
 
-fn keys(config: &Config) -> anyhow::Result<Keys> {
+/// What the configuration says tokens are checked against.
+pub fn keys(config: &Config) -> anyhow::Result<Keys> {
     let (audience, issuer) = (&config.token_audience, &config.token_issuer);
     let keys = match (&config.token_jwks_file, &config.token_hs256_secret) {
         (Some(path), _) => {
@@ -145,10 +146,7 @@ fn keys(config: &Config) -> anyhow::Result<Keys> {
 /// The given database, or an own one.
 async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnectOptions)> {
     if let Some(url) = &config.database_url {
-        let options = PgConnectOptions::from_str(url.expose_secret());
-        // the error of a bad URL may quote it, password and all
-        let options = options.map_err(|_| anyhow::anyhow!("database_url is not a Postgres URL"))?;
-        return Ok((None, options));
+        return Ok((None, reached_by(url)?));
     }
     let data_dir = config.data_dir.clone();
     let connections = config.lanes + config.pool_connections as usize + SPARE_CONNECTIONS;
@@ -158,6 +156,17 @@ async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnec
     let embedded = tokio::task::spawn_blocking(start).await.context("starting PostgreSQL")??;
     let options = embedded.connect_options(DATABASE);
     Ok((Some(embedded), options))
+}
+
+fn reached_by(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
+    let options = PgConnectOptions::from_str(url.expose_secret());
+    // the error of a bad URL may quote it, password and all
+    options.map_err(|_| anyhow::anyhow!("database_url is not a Postgres URL"))
+}
+
+/// What `serve` does first, alone: for those who migrate before they roll out.
+pub async fn migrate_only(database_url: &SecretString) -> anyhow::Result<()> {
+    migrate(&Store::new(reached_by(database_url)?, 1)).await
 }
 
 /// Connections beside lanes and pool: listener, notices, migration, people with psql.

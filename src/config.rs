@@ -166,22 +166,33 @@ impl fmt::Display for Config {
 impl Config {
     /// Reads the process's environment and the file, under these flags.
     pub fn load(flags: &Flags) -> Result<Self, Mistakes> {
-        let environment = std::env::vars_os()
-            .map(|(name, text)| (lossy(&name), lossy(&text)))
-            .collect::<BTreeMap<_, _>>();
-        Self::from_sources(flags, &environment)
+        Self::from_sources(flags, &environment())
     }
 
-    /// The same, from an environment that is given.
+    /// The same for a command that uses some values and serves nothing: what must hold between
+    /// keys to serve is not asked for.
+    pub fn read(flags: &Flags) -> Result<Self, Mistakes> {
+        Self::checked(flags, &environment(), |_, _| ())
+    }
+
+    /// `load` from an environment that is given.
     pub fn from_sources(
         flags: &Flags,
         environment: &BTreeMap<String, String>,
+    ) -> Result<Self, Mistakes> {
+        Self::checked(flags, environment, Self::check)
+    }
+
+    fn checked(
+        flags: &Flags,
+        environment: &BTreeMap<String, String>,
+        check: impl Fn(&Self, &mut Vec<Mistake>),
     ) -> Result<Self, Mistakes> {
         let mut given = Given::read(flags, environment);
         let config = Self::parse(&mut given);
         let mut mistakes = given.mistakes;
         if let Some(config) = &config {
-            config.check(&mut mistakes);
+            check(config, &mut mistakes);
         }
         match config {
             Some(config) if mistakes.is_empty() => Ok(config),
@@ -255,6 +266,11 @@ impl Given {
             }
         }
     }
+}
+
+/// The process's own.
+fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os().map(|(name, text)| (lossy(&name), lossy(&text))).collect()
 }
 
 fn lossy(text: &std::ffi::OsStr) -> String {

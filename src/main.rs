@@ -6,11 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match oncelog::cli::run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("oncelog: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    oncelog::cli::run()
 }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
+use secrecy::{ExposeSecret, SecretString};
 
 use super::{KEYS, Key, Mistake};
 
@@ -35,6 +36,18 @@ impl fmt::Display for Origin {
 pub struct Flags {
     pub config: Option<PathBuf>,
     pub values: BTreeMap<&'static str, String>,
+}
+
+impl Flags {
+    /// The flags of a command that takes only some of the keys.
+    pub fn of<const N: usize>(
+        config: Option<PathBuf>,
+        given: [(&'static str, Option<SecretString>); N],
+    ) -> Self {
+        let given = given.into_iter();
+        let values = given.filter_map(|(name, value)| Some((name, value?.expose_secret().into())));
+        Self { config, values: values.collect() }
+    }
 }
 
 impl clap::Args for Flags {

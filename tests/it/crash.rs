@@ -68,7 +68,7 @@ struct Load {
 
 /// Not of the range that outgoing connections take their ports from: while the server is down, a
 /// client could get it, or even reach itself.
-fn fixed_port(rng: &mut StdRng) -> u16 {
+pub fn fixed_port(rng: &mut StdRng) -> u16 {
     loop {
         let port = rng.random_range(15_000..30_000);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
@@ -187,7 +187,7 @@ fn servers(data_dir: &Path) -> Vec<u32> {
         .collect()
 }
 
-fn kill_9_postmaster(data_dir: &Path) {
+pub fn kill_9_postmaster(data_dir: &Path) {
     let file = fs::read_to_string(data_dir.join("pg/postmaster.pid")).unwrap();
     let pid = file.lines().next().unwrap().trim().parse().unwrap();
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();

@@ -4,6 +4,7 @@
 mod appends;
 mod authorisation;
 mod bodies;
+mod cli;
 mod codes;
 mod crash;
 mod embedded;

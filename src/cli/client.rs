@@ -1,0 +1,332 @@
+//! The HTTP client of all commands: base URL, token, and trying again.
+//!
+//! Every request that goes through here may be sent again as it stands: an append carries its
+//! sequence, an open its `open_id`, and the others repeat by nature. So a lost connection and a
+//! problem whose `retry` is `same` or `later` are answered by sending it again.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use indicatif::ProgressBar;
+use reqwest::{
+    Method, RequestBuilder, StatusCode, Url,
+    header::{AUTHORIZATION, HeaderMap, HeaderValue, RETRY_AFTER},
+};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For an answer that nothing holds back; a long poll has its wait on top.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// No `Retry-After` is obeyed for longer.
+const LONGEST_OBEYED: Duration = Duration::from_secs(300);
+
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// Which server, and who asks.
+#[derive(Args)]
+pub(super) struct ServerFlags {
+    /// Where oncelog is
+    #[arg(long, env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
+    url: Url,
+    /// The bearer token; better in the environment, where other users do not see it
+    #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
+    token: Option<SecretString>,
+}
+
+/// An empty variable is as good as none.
+fn url(text: &str) -> Result<Url, String> {
+    let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
+        .map_err(|error| error.to_string())?;
+    match (url.scheme(), url.query(), url.fragment()) {
+        ("http" | "https", None, None) => Ok(url),
+        _ => Err("it must be http:// or https://, host, and perhaps a path".into()),
+    }
+}
+
+/// How long one request is tried; none: for ever.
+pub(super) type Patience = Option<Duration>;
+
+pub(super) struct Client {
+    http: reqwest::Client,
+    base: Url,
+    patience: Patience,
+    /// Whether it has been told that the server does not answer.
+    away: AtomicBool,
+    repeats: AtomicU64,
+    /// What notices must not write across.
+    pub progress: ProgressBar,
+}
+
+/// A 2xx.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Answer {
+    pub fn json<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+        serde_json::from_slice(&self.body).context("the server's answer is not what is expected")
+    }
+}
+
+/// A problem document, as far as the commands look into it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Problem {
+    pub status: u16,
+    pub detail: String,
+    pub code: String,
+    #[serde(default)]
+    retry: String,
+    /// Of a sequence.
+    pub expected: Option<i64>,
+    #[serde(default)]
+    pub errors: Vec<Mistake>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Mistake {
+    #[serde(default)]
+    pub pointer: String,
+    #[serde(default)]
+    detail: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, HTTP {})", self.detail, self.code, self.status)?;
+        // the first is in the detail
+        let more = self.errors.iter().skip(1);
+        more.take(10)
+            .try_for_each(|Mistake { pointer, detail }| write!(f, "\n  {pointer}: {detail}"))
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("{problem}{advice}", problem = .0, advice = advice(.0))]
+    Refused(Problem),
+    #[error("{last}; gave up after {:.1} s", .after.as_secs_f64())]
+    GaveUp { last: String, after: Duration },
+    #[error("{0}")]
+    Foreign(String),
+}
+
+/// What to do about a refusal whose detail is written for programs.
+fn advice(problem: &Problem) -> &'static str {
+    match problem.code.as_str() {
+        "unauthenticated" => {
+            "; give a token with ONCELOG_TOKEN or --token, and see `oncelog token inspect`"
+        }
+        "forbidden" => "; the token given needs this scope",
+        "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",
+        "route_not_found" => "; is --url the address of an oncelog server?",
+        _ => "",
+    }
+}
+
+/// How one attempt ended, when it did not succeed.
+enum Trouble {
+    /// No answer, or none that oncelog wrote: worth another try.
+    Away(String),
+    Problem(Problem, Option<Duration>),
+    Foreign(String),
+}
+
+impl Client {
+    pub fn new(flags: ServerFlags, patience: Patience) -> anyhow::Result<Self> {
+        let mut headers = HeaderMap::new();
+        let token = flags.token.as_ref().map(|token| token.expose_secret().trim());
+        if let Some(token) = token.filter(|token| !token.is_empty()) {
+            let value = format!("Bearer {token}");
+            let Ok(mut value) = HeaderValue::from_str(&value) else {
+                bail!("the token has characters that no token has");
+            };
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let builder = reqwest::Client::builder()
+            .default_headers(headers)
+            .user_agent(concat!("oncelog/", env!("CARGO_PKG_VERSION")))
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(ANSWER_TIMEOUT)
+            .tcp_nodelay(true);
+        // without TLS it must not matter whether the machine has certificates
+        let builder = match flags.url.scheme() {
+            "http" => builder.tls_certs_only([]),
+            _ => builder,
+        };
+        Ok(Self {
+            http: builder.build().context("cannot make an HTTP client")?,
+            base: flags.url,
+            patience,
+            away: AtomicBool::new(false),
+            repeats: AtomicU64::new(0),
+            progress: ProgressBar::hidden(),
+        })
+    }
+
+    /// A request for a path below the base URL, in segments, so that none can reach another path.
+    pub fn request(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> RequestBuilder {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("v1").extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        self.http.request(method, url)
+    }
+
+    /// How many requests were sent again.
+    pub fn repeats(&self) -> u64 {
+        self.repeats.load(Relaxed)
+    }
+
+    pub async fn send(&self, request: RequestBuilder) -> Result<Answer, Failure> {
+        self.send_while(request, |_| false).await
+    }
+
+    /// Sends until there is an answer. `mend` says of a problem that is not worth another try by
+    /// itself whether it is here.
+    pub async fn send_while(
+        &self,
+        request: RequestBuilder,
+        mend: impl Fn(&Problem) -> bool,
+    ) -> Result<Answer, Failure> {
+        let begun = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some(again) = request.try_clone() else {
+                return Err(Failure::Foreign("this request cannot be sent again".into()));
+            };
+            let (last, wait) = match attempt(again).await {
+                Ok(answer) => {
+                    self.is_back();
+                    return Ok(answer);
+                }
+                Err(Trouble::Foreign(what)) => return Err(Failure::Foreign(what)),
+                Err(Trouble::Away(what)) => {
+                    let what = format!("{} does not answer: {what}", self.base);
+                    self.is_away(&what);
+                    (what, pause)
+                }
+                Err(Trouble::Problem(problem, after)) => match problem.retry.as_str() {
+                    "same" | "later" => {
+                        self.is_away(&problem.to_string());
+                        (problem.to_string(), after.unwrap_or_default().max(pause))
+                    }
+                    _ if mend(&problem) => (problem.to_string(), pause),
+                    _ => return Err(Failure::Refused(problem)),
+                },
+            };
+            if self.patience.is_some_and(|patience| begun.elapsed() + wait > patience) {
+                return Err(Failure::GaveUp { last, after: begun.elapsed() });
+            }
+            self.repeats.fetch_add(1, Relaxed);
+            sleep(wait).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Told once an outage, and only if it is waited for.
+    fn is_away(&self, what: &str) {
+        let waits = self.patience.is_none_or(|patience| patience > LONGEST_PAUSE);
+        if waits && !self.away.swap(true, Relaxed) {
+            self.notice(&format!("{what}; trying again"));
+        }
+    }
+
+    fn is_back(&self) {
+        if self.away.swap(false, Relaxed) {
+            self.notice("answered again, going on");
+        }
+    }
+
+    pub fn notice(&self, what: &str) {
+        self.progress.suspend(|| eprintln!("oncelog: {what}"));
+    }
+}
+
+async fn attempt(request: RequestBuilder) -> Result<Answer, Trouble> {
+    let answer = request.send().await.map_err(lost)?;
+    let (status, headers) = (answer.status(), answer.headers().clone());
+    let body = answer.bytes().await.map_err(lost)?;
+    if status.is_success() {
+        return Ok(Answer { status, headers, body });
+    }
+    if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
+        let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let after = after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_OBEYED));
+        return Err(Trouble::Problem(problem, after));
+    }
+    // not ours: a proxy's, or another program's
+    if status.is_server_error() {
+        Err(Trouble::Away(format!("HTTP {status}")))
+    } else {
+        let what = format!("HTTP {status}, and not from oncelog; is --url its address?");
+        Err(Trouble::Foreign(what))
+    }
+}
+
+/// What happened on the way, down to its cause; the URL is told by the caller.
+fn lost(error: reqwest::Error) -> Trouble {
+    let is_builder = error.is_builder();
+    let error = anyhow::Error::new(error.without_url());
+    let what = if is_builder { format!("{error:#}") } else { cause(&error) };
+    if is_builder { Trouble::Foreign(what) } else { Trouble::Away(what) }
+}
+
+fn cause(error: &anyhow::Error) -> String {
+    let timed_out = error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout);
+    if timed_out { "timed out".into() } else { error.root_cause().to_string() }
+}
+
+/// `1 record`, `2 records`.
+pub(super) fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+impl Client {
+    /// All items of a list, page by page, handed to `each` until it wants no more.
+    pub async fn list(
+        &self,
+        path: &[&str],
+        member: &str,
+        mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let mut after: Option<String> = None;
+        loop {
+            let mut query = vec![("limit", "1000")];
+            query.extend(after.as_deref().map(|after| ("after", after)));
+            let answer = self.send(self.request(Method::GET, path, &query)).await?;
+            let page: HashMap<String, Box<RawValue>> = answer.json()?;
+            let items = page.get(member).context("the answer is not the list asked for")?;
+            for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
+                if !each(item)? {
+                    return Ok(());
+                }
+            }
+            let next = page.get("next_after").map(|next| serde_json::from_str(next.get()));
+            after = next.transpose()?.flatten();
+            if after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}

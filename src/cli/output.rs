@@ -1,0 +1,45 @@
+//! What goes to stdout.
+
+use std::{
+    io::{self, ErrorKind, Write},
+    os::fd::AsFd,
+};
+
+use anyhow::Context;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::oneshot;
+
+/// Nobody reads stdout any more (`| head`), which is no failure.
+#[derive(Debug, thiserror::Error)]
+#[error("stdout was closed")]
+pub(super) struct Closed;
+
+/// Writes all of it, now.
+pub(super) fn print(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Closed.into()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
+/// Ends when nobody reads stdout any more: a command that waits for records would otherwise learn
+/// it only from the next one.
+pub(super) async fn closed() -> Closed {
+    let (tell, told) = oneshot::channel();
+    std::thread::spawn(move || {
+        let stdout = io::stdout();
+        // no events asked for: only errors and hang-ups, which are always told, end it
+        let mut watched = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+        while poll(&mut watched, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
+        let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
+        if watched[0].revents().is_some_and(|events| events.intersects(gone)) {
+            let _ = tell.send(());
+        }
+    });
+    match told.await {
+        Ok(()) => Closed,
+        // stdout is something that never hangs up
+        Err(_) => std::future::pending().await,
+    }
+}

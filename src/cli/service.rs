@@ -1,0 +1,79 @@
+//! Commands for those who run the service, which need no server: `migrate`, `config`, `openapi`,
+//! `completions`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use secrecy::SecretString;
+
+use super::{block_on, output::print};
+use crate::{
+    app,
+    config::{self, Config},
+    http, telemetry,
+};
+
+pub(super) const MIGRATE_EXAMPLE: &str = "\
+It is safe to repeat, and while servers run. `serve` does the same when it starts.
+
+Example:
+  oncelog migrate --database-url postgres://oncelog@db.example/oncelog";
+
+pub(super) const CONFIG_EXAMPLE: &str = "\
+Secrets are shown as ***.
+
+Example:
+  ONCELOG_LANES=2 oncelog config --listen 127.0.0.1:9000 | grep -v default$";
+
+pub(super) const OPENAPI_EXAMPLE: &str = "\
+The same document that a server answers under /openapi.json.
+
+Example:
+  oncelog openapi > openapi.json";
+
+pub(super) const COMPLETIONS_EXAMPLE: &str = "\
+Example:
+  oncelog completions bash > /etc/bash_completion.d/oncelog";
+
+#[derive(Args)]
+pub(super) struct MigrateFlags {
+    /// The TOML file with the configuration [env: ONCELOG_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The database [env: DATABASE_URL or ONCELOG_DATABASE_URL]
+    #[arg(long, value_name = "URL")]
+    database_url: Option<SecretString>,
+}
+
+pub(super) fn migrate(given: MigrateFlags) -> anyhow::Result<()> {
+    let flags = config::Flags::of(given.config, [("database_url", given.database_url)]);
+    let config = Config::read(&flags)?;
+    let Some(url) = &config.database_url else {
+        bail!(
+            "there is no database to migrate: give --database-url (or DATABASE_URL). Without \
+             one, `oncelog serve` keeps its own PostgreSQL up to date by itself"
+        );
+    };
+    telemetry::start_logging(config.log_format, config.log_level);
+    block_on(app::migrate_only(url))?;
+    print(b"the schema is up to date\n")
+}
+
+pub(super) fn config(flags: &config::Flags) -> anyhow::Result<()> {
+    print(Config::load(flags)?.to_string().as_bytes())
+}
+
+pub(super) fn openapi() -> anyhow::Result<()> {
+    let document = http::openapi().to_pretty_json().context("cannot write the document")?;
+    print(format!("{document}\n").as_bytes())
+}
+
+pub(super) fn completions(
+    shell: clap_complete::Shell,
+    mut command: clap::Command,
+) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, "oncelog", &mut script);
+    print(&script)
+}

@@ -1,0 +1,275 @@
+//! `oncelog token`: tokens signed with the configured secret, and what tokens say.
+
+use std::{io::Read, path::PathBuf, time::Duration};
+
+use anyhow::{Context, anyhow, bail};
+use axum::http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use clap::{Args, Subcommand};
+use jsonwebtoken::{EncodingKey, Header, encode};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Map, Value, json};
+
+use super::{block_on, output::print, topic::name};
+use crate::{
+    app,
+    config::{self, Config},
+    http::auth::Word,
+    model::{Name, Timestamp},
+};
+
+/// Longer than any server takes.
+const MAX_TOKEN_BYTES: u64 = 1 << 20;
+const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 86_400);
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Make a token, signed with the configured secret (HS256), and print it alone
+    #[command(after_help = "\
+Audience and issuer are the configured ones, so a server with the same configuration takes it.
+
+Example:
+  export ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\"
+  oncelog token mint --tenant acme --scope 'produce consume:orders.*' --expires-in 12h")]
+    Mint(Mint),
+    /// Show a token's claims, when it expires, and whether the configured key accepts it
+    #[command(after_help = "\
+Exit code 0 if it is accepted or no key is configured, 1 if it is not.
+
+Example:
+  echo \"$ONCELOG_TOKEN\" | oncelog token inspect")]
+    Inspect(Inspect),
+}
+
+#[derive(Args)]
+pub(super) struct Mint {
+    /// Whose data it opens
+    #[arg(long, value_parser = name)]
+    tenant: Name,
+    /// What it permits: words of produce, consume, group, admin, operator, each perhaps narrowed
+    /// to a pattern of names (`produce:orders.*`)
+    #[arg(long, value_parser = scope)]
+    scope: String,
+    /// For how long: 90s, 15m, 12h or 30d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = life)]
+    expires_in: Duration,
+    #[command(flatten)]
+    keys: KeyFlags,
+}
+
+#[derive(Args)]
+pub(super) struct Inspect {
+    /// The token; from stdin if absent or `-`
+    token: Option<SecretString>,
+    #[command(flatten)]
+    keys: KeyFlags,
+}
+
+/// The part of the configuration that is about tokens.
+#[derive(Args)]
+struct KeyFlags {
+    /// The TOML file with the configuration [env: ONCELOG_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The key of HS256 tokens; better in the environment [env: ONCELOG_TOKEN_HS256_SECRET]
+    #[arg(long, value_name = "SECRET")]
+    token_hs256_secret: Option<SecretString>,
+    /// A JWKS file with the keys of tokens [env: ONCELOG_TOKEN_JWKS_FILE]
+    #[arg(long, value_name = "FILE")]
+    token_jwks_file: Option<SecretString>,
+    /// The `aud` of tokens [default: oncelog] [env: ONCELOG_TOKEN_AUDIENCE]
+    #[arg(long, value_name = "NAME")]
+    token_audience: Option<SecretString>,
+    /// The `iss` of tokens [default: oncelog] [env: ONCELOG_TOKEN_ISSUER]
+    #[arg(long, value_name = "NAME")]
+    token_issuer: Option<SecretString>,
+}
+
+impl KeyFlags {
+    fn read(self) -> Result<Config, config::Mistakes> {
+        Config::read(&config::Flags::of(
+            self.config,
+            [
+                ("token_hs256_secret", self.token_hs256_secret),
+                ("token_jwks_file", self.token_jwks_file),
+                ("token_audience", self.token_audience),
+                ("token_issuer", self.token_issuer),
+            ],
+        ))
+    }
+}
+
+/// Servers pass over words they do not know; a token with a misspelt one would only disappoint.
+fn scope(text: &str) -> Result<String, String> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    for item in &words {
+        let (word, pattern) = item.split_once(':').unwrap_or((item, "*"));
+        if !Word::ALL.iter().any(|known| known.as_str() == word) || pattern.is_empty() {
+            let all: Vec<&str> = Word::ALL.iter().map(|word| word.as_str()).collect();
+            return Err(format!(
+                "`{item}` is none of {}, alone or with a pattern as in produce:orders.*",
+                all.join(", ")
+            ));
+        }
+    }
+    if words.is_empty() { Err("it permits nothing".into()) } else { Ok(words.join(" ")) }
+}
+
+fn life(text: &str) -> Result<Duration, String> {
+    let wrong = || "a time is a number with s, m, h or d, such as 90s, at most 3650d".to_owned();
+    let unit_s = match text.chars().last() {
+        Some('s') => 1,
+        Some('m') => 60,
+        Some('h') => 3600,
+        Some('d') => 86_400,
+        _ => return Err(wrong()),
+    };
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let life = Duration::from_secs(count.checked_mul(unit_s).ok_or_else(wrong)?);
+    if (Duration::from_secs(1)..=LONGEST_LIFE).contains(&life) { Ok(life) } else { Err(wrong()) }
+}
+
+pub(super) fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Mint(mint) => self::mint(mint),
+        Command::Inspect(asked) => block_on(inspect(asked)),
+    }
+}
+
+fn now_s() -> i64 {
+    Timestamp::from(chrono::Utc::now()).0 / 1000
+}
+
+fn mint(asked: Mint) -> anyhow::Result<()> {
+    let config = asked.keys.read()?;
+    let Some(secret) = &config.token_hs256_secret else {
+        bail!(
+            "no secret is configured to sign with: set ONCELOG_TOKEN_HS256_SECRET, at least 32 \
+             bytes, to the one of the server. (Tokens of a JWKS are made by its issuer.)"
+        );
+    };
+    let life_s = i64::try_from(asked.expires_in.as_secs())?;
+    let claims = json!({"aud": config.token_audience, "iss": config.token_issuer,
+        "tenant": asked.tenant.as_str(), "scope": asked.scope,
+        "iat": now_s(), "exp": now_s() + life_s});
+    let key = EncodingKey::from_secret(secret.expose_secret().as_bytes());
+    let token = encode(&Header::default(), &claims, &key).context("cannot sign the token")?;
+    print(format!("{token}\n").as_bytes())
+}
+
+async fn inspect(asked: Inspect) -> anyhow::Result<()> {
+    let config = asked.keys.read()?;
+    let mut token = match asked.token {
+        Some(token) if token.expose_secret() != "-" => token.expose_secret().to_owned(),
+        _ => {
+            let mut text = String::new();
+            let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut text);
+            read.context("cannot read the token from stdin")?;
+            text
+        }
+    };
+    token = token.trim().to_owned();
+    let (header, claims) = parts(&token)?;
+    let mut shown = format!("signed with {}\n", word(&header, "alg"));
+    for (name, value) in &claims {
+        let instant = ["exp", "nbf", "iat"].contains(&name.as_str()).then(|| value.as_f64());
+        let instant = instant.flatten().map(|seconds| in_words(seconds as i64));
+        let words = instant.map(|words| format!("  ({words})")).unwrap_or_default();
+        shown += &format!("{name} = {value}{words}\n");
+    }
+    let verdict = verdict(&config, &token).await?;
+    match verdict {
+        Verdict::NoKey => shown += "no key is configured to check it against\n",
+        Verdict::Accepted => shown += "accepted: the configured key signed it, and it is valid\n",
+        Verdict::Refused(_) => {}
+    }
+    print(shown.as_bytes())?;
+    match verdict {
+        Verdict::Refused(why) => Err(anyhow!("not accepted: {why}")),
+        _ => Ok(()),
+    }
+}
+
+enum Verdict {
+    NoKey,
+    Accepted,
+    Refused(String),
+}
+
+/// What a server with this configuration would say.
+async fn verdict(config: &Config, token: &str) -> anyhow::Result<Verdict> {
+    if !config.has_token_key() {
+        return Ok(Verdict::NoKey);
+    }
+    let value = HeaderValue::from_str(&format!("Bearer {token}"))?;
+    let headers: HeaderMap = [(AUTHORIZATION, value)].into_iter().collect();
+    Ok(match app::keys(config)?.grant(&headers).await {
+        Ok(_) => Verdict::Accepted,
+        Err(error) => Verdict::Refused(error.detail),
+    })
+}
+
+/// Header and claims, whoever signed them.
+fn parts(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
+    let segments: Vec<&str> = token.split('.').collect();
+    let [header, claims, _] = segments.as_slice() else {
+        bail!("not a JWT: it has {} parts between dots, not 3", segments.len());
+    };
+    Ok((part(header, "header")?, part(claims, "claims")?))
+}
+
+fn part(segment: &str, what: &str) -> anyhow::Result<Map<String, Value>> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(segment).ok();
+    let object = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    object.ok_or_else(|| anyhow!("not a JWT: its {what} are no JSON object in base64url"))
+}
+
+fn word<'a>(object: &'a Map<String, Value>, member: &str) -> &'a str {
+    object.get(member).and_then(Value::as_str).unwrap_or("nothing")
+}
+
+/// `in 59 minutes, 2026-11-21T08:00:00.000Z`
+fn in_words(seconds: i64) -> String {
+    let distance = seconds.saturating_sub(now_s());
+    let (count, unit) = match distance.unsigned_abs() {
+        s @ 0..120 => (s, "second"),
+        s @ 120..7_200 => (s / 60, "minute"),
+        s @ 7_200..172_800 => (s / 3600, "hour"),
+        s => (s / 86_400, "day"),
+    };
+    let count = super::client::counted(count, unit);
+    let at = Timestamp(seconds.saturating_mul(1000));
+    if distance < 0 { format!("{count} ago, {at}") } else { format!("in {count}, {at}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives() {
+        for (text, seconds) in [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)] {
+            assert_eq!(life(text), Ok(Duration::from_secs(seconds)));
+        }
+        for text in ["", "1", "h", "0s", "-1h", "1w", "1é", "3651d", "99999999999999999999d"] {
+            assert!(life(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn scopes() {
+        assert_eq!(scope(" produce  consume:orders.*").unwrap(), "produce consume:orders.*");
+        for text in ["", "produe", "produce:", "produce consume,admin"] {
+            assert!(scope(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn instants_in_words() {
+        assert!(in_words(now_s() - 3 * 3600).starts_with("3 hours ago, 20"));
+        assert!(in_words(now_s() + 3 * 86_400).starts_with("in 3 days, 20"));
+        assert!(in_words(0).ends_with("1970-01-01T00:00:00.000Z"));
+        in_words(i64::MAX);
+        in_words(i64::MIN);
+    }
+}

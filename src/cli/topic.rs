@@ -1,0 +1,192 @@
+//! `oncelog topic`.
+
+use std::{
+    io::{IsTerminal, Write, stderr, stdin, stdout},
+    time::Duration,
+};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::{
+    WrongUsage, block_on,
+    client::{Answer, Client, Failure, ServerFlags},
+    output::print,
+};
+use crate::model::{Name, topic::MAX_PARTITIONS};
+
+/// A person waits for these.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const OUTPUT: &str = "\
+On a terminal the output is a table; piped, or with --json, it is JSON, one object a line.";
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Make a topic, or see that it is there
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
+    Create {
+        #[arg(value_parser = name)]
+        name: Name,
+        /// How many partitions; 1 for a new topic, any for one that exists
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITIONS))]
+        partitions: Option<i64>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// List all topics that the token covers
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic list --json | jq -r .topic"))]
+    List {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Show a topic with its partitions
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic describe orders"))]
+    Describe {
+        #[arg(value_parser = name)]
+        name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Delete a topic with all its records
+    #[command(after_help = "\
+It asks before it deletes; without a terminal to ask on, --yes is needed.
+
+Example:
+  oncelog topic delete orders --yes")]
+    Delete {
+        #[arg(value_parser = name)]
+        name: Name,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+        #[command(flatten)]
+        server: ServerFlags,
+    },
+}
+
+#[derive(Args)]
+pub(super) struct Common {
+    /// JSON, one object a line, also on a terminal
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// A legal name; others are wrong usage before any server is asked.
+pub(super) fn name(text: &str) -> Result<Name, String> {
+    Name::parse(text).map_err(str::to_owned)
+}
+
+pub(super) fn run(command: Command) -> anyhow::Result<()> {
+    block_on(async {
+        match command {
+            Command::Create { name, partitions, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let put = client.request(Method::PUT, &["topics", name.as_str()], &[]);
+                let put = match partitions {
+                    Some(count) => put.json(&json!({"partition_count": count})),
+                    None => put,
+                };
+                let answer = client.send(put).await?;
+                let was_there = answer.status == StatusCode::OK;
+                client.notice(if was_there { "the topic was there" } else { "made" });
+                describe(&answer, common.json)
+            }
+            Command::Describe { name, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let get = client.request(Method::GET, &["topics", name.as_str()], &[]);
+                describe(&client.send(get).await?, common.json)
+            }
+            Command::List { common } => list(common).await,
+            Command::Delete { name, yes, server } => delete(&name, yes, server).await,
+        }
+    })
+}
+
+fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(headings);
+    table
+}
+
+fn text(value: &Value) -> Cell {
+    match value {
+        Value::String(text) => Cell::new(text),
+        number => Cell::new(number).set_alignment(CellAlignment::Right),
+    }
+}
+
+fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
+    if as_json || !stdout().is_terminal() {
+        return print(&[&answer.body, &b"\n"[..]].concat());
+    }
+    let topic: Value = answer.json()?;
+    let mut partitions =
+        table(&["partition", "log start", "high watermark", "records", "size in bytes"]);
+    for partition in topic["partitions"].as_array().into_iter().flatten() {
+        let members =
+            ["partition", "log_start_offset", "high_watermark", "record_count", "size_bytes"];
+        partitions.add_row(members.map(|member| text(&partition[member])));
+    }
+    let word = |member: &str| topic[member].as_str().unwrap_or_default().to_owned();
+    let head = format!("{}, made {}", word("topic"), word("created_at"));
+    let settings = match topic["settings"].as_object() {
+        Some(settings) if !settings.is_empty() => format!("settings {}\n", topic["settings"]),
+        _ => String::new(),
+    };
+    print(format!("{head}\n{settings}\n{partitions}\n").as_bytes())
+}
+
+async fn list(common: Common) -> anyhow::Result<()> {
+    let client = Client::new(common.server, Some(PATIENCE))?;
+    let as_json = common.json || !stdout().is_terminal();
+    let mut topics = table(&["topic", "partitions", "made"]);
+    client
+        .list(&["topics"], "topics", |topic| {
+            if as_json {
+                print(format!("{topic}\n").as_bytes())?;
+            } else {
+                let topic: Value = serde_json::from_str(topic.get())?;
+                topics.add_row(
+                    ["topic", "partition_count", "created_at"].map(|member| text(&topic[member])),
+                );
+            }
+            Ok(true)
+        })
+        .await?;
+    if as_json { Ok(()) } else { print(format!("{topics}\n").as_bytes()) }
+}
+
+async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<()> {
+    if !yes {
+        if !stdin().is_terminal() {
+            let what = "there is no terminal to ask on: give --yes to delete without being asked";
+            return Err(WrongUsage(what.into()).into());
+        }
+        if !asked(name)? {
+            anyhow::bail!("nothing was deleted");
+        }
+    }
+    let client = Client::new(server, Some(PATIENCE))?;
+    let path = ["topics", name.as_str()];
+    match client.send(client.request(Method::DELETE, &path, &[])).await {
+        // the answer to an earlier attempt was lost
+        Err(Failure::Refused(problem))
+            if problem.code == "topic_not_found" && client.repeats() > 0 => {}
+        answer => drop(answer?),
+    }
+    client.notice(&format!("{name} is deleted"));
+    Ok(())
+}
+
+fn asked(name: &Name) -> anyhow::Result<bool> {
+    write!(stderr(), "Delete {name} with all its records? Type its name: ")?;
+    let mut answer = String::new();
+    stdin().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(answer.trim() == name.as_str())
+}

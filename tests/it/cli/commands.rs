@@ -1,0 +1,168 @@
+//! What needs no server or little of it: usage, configuration, documents, topics.
+
+use serde_json::json;
+
+use super::{client, oncelog, run, run_with};
+use crate::{
+    served::Served,
+    support::{self, proxy::Proxy},
+};
+
+/// Nobody listens there.
+const NOBODY: &str = "http://127.0.0.1:9";
+
+#[tokio::test]
+async fn wrong_usage_ends_with_2_and_failure_with_1() {
+    let table: [(&[&str], i32, &str); 14] = [
+        (&[], 2, "Exit codes"),
+        (&["serv"], 2, "serve"),
+        (&["produce"], 2, "--topic"),
+        (&["produce", "--topic", "a b"], 2, "a name is"),
+        (&["produce", "--topic", "t", "--in-flight", "6"], 2, "1..=5"),
+        (&["produce", "--topic", "t", "--plain", "--key-field", "x"], 2, "cannot be used with"),
+        (&["consume", "--topic", "t", "--offset", "x1"], 2, "an offset is"),
+        (&["consume", "--topic", "t", "--timestamp", "today"], 2, "RFC 3339"),
+        (&["consume", "--topic", "t", "--until-end"], 2, "--follow"),
+        (&["topic", "delete", "t"], 2, "give --yes"),
+        (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
+        (&["token", "mint", "--tenant", "t", "--scope", "produe"], 2, "none of produce"),
+        (&["produce", "/no/such/file", "--topic", "t"], 1, "cannot open /no/such/file"),
+        (
+            &["consume", "--topic", "t", "--max-retry-ms", "1", "--url", NOBODY],
+            1,
+            "does not answer",
+        ),
+    ];
+    for (arguments, code, words) in table {
+        let output = run(oncelog(arguments)).await;
+        assert!(output.failed(code).contains(words), "{arguments:?}: {}", output.stderr);
+        assert_eq!(output.stdout, "");
+    }
+    let help = run(oncelog(&["--help"])).await;
+    assert_eq!(help.code, Some(0));
+    for words in ["Exit codes:", "0  done", "1  failed", "2  wrong usage"] {
+        assert!(help.stdout.contains(words));
+    }
+}
+
+#[tokio::test]
+async fn every_command_is_explained_with_an_example_and_no_secret() {
+    let commands = [
+        "migrate",
+        "config",
+        "openapi",
+        "completions",
+        "token mint",
+        "token inspect",
+        "topic create",
+        "topic list",
+        "topic describe",
+        "topic delete",
+        "produce",
+        "consume",
+    ];
+    for name in commands {
+        for help in ["-h", "--help"] {
+            let arguments: Vec<&str> = name.split(' ').chain([help]).collect();
+            let mut command = oncelog(&arguments);
+            command.env("ONCELOG_TOKEN", "sesame").env("ONCELOG_TOKEN_HS256_SECRET", "sesame");
+            let output = run(command).await;
+            let example = output.stdout.split_once("Example").unwrap().1;
+            assert!(example.contains(&format!("oncelog {name}")), "{name}");
+            assert!(!output.stdout.contains("sesame"), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn config_tells_each_value_and_its_origin() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("oncelog.toml");
+    std::fs::write(&file, "lanes = 3\nlog_level = \"warn\"\n").unwrap();
+    let secret = "0123456789abcdef0123456789abcdef";
+    let mut command = oncelog(&["config", "--listen", "127.0.0.1:0", "--config"]);
+    command.arg(&file).env("ONCELOG_TOKEN_HS256_SECRET", secret).env("ONCELOG_LOG_LEVEL", "debug");
+    let output = run(command).await;
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let has = |line: &str| assert!(output.stdout.lines().any(|l| l == line), "{}", output.stdout);
+    has("listen = 127.0.0.1:0  # flag --listen");
+    has(&format!("lanes = 3  # file {}", file.display()));
+    has("log_level = debug  # environment ONCELOG_LOG_LEVEL");
+    has("token_hs256_secret = ***  # environment ONCELOG_TOKEN_HS256_SECRET");
+    has("gap_wait_ms = 1000  # default");
+    assert!(!output.stdout.contains(secret));
+
+    let mut command = oncelog(&["config", "--lanes", "many"]);
+    command.env("ONCELOG_LISTN", "x");
+    let output = run(command).await;
+    let stderr = output.failed(1);
+    assert!(stderr.contains("flag --lanes") && stderr.contains("ONCELOG_LISTN"), "{stderr}");
+}
+
+#[tokio::test]
+async fn documents_are_printed_whole() {
+    let openapi = run(oncelog(&["openapi"])).await;
+    let document: serde_json::Value = serde_json::from_str(&openapi.stdout).unwrap();
+    assert!(document["paths"]["/v1/topics/{topic}/records"].is_object());
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(oncelog(&["completions", shell])).await;
+        assert_eq!(output.code, Some(0));
+        assert!(output.stdout.contains("transactional-id"), "{shell}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migrate_makes_an_empty_database_ready_and_repeats() {
+    let migrated = support::database().await;
+    let proxy = Proxy::start(&migrated, 1).await;
+    // a database that nobody has migrated is made from it
+    let admin = proxy.options(&migrated);
+    let name = format!("{}_empty", admin.get_database().unwrap());
+    let mut connection = sqlx::ConnectOptions::connect(&admin).await.unwrap();
+    let create = sqlx::AssertSqlSafe(format!("create database {name}"));
+    sqlx::Executor::execute(&mut connection, create).await.unwrap();
+    let url = format!("postgres://postgres@127.0.0.1:{}/{name}?sslmode=disable", admin.get_port());
+    for _ in 0..2 {
+        let mut command = oncelog(&["migrate"]);
+        command.env("DATABASE_URL", &url);
+        let output = run(command).await;
+        assert_eq!((output.code, &*output.stdout), (Some(0), "the schema is up to date\n"));
+    }
+    let mut connection = sqlx::ConnectOptions::connect(&admin.database(&name)).await.unwrap();
+    let count = "select count(*) from information_schema.tables where table_schema = 'oncelog'";
+    let tables: i64 = sqlx::query_scalar(count).fetch_one(&mut connection).await.unwrap();
+    assert!(tables > 3);
+
+    let nowhere = run(oncelog(&["migrate"])).await;
+    assert!(nowhere.failed(1).contains("--database-url"));
+    let secret = run(oncelog(&["migrate", "--database-url", "mysql://u:sesame@h/d"])).await;
+    assert!(!secret.failed(1).contains("sesame"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn topics_from_their_making_to_their_end() {
+    let served = Served::alone().await;
+    let url = served.client.url.as_str();
+    let made = run(client(url, &["topic", "create", "orders", "--partitions", "2"])).await;
+    assert_eq!(made.lines()[0]["partition_count"], 2);
+    assert!(made.stderr.contains("made"));
+    let again = run(client(url, &["topic", "create", "orders"])).await;
+    assert!(again.lines().len() == 1 && again.stderr.contains("was there"));
+    let other = run(client(url, &["topic", "create", "orders", "--partitions", "3"])).await;
+    assert!(other.failed(1).contains("(topic_exists, HTTP 409)"), "{}", other.stderr);
+    run(client(url, &["topic", "create", "audit"])).await.lines();
+
+    let listed = run(client(url, &["topic", "list"])).await.lines();
+    let names: Vec<_> = listed.iter().map(|topic| topic["topic"].clone()).collect();
+    assert_eq!(names, [json!("audit"), json!("orders")]);
+    let described = run(client(url, &["topic", "describe", "orders", "--json"])).await.lines();
+    assert_eq!(described[0]["partitions"][1]["high_watermark"], 0);
+
+    let deleted = run_with(client(url, &["topic", "delete", "orders", "-y"]), "").await;
+    assert_eq!(deleted.code, Some(0), "{}", deleted.stderr);
+    let gone = run(client(url, &["topic", "describe", "orders"])).await;
+    let stderr = gone.failed(1);
+    assert!(stderr.contains("topic_not_found") && stderr.contains("oncelog topic create"));
+    let elsewhere = run(client(&format!("{url}/elsewhere"), &["topic", "list"])).await;
+    assert!(elsewhere.failed(1).contains("is --url the address"), "{}", elsewhere.stderr);
+}

@@ -1,0 +1,153 @@
+//! `consume`: where it starts, where it ends, and who reads it.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::{client, ended, run};
+use crate::served::{Served, until};
+
+/// A server with `t` of three partitions, of which partition p holds p records more than ten.
+async fn filled() -> Served {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 3).await;
+    for partition in 0..3 {
+        let values: Vec<Value> =
+            (0..10 + partition).map(|n| json!({"p": partition, "n": n})).collect();
+        served.client.append("t", partition, &values).await;
+    }
+    served
+}
+
+async fn consume(served: &Served, arguments: &[&str]) -> Vec<Value> {
+    let all = [&["consume", "--topic", "t"], arguments].concat();
+    run(client(&served.client.url, &all)).await.lines()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_starts_where_it_is_told_and_ends_at_the_end() {
+    let served = filled().await;
+    let all = consume(&served, &[]).await;
+    let places: Vec<_> = all.iter().map(|r| (&r["partition"], &r["offset"])).collect();
+    let want: Vec<_> =
+        (0..3).flat_map(|p| (0..10 + p).map(move |n| (json!(p), json!(n)))).collect();
+    assert!(places.into_iter().eq(want.iter().map(|(p, n)| (p, n))));
+    let one = consume(&served, &["--partition", "2"]).await;
+    assert_eq!((one.len(), &one[11]["value"]["n"]), (12, &json!(11)));
+    assert_eq!(one[0].get("partition"), None, "who asked for one knows which");
+
+    let count = async |arguments: &[&str]| consume(&served, arguments).await.len();
+    assert_eq!(count(&["--limit", "0"]).await, 0);
+    assert_eq!(count(&["--limit", "15"]).await, 15);
+    assert_eq!(count(&["--partition", "1", "--offset", "8"]).await, 3);
+    assert_eq!(count(&["--partition", "1", "--offset", "11"]).await, 0);
+    assert_eq!(count(&["--offset", "latest"]).await, 0);
+    assert_eq!(count(&["--timestamp", "2000-01-01T01:00:00+01:00"]).await, 33);
+    assert_eq!(count(&["--timestamp", "2100-01-01T00:00:00Z"]).await, 0);
+    assert_eq!(count(&["--follow", "--until-end"]).await, 33);
+    assert_eq!(count(&["--follow", "--until-end", "--offset", "latest"]).await, 0);
+    assert_eq!(count(&["--follow", "--limit", "20"]).await, 20);
+
+    let url = &served.client.url;
+    let beyond = run(client(url, &["consume", "--topic", "t", "--offset", "11"])).await;
+    assert!(beyond.failed(1).contains("offset_out_of_range"), "{}", beyond.stderr);
+    let absent = run(client(url, &["consume", "--topic", "t", "--partition", "3"])).await;
+    assert!(absent.failed(2).contains("partitions 0 to 2"), "{}", absent.stderr);
+}
+
+/// More than one answer holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_answers_make_one_output() {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 1).await;
+    let long = "x".repeat(2_000);
+    for first in (0..4_000).step_by(400) {
+        let values: Vec<Value> = (first..first + 400).map(|n| json!([n, long])).collect();
+        served.client.append("t", 0, &values).await;
+    }
+    let read = consume(&served, &[]).await;
+    assert!((0..4_000).eq(read.iter().map(|record| record["value"][0].as_i64().unwrap())));
+}
+
+/// A follower, and what arrives from it.
+struct Follower {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Follower {
+    fn start(served: &Served, arguments: &[&str]) -> Self {
+        let all = [&["consume", "--topic", "t", "--follow"], arguments].concat();
+        let mut child = client(&served.client.url, &all).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    fn next(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    /// It must end well by itself.
+    async fn ends(mut self) {
+        let status = until("consume to end", async || self.child.try_wait().unwrap()).await;
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert_eq!((status.code(), &*stderr), (Some(0), ""));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_follows_all_partitions_at_a_time() {
+    let served = filled().await;
+    let mut follower = Follower::start(&served, &["--limit", "35"]);
+    let mut seen: Vec<(i64, i64)> = Vec::new();
+    let mut take = |record: Value| {
+        seen.push((record["partition"].as_i64().unwrap(), record["offset"].as_i64().unwrap()));
+    };
+    (0..33).for_each(|_| take(follower.next()));
+    for (partition, offset) in [(2, 12), (0, 10)] {
+        served.client.append("t", partition, &[json!("new")]).await;
+        let record = follower.next();
+        assert_eq!((&record["partition"], &record["offset"]), (&json!(partition), &json!(offset)));
+    }
+    follower.ends().await;
+    seen.sort_unstable();
+    assert!((0..3).flat_map(|p| (0..10 + p).map(move |n| (p, n))).eq(seen));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_pipe_ends_it_quietly() {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 1).await;
+    let long = "x".repeat(1_000);
+    let values: Vec<Value> = (0..900).map(|n| json!([n, long])).collect();
+    served.client.append("t", 0, &values).await;
+    let url = &served.client.url;
+    let mut child = client(url, &["consume", "--topic", "t"]).spawn().unwrap();
+    let mut head = oncelog_head(child.stdout.take().unwrap());
+    let first = head.by_ref().take(2).count();
+    drop(head);
+    let output = ended(child).await;
+    assert_eq!((first, output.code, &*output.stderr), (2, Some(0), ""));
+
+    // also when nothing more arrives that could tell it
+    let mut follower = Follower::start(&served, &["--partition", "0", "--offset", "899"]);
+    assert_eq!(follower.next()["offset"], 899);
+    follower.lines = BufReader::new(nothing()).lines();
+    tokio::time::timeout(Duration::from_secs(10), follower.ends()).await.unwrap();
+}
+
+fn oncelog_head(stdout: std::process::ChildStdout) -> impl Iterator<Item = String> {
+    BufReader::with_capacity(512, stdout).lines().map(Result::unwrap)
+}
+
+/// In place of a pipe that is closed.
+fn nothing() -> std::process::ChildStdout {
+    let mut child = std::process::Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+    child.wait().unwrap();
+    child.stdout.take().unwrap()
+}
