@@ -187,9 +187,22 @@ fn servers(data_dir: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// The one that serves: a killed one's last connections acknowledge on for a moment, so that a test
+/// may come here before the next one has begun.
 pub fn kill_9_postmaster(data_dir: &Path) {
-    let file = fs::read_to_string(data_dir.join("pg/postmaster.pid")).unwrap();
-    let pid = file.lines().next().unwrap().trim().parse().unwrap();
+    let begun = Instant::now();
+    let lives = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    let pid = loop {
+        let file = fs::read_to_string(data_dir.join("pg/postmaster.pid")).unwrap_or_default();
+        let pid = file.lines().next().and_then(|line| line.trim().parse().ok());
+        match pid.filter(lives) {
+            Some(pid) => break pid,
+            None => assert!(begun.elapsed() < Duration::from_secs(60), "no PostgreSQL to kill"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
 }
 
