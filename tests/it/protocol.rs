@@ -227,6 +227,23 @@ async fn rules_4_and_26_a_lost_answer_is_done_again_and_answered_truly() {
     assert_eq!(code(unknown), Code::OutcomeUnknown);
 }
 
+/// A redo that writes nothing raises the fence: the lost statement, wherever it still is, does not
+/// store what was refused. (An open that fences log by log has raised the epoch before the fences.)
+#[tokio::test]
+async fn rule_26_what_a_redo_refused_is_not_stored_by_the_lost_statement() {
+    let world = world(1).await;
+    let [a, _] = &world.replicas[..] else { panic!() };
+    let p = a.producer("p").await;
+    a.one(p, 0, 0).await.unwrap();
+    a.one(p, 0, 1).await.unwrap();
+    world.sql("update oncelog.sessions set epoch = 1 returning 1::bigint").await;
+    a.proxy.orphan(r#"{"value":2}"#);
+    assert_eq!(code(a.one(p, 0, 2).await), Code::ProducerFenced);
+    a.proxy.release_orphan();
+    until(|| a.proxy.orphans_done() == 1).await;
+    assert_eq!(world.sql("select next_offset from oncelog.logs where partition = 0").await, 2);
+}
+
 #[tokio::test]
 async fn rule_5_an_append_without_compare_moves_the_memory_only_from_where_it_stood() {
     let world = world(1).await;

@@ -165,3 +165,15 @@ fn nothing_forbidden() {
         }
     }
 }
+
+/// A mutant whose rule is no longer written the way it is left out would test nothing.
+#[test]
+fn every_mutant_finds_its_rule() {
+    let text = fs::read_to_string(root().join("tests/mutants.txt")).unwrap();
+    for block in text.split("\n== ").skip(1) {
+        let (title, rest) = block.split_once('\n').unwrap();
+        let parts: Vec<&str> = rest.split("\n---\n").collect();
+        let code = fs::read_to_string(root().join(parts[0].trim())).unwrap();
+        assert!(parts.len() == 3 && code.contains(parts[1]), "{title}");
+    }
+}

@@ -5,7 +5,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -15,7 +15,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
-    sync::{Notify, watch},
+    sync::{Notify, Semaphore, watch},
 };
 
 pub struct Proxy {
@@ -25,6 +25,15 @@ pub struct Proxy {
     cut_all: watch::Sender<()>,
     pub cuts: Arc<AtomicU64>,
     gate: Arc<Gate>,
+    orphans: Arc<Orphans>,
+}
+
+/// A message whose client is gone before it reaches the server: it may still take effect, later.
+struct Orphans {
+    /// The message that holds this text is to become one.
+    holding: Mutex<Option<&'static str>>,
+    released: Semaphore,
+    done: AtomicU64,
 }
 
 /// Messages of clients, counted, and held while the gate is closed.
@@ -35,6 +44,21 @@ struct Gate {
     allowed: AtomicU64,
     held: AtomicU64,
     passed: AtomicU64,
+}
+
+impl Orphans {
+    fn takes(&self, message: &[u8]) -> bool {
+        let holds = |text: &mut &str| message.windows(text.len()).any(|w| w == text.as_bytes());
+        self.holding.lock().unwrap().take_if(holds).is_some()
+    }
+
+    async fn arrive(&self, message: &[u8], mut server: UnixStream) {
+        self.released.acquire().await.unwrap().forget();
+        server.write_all(message).await.unwrap();
+        let answered = server.read(&mut [0; 4_096]).await;
+        assert!(answered.is_ok_and(|n| n > 0));
+        self.done.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Gate {
@@ -66,8 +90,14 @@ impl Proxy {
         let cuts = Arc::new(AtomicU64::new(0));
         let cut_all = watch::Sender::new(());
         let gate = Arc::new(Gate::default());
+        let orphans = Arc::new(Orphans {
+            holding: Mutex::new(None),
+            released: Semaphore::new(0),
+            done: AtomicU64::new(0),
+        });
         let proxy = Self {
             gate: gate.clone(),
+            orphans: orphans.clone(),
             port,
             cuts_per_million: cuts_per_million.clone(),
             cut_all: cut_all.clone(),
@@ -79,6 +109,7 @@ impl Proxy {
                 let rng = StdRng::seed_from_u64(rng.random());
                 let line = Line {
                     gate: gate.clone(),
+                    orphans: orphans.clone(),
                     rng,
                     cuts_per_million: cuts_per_million.clone(),
                     cuts: cuts.clone(),
@@ -120,6 +151,20 @@ impl Proxy {
         self.gate.passes.notify_waiters();
     }
 
+    /// The next message that holds this text loses its client, and waits to be released.
+    pub fn orphan(&self, text: &'static str) {
+        *self.orphans.holding.lock().unwrap() = Some(text);
+    }
+
+    pub fn release_orphan(&self) {
+        self.orphans.released.add_permits(1);
+    }
+
+    /// Orphans that have taken effect, or have found that they may not.
+    pub fn orphans_done(&self) -> u64 {
+        self.orphans.done.load(Ordering::SeqCst)
+    }
+
     /// Messages that wait at the gate.
     pub fn held(&self) -> u64 {
         self.gate.held.load(Ordering::SeqCst)
@@ -138,6 +183,7 @@ impl Proxy {
 
 struct Line {
     gate: Arc<Gate>,
+    orphans: Arc<Orphans>,
     rng: StdRng,
     cuts_per_million: Arc<AtomicU32>,
     cuts: Arc<AtomicU64>,
@@ -154,6 +200,10 @@ impl Line {
                 read = client.read(&mut sent) => {
                     let Ok(n @ 1..) = read else { return };
                     self.gate.pass().await;
+                    if self.orphans.takes(&sent[..n]) {
+                        drop(client);
+                        return self.orphans.arrive(&sent[..n], server).await;
+                    }
                     let cut = self.rng.random_range(0..1_000_000)
                         < self.cuts_per_million.load(Ordering::Relaxed);
                     if cut {
