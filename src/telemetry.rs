@@ -69,9 +69,26 @@ metrics_table! {
     SNAPSHOTS_TOTAL               Counter   "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
     JANITOR_RUNS_TOTAL            Counter   "oncelog_janitor_runs_total" ["task"]
-        "Clean-up rounds done.";
+        "Logs that a clean-up round of the janitor worked on.";
     EMBEDDED_RESTARTS_TOTAL       Counter   "oncelog_embedded_restarts_total" []
         "Times the embedded PostgreSQL died and was started again.";
+}
+
+/// One more in a gauge, for as long as it lives.
+pub struct Counted(metrics::Gauge);
+
+impl Counted {
+    pub fn new(name: &'static str) -> Self {
+        let gauge = metrics::gauge!(name);
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
 }
 
 const SECONDS: &[f64] = &[

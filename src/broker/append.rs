@@ -28,6 +28,7 @@ use crate::{
         spread,
     },
     store::topics::StoredTopic,
+    telemetry,
 };
 
 /// How often an append resolves its topic again because the topic has changed under it.
@@ -89,10 +90,10 @@ impl Broker {
 }
 
 fn count(outcome: &'static str, batch: &Batch) {
-    metrics::counter!("oncelog_appends_total", "outcome" => outcome).increment(1);
+    metrics::counter!(telemetry::APPENDS_TOTAL, "outcome" => outcome).increment(1);
     if outcome == "appended" {
-        metrics::counter!("oncelog_appended_records_total").increment(batch.records.len() as u64);
-        metrics::counter!("oncelog_appended_bytes_total").increment(batch.lines.len() as u64);
+        metrics::counter!(telemetry::APPENDED_RECORDS_TOTAL).increment(batch.records.len() as u64);
+        metrics::counter!(telemetry::APPENDED_BYTES_TOTAL).increment(batch.lines.len() as u64);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests on their way through a lane, and what becomes of them.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use tokio::{sync::oneshot, time::Instant};
 
@@ -88,13 +88,17 @@ pub struct Group {
 
 impl Group {
     /// The lines of every row of a plan, in the order of its writes.
-    pub fn records(&self, plan: &Plan) -> Vec<Option<String>> {
+    pub fn records(&self, plan: &Plan) -> Vec<Option<Cow<'_, str>>> {
         let rows = plan.writes.iter().flat_map(|write| &write.rows);
         let lines = rows.map(|row| {
             let parts =
                 row.lines.iter().map(|(request, part)| &self.tickets[*request].lines[*part]);
             let parts: Vec<&str> = parts.map(Lines::as_str).collect();
-            (!parts.is_empty()).then(|| parts.concat())
+            match parts.as_slice() {
+                [] => None,
+                [whole] => Some(Cow::Borrowed(*whole)),
+                parts => Some(Cow::Owned(parts.concat())),
+            }
         });
         lines.collect()
     }

@@ -7,6 +7,7 @@ use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
     store::{self, Connection, Store, snapshots::FoldedState},
+    telemetry,
 };
 
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
@@ -49,7 +50,7 @@ pub async fn sweep(store: &Store) -> Result<(), store::Error> {
 }
 
 fn count<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
-    metrics::counter!("oncelog_janitor_runs_total", "task" => task).increment(due.len() as u64);
+    metrics::counter!(telemetry::JANITOR_RUNS_TOTAL, "task" => task).increment(due.len() as u64);
     due
 }
 
@@ -107,6 +108,6 @@ async fn snapshot_chunk(
         })
         .collect();
     store::snapshots::write(connection, tenant, log, end, &folded).await?;
-    metrics::counter!("oncelog_snapshots_total").increment(1);
+    metrics::counter!(telemetry::SNAPSHOTS_TOTAL).increment(1);
     Ok(more)
 }

@@ -34,6 +34,7 @@ use crate::{
         fold::{Placement, Remembered},
     },
     store::{self, Store, appends::Written},
+    telemetry,
 };
 
 /// Requests that may wait for a lane.
@@ -183,10 +184,10 @@ impl Lane {
 
     /// Makes passes until every request of the group has its answer or is parked.
     async fn serve(&mut self, mut group: Group) {
-        metrics::histogram!("oncelog_group_requests").record(group.requests.len() as f64);
+        metrics::histogram!(telemetry::GROUP_REQUESTS).record(group.requests.len() as f64);
         let overtaken = match self.writer.quick(&group).await {
             Ok(Quick::Passed(passed)) => {
-                metrics::counter!("oncelog_passes_total", "kind" => "quick").increment(1);
+                metrics::counter!(telemetry::PASSES_TOTAL, "kind" => "quick").increment(1);
                 return self.answer(group, passed);
             }
             Ok(Quick::Unknown) => false,
@@ -198,7 +199,7 @@ impl Lane {
         };
         let mut contended = 0;
         while !group.requests.is_empty() {
-            metrics::counter!("oncelog_passes_total", "kind" => "full").increment(1);
+            metrics::counter!(telemetry::PASSES_TOTAL, "kind" => "full").increment(1);
             match self.writer.full(&group, overtaken).await {
                 Ok(Full::Passed(passed)) => return self.answer(group, passed),
                 Ok(Full::Vanished(logs)) => {

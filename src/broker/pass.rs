@@ -20,6 +20,7 @@ use crate::{
         memory::Memory,
     },
     store::{self, Connection, Store, appends::Written},
+    telemetry,
 };
 
 /// Far beyond the lock timeout: only a silent peer takes so long.
@@ -91,7 +92,7 @@ impl Writer {
                 if writes {
                     self.forget(group);
                 }
-                metrics::counter!("oncelog_compare_failures_total").increment(1);
+                metrics::counter!(telemetry::COMPARE_FAILURES_TOTAL).increment(1);
                 Ok(Quick::Overtaken)
             }
             Err(store::Error::Unavailable(error)) if writes => {

@@ -14,7 +14,7 @@ use crate::{
         Code, LogId, Name, Offset, Partition, TenantId,
         transfer::{Fetched, Read, Slice, Start},
     },
-    store,
+    store, telemetry,
 };
 
 /// How soon a woken read tries again when the database is away.
@@ -70,6 +70,9 @@ impl Broker {
             // without: its rows are gone since the look, so the ground is another
             if let Some(slices) = slices.await? {
                 let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+                let records = u64::try_from(next_offset - from).unwrap_or(0);
+                metrics::counter!(telemetry::READS_TOTAL).increment(1);
+                metrics::counter!(telemetry::READ_RECORDS_TOTAL).increment(records);
                 return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark });
             }
         }
@@ -155,7 +158,7 @@ impl Broker {
         let Ok(_permit) = self.waiting_reads.try_acquire() else {
             return Err(Error::unavailable("Too many reads are waiting here already."));
         };
-        let _counted = Counted::new();
+        let _counted = telemetry::Counted::new(telemetry::WAITING_READS);
         let arrived = async {
             loop {
                 match watch.news().await {
@@ -197,23 +200,6 @@ impl Broker {
             }
         }
         Ok(Some(slices))
-    }
-}
-
-/// One more waiting read in the gauge, until it is answered or its client hangs up.
-struct Counted(metrics::Gauge);
-
-impl Counted {
-    fn new() -> Self {
-        let gauge = metrics::gauge!("oncelog_waiting_reads");
-        gauge.increment(1.0);
-        Self(gauge)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.decrement(1.0);
     }
 }
 

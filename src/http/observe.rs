@@ -14,7 +14,7 @@ use utoipa::openapi::{OpenApi, path::Operation};
 use uuid::Uuid;
 
 use super::problem;
-use crate::{broker::Error, model::Code};
+use crate::{broker::Error, model::Code, telemetry};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -83,13 +83,13 @@ pub async fn observe(
     let status = answer.status().as_u16();
     span.record("status", status).record("duration_ms", seconds * 1000.0);
     log(&span, status, error.as_ref());
-    metrics::counter!("oncelog_http_requests_total",
+    metrics::counter!(telemetry::HTTP_REQUESTS_TOTAL,
         "operation" => operation.clone(), "status" => status.to_string())
     .increment(1);
-    metrics::histogram!("oncelog_http_request_duration_seconds", "operation" => operation)
+    metrics::histogram!(telemetry::HTTP_REQUEST_DURATION_SECONDS, "operation" => operation)
         .record(seconds);
     if let Some(error) = error {
-        metrics::counter!("oncelog_errors_total", "code" => error.code.as_str()).increment(1);
+        metrics::counter!(telemetry::ERRORS_TOTAL, "code" => error.code.as_str()).increment(1);
     }
     answer
 }

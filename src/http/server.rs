@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::Limits;
+use crate::telemetry;
 
 /// Streams one HTTP/2 connection may have open.
 const MAX_STREAMS: u32 = 256;
@@ -64,6 +65,7 @@ pub async fn serve(
         let (watcher, builder, router) = (graceful.watcher(), builder.clone(), router.clone());
         connections.spawn(async move {
             let _slot = slot;
+            let _counted = telemetry::Counted::new(telemetry::HTTP_CONNECTIONS);
             let asked = Arc::new(AtomicBool::new(false));
             let service = {
                 let asked = asked.clone();

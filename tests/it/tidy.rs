@@ -177,3 +177,21 @@ fn every_mutant_finds_its_rule() {
         assert!(parts.len() == 3 && code.contains(parts[1]), "{title}");
     }
 }
+
+/// A metric's name is written once, and what is announced is also measured.
+#[test]
+fn every_metric_is_measured_by_its_constant() {
+    let sources: Vec<(PathBuf, String)> = files(&root().join("src"))
+        .into_iter()
+        .filter(|path| !is_test(path) && !path.ends_with("telemetry.rs"))
+        .map(|path| (path.clone(), code(&path)))
+        .collect();
+    for metric in oncelog::telemetry::METRICS {
+        let literal = format!("\"{}\"", metric.name);
+        let twice = sources.iter().find(|(_, code)| code.contains(&literal));
+        assert!(twice.is_none(), "{literal}: {twice:?}");
+        let name = metric.name.trim_start_matches("oncelog_").to_uppercase();
+        let constant = format!("telemetry::{name}");
+        assert!(sources.iter().any(|(_, code)| code.contains(&constant)), "{constant}: unused");
+    }
+}
