@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{
     sync::mpsc,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,6 +22,7 @@ use super::{
     Error, Settings,
     group::{Group, Job, Outcome, Ticket},
     janitor,
+    pace::Pace,
     pass::{Full, Passed, Quick, Writer},
     signals::Signals,
     watches::{News, Watches},
@@ -74,6 +75,7 @@ impl Lanes {
                 writer: Writer::new(store.clone()),
                 queue: VecDeque::new(),
                 parked: Vec::new(),
+                pace: Pace::default(),
                 gap_wait: Duration::from_millis(settings.gap_wait_ms),
                 snapshot_rows: settings.snapshot_rows,
                 remembered_producers: settings.remembered_producers,
@@ -105,6 +107,7 @@ struct Lane {
     writer: Writer,
     queue: VecDeque<Job>,
     parked: Vec<(Job, Refusal)>,
+    pace: Pace,
     gap_wait: Duration,
     snapshot_rows: i64,
     remembered_producers: usize,
@@ -143,8 +146,27 @@ impl Lane {
                 }
                 continue;
             }
+            self.wait_for_company().await;
             let group = self.next_group();
+            let (tenant, served, begun) = (group.tenant, group.requests.len(), Instant::now());
             self.serve(group).await;
+            let company = served + self.queue.len() + self.receiver.len();
+            self.pace.passed(tenant, begun.elapsed(), company);
+        }
+    }
+
+    /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
+    async fn wait_for_company(&mut self) {
+        let Some((wait, company)) =
+            self.queue.front().and_then(|job| self.pace.wait_for(job.tenant))
+        else {
+            return;
+        };
+        let until = Instant::now() + wait;
+        while self.queue.len() < company.min(GROUP_REQUESTS)
+            && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
+        {
+            self.queue.push_back(job);
         }
     }
 

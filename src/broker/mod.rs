@@ -3,7 +3,7 @@
 //! A broker is one replica's work. It holds nothing that is not in Postgres but caches, which are
 //! confirmed before anything is answered from them, and connections:
 //!
-//! - *lanes* (`lane`, `pass`) group what waits and append it, one pass after the other; a topic with
+//! - *lanes* (`lane`, `pace`, `pass`) group what waits and append it, one pass after the other; a topic with
 //!   all its logs always goes to the same lane;
 //! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
 //! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
@@ -18,6 +18,7 @@ mod janitor;
 mod lane;
 mod load;
 mod looks;
+mod pace;
 mod pages;
 mod pass;
 mod read;
