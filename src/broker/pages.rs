@@ -1,6 +1,6 @@
 //! Rows below the high watermark never change, so all readers share them: pages of a log, found by
 //! any offset they cover, each read from the database once however many wait for it, and forgotten
-//! least recently used first.
+//! least recently used first. Who reads in bulk has the page after his loaded while he is busy.
 
 use std::{
     collections::BTreeMap,
@@ -92,6 +92,22 @@ impl Pages {
         }
     }
 
+    /// Loads the page after the one that covers `from` in the background, if it is not there.
+    pub fn read_ahead(
+        self: &Arc<Self>,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+    ) {
+        let missing = self.shelf().first_missing(log, from);
+        if missing < high_watermark {
+            let pages = self.clone();
+            // whoever wants the page loads it again if this fails
+            tokio::spawn(async move { pages.covering(tenant, log, missing, high_watermark).await });
+        }
+    }
+
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,6 +135,16 @@ impl Shelf {
         (key, entry.page.clone())
     }
 
+    /// The end of the page that covers an offset, or that offset; `Offset::MAX` if the page there
+    /// is loaded or being loaded.
+    fn first_missing(&self, log: LogId, from: Offset) -> Offset {
+        let before = self.pages.range(..=(log, from)).next_back();
+        let page = before.filter(|((found, _), _)| *found == log);
+        let end = page.and_then(|(_, entry)| entry.page.get()).map(|page| page.end);
+        let missing = end.map_or(from, |end| end.max(from));
+        if self.pages.contains_key(&(log, missing)) { Offset::MAX } else { missing }
+    }
+
     fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) {
         let Some(entry) = self.pages.get_mut(&key) else { return };
         if entry.size_bytes == 0 {
@@ -140,5 +166,31 @@ impl Shelf {
         {
             self.by_use.remove(&entry.last_used);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_after_is_loaded_once() {
+        let (log, other) = (LogId(1), LogId(2));
+        let mut shelf = Shelf::default();
+        let mut load = |log, from, end| {
+            let page = Page { rows: Vec::new(), end };
+            assert!(shelf.find(log, from).1.set(page).is_ok());
+        };
+        load(log, 0, 10);
+        load(log, 10, 20);
+        load(other, 0, 5);
+        assert_eq!(shelf.first_missing(log, 4), Offset::MAX, "its next page is there");
+        assert_eq!(shelf.first_missing(log, 14), 20);
+        assert_eq!(shelf.first_missing(log, 20), 20);
+        assert_eq!(shelf.first_missing(other, 3), 5);
+        assert_eq!(shelf.first_missing(LogId(3), 7), 7);
+        // being loaded
+        shelf.find(log, 20);
+        assert_eq!(shelf.first_missing(log, 14), Offset::MAX);
     }
 }

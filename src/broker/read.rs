@@ -21,6 +21,8 @@ use crate::{
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// How often a name is resolved again when its log has vanished meanwhile.
 const RESOLVE_ATTEMPTS: usize = 5;
+/// Who takes so many bytes at once reads in bulk, and will want the next ones.
+const BULK_BYTES: usize = 64 * 1024;
 /// How often a read starts again because the rows it was to read were trimmed meanwhile.
 const GROUND_ATTEMPTS: usize = 5;
 
@@ -73,6 +75,10 @@ impl Broker {
                 let records = u64::try_from(next_offset - from).unwrap_or(0);
                 metrics::counter!(telemetry::READS_TOTAL).increment(1);
                 metrics::counter!(telemetry::READ_RECORDS_TOTAL).increment(records);
+                let bytes: usize = slices.iter().map(|slice| slice.end - slice.start).sum();
+                if bytes >= BULK_BYTES {
+                    self.pages.read_ahead(tenant, log, next_offset, high_watermark);
+                }
                 return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark });
             }
         }

@@ -3,7 +3,7 @@
 //! Stored lines go out as they came in: what the log adds (`offset`, `appended_at`,
 //! `transaction_id`) is put behind the opening brace of each, and nothing is parsed again.
 
-use std::{fmt::Write, io, sync::Arc};
+use std::{fmt::Write, sync::Arc};
 
 use axum::{
     extract::State,
@@ -247,9 +247,10 @@ fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
         let members = row_members(row);
         let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
         let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
+        let mut digits = itoa::Buffer::new();
         for newline in memchr_iter(b'\n', lines) {
-            // Writing to a Vec cannot fail.
-            let _ = io::Write::write_fmt(body, format_args!("{{\"offset\":{offset}"));
+            body.extend_from_slice(b"{\"offset\":");
+            body.extend_from_slice(digits.format(offset).as_bytes());
             body.extend_from_slice(members.as_bytes());
             body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
             body.push(end);
