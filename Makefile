@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants openapi
+.PHONY: help run test torture mutants openapi docs
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,3 +24,6 @@ mutants: ## Leave the rules of the append protocol out, one by one, and see a te
 
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
+
+docs: ## Write the table of docs/configuration.md from the code
+	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table
