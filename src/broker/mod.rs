@@ -18,6 +18,7 @@ mod janitor;
 mod lane;
 mod load;
 mod looks;
+mod measures;
 mod pages;
 mod pass;
 mod read;
@@ -38,6 +39,7 @@ pub use janitor::snapshot;
 use crate::{
     model::{Name, TenantId},
     store::Store,
+    telemetry,
 };
 
 /// What a broker may use.
@@ -80,6 +82,8 @@ pub struct Broker {
     pages: pages::Pages,
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
+    appends: measures::Appends,
+    reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
     drain: CancellationToken,
@@ -115,6 +119,8 @@ impl Broker {
             pages: pages::Pages::new(store.clone(), settings.page_cache_bytes),
             watches: watches.clone(),
             signals: signals.clone(),
+            appends: measures::Appends::new(),
+            reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,
             drain: CancellationToken::new(),
@@ -159,6 +165,12 @@ impl Broker {
     /// Reads that wait for records now.
     pub fn waiting_reads(&self) -> usize {
         self.max_waiting_reads - self.waiting_reads.available_permits()
+    }
+
+    /// Sets the gauges that are read, not counted: called before metrics are shown.
+    pub fn measure(&self) {
+        self.store.measure();
+        metrics::gauge!(telemetry::PAGE_CACHE_BYTES).set(self.pages.size_bytes() as f64);
     }
 
     /// True from the moment a shutdown was asked for.

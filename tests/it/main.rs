@@ -10,6 +10,7 @@ mod crash;
 mod embedded;
 mod greeting;
 mod long_polls;
+mod metrics;
 mod model_check;
 mod openapi;
 mod protocol;
