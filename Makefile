@@ -1,9 +1,9 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants openapi docs
+.PHONY: help run test torture mutants check-metrics openapi docs
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
@@ -22,8 +22,13 @@ mutants: ## Leave the rules of the append protocol out, one by one, and see a te
 	@scripts/ensure-postgres
 	scripts/mutants
 
+check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that what it saw
+	@scripts/ensure-postgres
+	@scripts/ensure-prometheus
+	cargo test --locked --test it -- --ignored --nocapture metrics::tools
+
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
 
-docs: ## Write the table of docs/configuration.md from the code
-	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table
+docs: ## Write the tables of docs/configuration.md and docs/metrics.md from the code
+	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table metrics::document

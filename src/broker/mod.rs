@@ -18,6 +18,7 @@ mod janitor;
 mod lane;
 mod load;
 mod looks;
+mod measures;
 mod pace;
 mod pages;
 mod pass;
@@ -39,6 +40,7 @@ pub use janitor::snapshot;
 use crate::{
     model::{Name, TenantId},
     store::Store,
+    telemetry,
 };
 
 /// What a broker may use.
@@ -81,6 +83,8 @@ pub struct Broker {
     pages: Arc<pages::Pages>,
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
+    appends: measures::Appends,
+    reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
     drain: CancellationToken,
@@ -116,6 +120,8 @@ impl Broker {
             pages: Arc::new(pages::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
             signals: signals.clone(),
+            appends: measures::Appends::new(),
+            reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,
             drain: CancellationToken::new(),
@@ -160,6 +166,12 @@ impl Broker {
     /// Reads that wait for records now.
     pub fn waiting_reads(&self) -> usize {
         self.max_waiting_reads - self.waiting_reads.available_permits()
+    }
+
+    /// Sets the gauges that are read, not counted: called before metrics are shown.
+    pub fn measure(&self) {
+        self.store.measure();
+        metrics::gauge!(telemetry::PAGE_CACHE_BYTES).set(self.pages.size_bytes() as f64);
     }
 
     /// True from the moment a shutdown was asked for.

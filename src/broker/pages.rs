@@ -7,12 +7,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use metrics::Counter;
 use tokio::sync::OnceCell;
 
 use super::Error;
 use crate::{
     model::{LogId, Offset, TenantId, transfer::Row},
     store::{self, Store},
+    telemetry,
 };
 
 /// A page takes rows until it has this many bytes of lines ...
@@ -51,11 +53,29 @@ pub struct Pages {
     store: Store,
     capacity_bytes: usize,
     shelf: Mutex<Shelf>,
+    hits: Counter,
+    misses: Counter,
+    loaded_bytes: Counter,
+    evictions: Counter,
 }
 
 impl Pages {
     pub fn new(store: Store, capacity_bytes: usize) -> Self {
-        Self { store, capacity_bytes, shelf: Mutex::default() }
+        let lookups = |result: &'static str| metrics::counter!(telemetry::PAGE_LOOKUPS_TOTAL, "result" => result);
+        Self {
+            store,
+            capacity_bytes,
+            shelf: Mutex::default(),
+            hits: lookups("hit"),
+            misses: lookups("miss"),
+            loaded_bytes: metrics::counter!(telemetry::PAGE_LOADED_BYTES_TOTAL),
+            evictions: metrics::counter!(telemetry::PAGE_EVICTIONS_TOTAL),
+        }
+    }
+
+    /// Memory in use.
+    pub fn size_bytes(&self) -> usize {
+        self.shelf().size_bytes
     }
 
     /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
@@ -69,12 +89,14 @@ impl Pages {
         high_watermark: Offset,
     ) -> Result<Option<Arc<OnceCell<Page>>>, Error> {
         let (key, cell) = self.shelf().find(log, from);
-        let load = || async move {
+        if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
+        let load = || async {
             let to = high_watermark.min(from + PAGE_RECORDS);
             let read = self.store.run(move |connection| {
                 Box::pin(store::reads::rows(connection, tenant, log, from, to, PAGE_BYTES))
             });
             let rows = read.await.map_err(|error| Some(Error::from(error)))?;
+            self.loaded_bytes.increment(rows.iter().map(|row| row.lines.len() as u64).sum());
             // the first row may lie behind `from`: what lay before it has been trimmed
             let holds = rows.first().is_some_and(|row| row.base_offset <= from);
             let end = rows.last().map_or(from, |row| row.base_offset + row.record_count);
@@ -82,7 +104,8 @@ impl Pages {
         };
         match cell.get_or_try_init(load).await {
             Ok(page) => {
-                self.shelf().loaded(key, page, self.capacity_bytes);
+                let evicted = self.shelf().loaded(key, page, self.capacity_bytes);
+                self.evictions.increment(evicted);
                 Ok(Some(cell))
             }
             Err(failed) => {
@@ -145,19 +168,23 @@ impl Shelf {
         if self.pages.contains_key(&(log, missing)) { Offset::MAX } else { missing }
     }
 
-    fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) {
-        let Some(entry) = self.pages.get_mut(&key) else { return };
+    /// Makes room for a page; answers how many had to go.
+    fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) -> u64 {
+        let Some(entry) = self.pages.get_mut(&key) else { return 0 };
         if entry.size_bytes == 0 {
             let rows = page.rows.iter().map(|row| row.lines.len() + OVERHEAD_BYTES);
             entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();
             self.size_bytes += entry.size_bytes;
         }
+        let mut evicted = 0;
         while self.size_bytes > capacity_bytes
             && let Some((_, oldest)) = self.by_use.pop_first()
         {
             let gone = self.pages.remove(&oldest);
             self.size_bytes -= gone.map_or(0, |entry| entry.size_bytes);
+            evicted += 1;
         }
+        evicted
     }
 
     fn drop_empty(&mut self, key: Key) {

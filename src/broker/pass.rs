@@ -20,7 +20,6 @@ use crate::{
         memory::{Head, Memory},
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},
-    telemetry,
 };
 
 /// Far beyond the lock timeout: only a silent peer takes so long.
@@ -66,15 +65,18 @@ impl Writer {
         self.memory.entry(tenant).or_default()
     }
 
-    /// Forgets logs until no more than so many producers are remembered.
-    pub fn forget_beyond(&mut self, producers: usize) {
+    /// Forgets logs until no more than so many producers are remembered; tells how many are.
+    pub fn forget_beyond(&mut self, producers: usize) -> usize {
         let logs = |memory: &HashMap<TenantId, Memory>| -> usize {
             let logs = memory.values().flat_map(|memory| memory.values());
             logs.map(|log| log.producers.len() + 1).sum()
         };
-        if logs(&self.memory) > producers {
-            self.memory.clear();
+        let remembered = logs(&self.memory);
+        if remembered <= producers {
+            return remembered;
         }
+        self.memory.clear();
+        0
     }
 
     /// Decides over the memory, and writes where it was right.
@@ -91,7 +93,6 @@ impl Writer {
             Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
             Ok(Held::No) => {
                 plan.undo(self.memory(group.tenant));
-                metrics::counter!(telemetry::COMPARE_FAILURES_TOTAL).increment(1);
                 Ok(Quick::Overtaken)
             }
             Err(store::Error::Unavailable(error)) if writes => {

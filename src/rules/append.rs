@@ -346,8 +346,8 @@ impl Plan {
         self.writes.iter().any(|write| !write.rows.is_empty())
     }
 
-    /// The write did not compare, so nothing of it happened: the memory is again what it was before
-    /// the decision. (Nobody was registered: a quick pass knows its producers.)
+    /// The write did not compare: the memory is again what it was before the decision. (Nobody was
+    /// registered: a quick pass knows its producers.)
     pub fn undo(self, memory: &mut Memory) {
         for write in self.writes {
             let position = write.compare.and_then(|compare| compare.position);
@@ -362,8 +362,7 @@ impl Plan {
         }
     }
 
-    /// The write held: `appended_at` and every written log's base are known, and the memory is as
-    /// true as the answers.
+    /// The write held: `appended_at` and every written log's base are known.
     pub fn confirm(
         &mut self,
         memory: &mut Memory,

@@ -11,6 +11,7 @@ mod docs;
 mod embedded;
 mod greeting;
 mod long_polls;
+mod metrics;
 mod model_check;
 mod openapi;
 mod protocol;
