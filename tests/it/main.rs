@@ -7,6 +7,7 @@ mod bodies;
 mod cli;
 mod codes;
 mod crash;
+mod docs_page;
 mod embedded;
 mod greeting;
 mod long_polls;
