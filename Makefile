@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants check-metrics openapi docs
+.PHONY: help run test torture mutants check-metrics openapi lint-openapi docs
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,3 +32,6 @@ openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 
 docs: ## Write the tables of docs/configuration.md and docs/metrics.md from the code
 	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table metrics::document
+
+lint-openapi: ## Lint the OpenAPI document; needs Node.js, which it installs on Debian and Ubuntu
+	@scripts/lint-openapi

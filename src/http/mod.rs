@@ -10,6 +10,7 @@ mod appends;
 pub mod auth;
 mod body;
 pub mod docs;
+mod docs_page;
 mod json;
 mod list;
 mod media;
@@ -25,7 +26,7 @@ mod topics;
 
 use std::sync::Arc;
 
-use axum::{Router, http::StatusCode, middleware};
+use axum::{Router, http::StatusCode, middleware, routing::get};
 use tower_http::{catch_panic::CatchPanicLayer, compression::CompressionLayer};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -58,6 +59,9 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(service::readyz))
         .routes(routes!(service::metrics))
         .routes(routes!(service::openapi_json))
+        .routes(routes!(docs_page::docs))
+        .routes(routes!(docs_page::docs_file))
+        .route("/docs/", get(docs_page::docs_slash))
 }
 
 /// The whole face of one replica. `render_metrics` writes the Prometheus text.
@@ -121,7 +125,7 @@ mod tests {
     use axum::{
         body::{Body, to_bytes},
         http::{HeaderMap, Request},
-        routing::{get, put},
+        routing::put,
     };
     use serde_json::{Value, json};
     use tower::ServiceExt;

@@ -32,6 +32,8 @@ pub struct Problem<'a> {
     kind: String,
     /// What kind of problem it is; the same for every problem of this code.
     title: &'a str,
+    /// The status of the answer.
+    #[schema(minimum = 400, maximum = 599)]
     status: u16,
     /// What was wrong here, what was expected, what to do.
     detail: &'a str,

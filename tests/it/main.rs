@@ -8,6 +8,7 @@ mod cli;
 mod codes;
 mod crash;
 mod docs;
+mod docs_page;
 mod embedded;
 mod greeting;
 mod long_polls;

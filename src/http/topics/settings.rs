@@ -15,33 +15,35 @@ pub const MAX_BATCH_BYTES: i64 = 16 << 20;
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SettingsChange {
-    /// Most records of one append.
     #[serde(default, deserialize_with = "change")]
-    #[schema(schema_with = records_schema)]
+    #[schema(schema_with = batch_records)]
     pub max_batch_records: Change,
-    /// Most bytes of one append.
     #[serde(default, deserialize_with = "change")]
-    #[schema(schema_with = bytes_schema)]
+    #[schema(schema_with = batch_bytes)]
     pub max_batch_bytes: Change,
-    /// Most bytes of one record.
     #[serde(default, deserialize_with = "change")]
-    #[schema(schema_with = bytes_schema)]
+    #[schema(schema_with = record_bytes)]
     pub max_record_bytes: Change,
 }
 
-fn records_schema() -> Schema {
-    change_schema(MAX_BATCH_RECORDS)
+fn batch_records() -> Schema {
+    change_schema("Most records of one append.", MAX_BATCH_RECORDS)
 }
 
-fn bytes_schema() -> Schema {
-    change_schema(MAX_BATCH_BYTES)
+fn batch_bytes() -> Schema {
+    change_schema("Most bytes of one append.", MAX_BATCH_BYTES)
 }
 
-fn change_schema(most: i64) -> Schema {
+fn record_bytes() -> Schema {
+    change_schema("Most bytes of one record.", MAX_BATCH_BYTES)
+}
+
+fn change_schema(description: &str, most: i64) -> Schema {
     let of = |kind| ObjectBuilder::new().schema_type(SchemaType::new(kind));
     let value = of(Type::Integer).minimum(Some(1)).maximum(Some(most));
     let default = of(Type::String).enum_values(Some(["default"]));
-    OneOfBuilder::new().item(value).item(default).item(of(Type::Null)).into()
+    let change = OneOfBuilder::new().description(Some(description));
+    change.item(value).item(default).item(of(Type::Null)).into()
 }
 
 fn change<'de, D: Deserializer<'de>>(json: D) -> Result<Change, D::Error> {
