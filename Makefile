@@ -1,9 +1,9 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants openapi
+.PHONY: help run test torture mutants openapi bench bench-short
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
@@ -24,3 +24,11 @@ mutants: ## Leave the rules of the append protocol out, one by one, and see a te
 
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
+
+bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n]
+	@scripts/ensure-postgres
+	cargo bench --locked --bench figures -- --rows "$(ROWS)" $(if $(REPETITIONS),--repetitions $(REPETITIONS))
+
+bench-short: ## See that `make bench` works, in a minute; its figures mean nothing
+	@scripts/ensure-postgres
+	cargo bench --locked --profile dev --bench figures -- --short --rows "$(ROWS)"

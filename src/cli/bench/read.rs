@@ -1,6 +1,6 @@
 //! Reads a partition from its first event to its last, over and over until the time is over.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -48,15 +48,16 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(reader.run(clock, tally.clone()));
-    let (passes, cpu) = watch(tasks, clock, &tally).await?;
+    let (readers, cpu) = watch(tasks, clock, &tally).await?;
 
     let mut report = stage.report("read", 1);
     report.note("limit", flags.limit);
     report.note("stored", filled);
     report.tally("page", &tally.lock(), cpu)?;
-    for passes in passes {
-        let passes = passes?;
-        report.note("whole_passes", passes);
+    for passes in readers {
+        let Passes { count, first } = passes?;
+        report.note("whole_passes", count);
+        report.note("first_pass_events_per_s", (filled as f64 / first.as_secs_f64()).round());
     }
     Ok(report)
 }
@@ -94,13 +95,21 @@ struct Reader {
     next_offset: u64,
 }
 
+/// How often a reader came to the end.
+struct Passes {
+    count: u64,
+    /// The first took so long.
+    first: Duration,
+}
+
 impl Reader {
-    /// Returns how often it came to the end.
-    async fn run(mut self, clock: Clock, tally: SharedTally) -> anyhow::Result<u64> {
-        let mut passes = 0;
+    /// Reads until the time is over, and once to the end in any case.
+    async fn run(mut self, clock: Clock, tally: SharedTally) -> anyhow::Result<Passes> {
+        let started = Instant::now();
+        let mut passes = Passes { count: 0, first: Duration::ZERO };
         loop {
             let begun = Instant::now();
-            if begun >= clock.until {
+            if begun >= clock.until && passes.count > 0 {
                 return Ok(passes);
             }
             let offset = self.next_offset;
@@ -114,7 +123,10 @@ impl Reader {
             tally.lock().done(begun, Instant::now(), page.end_offset - offset);
             self.next_offset = page.end_offset;
             if page.end_offset >= page.high_watermark {
-                (self.next_offset, passes) = (0, passes + 1);
+                if passes.count == 0 {
+                    passes.first = started.elapsed();
+                }
+                (self.next_offset, passes.count) = (0, passes.count + 1);
             }
         }
     }
