@@ -25,9 +25,10 @@ mutants: ## Leave the rules of the append protocol out, one by one, and see a te
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
 
-bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n]
+bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n] [DATA_DIR=dir]
 	@scripts/ensure-postgres
-	cargo bench --locked --bench figures -- --rows "$(ROWS)" $(if $(REPETITIONS),--repetitions $(REPETITIONS))
+	cargo bench --locked --bench figures -- --rows "$(ROWS)" \
+		$(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 bench-short: ## See that `make bench` works, in a minute; its figures mean nothing
 	@scripts/ensure-postgres

@@ -65,7 +65,7 @@ pub fn oncelog() -> Command {
 }
 
 impl Place {
-    pub async fn open(data_dir: Option<&Path>) -> anyhow::Result<Self> {
+    pub async fn open(data_dir: Option<&Path>, effort: Effort) -> anyhow::Result<Self> {
         let (directory, disk) = match data_dir {
             Some(given) => (None, given.to_owned()),
             None => {
@@ -77,7 +77,8 @@ impl Place {
                 (Some(made), path)
             }
         };
-        let server = Embedded::start(&disk.join("data"), &[])?;
+        // as embedded mode, but a segment of the write-ahead log that was made once is used again
+        let server = Embedded::start(&disk.join("data"), &[("min_wal_size", "2GB")])?;
         let admin = server.connect_options("postgres").connect().await?;
         let minted = oncelog()
             .args(["token", "mint", "--tenant", "bench", "--expires-in", "1d"])
@@ -94,15 +95,26 @@ impl Place {
             _directory: directory,
             disk,
         };
+        place.make_segments(effort.wal_segments).await?;
         place.sample = place.take_sample().await?;
         Ok(place)
+    }
+
+    /// Makes segments of the write-ahead log, and leaves them to be used again, as on a server that
+    /// has run for a while: else whoever is measured first would pay for making them.
+    async fn make_segments(&mut self, count: usize) -> anyhow::Result<()> {
+        for _ in 0..count {
+            self.sql("select pg_logical_emit_message(false, 'bench', 'next'), pg_switch_wal()")
+                .await?;
+        }
+        self.settle().await
     }
 
     /// What two requests become in the log.
     async fn take_sample(&mut self) -> anyhow::Result<Sample> {
         let database = self.make_database().await?;
         let brokers = Brokers::start(self, &database, 1).await?;
-        let brief = Effort { warmup_s: 0.0, measured_s: 0.05, stored_events: 0 };
+        let brief = Effort { warmup_s: 0.0, measured_s: 0.05, stored_events: 0, wal_segments: 0 };
         let append = ["append", "--topic", "sample", "--connections", "1", "--records-per-request"];
         for records in ["1", "100"] {
             brokers.bench(&[&append[..], &[records]].concat(), brief).await?;

@@ -173,11 +173,26 @@ impl Stage {
             record_bytes: common.record_bytes as usize,
             phases: Phases { warmup: common.warmup_s, measured: common.duration_s },
         };
-        let wanted = json!({"partition_count": stage.partitions});
-        let path = stage.topic_path();
-        stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot make the topic")?;
+        stage.find_or_make().await?;
         stage.events_before = stage.events().await?;
         Ok(stage)
+    }
+
+    async fn find_or_make(&mut self) -> anyhow::Result<()> {
+        let path = self.topic_path();
+        match self.first().call("GET", &path, None).await {
+            Ok(found) => {
+                let count = found["partition_count"].as_i64();
+                self.partitions = count.context("a topic without its partition_count")?;
+            }
+            Err(error) if connection::is_refused(&error, "topic_not_found") => {
+                let wanted = json!({"partition_count": self.partitions});
+                let put = self.first().call("PUT", &path, Some(&wanted)).await;
+                put.context("cannot make the topic")?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn first(&self) -> &Server {

@@ -1,10 +1,13 @@
 //! Appends from many connections, each with a session of its own.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use memchr::memmem;
+use memchr::memmem::Finder;
 use serde_json::json;
 use tokio::{
     task::JoinSet,
@@ -180,5 +183,6 @@ impl Producer {
 }
 
 fn is_duplicate(answer: &[u8]) -> bool {
-    memmem::find(answer, b"\"duplicate\":true").is_some()
+    static DUPLICATE: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"duplicate\":true"));
+    DUPLICATE.find(answer).is_some()
 }

@@ -86,11 +86,17 @@ impl Server {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("no answer: {0}")]
-    Lost(#[from] std::io::Error),
+    Lost(std::io::Error),
     #[error("{0}, which is no answer of oncelog")]
     Foreign(String),
     #[error("HTTP {status}, {code}: {detail}")]
     Refused { status: u16, code: String, detail: String },
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Lost(error)
+    }
 }
 
 impl Failure {
@@ -117,6 +123,12 @@ impl Failure {
             _ => Self::Foreign(format!("HTTP {status}")),
         }
     }
+}
+
+/// Whether a call ended with this code.
+pub(super) fn is_refused(error: &anyhow::Error, wanted: &str) -> bool {
+    let failure = error.downcast_ref::<Failure>();
+    matches!(failure, Some(Failure::Refused { code, .. }) if code == wanted)
 }
 
 pub(super) struct Connection {

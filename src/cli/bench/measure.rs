@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write,
+    fmt::{self, Write},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until, timeout_at},
@@ -90,6 +90,20 @@ struct Summary {
     p99_us: f64,
     p999_us: f64,
     max_us: f64,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("p50", self.p50_us),
+            ("p90", self.p90_us),
+            ("p99", self.p99_us),
+            ("p99.9", self.p999_us),
+            ("max", self.max_us),
+        ];
+        let parts = parts.map(|(name, us)| format!("{name} {:.2} ms", us / 1e3));
+        write!(f, "{}", parts.join(", "))
+    }
 }
 
 /// What the connections of a run have seen together.
@@ -200,31 +214,35 @@ fn cpu_time() -> io::Result<Duration> {
     Ok(Duration::from_micros(micros.iter().sum::<i64>().unsigned_abs()))
 }
 
-/// What a run has found: one JSON object.
+/// What a run has found.
 pub(super) struct Report {
-    members: Map<String, Value>,
+    members: Vec<(&'static str, Value)>,
+    latencies: Vec<(&'static str, Summary)>,
     errors: u64,
     first_error: Option<String>,
 }
 
 impl Report {
     pub fn new(workload: &'static str) -> Self {
-        let members = Map::from_iter([("workload".to_owned(), workload.into())]);
-        Self { members, errors: 0, first_error: None }
+        let members = vec![("workload", workload.into())];
+        Self { members, latencies: Vec::new(), errors: 0, first_error: None }
     }
 
-    pub fn note(&mut self, name: &str, value: impl Into<Value>) {
-        self.members.insert(name.to_owned(), value.into());
+    pub fn note(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.members.push((name, value.into()));
     }
 
-    pub fn latencies(&mut self, of: &str, latencies: &Latencies) -> anyhow::Result<()> {
-        let all = self.members.entry("latencies").or_insert_with(|| json!({}));
-        all[of] = serde_json::to_value(latencies.summary())?;
-        Ok(())
+    pub fn latencies(&mut self, of: &'static str, latencies: &Latencies) {
+        self.latencies.push((of, latencies.summary()));
     }
 
     /// Everything of a tally; `of` names what one request was.
-    pub fn tally(&mut self, of: &str, tally: &Tally, cpu: Duration) -> anyhow::Result<()> {
+    pub fn tally(
+        &mut self,
+        of: &'static str,
+        tally: &Tally,
+        cpu: Duration,
+    ) -> serde_json::Result<()> {
         let seconds = (tally.clock.until - tally.clock.from).as_secs_f64();
         let rate = |count: u64| (count as f64 / seconds).round();
         self.note("measured_s", seconds);
@@ -232,7 +250,7 @@ impl Report {
         self.note("events", tally.events);
         self.note("requests_per_s", rate(tally.requests));
         self.note("events_per_s", rate(tally.events));
-        self.latencies(of, &tally.latencies)?;
+        self.latencies(of, &tally.latencies);
         self.note("client_cpu_s", cpu.as_secs_f64());
         let each = cpu.as_secs_f64() * 1e6 / tally.requests.max(1) as f64;
         self.note("client_cpu_us_per_request", (each * 100.0).round() / 100.0);
@@ -244,18 +262,18 @@ impl Report {
 
     pub fn text(&self, json: bool) -> anyhow::Result<String> {
         if json {
-            return Ok(serde_json::to_string(&self.members)? + "\n");
+            let mut all: BTreeMap<&str, Value> = self.members.iter().cloned().collect();
+            let latencies: BTreeMap<_, _> =
+                self.latencies.iter().map(|(of, it)| (of, it)).collect();
+            all.insert("latencies", serde_json::to_value(latencies)?);
+            return Ok(serde_json::to_string(&all)? + "\n");
         }
         let mut text = String::new();
         for (name, value) in &self.members {
-            match value {
-                Value::Object(members) => {
-                    for (inner, value) in members {
-                        writeln!(text, "{:<26} {}", format!("{name} {inner}"), plain(value))?;
-                    }
-                }
-                value => writeln!(text, "{name:<26} {}", plain(value))?,
-            }
+            writeln!(text, "{name:<26} {}", plain(value))?;
+        }
+        for (of, summary) in &self.latencies {
+            writeln!(text, "{of:<26} {summary}")?;
         }
         Ok(text)
     }
@@ -273,8 +291,9 @@ impl Report {
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
+        Value::Object(members) if members.is_empty() => "none".into(),
         Value::Object(members) => {
-            let parts = members.iter().map(|(name, value)| format!("{name} {}", plain(value)));
+            let parts = members.iter().map(|(name, value)| format!("{value} {name}"));
             parts.collect::<Vec<_>>().join(", ")
         }
         value => value.to_string(),
