@@ -3,7 +3,7 @@
 .PHONY: help run test torture mutants openapi bench bench-short
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
