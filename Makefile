@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants check-metrics openapi lint-openapi docs
+.PHONY: help run test torture mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,3 +35,12 @@ docs: ## Write the tables of docs/configuration.md and docs/metrics.md from the 
 
 lint-openapi: ## Lint the OpenAPI document; needs Node.js, which it installs on Debian and Ubuntu
 	@scripts/lint-openapi
+
+bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n] [DATA_DIR=dir]
+	@scripts/ensure-postgres
+	cargo bench --locked --bench figures -- --rows "$(ROWS)" \
+		$(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+
+bench-short: ## See that `make bench` works, in a minute; its figures mean nothing
+	@scripts/ensure-postgres
+	cargo bench --locked --profile dev --bench figures -- --short --rows "$(ROWS)"

@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// No `Retry-After` is obeyed for longer.
 const LONGEST_OBEYED: Duration = Duration::from_secs(300);
 
-const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
 /// Which server, and who asks.
 #[derive(Args)]
@@ -47,7 +47,7 @@ pub(super) struct ServerFlags {
 }
 
 /// An empty variable is as good as none.
-fn url(text: &str) -> Result<Url, String> {
+pub(super) fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
         .map_err(|error| error.to_string())?;
     match (url.scheme(), url.query(), url.fragment()) {

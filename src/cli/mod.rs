@@ -3,6 +3,7 @@
 //! Results go to stdout, everything else to stderr. `client` speaks to a server; the other
 //! commands work here.
 
+mod bench;
 mod client;
 mod consume;
 mod lines;
@@ -75,6 +76,9 @@ enum Command {
     /// Print records, one JSON object a line
     #[command(after_long_help = consume::HELP, after_help = consume::EXAMPLE)]
     Consume(consume::Flags),
+    /// Measure how fast a server appends, reads and wakes readers
+    #[command(subcommand)]
+    Bench(bench::Command),
 }
 
 /// Arguments that are well-formed, yet ask for what cannot be.
@@ -126,6 +130,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Topic(command) => topic::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),
+        Command::Bench(command) => bench::run(command),
     }
 }
 

@@ -64,6 +64,10 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "topic delete",
         "produce",
         "consume",
+        "bench append",
+        "bench read",
+        "bench wake",
+        "bench session",
     ];
     for name in commands {
         for help in ["-h", "--help"] {

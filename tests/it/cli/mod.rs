@@ -1,5 +1,6 @@
 //! The command line: the real program, as people and scripts call it.
 
+mod bench;
 mod commands;
 mod consume;
 mod produce;
