@@ -6,7 +6,6 @@
 //! connection and is never cancelled: a client that hangs up changes nothing.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -15,7 +14,7 @@ use std::{
 use metrics::Gauge;
 use tokio::{
     sync::mpsc,
-    time::{Instant, MissedTickBehavior, interval, timeout_at},
+    time::{Instant, MissedTickBehavior, interval},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -26,11 +25,12 @@ use super::{
     measures::LaneMeasures,
     pace::Pace,
     pass::{Full, Passed, Quick, Writer},
+    queue::{Queue, scope},
     signals::Signals,
     watches::{News, Watches},
 };
 use crate::{
-    model::{LogId, ProducerId, TenantId, TopicId},
+    model::{LogId, TenantId, TopicId},
     rules::{
         Refusal,
         append::{Decision, Plan, Request, Spread},
@@ -42,9 +42,6 @@ use crate::{
 
 /// Requests that may wait for a lane.
 const QUEUED_REQUESTS: usize = 8_192;
-/// Most requests and bytes of one pass.
-const GROUP_REQUESTS: usize = 512;
-const GROUP_BYTES: i64 = 8 << 20;
 /// Most requests of all producers that are parked in a lane, and of one producer in one scope.
 const PARKED_REQUESTS: usize = 4_096;
 const PARKED_REQUESTS_PER_PRODUCER: usize = 16;
@@ -76,9 +73,8 @@ impl Lanes {
             let queued = measures.queued.clone();
             let (sender, receiver) = mpsc::channel(QUEUED_REQUESTS);
             let lane = Lane {
-                receiver,
+                queue: Queue::new(receiver, queued.clone()),
                 writer: Writer::new(store.clone()),
-                queue: VecDeque::new(),
                 parked: Vec::new(),
                 pace: Pace::default(),
                 gap_wait: Duration::from_millis(settings.gap_wait_ms),
@@ -114,9 +110,8 @@ impl Lanes {
 }
 
 struct Lane {
-    receiver: mpsc::Receiver<Job>,
+    queue: Queue,
     writer: Writer,
-    queue: VecDeque<Job>,
     parked: Vec<(Job, Refusal)>,
     pace: Pace,
     gap_wait: Duration,
@@ -130,55 +125,25 @@ struct Lane {
     measures: LaneMeasures,
 }
 
-type Scope = (TenantId, LogId, ProducerId);
-
-fn scope(job: &Job) -> Option<Scope> {
-    Some((job.tenant, job.request.home, job.request.numbered?.producer_id))
-}
-
 impl Lane {
     async fn run(mut self) {
         let mut ticks = interval(PARKED_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            while self.queue.len() < GROUP_REQUESTS
-                && let Ok(job) = self.receiver.try_recv()
-            {
-                self.queue.push_back(job);
-            }
             if self.queue.is_empty() {
                 tokio::select! {
                     biased;
-                    job = self.receiver.recv() => match job {
-                        Some(job) => self.queue.push_back(job),
-                        None => return,
-                    },
+                    came = self.queue.wait() => if !came { return },
                     _ = ticks.tick(), if !self.parked.is_empty() => self.unpark(|_| true),
                     () = self.stop.cancelled(), if self.parked.is_empty() => return,
                 }
                 continue;
             }
-            self.wait_for_company().await;
+            self.queue.wait_for_company(&self.pace).await;
             let group = self.next_group();
             let (tenant, served, begun) = (group.tenant, group.requests.len(), Instant::now());
             self.serve(group).await;
-            let company = served + self.queue.len() + self.receiver.len();
-            self.pace.passed(tenant, begun.elapsed(), company);
-        }
-    }
-
-    /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
-    async fn wait_for_company(&mut self) {
-        let Some((wait, company)) =
-            self.queue.front().and_then(|job| self.pace.wait_for(job.tenant))
-        else {
-            return;
-        };
-        let until = Instant::now() + wait;
-        while self.queue.len() < company.min(GROUP_REQUESTS)
-            && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
-        {
-            self.queue.push_back(job);
+            self.pace.passed(tenant, begun.elapsed(), served + self.queue.len());
         }
     }
 
@@ -187,38 +152,19 @@ impl Lane {
             std::mem::take(&mut self.parked).into_iter().partition(|(job, _)| moves(job));
         self.parked = staying;
         let moving: Vec<(Job, Refusal)> = moving;
-        self.queue.extend(moving.into_iter().map(|(job, _)| job));
+        self.queue.put_back(moving.into_iter().map(|(job, _)| job));
     }
 
-    /// All that waits for the first one's tenant, with what is parked in the same scopes, each
-    /// producer's requests in the order of their sequences.
+    /// What waits, with what is parked in the same scopes.
     fn next_group(&mut self) -> Group {
-        let scopes: BTreeSet<Scope> = self.queue.iter().filter_map(scope).collect();
+        let scopes = self.queue.scopes();
         self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
-        let tenant = self.queue.front().map(|job| job.tenant);
-        let (mut jobs, mut bytes) = (Vec::new(), 0);
-        let mut others = VecDeque::new();
-        for job in self.queue.drain(..) {
-            let fits = jobs.len() < GROUP_REQUESTS && bytes < GROUP_BYTES;
-            if Some(job.tenant) == tenant && fits {
-                bytes += job.request.parts.iter().map(|part| part.size_bytes).sum::<i64>();
-                jobs.push(job);
-            } else {
-                others.push_back(job);
-            }
-        }
-        self.queue = others;
-        jobs.sort_by_key(|job| {
-            let numbered = job.request.numbered;
-            (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
-        });
-        let (requests, tickets) = jobs.into_iter().map(|job| (job.request, job.ticket)).unzip();
-        Group { tenant: tenant.unwrap_or(TenantId(0)), requests, tickets, is_redo: false }
+        self.queue.next_group()
     }
 
     /// Makes passes until every request of the group has its answer or is parked.
     async fn serve(&mut self, mut group: Group) {
-        let begun = self.measures.begin(&group);
+        let begun = Instant::now();
         let quick = self.writer.quick(&group).await;
         self.measures.quick(begun, &quick);
         let overtaken = match quick {
@@ -233,7 +179,7 @@ impl Lane {
         let mut contended = 0;
         while !group.requests.is_empty() {
             let begun = Instant::now();
-            let full = self.writer.full(&group, overtaken).await;
+            let full = self.writer.full(&mut group, &mut self.queue, overtaken).await;
             self.measures.full(begun, &full);
             match full {
                 Ok(Full::Passed(passed)) => return self.answer(group, passed),
@@ -280,6 +226,7 @@ impl Lane {
 
     /// Answers what was decided, parks what may wait, and tells who waits for these logs.
     fn answer(&mut self, group: Group, passed: Passed) {
+        self.measures.passed(&group);
         let Group { tenant, requests, tickets, .. } = group;
         let Passed { plan, written } = passed;
         if let Some(written) = &written {

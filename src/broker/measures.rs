@@ -59,7 +59,6 @@ pub struct LaneMeasures {
     pub remembered: Gauge,
     pub redone: Counter,
     parked: Gauge,
-    queue_duration: Histogram,
     group_requests: Histogram,
     group_records: Histogram,
     group_bytes: Histogram,
@@ -104,7 +103,6 @@ impl LaneMeasures {
             remembered: metrics::gauge!(telemetry::REMEMBERED_PRODUCERS, "lane" => lane),
             redone: metrics::counter!(telemetry::REDONE_APPENDS_TOTAL),
             parked: metrics::gauge!(telemetry::PARKED_APPENDS),
-            queue_duration: metrics::histogram!(telemetry::QUEUE_DURATION_SECONDS),
             group_requests: metrics::histogram!(telemetry::GROUP_REQUESTS),
             group_records: metrics::histogram!(telemetry::GROUP_RECORDS),
             group_bytes: metrics::histogram!(telemetry::GROUP_BYTES),
@@ -113,21 +111,12 @@ impl LaneMeasures {
         }
     }
 
-    /// A group's first pass begins now.
-    pub fn begin(&self, group: &Group) -> Instant {
-        let now = Instant::now();
-        // what was parked has been in a pass before
-        let mut fresh = 0.0;
-        for ticket in group.tickets.iter().filter(|ticket| ticket.parked.is_none()) {
-            fresh += 1.0;
-            self.queue_duration.record(now.duration_since(ticket.arrived_at).as_secs_f64());
-        }
-        self.queued.decrement(fresh);
+    /// A group has its pass.
+    pub fn passed(&self, group: &Group) {
         let parts = || group.requests.iter().flat_map(|request| &request.parts);
         self.group_requests.record(group.requests.len() as f64);
         self.group_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
         self.group_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
-        now
     }
 
     pub fn quick(&self, begun: Instant, result: &Result<Quick, store::Error>) {

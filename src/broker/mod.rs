@@ -3,7 +3,7 @@
 //! A broker is one replica's work. It holds nothing that is not in Postgres but caches, which are
 //! confirmed before anything is answered from them, and connections:
 //!
-//! - *lanes* (`lane`, `pace`, `pass`) group what waits and append it, one pass after the other; a topic with
+//! - *lanes* (`lane`, `queue`, `pace`, `pass`) group what waits and append it, one pass after the other; a topic with
 //!   all its logs always goes to the same lane;
 //! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
 //! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
@@ -22,6 +22,7 @@ mod measures;
 mod pace;
 mod pages;
 mod pass;
+mod queue;
 mod read;
 mod session;
 mod signals;

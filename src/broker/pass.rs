@@ -12,11 +12,12 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{group::Group, load::load};
+use super::{group::Group, load::load, queue::Queue};
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
+        ground,
         memory::{Head, Memory},
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},
@@ -83,7 +84,7 @@ impl Writer {
     pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
         let memory = self.memory.entry(group.tenant).or_default();
         let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
-        if !append::is_known(memory, &group.requests) {
+        if !ground::is_known(memory, &group.requests) {
             return Ok(Quick::Unknown);
         }
         let plan = append::decide(memory, &group.requests);
@@ -104,8 +105,13 @@ impl Writer {
 
     /// Locks, loads, decides, writes, commits. `overtaken`: a quick pass of this group has just
     /// failed to compare.
-    pub async fn full(&mut self, group: &Group, overtaken: bool) -> Result<Full, store::Error> {
-        match timeout(PASS_TIMEOUT, self.full_attempts(group, overtaken)).await {
+    pub async fn full(
+        &mut self,
+        group: &mut Group,
+        queue: &mut Queue,
+        overtaken: bool,
+    ) -> Result<Full, store::Error> {
+        match timeout(PASS_TIMEOUT, self.full_attempts(group, queue, overtaken)).await {
             Ok(Ok(full)) => Ok(full),
             Ok(Err(error)) => Err(self.fail(group, error)),
             Err(_) => Err(self.fail(group, store::Error::silent_peer())),
@@ -114,7 +120,8 @@ impl Writer {
 
     async fn full_attempts(
         &mut self,
-        group: &Group,
+        group: &mut Group,
+        queue: &mut Queue,
         overtaken: bool,
     ) -> Result<Full, store::Error> {
         let memory = self.memory.entry(group.tenant).or_default();
@@ -122,13 +129,13 @@ impl Writer {
             Some(connection) => connection,
             closed => closed.insert(self.store.connection().await?),
         };
-        let grounded = append::grounded_logs(&group.requests);
+        let grounded = ground::grounded_logs(&group.requests);
         let mut early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
         for _ in 0..FULL_ATTEMPTS {
             if early {
                 load_early(connection, memory, group, &grounded).await?;
             }
-            match full_attempt(connection, memory, group, overtaken, early).await? {
+            match full_attempt(connection, memory, group, queue, overtaken, early).await? {
                 Attempt::Again => early = true,
                 Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
                 Attempt::Held(plan, written) => {
@@ -150,7 +157,7 @@ impl Writer {
     /// The memory may have been decided over without a write.
     fn forget(&mut self, group: &Group) {
         let memory = self.memory.entry(group.tenant).or_default();
-        for log in append::touched_logs(&group.requests) {
+        for log in ground::touched_logs(&group.requests) {
             memory.remove(&log);
         }
     }
@@ -221,13 +228,14 @@ async fn load_early(
 async fn full_attempt(
     connection: &mut Connection,
     memory: &mut Memory,
-    group: &Group,
+    group: &mut Group,
+    queue: &mut Queue,
     overtaken: bool,
     early: bool,
 ) -> Result<Attempt, store::Error> {
-    let Group { tenant, requests, .. } = group;
-    let touched = append::touched_logs(requests);
-    let grounded = append::grounded_logs(requests);
+    let Group { tenant, requests, .. } = &*group;
+    let touched = ground::touched_logs(requests);
+    let grounded = ground::grounded_logs(requests);
     let known = positions(memory, &grounded);
 
     let mut transaction = store::begin(connection).await?;
@@ -261,11 +269,14 @@ async fn full_attempt(
     }
     for (log_id, position) in &now_at {
         if let Some(log) = memory.get_mut(log_id) {
-            log.contended = overtaken || known.get(log_id).is_some_and(|known| known != position);
+            let moved = known.get(log_id).is_some_and(|known| known != position);
+            log.looked(overtaken || moved);
         }
     }
 
-    let plan = append::decide(memory, requests);
+    // waiting for the locks took time; what has come meanwhile need not wait for them once more
+    queue.join(group, |request| ground::may_join(memory, &touched, &grounded, request));
+    let plan = append::decide(memory, &group.requests);
     let written = write_locked(transaction, group, &plan, &now_at).await?;
     Ok(Attempt::Held(plan, written))
 }

@@ -70,7 +70,7 @@ pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
     let mut connection = None;
     while stop.run_until_cancelled(signals.wake.notified()).await.is_some() {
         if connection.is_none() {
-            connection = signals.store.connection().await.ok();
+            connection = store::notices::connect(&signals.store).await.ok();
         }
         let (Some(open), Some(payload)) = (&mut connection, signals.take()) else { continue };
         match store::notices::notify(open, &payload).await {

@@ -11,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use metrics::{Counter, Gauge, Histogram};
-use tracing::{Instrument, Level, Span, field};
+use tracing::{Instrument, Level, Span};
 use utoipa::openapi::{OpenApi, path::Operation};
 use uuid::Uuid;
 
@@ -145,11 +145,9 @@ pub async fn observe(
     let version = request.version();
     let span = tracing::info_span!(
         "http_request",
-        method = %request.method(),
+        method = request.method().as_str(),
         operation = &*measured.operation,
         request_id = &*id,
-        status = field::Empty,
-        duration_ms = field::Empty,
     );
     let work = next.run(request).instrument(span.clone());
     let (answer, waited) = telemetry::counting_waits(work).await;
@@ -157,8 +155,7 @@ pub async fn observe(
     answer.headers_mut().insert(REQUEST_ID, id_header);
     let duration = begun.elapsed();
     let status = answer.status().as_u16();
-    span.record("status", status).record("duration_ms", duration.as_secs_f64() * 1000.0);
-    log(&span, status, error.as_ref());
+    log(&span, status, duration.as_secs_f64() * 1000.0, error.as_ref());
     measured.answered(&answer, duration.saturating_sub(waited).as_secs_f64());
     if let Some(error) = error {
         operations.errors.count(error.code);
@@ -168,7 +165,7 @@ pub async fn observe(
 }
 
 /// One line a request; its other facts are the span's.
-fn log(span: &Span, status: u16, error: Option<&Error>) {
+fn log(span: &Span, status: u16, duration_ms: f64, error: Option<&Error>) {
     let code = error.map(|error| error.code.as_str());
     let detail = error.map(|error| error.detail.as_str());
     let level = match status {
@@ -177,9 +174,9 @@ fn log(span: &Span, status: u16, error: Option<&Error>) {
         _ => Level::DEBUG,
     };
     span.in_scope(|| match level {
-        Level::ERROR => tracing::error!(status, code, detail, "request failed"),
-        Level::WARN => tracing::warn!(status, code, detail, "request not served"),
-        _ => tracing::debug!(status, code, detail, "request answered"),
+        Level::ERROR => tracing::error!(status, duration_ms, code, detail, "request failed"),
+        Level::WARN => tracing::warn!(status, duration_ms, code, detail, "request not served"),
+        _ => tracing::debug!(status, duration_ms, code, detail, "request answered"),
     });
 }
 

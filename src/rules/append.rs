@@ -11,6 +11,7 @@ use super::{
     Refusal,
     draft::Draft,
     fold::{Entry, Placement, ProducerState, Remembered},
+    ground::{Ground, grounds},
     memory::{Memory, Producer},
     sequence::{self, Verdict},
 };
@@ -111,68 +112,6 @@ pub struct Plan {
     pub registrations: Vec<(LogId, ProducerId)>,
     /// Who appends: its newest requests still lack their `appended_at`; with its state before.
     before: Vec<(LogId, ProducerId, ProducerState)>,
-}
-
-/// How much of a log's memory the answers of a group stand on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ground {
-    Nothing,
-    Fence,
-    Position,
-}
-
-fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
-    let mut grounds = BTreeMap::new();
-    let mut stand = |log_id, ground: Ground| {
-        let known = grounds.entry(log_id).or_insert(ground);
-        *known = ground.max(*known);
-    };
-    for request in group {
-        let numbered = request.numbered.is_some();
-        let home = match request.spread {
-            _ if numbered || request.expected_offset.is_some() => Ground::Position,
-            Some(_) => Ground::Fence,
-            None => Ground::Nothing,
-        };
-        stand(request.home, home);
-        // the bases of a numbered topic append go into its provenance
-        let parts = if numbered { Ground::Position } else { Ground::Nothing };
-        request.parts.iter().for_each(|part| stand(part.log_id, parts));
-    }
-    grounds
-}
-
-/// The logs whose memory the answers of a group stand on, by id.
-pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
-    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Ground::Nothing);
-    grounded.map(|(log_id, _)| log_id).collect()
-}
-
-/// Every log a group touches, by id: the order in which they are locked.
-pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
-    grounds(group).into_keys().collect()
-}
-
-/// Whether the memory can decide this group: it knows every log an answer would stand on, and read
-/// every producer's epoch under the log's present fence.
-pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
-    let logs_known = grounds(group).into_iter().all(|(log_id, ground)| {
-        ground == Ground::Nothing || memory.get(&log_id).is_some_and(|log| !log.contended)
-    });
-    logs_known
-        && group.iter().all(|request| {
-            let home = memory.get(&request.home);
-            let spread_known = request.spread.is_none_or(|spread| {
-                home.is_some_and(|log| log.partition_count == spread.partition_count)
-            });
-            let producer_known = request.numbered.is_none_or(|numbered| {
-                home.is_some_and(|log| {
-                    let producer = log.producers.get(&numbered.producer_id);
-                    producer.is_some_and(|p| p.registered && p.mark == log.fence)
-                })
-            });
-            spread_known && producer_known
-        })
 }
 
 /// Decides a group, in its order. Every log and producer an answer stands on must be in the memory

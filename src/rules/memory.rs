@@ -10,6 +10,10 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 
+/// After so many looks under the lock that found nothing of others, quick passes are tried again: one
+/// that fails costs more than a full one.
+const CONTENDED_PASSES: u8 = 8;
+
 /// How many offsets at most may be read under a head's lock: milliseconds.
 const NEAR_OFFSETS: i64 = 5_000;
 
@@ -45,8 +49,8 @@ pub struct LogMemory {
     /// A journal's: how many partitions its topic had under this fence. 0 in a partition's log.
     pub partition_count: Partition,
     pub producers: HashMap<ProducerId, Producer>,
-    /// The last look under the lock found rows of another replica.
-    pub contended: bool,
+    /// Full passes still to be made before a quick one is tried again: another replica feeds it.
+    pub contended_passes: u8,
     /// Rows known to lie behind the last snapshot.
     pub unfolded_rows: i64,
 }
@@ -71,7 +75,7 @@ impl LogMemory {
             last_appended_at: if empty_tail { head.last_appended_at } else { Timestamp::default() },
             partition_count: 0,
             producers: HashMap::new(),
-            contended: false,
+            contended_passes: 0,
             unfolded_rows: 0,
         }
     }
@@ -87,6 +91,12 @@ impl LogMemory {
     /// Whether what lacks to that head is little enough to be read under its lock.
     pub fn is_near(&self, head: &Head) -> bool {
         self.is_prefix_of(head) && head.next_offset - self.next_offset <= NEAR_OFFSETS
+    }
+
+    /// A look under the lock found rows of another replica, or did not.
+    pub fn looked(&mut self, found_others: bool) {
+        let quieter = self.contended_passes.saturating_sub(1);
+        self.contended_passes = if found_others { CONTENDED_PASSES } else { quieter };
     }
 
     /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`

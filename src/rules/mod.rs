@@ -4,6 +4,7 @@
 pub mod append;
 pub mod draft;
 pub mod fold;
+pub mod ground;
 pub mod memory;
 pub mod provenance;
 pub mod sequence;

@@ -10,6 +10,15 @@ pub const CHANNEL: &str = "oncelog";
 
 statements! {
     NOTIFY = "select pg_notify($1, $2)";
+    /// A notice is a transaction of its own; nobody misses one that a crash has lost.
+    NEVER_FLUSH = "select set_config('synchronous_commit', 'off', false)";
+}
+
+/// A connection for notices, and nothing else.
+pub async fn connect(store: &Store) -> Result<PgConnection, Error> {
+    let mut connection = store.connection().await?;
+    sqlx::query(NEVER_FLUSH).execute(&mut connection).await?;
+    Ok(connection)
 }
 
 pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), Error> {

@@ -9,11 +9,10 @@ use super::{
 use crate::{
     model::{LogId, Offset, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
-        append::{
-            Compare, Decision, Part, Request, Spread, decide, grounded_logs, is_known, touched_logs,
-        },
+        append::{Compare, Decision, Part, Request, Spread, decide},
         draft::ROW_TARGET_BYTES,
         fold::ProducerState,
+        ground::{grounded_logs, is_known, may_join, touched_logs},
         memory::{LogMemory, Memory, Producer},
         provenance,
         sequence::SessionFacts,
@@ -215,7 +214,7 @@ fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogMemory {
         last_appended_at: Timestamp(500),
         partition_count: 0,
         producers: producers.collect(),
-        contended: false,
+        contended_passes: 0,
         unfolded_rows: 0,
     }
 }
@@ -304,6 +303,31 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
 }
 
 #[test]
+fn what_may_join_a_pass_that_holds_its_locks() {
+    let (p0, p1) = (log_of(0), log_of(1));
+    let contended = |mut memory: Memory| {
+        memory.values_mut().for_each(|log| log.looked(true));
+        memory
+    };
+    // locked, loaded, who asks, may join
+    let table: [(&[LogId], &[LogId], _, _); 9] = [
+        (&[p0], &[p0], of(1, 0), true),
+        (&[p0], &[p0], of(2, 0), false), // unregistered: its session is not held
+        (&[p0], &[p0], of(3, 0), false), // unheard of
+        (&[p0], &[p0], plain(), true),
+        (&[p0], &[], plain(), true),
+        (&[p0], &[], of(1, 0), false),   // locked, but not loaded
+        (&[p1], &[p1], of(1, 0), false), // another log
+        (&[p0, p1, JOURNAL], &[p0, p1, JOURNAL], spread(of(1, 0)), true),
+        (&[p0, p1], &[p0, p1], spread(of(1, 0)), false), // its journal is not locked
+    ];
+    for (touched, grounded, request, want) in table {
+        let got = may_join(&contended(memory()), touched, grounded, &request);
+        assert_eq!(got, want, "{touched:?} {grounded:?} {request:?}");
+    }
+}
+
+#[test]
 fn what_the_memory_has_to_know_for_a_quick_pass() {
     let with = |change: &dyn Fn(&mut Memory)| {
         let mut memory = memory();
@@ -311,7 +335,7 @@ fn what_the_memory_has_to_know_for_a_quick_pass() {
         memory
     };
     let without = |log_id| with(&|memory| drop(memory.remove(&log_id)));
-    let contended = |log_id| with(&|memory| memory.get_mut(&log_id).unwrap().contended = true);
+    let contended = |log_id| with(&|memory| memory.get_mut(&log_id).unwrap().looked(true));
     let fenced = |log_id| with(&|memory| memory.get_mut(&log_id).unwrap().fence = 8);
     let (p0, p1) = (log_of(0), log_of(1));
     let of_three = || {

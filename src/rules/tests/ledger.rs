@@ -11,6 +11,7 @@ use crate::{
     rules::{
         append::{self, Compare, Plan, Request},
         fold::{self, ProducerState},
+        ground,
         memory::{Head, LogMemory, Memory, Producer, TailRow},
         provenance,
         sequence::SessionFacts,
@@ -186,7 +187,7 @@ impl Ledger {
 
     /// What `broker::load` does, under the heads' locks.
     pub fn load(&self, memory: &mut Memory, group: &[Request]) {
-        for log_id in append::grounded_logs(group) {
+        for log_id in ground::grounded_logs(group) {
             let head = self.heads[&log_id];
             let log = memory.entry(log_id).or_insert_with(|| LogMemory::cold(&head));
             if !log.is_prefix_of(&head) {
@@ -293,24 +294,25 @@ impl Ledger {
         lose: bool,
     ) -> Passed {
         let mut overtaken = false;
-        if append::is_known(memory, group) {
+        if ground::is_known(memory, group) {
             let plan = append::decide(memory, group);
             let writes = plan.writes_anything();
             let written = if writes { self.append_if(&plan, ids) } else { None };
             if written.is_some() || (!writes && self.confirm(&plan)) {
                 return held(memory, plan, written, (Way::Quick, false, lose));
             }
-            if writes {
-                append::touched_logs(group).iter().for_each(|log_id| drop(memory.remove(log_id)));
-            }
+            plan.undo(memory);
             overtaken = true;
         }
         let known = positions(memory);
         self.load(memory, group);
         let now_at = positions(memory);
-        for log_id in append::grounded_logs(group) {
+        for log_id in ground::grounded_logs(group) {
             let moved = known.get(&log_id).is_some_and(|known| *known != now_at[&log_id]);
-            memory.get_mut(&log_id).unwrap().contended = overtaken || moved;
+            let log = memory.get_mut(&log_id).unwrap();
+            log.looked(overtaken || moved);
+            // one such look is enough here
+            log.contended_passes = log.contended_passes.min(1);
         }
         let plan = append::decide(memory, group);
         if !plan.writes_anything() {

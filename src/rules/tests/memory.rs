@@ -45,7 +45,7 @@ fn a_prefix_is_neither_ahead_nor_behind_what_is_kept_nor_of_another_history() {
 fn cold_memory_begins_at_the_snapshot() {
     let cold = LogMemory::cold(&head(5, 15, 20));
     assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (15, 3, Timestamp(0)));
-    assert!(cold.producers.is_empty() && !cold.contended && cold.unfolded_rows == 0);
+    assert!(cold.producers.is_empty() && cold.contended_passes == 0 && cold.unfolded_rows == 0);
     assert!(cold.is_prefix_of(&head(5, 15, 20)));
     let cold = LogMemory::cold(&head(20, 20, 20));
     assert_eq!((cold.next_offset, cold.last_appended_at), (20, Timestamp(900)));
@@ -136,4 +136,31 @@ fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_st
     let mut log = with_producers(at(0, 0), &[1]);
     log.fold(0, &tail, &HashMap::new()).unwrap();
     assert_eq!((log.producers.len(), last(&log, 1)), (1, Some(2)));
+}
+
+#[test]
+fn quick_passes_are_tried_again_after_a_quiet_time() {
+    let mut log = LogMemory::cold(&head(0, 0, 0));
+    log.looked(true);
+    let quiet = (1..20).find(|_| {
+        log.looked(false);
+        log.contended_passes == 0
+    });
+    assert_eq!(quiet, Some(8));
+    log.looked(true);
+    log.looked(false);
+    log.looked(true);
+    assert_eq!(log.contended_passes, 8);
+}
+
+#[test]
+fn only_a_near_prefix_is_brought_up_to_date_under_the_lock() {
+    // the memory's offset, the head's, whether it is near
+    let table =
+        [(0, 0, false), (10, 10, false), (0, 5_000, true), (0, 5_001, false), (7, 6, false)];
+    for (known, next_offset, want) in table {
+        // 800 is not the head's instant: of equal length it is another history
+        assert_eq!(at(known, 800).is_near(&head(0, 0, next_offset)), want, "{known} {next_offset}");
+    }
+    assert!(at(10, 900).is_near(&head(0, 0, 10)));
 }

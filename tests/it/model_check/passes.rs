@@ -10,6 +10,7 @@ use oncelog::{
     rules::{
         append::{self, Plan, Request},
         fold::Entry,
+        ground,
         memory::{Head, Memory},
         provenance,
     },
@@ -84,7 +85,7 @@ impl World {
             Pass::Idle => false,
             Pass::Quick(group) => {
                 let requests = config.requests(self, group);
-                self.ledger.may_lock(&append::touched_logs(&requests), who)
+                self.ledger.may_lock(&ground::touched_logs(&requests), who)
             }
             Pass::Full(full) => match &full.step {
                 Step::Share if config.without == Some(Rule::ShareUnregistered) => true,
@@ -95,7 +96,7 @@ impl World {
                 }
                 Step::Lock { .. } => {
                     let requests = config.requests(self, &full.group);
-                    self.ledger.may_lock(&append::touched_logs(&requests), who)
+                    self.ledger.may_lock(&ground::touched_logs(&requests), who)
                 }
                 _ => true,
             },
@@ -134,7 +135,7 @@ impl Turn<'_> {
 
     fn start_full(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
         let requests = self.config.requests(&self.world, &group);
-        let grounded = append::grounded_logs(&requests);
+        let grounded = ground::grounded_logs(&requests);
         let memory = self.memory(replica);
         let known = positions(memory, &grounded);
         let early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
@@ -176,7 +177,7 @@ impl Turn<'_> {
                 log.producers.values_mut().for_each(|producer| producer.mark = log.fence);
             }
         }
-        if append::is_known(&memory, &requests) {
+        if ground::is_known(&memory, &requests) {
             self.set(replica, Pass::Quick(group));
         } else {
             self.start_full(replica, group, false);
@@ -220,7 +221,7 @@ impl Turn<'_> {
     }
 
     fn forget(&mut self, replica: usize, requests: &[Request]) {
-        for log_id in append::touched_logs(requests) {
+        for log_id in ground::touched_logs(requests) {
             self.memory(replica).remove(&log_id);
         }
     }
@@ -262,7 +263,7 @@ impl Turn<'_> {
     /// `Writer::full`, step by step.
     fn full_step(&mut self, replica: usize, mut full: Full) {
         let requests = self.config.requests(&self.world, &full.group);
-        let grounded = append::grounded_logs(&requests);
+        let grounded = ground::grounded_logs(&requests);
         full.step = match full.step.clone() {
             Step::ReadHeads => {
                 let heads = self.world.ledger.heads(&grounded);
@@ -296,7 +297,7 @@ impl Turn<'_> {
             }
             Step::Share => self.share(replica, &requests),
             Step::Lock { shared, held } => {
-                let touched = append::touched_logs(&requests);
+                let touched = ground::touched_logs(&requests);
                 self.world.ledger.lock(&touched, Who::Replica(replica));
                 Step::Load { shared, held, heads: self.world.ledger.heads(&grounded) }
             }
@@ -365,7 +366,7 @@ impl Turn<'_> {
         held: &Facts,
     ) -> Option<Step> {
         let loaded = self.load_at_once(replica, heads, requests, Some(held));
-        let now_at = positions(self.memory(replica), &append::grounded_logs(requests));
+        let now_at = positions(self.memory(replica), &ground::grounded_logs(requests));
         let agree = heads.iter().all(|h| now_at.get(&h.log_id) == Some(&h.next_offset));
         if !loaded || !agree {
             self.breaks(Broken::DoesNotLoad, true);
@@ -384,10 +385,11 @@ impl Turn<'_> {
             return None;
         }
         for (log_id, position) in &now_at {
-            let contended =
-                full.overtaken || full.known.get(log_id).is_some_and(|known| known != position);
+            let moved = full.known.get(log_id).is_some_and(|known| known != position);
             if let Some(log) = self.memory(replica).get_mut(log_id) {
-                log.contended = contended;
+                log.looked(full.overtaken || moved);
+                // after how many such looks does not matter here
+                log.contended_passes = log.contended_passes.min(1);
             }
         }
         Some(Step::Commit { now_at })
@@ -406,7 +408,7 @@ impl Turn<'_> {
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
             if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
-                for log_id in append::grounded_logs(&requests) {
+                for log_id in ground::grounded_logs(&requests) {
                     self.world.ledger.log_mut(log_id).head.fence += 1;
                 }
             }

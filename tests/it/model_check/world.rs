@@ -104,7 +104,8 @@ pub struct Known(pub Memory);
 impl Known {
     fn sorted(&self) -> Vec<(&LogId, [i64; 5], BTreeMap<&ProducerId, &Producer>)> {
         let numbers = |log: &LogMemory| {
-            let (contended, count) = (i64::from(log.contended), i64::from(log.partition_count));
+            let (contended, count) =
+                (i64::from(log.contended_passes), i64::from(log.partition_count));
             [log.next_offset, log.fence, log.last_appended_at.0, contended, count]
         };
         let mut logs: Vec<_> = (self.0.iter())

@@ -1,130 +1,24 @@
 //! The rules of the append protocol, one by one: each test fails when its rule is left out
 //! (`make mutants` leaves them out and looks).
 
-use std::{sync::Arc, time::Duration};
+mod world;
+
+use std::time::Duration;
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::Error,
     model::{
-        Code, ProducerId, TenantId,
-        session::{Opened, Sequences},
+        Code,
+        session::Sequences,
         topic::TopicPatch,
-        transfer::{Appended, Numbered, Placed, Read, Scope, Start},
+        transfer::{Appended, Placed, Read, Scope, Start},
     },
-    store::Store,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions, Connection};
 use tokio::time::{Instant, timeout};
 
-use crate::support::{self, name, proxy::Proxy};
-
-const TOPIC: &str = "orders";
-
-/// A replica behind a proxy of its own.
-struct Replica {
-    broker: Arc<Broker>,
-    tenant: TenantId,
-    proxy: Proxy,
-}
-
-impl Replica {
-    async fn append(
-        &self,
-        numbered: Option<(ProducerId, i64, i64)>,
-        scope: Scope,
-        records: &str,
-    ) -> Result<Appended, Error> {
-        let numbered = numbered.map(|(producer_id, epoch, sequence)| Numbered {
-            producer_id,
-            epoch,
-            sequence,
-        });
-        let append = support::append(numbered, records);
-        self.broker.append(self.tenant, &name(TOPIC), scope, append).await
-    }
-
-    /// One record into partition 0.
-    async fn one(
-        &self,
-        producer: ProducerId,
-        epoch: i64,
-        sequence: i64,
-    ) -> Result<Appended, Error> {
-        let record = format!(r#"{{"value":{sequence}}}"#);
-        self.append(Some((producer, epoch, sequence)), Scope::Partition(0), &record).await
-    }
-
-    async fn open(&self, id: &str) -> Opened {
-        self.broker.open_session(self.tenant, support::open(Some(id))).await.unwrap()
-    }
-
-    async fn producer(&self, id: &str) -> ProducerId {
-        self.open(id).await.session.producer_id
-    }
-}
-
-struct World {
-    options: PgConnectOptions,
-    replicas: Vec<Replica>,
-}
-
-/// Two replicas and a topic of one partition (more for those who ask).
-async fn world(partitions: i32) -> World {
-    world_with(partitions, 150).await
-}
-
-async fn world_with(partitions: i32, gap_wait_ms: u64) -> World {
-    let options = support::database().await;
-    let mut replicas = Vec::new();
-    for seed in 0..2 {
-        let proxy = Proxy::start(&options, seed).await;
-        let settings = Settings { gap_wait_ms, snapshot_rows: 1_000_000, ..Settings::default() };
-        let broker = support::broker(&proxy.options(&options), settings);
-        let tenant = support::tenant(&broker).await;
-        replicas.push(Replica { broker, tenant, proxy });
-    }
-    let Replica { broker, tenant, .. } = &replicas[0];
-    broker.put_topic(*tenant, &name(TOPIC), Some(partitions), None).await.unwrap();
-    World { options, replicas }
-}
-
-impl World {
-    async fn sql(&self, sql: &'static str) -> i64 {
-        let mut connection = self.options.connect().await.unwrap();
-        let number: Option<i64> =
-            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-        number.unwrap_or(0)
-    }
-
-    async fn snapshot_everything(&self) {
-        let store = Store::new(self.options.clone(), 1);
-        let mut connection = self.options.connect().await.unwrap();
-        let logs: Vec<(i64, i64)> = sqlx::query_as("select tenant_id, log_id from oncelog.logs")
-            .fetch_all(&mut connection)
-            .await
-            .unwrap();
-        for (tenant, log) in logs {
-            let log = oncelog::model::LogId(log);
-            oncelog::broker::snapshot(&store, TenantId(tenant), log).await.unwrap();
-        }
-    }
-}
-
-fn base(appended: &Appended) -> i64 {
-    let Placed::Partition { base_offset, .. } = appended.placed else { panic!("{appended:?}") };
-    base_offset.unwrap()
-}
-
-fn is_duplicate_at(result: Result<Appended, Error>, offset: i64) {
-    let appended = result.unwrap();
-    assert!(appended.duplicate, "{appended:?}");
-    assert_eq!(base(&appended), offset);
-}
-
-fn code(result: Result<Appended, Error>) -> Code {
-    result.expect_err("refused").code
-}
+use crate::support::{self, name};
+use world::*;
 
 #[tokio::test]
 async fn a_quick_pass_is_one_round_trip() {
@@ -297,6 +191,39 @@ async fn rule_7_a_pass_that_does_not_compare_has_not_happened() {
     b.one(q, 0, 1).await.unwrap();
     let appended = a.one(p, 0, 1).await.unwrap();
     assert_eq!((base(&appended), appended.duplicate), (3, false));
+}
+
+const WAITING: &str = "select count(*) from pg_stat_activity \
+    where datname = current_database() and wait_event_type = 'Lock'";
+
+#[tokio::test]
+async fn what_comes_while_a_pass_waits_for_its_locks_joins_it() {
+    let world = world(2).await;
+    let [a, _] = &world.replicas[..] else { panic!() };
+    let (p, q) = (a.producer("p").await, a.producer("q").await);
+    a.one(p, 0, 0).await.unwrap();
+    let mut connection = world.options.connect().await.unwrap();
+    let mut held = connection.begin().await.unwrap();
+    let lock = "select 1::bigint from oncelog.logs where partition = 0 for no key update";
+    sqlx::query(lock).execute(&mut *held).await.unwrap();
+    // a new producer takes a full pass; the others come while it waits
+    let first = a.one(q, 0, 0);
+    let then = async {
+        while world.sql(WAITING).await == 0 {}
+        let known = a.one(p, 0, 1);
+        let elsewhere = a.append(None, Scope::Partition(1), "{\"value\":1}");
+        // polled after the others, which are in the queue then
+        let release = async { held.commit().await.unwrap() };
+        tokio::join!(known, elsewhere, release)
+    };
+    let (first, (known, elsewhere, ())) = tokio::join!(first, then);
+    assert_eq!(base(&elsewhere.unwrap()), 0);
+    assert_eq!([base(&first.unwrap()), base(&known.unwrap())], [1, 2]);
+    // decided together, they share a row
+    assert_eq!(
+        world.sql("select record_count from oncelog.batches where base_offset = 1").await,
+        2
+    );
 }
 
 #[tokio::test]

@@ -1,0 +1,80 @@
+//! What the answers of a group of appends stand on: nothing leaves before every log here is
+//! confirmed.
+
+use std::collections::BTreeMap;
+
+use super::{append::Request, memory::Memory};
+use crate::model::LogId;
+
+/// How much of a log's memory the answers of a group stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ground {
+    Nothing,
+    Fence,
+    Position,
+}
+
+/// What a group stands on, by log.
+pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
+    let mut grounds = BTreeMap::new();
+    let mut stand = |log_id, ground: Ground| {
+        let known = grounds.entry(log_id).or_insert(ground);
+        *known = ground.max(*known);
+    };
+    for request in group {
+        let numbered = request.numbered.is_some();
+        let home = match request.spread {
+            _ if numbered || request.expected_offset.is_some() => Ground::Position,
+            Some(_) => Ground::Fence,
+            None => Ground::Nothing,
+        };
+        stand(request.home, home);
+        // the bases of a numbered topic append go into its provenance
+        let parts = if numbered { Ground::Position } else { Ground::Nothing };
+        request.parts.iter().for_each(|part| stand(part.log_id, parts));
+    }
+    grounds
+}
+
+/// The logs whose memory the answers of a group stand on, by id.
+pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
+    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Ground::Nothing);
+    grounded.map(|(log_id, _)| log_id).collect()
+}
+
+/// Every log a group touches, by id: the order in which they are locked.
+pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
+    grounds(group).into_keys().collect()
+}
+
+/// Whether the memory can decide this group, and is likely to be right: it knows every log an answer
+/// would stand on, and read every producer's epoch under the log's present fence.
+pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
+    let likely = |log_id: &LogId| memory.get(log_id).is_some_and(|log| log.contended_passes == 0);
+    grounded_logs(group).iter().all(likely) && group.iter().all(|r| is_read(memory, r))
+}
+
+/// Whether a request that came after the heads of a group were locked and loaded may be decided with
+/// it: it touches and stands on nothing else, and its producer's epoch is read.
+pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request: &Request) -> bool {
+    let alone = std::slice::from_ref(request);
+    let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
+    within(touched_logs(alone), touched)
+        && within(grounded_logs(alone), grounded)
+        && is_read(memory, request)
+}
+
+/// Whether what a request says of its topic and producer can be judged.
+fn is_read(memory: &Memory, request: &Request) -> bool {
+    let home = memory.get(&request.home);
+    let spread_known = request
+        .spread
+        .is_none_or(|spread| home.is_some_and(|log| log.partition_count == spread.partition_count));
+    let producer_known = request.numbered.is_none_or(|numbered| {
+        home.is_some_and(|log| {
+            let producer = log.producers.get(&numbered.producer_id);
+            producer.is_some_and(|p| p.registered && p.mark == log.fence)
+        })
+    });
+    spread_known && producer_known
+}
