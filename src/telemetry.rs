@@ -69,7 +69,9 @@ metrics_table! {
     SNAPSHOTS_TOTAL               Counter   "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
     JANITOR_RUNS_TOTAL            Counter   "oncelog_janitor_runs_total" ["task"]
-        "Logs that a clean-up round of the janitor worked on.";
+        "Logs, producers and open ids that a clean-up round of the janitor worked on.";
+    EXPIRED_PRODUCERS_TOTAL       Counter   "oncelog_expired_producers_total" ["kind"]
+        "Producers forgotten after they had been idle too long.";
     EMBEDDED_RESTARTS_TOTAL       Counter   "oncelog_embedded_restarts_total" []
         "Times the embedded PostgreSQL died and was started again.";
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::Broker;
+use super::{Broker, expiry};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -21,24 +21,34 @@ pub async fn run(broker: Arc<Broker>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        if let Err(error) = sweep(&broker.store).await {
+        if let Err(error) = sweep(&broker.store, &broker.expiry).await {
             tracing::debug!(%error, "the janitor will try again");
         }
     }
 }
 
 /// One round: everything that is due, chunk by chunk.
-pub async fn sweep(store: &Store) -> Result<(), store::Error> {
+pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
+    sweep_logs(store).await?;
+    count("expiry", rounds.expire(store).await?);
+    count("open_ids", expiry::drop_orphaned_opens(store).await?);
+    Ok(())
+}
+
+async fn sweep_logs(store: &Store) -> Result<(), store::Error> {
     let due = store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_SWEEP))).await?;
-    for log in count("trim", due) {
+    count("trim", due.len() as u64);
+    for log in due {
         while store.transaction(move |c| Box::pin(trim_chunk(c, log))).await? {}
     }
     let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
-    for (tenant, log) in count("snapshot", due) {
+    count("snapshot", due.len() as u64);
+    for (tenant, log) in due {
         snapshot(store, tenant, log).await?;
     }
     let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
-    for log in count("doomed_logs", due) {
+    count("doomed_logs", due.len() as u64);
+    for log in due {
         let remove = move || {
             store.transaction(move |c| {
                 Box::pin(store::janitor::remove_doomed(c, log, ROWS_PER_CHUNK))
@@ -49,9 +59,8 @@ pub async fn sweep(store: &Store) -> Result<(), store::Error> {
     Ok(())
 }
 
-fn count<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
-    metrics::counter!(telemetry::JANITOR_RUNS_TOTAL, "task" => task).increment(due.len() as u64);
-    due
+fn count(task: &'static str, due: u64) {
+    metrics::counter!(telemetry::JANITOR_RUNS_TOTAL, "task" => task).increment(due);
 }
 
 async fn trim_chunk(

@@ -68,6 +68,7 @@ pub fn document() -> Bytes {
         (name = "appends", description = "Records in"),
         (name = "reads", description = "Records out"),
         (name = "topics", description = "Named sets of partitions"),
+        (name = "settings", description = "What holds for the tenant"),
         (name = "service", description = "Probes, metrics and this document"))
 )]
 pub struct Document;
@@ -116,10 +117,12 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
     let read: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
     let producer: &[Code] = &[Code::UnknownProducer];
     let end: &[Code] = &[Code::UnknownProducer, Code::OutcomeUnknown];
+    let settings: &[Code] = &[Code::PreconditionFailed, Code::OutcomeUnknown];
     Some(match operation_id {
         "put_topic" => vec![EVERY, ANSWERING, TAKING, put],
         "get_topic" => vec![EVERY, ANSWERING, topic],
-        "list_topics" | "list_sessions" => vec![EVERY, ANSWERING],
+        "list_topics" | "list_sessions" | "get_settings" => vec![EVERY, ANSWERING],
+        "patch_settings" => vec![EVERY, ANSWERING, TAKING, settings],
         "patch_topic" => vec![EVERY, ANSWERING, TAKING, patch],
         "delete_topic" => vec![EVERY, topic_write],
         "trim_partition" => vec![EVERY, read, &[Code::OutcomeUnknown]],
@@ -236,7 +239,7 @@ mod tests {
                 ids.push(id);
             }
         }
-        assert_eq!(ids.len(), 18);
+        assert_eq!(ids.len(), 20);
     }
 
     #[test]

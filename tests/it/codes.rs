@@ -132,6 +132,8 @@ async fn of_topics() -> Produced {
         )
         .await;
     produced.push((Code::QuotaExceeded, server.put("/v1/topics/one-more").await));
+    let conditional = server.patch("/v1/settings").header("if-match", "\"another\"").json("{}");
+    produced.push((Code::PreconditionFailed, conditional.await));
     produced
 }
 

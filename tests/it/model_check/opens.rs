@@ -256,15 +256,15 @@ impl Turn<'_> {
         let (epoch, fencing) = (*epoch, session.row.fencing);
         match rules::session::repeat(
             &open_of(open.producer, open.wish.sequences()),
-            &session.row,
-            epoch,
+            Some(session.row.clone()),
+            (open.producer, epoch),
         ) {
             Err(_) => {
                 self.note(Seen::RepeatedOpenFenced);
                 None
             }
-            Ok(()) if fencing => Some(OpenStep::ListAgain { epoch }),
-            Ok(()) => {
+            Ok(_) if fencing => Some(OpenStep::ListAgain { epoch }),
+            Ok(_) => {
                 self.note(Seen::RepeatedOpen);
                 Some(self.standings(open.producer, epoch))
             }
