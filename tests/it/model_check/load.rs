@@ -134,7 +134,8 @@ impl Loader<'_> {
             let log = self.memory.get_mut(&log_id);
             let producer = log.and_then(|log| log.producers.get_mut(&id));
             if let (Some(producer), Some(fence)) = (producer, fence) {
-                let mut facts = self.ledger.sessions.get(&id).map(|session| session.row.facts);
+                let session = self.ledger.sessions.get(&id).filter(|session| !session.expired);
+                let mut facts = session.map(|session| session.row.facts);
                 if let (Some(facts), Some(Rule::ResetEpoch)) = (&mut facts, self.without) {
                     facts.reset_epoch = 0;
                 }

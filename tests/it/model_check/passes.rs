@@ -352,7 +352,7 @@ impl Turn<'_> {
             self.note(Seen::LoadedBehindATrim);
         }
         if !unregistered(self.memory(replica), requests).is_subset(shared) {
-            // states never vanish here (nothing expires), so this is not reached
+            // its state was read before the lock, and it has expired since
             self.world.ledger.release(Who::Replica(replica));
             self.start_full(replica, full.group.clone(), full.overtaken || full.is_redo);
             return None;
