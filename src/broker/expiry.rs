@@ -140,7 +140,7 @@ fn tell(tenant: TenantId, expired: &SessionRow) {
     let kind = if expired.transactional_id.is_some() { "named" } else { "unnamed" };
     metrics::counter!(telemetry::EXPIRED_PRODUCERS_TOTAL, "kind" => kind).increment(1);
     let transactional_id = expired.transactional_id.as_ref().map(ToString::to_string);
-    tracing::info!(
+    tracing::debug!(
         tenant_id = tenant.0,
         producer_id = expired.producer_id.0,
         transactional_id,

@@ -115,7 +115,7 @@ impl Broker {
         let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
         let broker = Arc::new(Self {
             topics: topic::Topics::new(store.clone()),
-            settings: settings::TenantsSettings::new(store.clone(), tasks.clone()),
+            settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,

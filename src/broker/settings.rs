@@ -10,7 +10,7 @@ use std::{
 
 use moka::{Entry, future::Cache, ops::compute::Op};
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Broker, Error, REMEMBERED_TENANTS};
 use crate::{
@@ -33,6 +33,7 @@ pub struct TenantsSettings {
     store: Store,
     known: Cache<TenantId, Arc<Known>>,
     tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 struct Known {
@@ -51,8 +52,8 @@ impl Known {
 }
 
 impl TenantsSettings {
-    pub fn new(store: Store, tasks: TaskTracker) -> Self {
-        Self { store, known: Cache::new(REMEMBERED_TENANTS), tasks }
+    pub fn new(store: Store, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        Self { store, known: Cache::new(REMEMBERED_TENANTS), tasks, stop }
     }
 
     /// What the tenant's own settings were a second ago, or later.
@@ -66,10 +67,11 @@ impl TenantsSettings {
         }
         if age >= REFRESH_AFTER && !known.refreshing.swap(true, Ordering::Relaxed) {
             let refresh = self.clone();
-            self.tasks.spawn(async move {
+            let refresh = async move {
                 // in vain: the next that finds nothing young enough tells why
                 let _ = refresh.younger_than(REFRESH_AFTER, tenant).await;
-            });
+            };
+            self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(refresh));
         }
         Ok(known.settings.clone())
     }

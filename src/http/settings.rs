@@ -229,11 +229,16 @@ fn answer(settings: &TenantSettings) -> Result<Response, Error> {
 
 /// The validators of a conditional request. None: there is no such header.
 fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
-    let mut fields = headers.get_all(name).iter().peekable();
+    let mut fields = headers.get_all(&name).iter().peekable();
     fields.peek()?;
     let texts = fields.filter_map(|field| field.to_str().ok());
-    let tags: Vec<String> =
-        texts.flat_map(|text| text.split(',')).map(|tag| tag.trim().to_owned()).collect();
+    let tags = texts.flat_map(|text| text.split(',')).map(str::trim);
+    // what a proxy has weakened is still known, though not enough to change something by it
+    let tag = |tag: &str| match tag.strip_prefix("W/") {
+        Some(weak) if name == IF_NONE_MATCH => weak.to_owned(),
+        _ => tag.to_owned(),
+    };
+    let tags: Vec<String> = tags.map(tag).collect();
     Some(if tags == ["*"] { IfMatch::Any } else { IfMatch::OneOf(tags) })
 }
 
