@@ -1,9 +1,9 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture mutants openapi
+.PHONY: help run test torture mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
@@ -22,5 +22,25 @@ mutants: ## Leave the rules of the append protocol out, one by one, and see a te
 	@scripts/ensure-postgres
 	scripts/mutants
 
+check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that what it saw
+	@scripts/ensure-postgres
+	@scripts/ensure-prometheus
+	cargo test --locked --test it -- --ignored --nocapture metrics::tools
+
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
+
+docs: ## Write the tables of docs/configuration.md, settings.md and metrics.md from the code
+	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table metrics::document::the_committed
+
+lint-openapi: ## Lint the OpenAPI document; needs Node.js, which it installs on Debian and Ubuntu
+	@scripts/lint-openapi
+
+bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n] [DATA_DIR=dir]
+	@scripts/ensure-postgres
+	cargo bench --locked --bench figures -- --rows "$(ROWS)" \
+		$(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+
+bench-short: ## See that `make bench` works, in a minute; its figures mean nothing
+	@scripts/ensure-postgres
+	cargo bench --locked --profile dev --bench figures -- --short --rows "$(ROWS)"

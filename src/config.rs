@@ -84,15 +84,15 @@ macro_rules! keys {
 }
 
 keys! {
-    /// Where to serve HTTP; without a token key only a loopback address
+    /// The address to serve HTTP on; without a token key it must be a loopback address
     listen: SocketAddr = "127.0.0.1:8080", public "ADDRESS" address;
-    /// The directory of the PostgreSQL that oncelog runs itself
+    /// The data of the PostgreSQL that oncelog runs itself when no database_url is given
     data_dir: PathBuf = "./data", public "DIR" path;
-    /// A PostgreSQL server to use instead of an own one
+    /// A PostgreSQL database to use instead of a private one; then a token key is needed
     database_url: Option<SecretString> = "", secret "URL" optional(database_url);
-    /// The key of HS256 tokens, at least 32 bytes
+    /// The secret that signs HS256 tokens, at least 32 bytes; excludes token_jwks_file
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
-    /// A JWKS file with the keys of tokens
+    /// A JWKS file with the public keys that tokens are checked against
     token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
     /// The `aud` that tokens must have
     token_audience: String = "oncelog", public "NAME" word;
@@ -104,9 +104,9 @@ keys! {
     worker_threads: usize = "0", public "COUNT" cores(2, 1024);
     /// Database connections for reads and administration
     pool_connections: u32 = "10", public "COUNT" number(1..=1000);
-    /// How long a sequenced append waits for the ones before it
+    /// How long an append that overtook others of its producer waits for them
     gap_wait_ms: u64 = "1000", public "MS" number(0..=60_000);
-    /// Largest request body, after decompression
+    /// The largest request body, after decompression
     max_body_bytes: usize = "16777216", public "BYTES" number(1 << 16..=1 << 30);
     /// How long a request body may take to arrive
     body_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
@@ -116,13 +116,13 @@ keys! {
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
     /// Most reads that may wait for records at a time
     max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
-    /// Most bytes of request bodies held at a time, and of answers
+    /// Most bytes of request bodies held in memory at a time, and as many of answers
     max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
-    /// Most bytes of recent records kept for reads
+    /// Most bytes of recent records kept in memory for reads
     page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);
-    /// How long to let requests end when stopping
+    /// How long requests in flight may take to end when the server stops
     drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
-    /// Batches of a log after which its sessions are written down
+    /// Rows of a log after which a snapshot of its producers' state is taken
     snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
     /// How log lines look: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;
@@ -155,10 +155,16 @@ impl fmt::Display for Mistakes {
     }
 }
 
+/// As a configuration file, which it is, save for its secrets.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().try_for_each(|Entry { name, shown, origin }| {
-            writeln!(f, "{name} = {shown}  # {origin}")
+            let value = match shown.parse::<u64>() {
+                Ok(number) => number.to_string(),
+                // a JSON string is a TOML string
+                Err(_) => serde_json::Value::from(shown.as_str()).to_string(),
+            };
+            writeln!(f, "{name} = {value}  # {origin}")
         })
     }
 }

@@ -1,89 +1,37 @@
 //! Log lines and metrics: how they leave the process. Every metric's name, labels and help are
-//! written once, in the table below. Label values come from closed sets (operations, codes, kinds),
-//! never from a client.
+//! written once, in the table. Label values come from closed sets (operations, codes, kinds), never
+//! from a client.
+//!
+//! Looking a metric up costs a hash and an allocation, so what is measured for every request has
+//! its handles made once, when its owner starts.
 
-use std::{io::IsTerminal, sync::OnceLock};
+mod table;
+
+use std::{
+    cell::Cell,
+    io::IsTerminal,
+    sync::OnceLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::Context;
-use metrics::{describe_counter, describe_gauge, describe_histogram};
+use metrics::{Counter, Gauge, Label as KeyLabel};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_process::Collector;
 use tracing::{Level, level_filters::LevelFilter};
 use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::config::LogFormat;
+pub use table::*;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-/// One row of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Metric {
-    pub name: &'static str,
-    pub kind: Kind,
-    pub labels: &'static [&'static str],
-    pub help: &'static str,
-}
-
-macro_rules! metrics_table {
-    ($($constant:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
-        $(#[doc = $help] pub const $constant: &str = $name;)*
-
-        /// Every metric there is.
-        pub const METRICS: &[Metric] = &[$(Metric {
-            name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help,
-        }),*];
-    };
-}
-
-metrics_table! {
-    HTTP_REQUESTS_TOTAL           Counter   "oncelog_http_requests_total" ["operation", "status"]
-        "Requests answered.";
-    HTTP_REQUEST_DURATION_SECONDS Histogram "oncelog_http_request_duration_seconds" ["operation"]
-        "Time from a request's head to its answer, the time a read waited for records included.";
-    HTTP_CONNECTIONS              Gauge     "oncelog_http_connections" []
-        "Open connections.";
-    ERRORS_TOTAL                  Counter   "oncelog_errors_total" ["code"]
-        "Problems answered.";
-    APPENDS_TOTAL                 Counter   "oncelog_appends_total" ["outcome"]
-        "Append requests decided.";
-    APPENDED_RECORDS_TOTAL        Counter   "oncelog_appended_records_total" []
-        "Records appended.";
-    APPENDED_BYTES_TOTAL          Counter   "oncelog_appended_bytes_total" []
-        "Bytes of the records appended, before compression.";
-    PASSES_TOTAL                  Counter   "oncelog_passes_total" ["kind"]
-        "Trips of a lane to the database.";
-    COMPARE_FAILURES_TOTAL        Counter   "oncelog_compare_failures_total" []
-        "Appends that found a log moved by another process and were done again.";
-    GROUP_REQUESTS                Histogram "oncelog_group_requests" []
-        "Append requests that one pass carried.";
-    READS_TOTAL                   Counter   "oncelog_reads_total" []
-        "Reads answered.";
-    READ_RECORDS_TOTAL            Counter   "oncelog_read_records_total" []
-        "Records handed out.";
-    WAITING_READS                 Gauge     "oncelog_waiting_reads" []
-        "Reads that wait for records.";
-    SNAPSHOTS_TOTAL               Counter   "oncelog_snapshots_total" []
-        "Snapshots of producer sessions written.";
-    JANITOR_RUNS_TOTAL            Counter   "oncelog_janitor_runs_total" ["task"]
-        "Logs, producers and open ids that a clean-up round of the janitor worked on.";
-    EXPIRED_PRODUCERS_TOTAL       Counter   "oncelog_expired_producers_total" ["kind"]
-        "Producers forgotten after they had been idle too long.";
-    EMBEDDED_RESTARTS_TOTAL       Counter   "oncelog_embedded_restarts_total" []
-        "Times the embedded PostgreSQL died and was started again.";
-}
+use crate::{config::LogFormat, model::Code};
 
 /// One more in a gauge, for as long as it lives.
-pub struct Counted(metrics::Gauge);
+pub struct Counted(Gauge);
 
 impl Counted {
-    pub fn new(name: &'static str) -> Self {
-        let gauge = metrics::gauge!(name);
+    pub fn new(gauge: &Gauge) -> Self {
         gauge.increment(1.0);
-        Self(gauge)
+        Self(gauge.clone())
     }
 }
 
@@ -93,12 +41,52 @@ impl Drop for Counted {
     }
 }
 
+/// A counter for every problem code.
+pub struct ByCode(Vec<Counter>);
+
+impl ByCode {
+    pub fn new(counter: impl Fn(Code) -> Counter) -> Self {
+        Self(Code::ALL.iter().map(|code| counter(*code)).collect())
+    }
+
+    pub fn count(&self, code: Code) {
+        // the codes stand in `ALL` in their order
+        if let Some(counter) = self.0.get(code as usize) {
+            counter.increment(1);
+        }
+    }
+}
+
+tokio::task_local! {
+    static WAITED: Cell<Duration>;
+}
+
+/// Runs the work of a request; answers as well how long it said to have `waited`.
+pub async fn counting_waits<T>(work: impl Future<Output = T>) -> (T, Duration) {
+    let work = async { (work.await, WAITED.get().get()) };
+    WAITED.scope(Cell::default(), work).await
+}
+
+/// Time that a request waited for its client or for other clients, not for the server: no part of
+/// its duration.
+pub fn waited(time: Duration) {
+    // outside of a request nobody asks
+    let _ = WAITED.try_with(|waited| waited.set(waited.get() + time));
+}
+
+/// Seconds since 1970, for gauges of instants.
+pub fn timestamp_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0,
 ];
-const GROUP_SIZES: &[f64] =
-    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
+const COUNTS: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
+const BYTES: &[f64] =
+    &[256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0];
 
 /// Sends log lines to standard error, which leaves standard output to what a command prints. The
 /// level is ours; other crates speak from `warn` up. A second call in one process does nothing.
@@ -119,82 +107,87 @@ pub fn start_logging(format: LogFormat, level: LevelFilter) {
     };
 }
 
-/// The metrics of this process; the first call begins to record. Render it for `/metrics`, and call
-/// `run_upkeep` every few seconds, or histograms keep every observation.
-pub fn metrics() -> anyhow::Result<&'static PrometheusHandle> {
-    static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
-    if let Some(handle) = RECORDER.get() {
-        return Ok(handle);
+/// What `/metrics` shows.
+pub struct Metrics {
+    exporter: PrometheusHandle,
+    process: Collector,
+}
+
+impl Metrics {
+    /// In the Prometheus text format.
+    pub fn render(&self) -> String {
+        self.process.collect();
+        self.exporter.render()
     }
+
+    /// To be called every second or so: until then, or a `render`, histograms keep every
+    /// observation.
+    pub fn run_upkeep(&self) {
+        self.exporter.run_upkeep();
+    }
+}
+
+/// The metrics of this process; the first call begins to record. Handles made before record
+/// nothing.
+pub fn metrics() -> anyhow::Result<&'static Metrics> {
+    static STARTED: OnceLock<Metrics> = OnceLock::new();
+    if let Some(metrics) = STARTED.get() {
+        return Ok(metrics);
+    }
+    let counts = |builder: PrometheusBuilder, name: &str| {
+        builder.set_buckets_for_metric(Matcher::Full(name.into()), COUNTS)
+    };
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
-        .and_then(|builder| {
-            builder.set_buckets_for_metric(Matcher::Full(GROUP_REQUESTS.into()), GROUP_SIZES)
-        })
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_bytes".into()), BYTES))
+        .and_then(|builder| counts(builder, GROUP_REQUESTS))
+        .and_then(|builder| counts(builder, GROUP_RECORDS))
+        .and_then(|builder| counts(builder, LOOK_READS))
         .context("cannot set up the metrics")?
         .build_recorder();
-    let handle = RECORDER.get_or_init(|| {
-        let handle = recorder.handle();
+    let metrics = STARTED.get_or_init(|| {
+        let metrics = Metrics { exporter: recorder.handle(), process: Collector::default() };
         // Within `get_or_init` it happens once, so it can only fail if somebody else recorded before.
         if metrics::set_global_recorder(recorder).is_err() {
             tracing::error!("another metrics recorder is installed; /metrics stays empty");
         }
-        describe();
-        handle
+        table::METRICS.iter().for_each(announce);
+        metrics::gauge!(table::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        metrics.process.describe();
+        metrics
     });
-    Ok(handle)
+    Ok(metrics)
 }
 
-fn describe() {
-    for metric in METRICS {
+/// Describes a metric, and shows it with 0 where its labels' values are written in the table: a
+/// rate begins at the first event, not at the second.
+fn announce(metric: &Metric) {
+    match metric.kind {
+        Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
+        Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
+        Kind::Histogram => metrics::describe_histogram!(metric.name, metric.help),
+    }
+    let mut series: Vec<Vec<KeyLabel>> = vec![Vec::new()];
+    for label in metric.labels {
+        let Some(values) = label.values.listed() else { return };
+        let with = |before: &Vec<KeyLabel>, value| {
+            let mut labels = before.clone();
+            labels.push(KeyLabel::new(label.name, value));
+            labels
+        };
+        series = series
+            .iter()
+            .flat_map(|before| values.iter().map(move |value| with(before, *value)))
+            .collect();
+    }
+    for labels in series {
         match metric.kind {
-            Kind::Counter => describe_counter!(metric.name, metric.help),
-            Kind::Gauge => describe_gauge!(metric.name, metric.help),
-            Kind::Histogram => describe_histogram!(metric.name, metric.help),
+            Kind::Counter => drop(metrics::counter!(metric.name, labels)),
+            Kind::Gauge => drop(metrics::gauge!(metric.name, labels)),
+            Kind::Histogram => drop(metrics::histogram!(metric.name, labels)),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn installs_once_and_renders_help_and_buckets() {
-        let handle = metrics().unwrap();
-        metrics().unwrap();
-        metrics::counter!(APPENDS_TOTAL, "outcome" => "appended").increment(2);
-        metrics::histogram!(HTTP_REQUEST_DURATION_SECONDS, "operation" => "read").record(0.02);
-        metrics::histogram!(GROUP_REQUESTS).record(3.0);
-        let text = handle.render();
-        for line in [
-            "# HELP oncelog_appends_total Append requests decided.",
-            "# TYPE oncelog_appends_total counter",
-            "oncelog_appends_total{outcome=\"appended\"} 2",
-            "oncelog_http_request_duration_seconds_bucket{operation=\"read\",le=\"0.025\"} 1",
-            "oncelog_group_requests_bucket{le=\"4\"} 1",
-        ] {
-            assert!(text.contains(line), "{line} is not in\n{text}");
-        }
-    }
-
-    #[test]
-    fn logging_twice_does_not_panic() {
-        start_logging(LogFormat::Text, LevelFilter::ERROR);
-        start_logging(LogFormat::Json, LevelFilter::ERROR);
-    }
-
-    #[test]
-    fn names_follow_the_rules_of_prometheus() {
-        for metric in METRICS {
-            assert!(metric.name.starts_with("oncelog_"), "{}", metric.name);
-            assert_eq!(
-                metric.name.ends_with("_total"),
-                metric.kind == Kind::Counter,
-                "{}",
-                metric.name
-            );
-            assert!(metric.help.ends_with('.'), "{}", metric.name);
-        }
-    }
-}
+mod tests;

@@ -28,7 +28,6 @@ use crate::{
         spread,
     },
     store::topics::StoredTopic,
-    telemetry,
 };
 
 /// How often an append resolves its topic again because the topic has changed under it.
@@ -41,6 +40,19 @@ const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Broker {
     pub async fn append(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        scope: Scope,
+        append: Append,
+    ) -> Result<Appended, Error> {
+        let (records, bytes) = (append.batch.records.len(), append.batch.lines.len());
+        let answer = self.try_append(tenant, topic, scope, append).await;
+        self.appends.answered(records, bytes, &answer);
+        answer
+    }
+
+    async fn try_append(
         &self,
         tenant: TenantId,
         topic: &Name,
@@ -65,39 +77,23 @@ impl Broker {
             );
             request.too_large = too_large(&batch, limits);
             let (answer, answered) = oneshot::channel();
-            let ticket = Ticket { lines, answer, arrived_at, maybe_written: false };
+            let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {
                     let placed = placed(scope, &placement, &batch).ok_or_else(Error::internal)?;
-                    count(if duplicate { "duplicate" } else { "appended" }, &batch);
                     return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
                 }
                 Outcome::Forgotten => {
-                    count("duplicate", &batch);
                     let placed = nowhere(scope, &batch);
                     return Ok(Appended { placed, duplicate: true, appended_at: None });
                 }
-                Outcome::Refused(refusal) => {
-                    count("refused", &batch);
-                    return Err(refusal.into());
-                }
-                Outcome::Failed(error) => {
-                    count("failed", &batch);
-                    return Err(error);
-                }
+                Outcome::Refused(refusal) => return Err(refusal.into()),
+                Outcome::Failed(error) => return Err(error),
                 Outcome::Stale => {}
             }
         }
         Err(Error::unavailable("The topic keeps changing under this append. Nothing was changed."))
-    }
-}
-
-fn count(outcome: &'static str, batch: &Batch) {
-    metrics::counter!(telemetry::APPENDS_TOTAL, "outcome" => outcome).increment(1);
-    if outcome == "appended" {
-        metrics::counter!(telemetry::APPENDED_RECORDS_TOTAL).increment(batch.records.len() as u64);
-        metrics::counter!(telemetry::APPENDED_BYTES_TOTAL).increment(batch.lines.len() as u64);
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     model::{Code, Name, Partition},
     rules::Refusal,
-    store,
+    store, telemetry,
 };
 
 /// What an operation answers instead of its result.
@@ -142,6 +142,7 @@ impl From<Refusal> for Error {
 impl From<store::Error> for Error {
     /// The database's own words go to the log, here, once.
     fn from(error: store::Error) -> Self {
+        metrics::counter!(telemetry::DATABASE_ERRORS_TOTAL, "kind" => error.kind()).increment(1);
         match &error {
             store::Error::Contended(_) => {
                 tracing::warn!(%error, "gave up on a contended row");

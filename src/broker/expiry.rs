@@ -9,6 +9,8 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use uuid::Uuid;
+
 use crate::{
     model::{
         LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS, settings::OwnSettings,
@@ -18,7 +20,7 @@ use crate::{
         expiry::{Verdict, judge, limited_by},
         session::SessionRow,
     },
-    store::{self, Connection, Store, expiry::IdleSince},
+    store::{self, Connection, Store, expiry::IdleSince, janitor::Chunk},
     telemetry,
 };
 
@@ -34,42 +36,42 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Looks at producers that may have been idle too long, and forgets those that have. Answers how
-    /// many it looked at.
-    pub async fn expire(&self, store: &Store) -> Result<u64, store::Error> {
+    /// Producers that may have been idle too long.
+    pub async fn idle(&self, store: &Store) -> Result<Vec<(TenantId, ProducerId)>, store::Error> {
         let after = TenantId(self.after_tenant.load(Ordering::Relaxed));
         let (idle, last) = store.run(move |c| Box::pin(idle_producers(c, after))).await?;
         self.after_tenant.store(last.map_or(0, |tenant| tenant.0), Ordering::Relaxed);
-        let count = idle.len() as u64;
-        for (tenant, producer) in idle {
-            let look = store.transaction(move |c| Box::pin(look(c, tenant, producer)));
-            match look.await {
-                Ok(Some(expired)) => tell(tenant, &expired),
-                // one that is held for long must not hold up the others
-                Ok(None) | Err(store::Error::Contended(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(count)
+        Ok(idle)
     }
 }
 
-/// Drops the open ids that expired producers have left, once no open is accepted by them. Answers
-/// how many.
-pub async fn drop_orphaned_opens(store: &Store) -> Result<u64, store::Error> {
-    let drop = store.run(|connection| {
+/// Forgets the producer, if it has been idle too long.
+pub async fn look_at(
+    store: &Store,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Chunk, store::Error> {
+    match store.transaction(move |c| Box::pin(look(c, tenant, producer))).await {
+        Ok(Some((expired, chunk))) => {
+            tell(tenant, &expired);
+            Ok(chunk)
+        }
+        // one that is held for long must not hold up the others
+        Ok(None) | Err(store::Error::Contended(_)) => Ok(Chunk { rows: 0, more: false }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Open ids of expired producers, by which no open is accepted any more.
+pub async fn orphaned_opens(store: &Store) -> Result<Vec<(TenantId, Uuid)>, store::Error> {
+    let orphaned = store.run(|connection| {
         Box::pin(async move {
             let now = store::sessions::clock(connection).await?;
             let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
-            let orphaned =
-                store::expiry::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND).await?;
-            for (tenant, open_id) in &orphaned {
-                store::expiry::drop_orphaned_open(connection, *tenant, *open_id).await?;
-            }
-            Ok::<_, store::Error>(orphaned.len() as u64)
+            store::expiry::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND).await
         })
     });
-    drop.await
+    orphaned.await
 }
 
 /// Producers of the next tenants that are to be looked at, and the last of these tenants if there
@@ -100,7 +102,7 @@ async fn look(
     connection: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, store::Error> {
+) -> Result<Option<(SessionRow, Chunk)>, store::Error> {
     let Some(session) = store::expiry::lock(connection, tenant, producer).await? else {
         return Ok(None);
     };
@@ -116,8 +118,8 @@ async fn look(
         return Ok(None);
     }
     store::logs::raise_fences(connection, tenant, &logs).await?;
-    store::expiry::forget(connection, tenant, producer).await?;
-    Ok(Some(session))
+    let chunk = store::expiry::forget(connection, tenant, producer).await?;
+    Ok(Some((session, chunk)))
 }
 
 async fn verdict(

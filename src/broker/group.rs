@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::Error;
+use super::{Error, measures::Parked};
 use crate::{
     model::{Batch, TenantId, Timestamp},
     rules::{
@@ -61,11 +61,16 @@ pub struct Ticket {
     pub arrived_at: Instant,
     /// A statement that held it was sent, and its answer lost.
     pub maybe_written: bool,
+    /// It has overtaken others, and waits for them.
+    pub parked: Option<Parked>,
 }
 
 impl Ticket {
     /// A client that has hung up does not hear it.
     pub fn answer(self, outcome: Outcome) {
+        if let Some(parked) = self.parked {
+            parked.end(&outcome);
+        }
         let _ = self.answer.send(outcome);
     }
 

@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{Broker, expiry};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
-    store::{self, Connection, Store, snapshots::FoldedState},
+    store::{self, Connection, Store, janitor::Chunk, snapshots::FoldedState},
     telemetry,
 };
 
@@ -21,75 +23,128 @@ pub async fn run(broker: Arc<Broker>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        if let Err(error) = sweep(&broker.store, &broker.expiry).await {
-            tracing::debug!(%error, "the janitor will try again");
+        // what failed was logged, and will be tried again
+        let _ = sweep(&broker.store, &broker.expiry).await;
+    }
+}
+
+/// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
+pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
+    let trimmed = task("trim", trim(store)).await;
+    let snapped = task("snapshot", snapshot_trimmed(store)).await;
+    let removed = task("doomed_logs", remove_doomed(store)).await;
+    let expired = task("expiry", expire(store, rounds)).await;
+    let dropped = task("open_ids", drop_open_ids(store)).await;
+    trimmed.and(snapped).and(removed).and(expired).and(dropped)
+}
+
+async fn task(
+    task: &'static str,
+    work: impl Future<Output = Result<(), store::Error>>,
+) -> Result<(), store::Error> {
+    let begun = Instant::now();
+    let result = work.await;
+    metrics::histogram!(telemetry::JANITOR_DURATION_SECONDS, "task" => task)
+        .record(begun.elapsed().as_secs_f64());
+    match &result {
+        Ok(()) => {
+            metrics::gauge!(telemetry::JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS, "task" => task)
+                .set(telemetry::timestamp_seconds())
+        }
+        Err(error) => {
+            metrics::counter!(telemetry::JANITOR_FAILURES_TOTAL, "task" => task).increment(1);
+            tracing::debug!(%error, task, "the janitor will try again");
         }
     }
+    result
 }
 
-/// One round: everything that is due, chunk by chunk.
-pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
-    sweep_logs(store).await?;
-    count("expiry", rounds.expire(store).await?);
-    count("open_ids", expiry::drop_orphaned_opens(store).await?);
-    Ok(())
+fn count_due<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
+    metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => task).increment(due.len() as u64);
+    due
 }
 
-async fn sweep_logs(store: &Store) -> Result<(), store::Error> {
+/// Counts the rows of a chunk; true: there is more.
+fn count_rows(task: &'static str, chunk: Chunk) -> bool {
+    metrics::counter!(telemetry::JANITOR_ROWS_TOTAL, "task" => task).increment(chunk.rows);
+    chunk.more
+}
+
+async fn trim(store: &Store) -> Result<(), store::Error> {
     let due = store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_SWEEP))).await?;
-    count("trim", due.len() as u64);
-    for log in due {
-        while store.transaction(move |c| Box::pin(trim_chunk(c, log))).await? {}
-    }
-    let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
-    count("snapshot", due.len() as u64);
-    for (tenant, log) in due {
-        snapshot(store, tenant, log).await?;
-    }
-    let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
-    count("doomed_logs", due.len() as u64);
-    for log in due {
-        let remove = move || {
-            store.transaction(move |c| {
-                Box::pin(store::janitor::remove_doomed(c, log, ROWS_PER_CHUNK))
-            })
-        };
-        while remove().await? {}
+    for log in count_due("trim", due) {
+        let trim = move || store.transaction(move |c| Box::pin(trim_chunk(c, log)));
+        while count_rows("trim", trim().await?) {}
     }
     Ok(())
-}
-
-fn count(task: &'static str, due: u64) {
-    metrics::counter!(telemetry::JANITOR_RUNS_TOTAL, "task" => task).increment(due);
 }
 
 async fn trim_chunk(
     connection: &mut Connection,
     log: store::janitor::Due,
-) -> Result<bool, store::Error> {
+) -> Result<Chunk, store::Error> {
     match store::janitor::lock_trimmable(connection, log).await? {
         Some((before, kept_offset)) if kept_offset < before => {
             store::janitor::trim_rows(connection, log, before, ROWS_PER_CHUNK).await
         }
-        _ => Ok(false),
+        _ => Ok(Chunk { rows: 0, more: false }),
     }
+}
+
+/// A trim by hand waits for a snapshot.
+async fn snapshot_trimmed(store: &Store) -> Result<(), store::Error> {
+    let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
+    for (tenant, log) in count_due("snapshot", due) {
+        snapshot(store, tenant, log).await?;
+    }
+    Ok(())
+}
+
+async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
+    let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
+    for log in count_due("doomed_logs", due) {
+        let remove = move || {
+            store.transaction(move |c| {
+                Box::pin(store::janitor::remove_doomed(c, log, ROWS_PER_CHUNK))
+            })
+        };
+        while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Forgets producers that have been idle too long.
+async fn expire(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
+    for (tenant, producer) in count_due("expiry", rounds.idle(store).await?) {
+        count_rows("expiry", expiry::look_at(store, tenant, producer).await?);
+    }
+    Ok(())
+}
+
+/// Drops the open ids that expired producers have left, once no open is accepted by them.
+async fn drop_open_ids(store: &Store) -> Result<(), store::Error> {
+    for (tenant, open_id) in count_due("open_ids", expiry::orphaned_opens(store).await?) {
+        let drop =
+            store.run(move |c| Box::pin(store::expiry::drop_orphaned_open(c, tenant, open_id)));
+        count_rows("open_ids", drop.await?);
+    }
+    Ok(())
 }
 
 /// Folds the rows since the last snapshot into the registered states, chunk by chunk.
 pub async fn snapshot(store: &Store, tenant: TenantId, log: LogId) -> Result<(), store::Error> {
     let chunk = move || store.transaction(move |c| Box::pin(snapshot_chunk(c, tenant, log)));
-    while chunk().await? {}
+    while count_rows("snapshot", chunk().await?) {}
     Ok(())
 }
 
-/// True: there is more.
 async fn snapshot_chunk(
     connection: &mut Connection,
     tenant: TenantId,
     log: LogId,
-) -> Result<bool, store::Error> {
+) -> Result<Chunk, store::Error> {
     let Some((from, to)) = store::snapshots::lock(connection, tenant, log).await? else {
-        return Ok(false);
+        return Ok(Chunk { rows: 0, more: false });
     };
     let rows = store::snapshots::rows(connection, tenant, log, from, to, ROWS_PER_CHUNK).await?;
     let more = rows.len() as i64 == ROWS_PER_CHUNK;
@@ -118,5 +173,5 @@ async fn snapshot_chunk(
         .collect();
     store::snapshots::write(connection, tenant, log, end, &folded).await?;
     metrics::counter!(telemetry::SNAPSHOTS_TOTAL).increment(1);
-    Ok(more)
+    Ok(Chunk { rows: rows.len() as u64, more })
 }

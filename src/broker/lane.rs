@@ -12,9 +12,10 @@ use std::{
     time::Duration,
 };
 
+use metrics::Gauge;
 use tokio::{
     sync::mpsc,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,6 +23,8 @@ use super::{
     Error, Settings,
     group::{Group, Job, Outcome, Ticket},
     janitor,
+    measures::LaneMeasures,
+    pace::Pace,
     pass::{Full, Passed, Quick, Writer},
     signals::Signals,
     watches::{News, Watches},
@@ -56,6 +59,7 @@ const CONTENDED_ATTEMPTS: usize = 3;
 /// The ways into the lanes.
 pub struct Lanes {
     senders: Vec<mpsc::Sender<Job>>,
+    queued: Vec<Gauge>,
 }
 
 impl Lanes {
@@ -67,13 +71,16 @@ impl Lanes {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let start = |_| {
+        let start = |lane| {
+            let measures = LaneMeasures::new(lane);
+            let queued = measures.queued.clone();
             let (sender, receiver) = mpsc::channel(QUEUED_REQUESTS);
             let lane = Lane {
                 receiver,
                 writer: Writer::new(store.clone()),
                 queue: VecDeque::new(),
                 parked: Vec::new(),
+                pace: Pace::default(),
                 gap_wait: Duration::from_millis(settings.gap_wait_ms),
                 snapshot_rows: settings.snapshot_rows,
                 remembered_producers: settings.remembered_producers,
@@ -82,11 +89,13 @@ impl Lanes {
                 signals: signals.clone(),
                 tasks: tasks.clone(),
                 stop: stop.clone(),
+                measures,
             };
             tasks.spawn(lane.run());
-            sender
+            (sender, queued)
         };
-        Self { senders: (0..settings.lanes.max(1)).map(start).collect() }
+        let (senders, queued) = (0..settings.lanes.max(1)).map(start).unzip();
+        Self { senders, queued }
     }
 
     /// Hands a request to the lane of its topic: always the same one.
@@ -94,7 +103,11 @@ impl Lanes {
         let mut hasher = DefaultHasher::new();
         (job.tenant, topic).hash(&mut hasher);
         let lane = hasher.finish() as usize % self.senders.len();
+        self.queued[lane].increment(1.0);
         self.senders[lane].try_send(job).map_err(|_| {
+            self.queued[lane].decrement(1.0);
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_appends")
+                .increment(1);
             Error::unavailable("Too many appends are waiting here already. Nothing was changed.")
         })
     }
@@ -105,6 +118,7 @@ struct Lane {
     writer: Writer,
     queue: VecDeque<Job>,
     parked: Vec<(Job, Refusal)>,
+    pace: Pace,
     gap_wait: Duration,
     snapshot_rows: i64,
     remembered_producers: usize,
@@ -113,6 +127,7 @@ struct Lane {
     signals: Arc<Signals>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    measures: LaneMeasures,
 }
 
 type Scope = (TenantId, LogId, ProducerId);
@@ -143,8 +158,27 @@ impl Lane {
                 }
                 continue;
             }
+            self.wait_for_company().await;
             let group = self.next_group();
+            let (tenant, served, begun) = (group.tenant, group.requests.len(), Instant::now());
             self.serve(group).await;
+            let company = served + self.queue.len() + self.receiver.len();
+            self.pace.passed(tenant, begun.elapsed(), company);
+        }
+    }
+
+    /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
+    async fn wait_for_company(&mut self) {
+        let Some((wait, company)) =
+            self.queue.front().and_then(|job| self.pace.wait_for(job.tenant))
+        else {
+            return;
+        };
+        let until = Instant::now() + wait;
+        while self.queue.len() < company.min(GROUP_REQUESTS)
+            && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
+        {
+            self.queue.push_back(job);
         }
     }
 
@@ -184,12 +218,11 @@ impl Lane {
 
     /// Makes passes until every request of the group has its answer or is parked.
     async fn serve(&mut self, mut group: Group) {
-        metrics::histogram!(telemetry::GROUP_REQUESTS).record(group.requests.len() as f64);
-        let overtaken = match self.writer.quick(&group).await {
-            Ok(Quick::Passed(passed)) => {
-                metrics::counter!(telemetry::PASSES_TOTAL, "kind" => "quick").increment(1);
-                return self.answer(group, passed);
-            }
+        let begun = self.measures.begin(&group);
+        let quick = self.writer.quick(&group).await;
+        self.measures.quick(begun, &quick);
+        let overtaken = match quick {
+            Ok(Quick::Passed(passed)) => return self.answer(group, passed),
             Ok(Quick::Unknown) => false,
             Ok(Quick::Overtaken) => true,
             Err(error) => {
@@ -199,8 +232,10 @@ impl Lane {
         };
         let mut contended = 0;
         while !group.requests.is_empty() {
-            metrics::counter!(telemetry::PASSES_TOTAL, "kind" => "full").increment(1);
-            match self.writer.full(&group, overtaken).await {
+            let begun = Instant::now();
+            let full = self.writer.full(&group, overtaken).await;
+            self.measures.full(begun, &full);
+            match full {
                 Ok(Full::Passed(passed)) => return self.answer(group, passed),
                 Ok(Full::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
@@ -240,6 +275,7 @@ impl Lane {
         for ticket in late {
             ticket.fail(Error::unavailable("The database cannot be reached right now."));
         }
+        self.measures.redone.increment(group.requests.len() as u64);
     }
 
     /// Answers what was decided, parks what may wait, and tells who waits for these logs.
@@ -267,10 +303,11 @@ impl Lane {
                 Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
             }
         }
-        self.writer.forget_beyond(self.remembered_producers);
+        let remembered = self.writer.forget_beyond(self.remembered_producers);
+        self.measures.remembered.set(remembered as f64);
     }
 
-    fn park(&mut self, job: Job, refusal: Refusal) {
+    fn park(&mut self, mut job: Job, refusal: Refusal) {
         let same = self.parked.iter().filter(|(parked, _)| scope(parked) == scope(&job)).count();
         if job.ticket.arrived_at.elapsed() >= self.gap_wait
             || same >= PARKED_REQUESTS_PER_PRODUCER
@@ -278,6 +315,7 @@ impl Lane {
         {
             job.ticket.answer(Outcome::Refused(refusal));
         } else {
+            job.ticket.parked.get_or_insert_with(|| self.measures.park());
             self.parked.push((job, refusal));
         }
     }

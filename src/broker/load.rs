@@ -8,20 +8,21 @@ use crate::{
         append::Request,
         fold::ProducerState,
         memory::{Head, LogMemory, Memory, Producer, TailRow},
-        sequence::SessionFacts,
     },
-    store::{self, Connection},
+    store::{self, Connection, loading::Facts},
 };
 
 /// Folds what the memory lacks of the rows before `heads`, loads the producers of `requests` it does
 /// not know, and reads the epochs that were last read under another fence. The heads were read
-/// before: an epoch read after its fence is never older than it.
+/// before: an epoch read after its fence is never older than it. `held`: of sessions that nobody
+/// can open now.
 pub async fn load(
     connection: &mut Connection,
     memory: &mut Memory,
     tenant: TenantId,
     heads: &[Head],
     requests: &[Request],
+    held: &Facts,
 ) -> Result<(), store::Error> {
     for head in heads {
         if memory.get(&head.log_id).is_none_or(|log| !log.is_prefix_of(head)) {
@@ -32,7 +33,7 @@ pub async fn load(
     let starts = load_strangers(connection, memory, tenant, heads, &numbered).await?;
     load_tails(connection, memory, tenant, heads, &starts).await?;
     load_partition_counts(connection, memory, tenant, heads, requests).await?;
-    load_sessions(connection, memory, tenant, heads, &numbered).await?;
+    load_sessions(connection, memory, tenant, heads, &numbered, held).await?;
     for head in heads {
         if let Some(log) = memory.get_mut(&head.log_id) {
             log.fence = head.fence;
@@ -167,6 +168,7 @@ async fn load_sessions(
     tenant: TenantId,
     heads: &[Head],
     numbered: &BTreeSet<Pair>,
+    held: &Facts,
 ) -> Result<(), store::Error> {
     let fences: BTreeMap<LogId, i64> = heads.iter().map(|h| (h.log_id, h.fence)).collect();
     let is_unread = |(log_id, id): &&Pair| {
@@ -177,15 +179,19 @@ async fn load_sessions(
     if unread.is_empty() {
         return Ok(());
     }
-    let producers: BTreeSet<ProducerId> = unread.iter().map(|(_, id)| *id).collect();
+    let producers = unread.iter().map(|(_, id)| *id).filter(|id| !held.contains_key(id));
+    let producers: BTreeSet<ProducerId> = producers.collect();
     let producers: Vec<ProducerId> = producers.into_iter().collect();
-    let facts = store::loading::session_facts(connection, tenant, &producers).await?;
-    let facts: HashMap<ProducerId, SessionFacts> = facts.into_iter().collect();
+    let read = if producers.is_empty() {
+        Facts::new()
+    } else {
+        store::loading::session_facts(connection, tenant, &producers).await?
+    };
     for (log_id, producer_id) in unread {
         let log = memory.get_mut(&log_id);
         let producer = log.and_then(|log| log.producers.get_mut(&producer_id));
         if let (Some(producer), Some(fence)) = (producer, fences.get(&log_id)) {
-            producer.session = facts.get(&producer_id).copied();
+            producer.session = held.get(&producer_id).or(read.get(&producer_id)).copied();
             producer.mark = *fence;
         }
     }

@@ -6,12 +6,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::sync::oneshot;
+use metrics::Histogram;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::Error;
 use crate::{
     model::{LogId, Offset, TenantId},
     store::{self, Store},
+    telemetry,
 };
 
 /// Most heads one statement looks at.
@@ -34,11 +36,18 @@ pub struct Looks {
     store: Store,
     /// What waits for the next look of a tenant; an entry means that a look is under way.
     waiting: Arc<Mutex<HashMap<TenantId, Waiting>>>,
+    duration: Histogram,
+    reads: Histogram,
 }
 
 impl Looks {
     pub fn new(store: Store) -> Self {
-        Self { store, waiting: Arc::default() }
+        Self {
+            store,
+            waiting: Arc::default(),
+            duration: metrics::histogram!(telemetry::LOOK_DURATION_SECONDS),
+            reads: metrics::histogram!(telemetry::LOOK_READS),
+        }
     }
 
     /// The log's watermarks, as of now or later.
@@ -72,7 +81,11 @@ impl Looks {
             let mut logs: Vec<LogId> = lot.iter().map(|(log, _)| *log).collect();
             logs.sort_unstable();
             logs.dedup();
-            match self.read(tenant, logs).await {
+            let begun = Instant::now();
+            let seen = self.read(tenant, logs).await;
+            self.duration.record(begun.elapsed().as_secs_f64());
+            self.reads.record(lot.len() as f64);
+            match seen {
                 Ok(seen) => lot.into_iter().for_each(|(log, answer)| {
                     let _ = answer.send(Ok(seen.get(&log).copied()));
                 }),

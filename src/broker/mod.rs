@@ -3,7 +3,7 @@
 //! A broker is one replica's work. It holds nothing that is not in Postgres but caches, which are
 //! confirmed before anything is answered from them, and connections:
 //!
-//! - *lanes* (`lane`, `pass`) group what waits and append it, one pass after the other; a topic with
+//! - *lanes* (`lane`, `pace`, `pass`) group what waits and append it, one pass after the other; a topic with
 //!   all its logs always goes to the same lane;
 //! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
 //! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
@@ -21,6 +21,8 @@ mod janitor;
 mod lane;
 mod load;
 mod looks;
+mod measures;
+mod pace;
 mod pages;
 mod pass;
 mod read;
@@ -42,6 +44,7 @@ pub use janitor::snapshot;
 use crate::{
     model::{Name, TenantId},
     store::Store,
+    telemetry,
 };
 
 /// What a broker may use.
@@ -83,9 +86,11 @@ pub struct Broker {
     expiry: expiry::Rounds,
     lanes: lane::Lanes,
     looks: looks::Looks,
-    pages: pages::Pages,
+    pages: Arc<pages::Pages>,
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
+    appends: measures::Appends,
+    reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
     drain: CancellationToken,
@@ -120,9 +125,11 @@ impl Broker {
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
-            pages: pages::Pages::new(store.clone(), settings.page_cache_bytes),
+            pages: Arc::new(pages::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
             signals: signals.clone(),
+            appends: measures::Appends::new(),
+            reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,
             drain: CancellationToken::new(),
@@ -167,6 +174,12 @@ impl Broker {
     /// Reads that wait for records now.
     pub fn waiting_reads(&self) -> usize {
         self.max_waiting_reads - self.waiting_reads.available_permits()
+    }
+
+    /// Sets the gauges that are read, not counted: called before metrics are shown.
+    pub fn measure(&self) {
+        self.store.measure();
+        metrics::gauge!(telemetry::PAGE_CACHE_BYTES).set(self.pages.size_bytes() as f64);
     }
 
     /// True from the moment a shutdown was asked for.

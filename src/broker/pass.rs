@@ -17,15 +17,15 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
-        memory::Memory,
+        memory::{Head, Memory},
     },
-    store::{self, Connection, Store, appends::Written},
-    telemetry,
+    store::{self, Connection, Store, appends::Written, loading::Facts},
 };
 
 /// Far beyond the lock timeout: only a silent peer takes so long.
 const PASS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a full pass starts again because it met a producer it had not locked.
+/// How often a full pass starts again because it met a producer it had not locked, or had too much
+/// to load under its locks.
 const FULL_ATTEMPTS: usize = 4;
 
 /// A pass that held.
@@ -65,15 +65,18 @@ impl Writer {
         self.memory.entry(tenant).or_default()
     }
 
-    /// Forgets logs until no more than so many producers are remembered.
-    pub fn forget_beyond(&mut self, producers: usize) {
+    /// Forgets logs until no more than so many producers are remembered; tells how many are.
+    pub fn forget_beyond(&mut self, producers: usize) -> usize {
         let logs = |memory: &HashMap<TenantId, Memory>| -> usize {
             let logs = memory.values().flat_map(|memory| memory.values());
             logs.map(|log| log.producers.len() + 1).sum()
         };
-        if logs(&self.memory) > producers {
-            self.memory.clear();
+        let remembered = logs(&self.memory);
+        if remembered <= producers {
+            return remembered;
         }
+        self.memory.clear();
+        0
     }
 
     /// Decides over the memory, and writes where it was right.
@@ -89,10 +92,7 @@ impl Writer {
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
             Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
             Ok(Held::No) => {
-                if writes {
-                    self.forget(group);
-                }
-                metrics::counter!(telemetry::COMPARE_FAILURES_TOTAL).increment(1);
+                plan.undo(self.memory(group.tenant));
                 Ok(Quick::Overtaken)
             }
             Err(store::Error::Unavailable(error)) if writes => {
@@ -122,9 +122,14 @@ impl Writer {
             Some(connection) => connection,
             closed => closed.insert(self.store.connection().await?),
         };
+        let grounded = append::grounded_logs(&group.requests);
+        let mut early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
         for _ in 0..FULL_ATTEMPTS {
-            match full_attempt(connection, memory, group, overtaken).await? {
-                Attempt::Again => {}
+            if early {
+                load_early(connection, memory, group, &grounded).await?;
+            }
+            match full_attempt(connection, memory, group, overtaken, early).await? {
+                Attempt::Again => early = true,
                 Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
                 Attempt::Held(plan, written) => {
                     return Ok(Full::Passed(self.confirm(group.tenant, plan, written)));
@@ -192,31 +197,46 @@ enum Attempt {
     Again,
 }
 
+/// Loads before the lock what is likely to be much: the memory is a prefix of the log at any time,
+/// so under the lock only the difference is read, and the heads are held for microseconds.
+async fn load_early(
+    connection: &mut Connection,
+    memory: &mut Memory,
+    group: &Group,
+    grounded: &[LogId],
+) -> Result<(), store::Error> {
+    let Group { tenant, requests, .. } = group;
+    let heads = store::logs::read(connection, *tenant, grounded).await?;
+    match load(connection, memory, *tenant, &heads, requests, &Facts::new()).await {
+        // rows were trimmed between two of its statements; under the lock that cannot happen
+        Err(store::Error::Corrupt(_)) => {
+            grounded.iter().for_each(|log| drop(memory.remove(log)));
+            Ok(())
+        }
+        loaded => loaded,
+    }
+}
+
+/// `early`: what could be loaded before the lock was.
 async fn full_attempt(
     connection: &mut Connection,
     memory: &mut Memory,
     group: &Group,
     overtaken: bool,
+    early: bool,
 ) -> Result<Attempt, store::Error> {
     let Group { tenant, requests, .. } = group;
     let touched = append::touched_logs(requests);
     let grounded = append::grounded_logs(requests);
     let known = positions(memory, &grounded);
 
-    // what can be loaded before the lock is: the memory is a prefix of the log at any time
-    let heads = store::logs::read(connection, *tenant, &grounded).await?;
-    match load(connection, memory, *tenant, &heads, requests).await {
-        // rows were trimmed between two of its statements; under the lock that cannot happen
-        Err(store::Error::Corrupt(_)) => grounded.iter().for_each(|log| drop(memory.remove(log))),
-        loaded => loaded?,
-    }
-
     let mut transaction = store::begin(connection).await?;
     let shared = unregistered(memory, requests);
+    let mut held = Facts::new();
     if !shared.is_empty() {
         let producers: BTreeSet<ProducerId> = shared.iter().map(|(_, id)| *id).collect();
         let producers: Vec<ProducerId> = producers.into_iter().collect();
-        store::loading::share_sessions(&mut transaction, *tenant, &producers).await?;
+        held = store::loading::share_sessions(&mut transaction, *tenant, &producers).await?;
     }
     let mut heads = store::logs::lock(&mut transaction, *tenant, &touched).await?;
     if heads.len() < touched.len() {
@@ -225,7 +245,12 @@ async fn full_attempt(
         return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
     }
     heads.retain(|head| grounded.binary_search(&head.log_id).is_ok());
-    load(&mut transaction, memory, *tenant, &heads, requests).await?;
+    let is_near = |head: &Head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head));
+    if !early && !heads.iter().all(is_near) {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Again);
+    }
+    load(&mut transaction, memory, *tenant, &heads, requests, &held).await?;
     let now_at = positions(memory, &grounded);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
         return Err(store::Error::Corrupt("a head and its rows do not agree".into()));

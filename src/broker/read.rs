@@ -7,7 +7,8 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     Broker, Error,
     looks::Watermarks,
-    watches::{News, Watch},
+    measures::Waited,
+    watches::{Heard, News, Watch},
 };
 use crate::{
     model::{
@@ -21,6 +22,8 @@ use crate::{
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// How often a name is resolved again when its log has vanished meanwhile.
 const RESOLVE_ATTEMPTS: usize = 5;
+/// Who takes so many bytes at once reads in bulk, and will want the next ones.
+const BULK_BYTES: usize = 64 * 1024;
 /// How often a read starts again because the rows it was to read were trimmed meanwhile.
 const GROUND_ATTEMPTS: usize = 5;
 
@@ -58,12 +61,15 @@ impl Broker {
                 },
             };
             position = Some(from);
+            let mut woken = None;
             if from == high_watermark
                 && let Some(watch) = watch
             {
-                match self.wait(watch, from, deadline).await? {
-                    News::HighWatermark(now) => high_watermark = now.max(high_watermark),
-                    News::Gone => return Err(Error::topic_not_found(topic)),
+                woken = self.wait(watch, from, deadline).await?;
+                match woken.map(|heard| heard.news) {
+                    Some(News::HighWatermark(now)) => high_watermark = now.max(high_watermark),
+                    Some(News::Gone) => return Err(Error::topic_not_found(topic)),
+                    None => {}
                 }
             }
             let slices = self.patient_slices(tenant, log, from, high_watermark, &read, deadline);
@@ -71,8 +77,14 @@ impl Broker {
             if let Some(slices) = slices.await? {
                 let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
                 let records = u64::try_from(next_offset - from).unwrap_or(0);
-                metrics::counter!(telemetry::READS_TOTAL).increment(1);
-                metrics::counter!(telemetry::READ_RECORDS_TOTAL).increment(records);
+                let bytes = slices.iter().map(|slice| slice.end - slice.start).sum();
+                self.reads.answered(records, bytes);
+                if let Some(Heard { source, since, .. }) = woken {
+                    self.reads.woken(source, since);
+                }
+                if bytes >= BULK_BYTES {
+                    self.pages.read_ahead(tenant, log, next_offset, high_watermark);
+                }
                 return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark });
             }
         }
@@ -153,22 +165,39 @@ impl Broker {
         }
     }
 
-    /// Waits until the log has grown past `from`, is gone, the wait is over or the server drains.
-    async fn wait(&self, mut watch: Watch, from: Offset, deadline: Instant) -> Result<News, Error> {
+    /// Waits until the log has grown past `from` or is gone; None: the wait is over, or the server
+    /// drains.
+    async fn wait(
+        &self,
+        mut watch: Watch,
+        from: Offset,
+        deadline: Instant,
+    ) -> Result<Option<Heard>, Error> {
         let Ok(_permit) = self.waiting_reads.try_acquire() else {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
+                .increment(1);
             return Err(Error::unavailable("Too many reads are waiting here already."));
         };
-        let _counted = telemetry::Counted::new(telemetry::WAITING_READS);
+        let _counted = self.reads.waiting();
+        let begun = Instant::now();
         let arrived = async {
             loop {
-                match watch.news().await {
+                let heard = watch.news().await;
+                match heard.news {
                     News::HighWatermark(now) if now <= from => {}
-                    news => break news,
+                    _ => break heard,
                 }
             }
         };
-        let waited = timeout_at(deadline, self.drain.run_until_cancelled(arrived)).await;
-        Ok(waited.ok().flatten().unwrap_or(News::HighWatermark(from)))
+        let woken = timeout_at(deadline, self.drain.run_until_cancelled(arrived)).await;
+        let woken = woken.ok().flatten();
+        let how = match woken.map(|heard| heard.news) {
+            Some(News::HighWatermark(_)) => Waited::Records,
+            Some(News::Gone) => Waited::Gone,
+            None => Waited::Nothing,
+        };
+        self.reads.waited(begun, &how);
+        Ok(woken)
     }
 
     /// Records from `from` on, up to the read's limits. None: the first is gone.

@@ -13,6 +13,7 @@ use crate::{
     },
     rules::{self, Refusal, session::SessionRow},
     store::{self, Connection, sessions::Standing},
+    telemetry,
 };
 
 /// Up to so many logs are fenced in the transaction that raises the epoch; more are fenced in
@@ -66,6 +67,11 @@ impl Broker {
             }
             let next_sequences =
                 next_sequences(&attempt.row, attempt.standings, MAX_LISTED_SCOPES as usize);
+            count(match (attempt.duplicate, attempt.row.facts.epoch) {
+                (true, _) => "repeated",
+                (false, 0) => "opened",
+                (false, _) => "reopened",
+            });
             let session = store::sessions::session(attempt.row);
             return Ok(Opened { session, next_sequences, duplicate: attempt.duplicate });
         }
@@ -130,7 +136,10 @@ impl Broker {
         let close = self.store.transaction(move |connection| {
             Box::pin(async move { close(connection, tenant, id).await })
         });
-        let unfinished: Option<Epoch> = close.await?;
+        let Closed { anew, unfinished } = close.await?;
+        if anew {
+            count("ended");
+        }
         if let Some(epoch) = unfinished {
             self.fence_in_chunks(tenant, id, epoch).await?;
         }
@@ -187,6 +196,10 @@ impl Broker {
         });
         Ok(done.await?)
     }
+}
+
+fn count(event: &'static str) {
+    metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
 }
 
 async fn open_once(
@@ -264,17 +277,24 @@ async fn reopen(
     Ok(Attempt { row, duplicate: false, standings })
 }
 
-/// The epoch whose logs are still to be fenced, if there are many.
+struct Closed {
+    /// False: it was ended before.
+    anew: bool,
+    /// The epoch whose logs are still to be fenced, if there are many.
+    unfinished: Option<Epoch>,
+}
+
 async fn close(
     connection: &mut Connection,
     tenant: TenantId,
     id: ProducerId,
-) -> Result<Option<Epoch>, Error> {
+) -> Result<Closed, Error> {
     let Some(row) = store::sessions::lock(connection, tenant, id).await? else {
         return Err(Refusal::UnknownProducer { producer_id: id }.into());
     };
     if row.facts.closed {
-        return Ok(row.fencing.then_some(row.facts.epoch));
+        let unfinished = row.fencing.then_some(row.facts.epoch);
+        return Ok(Closed { anew: false, unfinished });
     }
     let logs = store::sessions::registered_logs(connection, tenant, id).await?;
     let fencing = logs.len() > LOGS_FENCED_AT_ONCE;
@@ -283,7 +303,7 @@ async fn close(
         store::logs::raise_fences(connection, tenant, &logs).await?;
     }
     store::sessions::close(connection, tenant, id, fencing).await?;
-    Ok(fencing.then_some(row.facts.epoch + 1))
+    Ok(Closed { anew: true, unfinished: fencing.then_some(row.facts.epoch + 1) })
 }
 
 /// What comes next in every scope the producer has appended to.

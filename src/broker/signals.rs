@@ -11,10 +11,11 @@ use std::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::watches::Watches;
+use super::watches::{Source, Watches};
 use crate::{
     model::{LogId, TenantId},
     store::{self, Store},
+    telemetry::{self, Counted},
 };
 
 /// At most one notice in this time.
@@ -65,15 +66,19 @@ impl Signals {
 
 /// Sends what has changed, until stopped.
 pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
+    let sent = metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "sent");
     let mut connection = None;
     while stop.run_until_cancelled(signals.wake.notified()).await.is_some() {
         if connection.is_none() {
             connection = signals.store.connection().await.ok();
         }
         let (Some(open), Some(payload)) = (&mut connection, signals.take()) else { continue };
-        if let Err(error) = store::notices::notify(open, &payload).await {
-            tracing::debug!(%error, "a notice was not sent; readers elsewhere wait for their poll");
-            connection = None;
+        match store::notices::notify(open, &payload).await {
+            Ok(()) => sent.increment(1),
+            Err(error) => {
+                tracing::debug!(%error, "a notice was not sent; readers elsewhere wait for their poll");
+                connection = None;
+            }
         }
         tokio::time::sleep(NOTICE_INTERVAL).await;
     }
@@ -81,12 +86,14 @@ pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
 
 /// Hears other replicas, until stopped. After a lost connection everything may have changed.
 pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: CancellationToken) {
+    let listening = metrics::gauge!(telemetry::LISTENING);
     while !stop.is_cancelled() {
         let Ok(mut listener) = store::notices::listen(&signals.store).await else {
             stop.run_until_cancelled(tokio::time::sleep(RECONNECT_AFTER)).await;
             continue;
         };
-        watches.refresh_all().await;
+        let _listening = Counted::new(&listening);
+        watches.refresh_all(Source::Poll).await;
         while let Some(heard) = stop.run_until_cancelled(listener.try_recv()).await {
             // None and Err alike: the connection was lost, and notices with it
             let Ok(Some(notice)) = heard else { break };
@@ -100,9 +107,10 @@ async fn hear(signals: &Signals, watches: &Watches, payload: &str) {
     if words.next() == Some(&signals.replica) {
         return;
     }
+    metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "received").increment(1);
     let words: Vec<&str> = words.collect();
     if words.contains(&EVERYTHING) {
-        return watches.refresh_all().await;
+        return watches.refresh_all(Source::Notice).await;
     }
     let key = |word: &str| {
         let (tenant, log) = word.split_once(':')?;

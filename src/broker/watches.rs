@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::looks::Looks;
@@ -25,23 +25,39 @@ pub enum News {
     Gone,
 }
 
+/// How this replica learned of news.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    Commit,
+    Notice,
+    Poll,
+}
+
+/// News, how this replica learned of it, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    pub news: News,
+    pub source: Source,
+    pub since: Instant,
+}
+
 type Key = (TenantId, LogId);
 
 pub struct Watches {
     looks: Looks,
-    logs: Mutex<HashMap<Key, watch::Sender<News>>>,
+    logs: Mutex<HashMap<Key, watch::Sender<Heard>>>,
 }
 
 /// A registered interest in a log; dropped, it is forgotten.
 pub struct Watch {
     watches: Arc<Watches>,
     key: Key,
-    receiver: watch::Receiver<News>,
+    receiver: watch::Receiver<Heard>,
 }
 
 impl Watch {
     /// Waits for news that has not been seen by this watch.
-    pub async fn news(&mut self) -> News {
+    pub async fn news(&mut self) -> Heard {
         // the sender lives in `watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
@@ -66,47 +82,55 @@ impl Watches {
     pub fn watch(self: &Arc<Self>, tenant: TenantId, log: LogId) -> Watch {
         let key = (tenant, log);
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = logs.entry(key).or_insert_with(|| watch::Sender::new(News::HighWatermark(0)));
+        let sender = logs.entry(key).or_insert_with(|| {
+            let (news, source) = (News::HighWatermark(0), Source::Poll);
+            watch::Sender::new(Heard { news, source, since: Instant::now() })
+        });
         Watch { watches: self.clone(), key, receiver: sender.subscribe() }
     }
 
-    /// A commit of this replica, or what a look has shown.
+    /// A commit of this replica.
     pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
+        self.heard(tenant, log, Heard { news, source: Source::Commit, since: Instant::now() });
+    }
+
+    fn heard(&self, tenant: TenantId, log: LogId, heard: Heard) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sender) = logs.get(&(tenant, log)) else { return };
         sender.send_if_modified(|known| {
-            let moved = match (*known, news) {
+            let moved = match (known.news, heard.news) {
                 (News::Gone, _) => false,
                 (News::HighWatermark(_), News::Gone) => true,
                 (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
             };
             if moved {
-                *known = news;
+                *known = heard;
             }
             moved
         });
     }
 
-    /// Looks at those of the logs that are watched here.
+    /// Looks at those of the logs that are watched here, after a notice.
     pub async fn refresh(&self, changed: impl IntoIterator<Item = Key>) {
         let watched: Vec<Key> = {
             let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
             changed.into_iter().filter(|key| logs.contains_key(key)).collect()
         };
-        self.look_at(watched).await;
+        self.look_at(watched, Source::Notice).await;
     }
 
-    pub async fn refresh_all(&self) {
+    pub async fn refresh_all(&self, source: Source) {
         let watched = {
             let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
             // two watches dropped at once may each have counted the other
             logs.retain(|_, sender| sender.receiver_count() > 0);
             logs.keys().copied().collect()
         };
-        self.look_at(watched).await;
+        self.look_at(watched, source).await;
     }
 
-    async fn look_at(&self, watched: Vec<Key>) {
+    async fn look_at(&self, watched: Vec<Key>, source: Source) {
+        let since = Instant::now();
         let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
         for (tenant, log) in watched {
             by_tenant.entry(tenant).or_default().push(log);
@@ -119,7 +143,7 @@ impl Watches {
                     Some(watermarks) => News::HighWatermark(watermarks.high_watermark),
                     None => News::Gone,
                 };
-                self.tell(tenant, log, news);
+                self.heard(tenant, log, Heard { news, source, since });
             }
         }
     }
@@ -130,6 +154,6 @@ pub async fn poll(watches: Arc<Watches>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        watches.refresh_all().await;
+        watches.refresh_all(Source::Poll).await;
     }
 }

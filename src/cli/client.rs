@@ -32,21 +32,22 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// No `Retry-After` is obeyed for longer.
 const LONGEST_OBEYED: Duration = Duration::from_secs(300);
 
-const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
 /// Which server, and who asks.
 #[derive(Args)]
 pub(super) struct ServerFlags {
-    /// Where oncelog is
-    #[arg(long, env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
+    /// Where the server is
+    #[arg(long, env = "ONCELOG_URL", hide_env_values = true, default_value = DEFAULT_URL, value_parser = url)]
     url: Url,
-    /// The bearer token; better in the environment, where other users do not see it
+    /// The token to show to the server; better given in the environment, where other users of this
+    /// machine do not see it
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     token: Option<SecretString>,
 }
 
 /// An empty variable is as good as none.
-fn url(text: &str) -> Result<Url, String> {
+pub(super) fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
         .map_err(|error| error.to_string())?;
     match (url.scheme(), url.query(), url.fragment()) {
@@ -120,8 +121,8 @@ impl fmt::Display for Problem {
 pub(super) enum Failure {
     #[error("{problem}{advice}", problem = .0, advice = advice(.0))]
     Refused(Problem),
-    #[error("{last}; gave up after {:.1} s", .after.as_secs_f64())]
-    GaveUp { last: String, after: Duration },
+    #[error("{last}; gave up after {:.1} s{advice}", .after.as_secs_f64())]
+    GaveUp { last: String, after: Duration, advice: &'static str },
     #[error("{0}")]
     Foreign(String),
 }
@@ -215,6 +216,7 @@ impl Client {
             let Some(again) = request.try_clone() else {
                 return Err(Failure::Foreign("this request cannot be sent again".into()));
             };
+            let mut advice = "";
             let (last, wait) = match attempt(again).await {
                 Ok(answer) => {
                     self.is_back();
@@ -224,6 +226,7 @@ impl Client {
                 Err(Trouble::Away(what)) => {
                     let what = format!("{} does not answer: {what}", self.base);
                     self.is_away(&what);
+                    advice = "; is a server running there? --url or ONCELOG_URL says where it is";
                     (what, pause)
                 }
                 Err(Trouble::Problem(problem, after)) => match problem.retry.as_str() {
@@ -236,7 +239,7 @@ impl Client {
                 },
             };
             if self.patience.is_some_and(|patience| begun.elapsed() + wait > patience) {
-                return Err(Failure::GaveUp { last, after: begun.elapsed() });
+                return Err(Failure::GaveUp { last, after: begun.elapsed(), advice });
             }
             self.repeats.fetch_add(1, Relaxed);
             sleep(wait).await;
@@ -294,7 +297,12 @@ fn lost(error: reqwest::Error) -> Trouble {
 
 fn cause(error: &anyhow::Error) -> String {
     let timed_out = error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout);
-    if timed_out { "timed out".into() } else { error.root_cause().to_string() }
+    if timed_out {
+        return "timed out".into();
+    }
+    let cause = error.root_cause().to_string();
+    // people have no use for the number behind it
+    cause.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 /// `1 record`, `2 records`.

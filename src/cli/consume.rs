@@ -1,7 +1,7 @@
 //! `oncelog consume`: records to stdout, one JSON object a line.
 //!
 //! An answer is printed when all of it has arrived, so no line is ever half or twice there,
-//! whatever breaks off.
+//! whatever breaks off on the way from the server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,9 +40,10 @@ Each line is a record with its `offset` and `appended_at`. Without --partition a
 read, one after the other (with --follow all at a time), and each line has its `partition`; only
 records of one partition have an order.
 
-Without --follow it ends at the end of the log as it was at the start. With --follow it waits for
-more for ever, also while servers restart; --until-end makes it end once nothing newer is left.
-A record that retention has removed before it was read is an error, never passed over.
+Without --follow it ends where the log ended when it started. With --follow it waits for more for
+ever, also while the server restarts, until Ctrl-C; with --until-end it ends once it has printed
+all there is, what arrived meanwhile included. A record that was trimmed before it could be read
+is an error, never passed over.
 
 Examples:
   oncelog consume --topic orders | jq .value
@@ -51,10 +52,10 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct Flags {
-    /// What to read
+    /// The topic to read
     #[arg(long, value_parser = name)]
     topic: Name,
-    /// Only this partition
+    /// Read only this partition
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
     /// Where to start: a number, earliest or latest
@@ -66,13 +67,13 @@ pub(super) struct Flags {
     /// Wait for more at the end
     #[arg(long)]
     follow: bool,
-    /// With --follow: end when nothing newer is left
+    /// With --follow: end once all there is has been printed
     #[arg(long, requires = "follow")]
     until_end: bool,
-    /// Most records to print
+    /// Print so many records at most, then end
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// Give up when one request was tried for so long [default: 10000; with --follow: never]
+    /// Give up when one request has been tried for so long [default: 10000; with --follow: never]
     #[arg(long, value_name = "MS")]
     max_retry_ms: Option<u64>,
     #[command(flatten)]

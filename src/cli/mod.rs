@@ -3,6 +3,7 @@
 //! Results go to stdout, everything else to stderr. `client` speaks to a server; the other
 //! commands work here.
 
+mod bench;
 mod client;
 mod consume;
 mod lines;
@@ -19,15 +20,19 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
 
 use self::output::Closed;
 use crate::config::Flags;
 
 const EXIT_CODES: &str = "\
+Results go to stdout, everything else to stderr; `oncelog <COMMAND> --help` has examples.
+
 Exit codes:
-  0  done
-  1  failed; stderr says what was wrong and what to do
-  2  wrong usage
+  0    done, also when whoever reads the output has seen enough (`| head`)
+  1    failed; stderr says what was wrong and what to do
+  2    wrong usage
+  130  ended by Ctrl-C (SIGINT); 143 by SIGTERM. `serve` ends in order on both, with 0
 
 Try it:
   oncelog serve &
@@ -46,11 +51,12 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Serve the log over HTTP
+    #[command(after_help = serve::EXAMPLE)]
     Serve(Flags),
     /// Bring the schema of a database up to date, and end
     #[command(after_help = service::MIGRATE_EXAMPLE)]
     Migrate(service::MigrateFlags),
-    /// Print what `serve` with the same flags would run with, and where each value comes from
+    /// Print the configuration that `serve` would run with, and where each value comes from
     #[command(after_help = service::CONFIG_EXAMPLE)]
     Config(Flags),
     /// Print the OpenAPI document of the HTTP interface
@@ -60,10 +66,10 @@ enum Command {
     #[command(after_help = service::COMPLETIONS_EXAMPLE)]
     Completions { shell: clap_complete::Shell },
     /// Make tokens, and look into them
-    #[command(subcommand)]
+    #[command(subcommand, after_help = token::EXAMPLE)]
     Token(token::Command),
     /// Make, list, describe and delete topics
-    #[command(subcommand)]
+    #[command(subcommand, after_help = topic::EXAMPLE)]
     Topic(topic::Command),
     /// Show and change the tenant's settings
     #[command(subcommand)]
@@ -74,12 +80,33 @@ enum Command {
     /// Print records, one JSON object a line
     #[command(after_long_help = consume::HELP, after_help = consume::EXAMPLE)]
     Consume(consume::Flags),
+    /// Measure how fast a server appends, reads and wakes readers
+    #[command(subcommand)]
+    Bench(bench::Command),
 }
 
 /// Arguments that are well-formed, yet ask for what cannot be.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct WrongUsage(String);
+
+/// A signal ended a command that had something to say about it.
+#[derive(Debug, thiserror::Error)]
+#[error("{told}")]
+struct Interrupted {
+    signal: SignalKind,
+    told: String,
+}
+
+/// The first Ctrl-C or SIGTERM.
+async fn interrupted() -> anyhow::Result<SignalKind> {
+    let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()];
+    let (mut interrupts, mut terminates) = (signal(interrupt)?, signal(terminate)?);
+    Ok(tokio::select! {
+        _ = interrupts.recv() => interrupt,
+        _ = terminates.recv() => terminate,
+    })
+}
 
 /// Runs what the process's arguments ask for. Wrong arguments end the process with their help.
 pub fn run() -> ExitCode {
@@ -89,6 +116,10 @@ pub fn run() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!("oncelog: {error:#}");
+    if let Some(Interrupted { signal, .. }) = error.downcast_ref() {
+        // what a shell says of a process that a signal has ended
+        return ExitCode::from(128 | signal.as_raw_value() as u8);
+    }
     if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
@@ -104,6 +135,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Settings(command) => settings::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),
+        Command::Bench(command) => bench::run(command),
     }
 }
 

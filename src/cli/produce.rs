@@ -14,8 +14,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::mpsc;
 
 use super::{
-    block_on,
+    Interrupted, block_on,
     client::{Client, ServerFlags, counted},
+    interrupted,
     lines::{Batch, Cutter, Kind},
     topic::name,
     window::{Scope, Stored, Window},
@@ -36,17 +37,18 @@ Lines:
   topic can be piped into another. Empty lines count for nothing, save with --plain.
 
 Starting again:
-  With --transactional-id a run that was killed is gone on with by starting it again: request n
-  carries the records n times --batch-size and following, the log knows the next n, and the lines
-  before it are passed over. So input, --batch-size, --topic and --partition must be the same, and
-  stdin must be sent from its beginning. That the input is the same is checked by the last batch
-  that the log holds. Starting it twice is safe, too: the older run is fenced, and ends with exit
-  code 1. Without --transactional-id every run is a new producer: lines are stored once within a
-  run, and again by the next run.
+  With --transactional-id, a run that was killed can be started again and goes on where the log
+  ends, so that each line is stored once. Request n carries --batch-size records from number
+  n times --batch-size on; the log knows which n is next, and the lines before it are passed over.
+  So the input, --batch-size, --topic and --partition must be the same as before, and stdin must be
+  sent again from its beginning. Whether the input is the same is checked with the last batch that
+  the log holds. To start it twice at a time is safe, too: the older run is fenced, and ends with
+  exit code 1. Without --transactional-id every run is a new producer: each line is stored once by
+  this run, and once more by the next.
 
 Trying again:
-  Lost connections and answers that ask for it (`retry` is same or later) are tried again, with
-  pauses up to 5 s, for ever unless --max-retry-ms is given.
+  What gets no answer, or one that asks for it (`retry` is same or later), is sent again after a
+  pause of at most 5 s (or what the answer asks for), for ever unless --max-retry-ms is given.
 
 Examples:
   oncelog produce orders.ndjson --topic orders --transactional-id import-7
@@ -57,31 +59,32 @@ Examples:
 pub(super) struct Flags {
     /// The input; stdin if absent or `-`
     file: Option<PathBuf>,
-    /// Where to append
+    /// The topic to append to
     #[arg(long, value_parser = name)]
     topic: Name,
-    /// Append all to this partition; without it records are spread by key
+    /// Append all to this partition; without it records are spread over all partitions by key
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
-    /// The name under which this input can be gone on with
+    /// A name for this input; started again with it, a run goes on where the log ends
     #[arg(long, value_name = "ID", value_parser = name)]
     transactional_id: Option<Name>,
-    /// Each line is a value, any JSON, and no record
+    /// Each line is the value of a record: any JSON
     #[arg(long, conflicts_with = "plain")]
     values: bool,
-    /// Each line is text, and becomes a string value
+    /// Each line is text: the value is a string
     #[arg(long)]
     plain: bool,
-    /// Take the key from this field of the value, a string or number; a record's own key stays
+    /// Take the key from this field of the value (a string, number or truth value); a record that
+    /// has a key keeps it
     #[arg(long, value_name = "FIELD", conflicts_with = "plain")]
     key_field: Option<String>,
-    /// Records of one request
+    /// Records in one request
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch_size: u32,
-    /// Requests sent before the first of them is answered
+    /// Most requests on their way at a time
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u8).range(1..=5))]
     in_flight: u8,
-    /// Give up when one request was tried for so long; without it: never
+    /// Give up when one request has been tried for so long [default: never]
     #[arg(long, value_name = "MS")]
     max_retry_ms: Option<u64>,
     #[command(flatten)]
@@ -118,28 +121,43 @@ async fn produce(flags: Flags) -> anyhow::Result<()> {
     let begun = Instant::now();
 
     let (name, limit) = (flags.transactional_id.as_ref(), usize::from(flags.in_flight));
-    let mut window = Window::open(client.clone(), &scope, name, limit).await?;
-    let mut tally = Tally { requests_before: window.next_sequence, ..Tally::default() };
-    let mut batches = read_ahead(cutter, window.next_sequence);
-    let sent = send_all(&mut batches, &mut window, &mut tally, &client).await;
+    let (mut tally, mut signal) = (Tally::default(), None);
+    let sent = tokio::select! {
+        sent = async {
+            let mut window = Window::open(client.clone(), &scope, name, limit).await?;
+            send_all(cutter, &mut window, &mut tally, &client).await
+        } => sent,
+        interrupted = interrupted() => {
+            signal = Some(interrupted?);
+            Err(anyhow!("interrupted"))
+        }
+    };
     client.progress.finish_and_clear();
     let stored = summary(&tally, &scope, &client, begun.elapsed());
-    match sent {
-        Ok(()) => {
-            client.notice(&stored);
-            Ok(())
-        }
-        Err(error) if tally.requests > 0 => Err(anyhow!("{error:#}\nbefore that it {stored}")),
-        failed => failed,
+    let Err(error) = sent else {
+        client.notice(&stored);
+        return Ok(());
+    };
+    let mut told = format!("{error:#}");
+    if tally.requests > 0 {
+        told += &format!("\nbefore that it {stored}");
     }
+    let Some(signal) = signal else { return Err(anyhow!(told)) };
+    told += match name {
+        Some(_) => "\nthe same command goes on where the log ends, and stores no line twice",
+        None => "\nwithout --transactional-id it cannot be gone on with",
+    };
+    Err(Interrupted { signal, told }.into())
 }
 
 async fn send_all(
-    batches: &mut mpsc::Receiver<anyhow::Result<Batch>>,
+    cutter: Cutter<Input>,
     window: &mut Window,
     tally: &mut Tally,
     client: &Client,
 ) -> anyhow::Result<()> {
+    tally.requests_before = window.next_sequence;
+    let mut batches = read_ahead(cutter, window.next_sequence);
     if window.next_sequence > 0 {
         let last = batches.recv().await.context("the reader of the input is gone")??;
         client.progress.set_position(last.end_byte);
@@ -205,8 +223,10 @@ fn summary(tally: &Tally, scope: &Scope, client: &Client, took: Duration) -> Str
     text
 }
 
+type Input = Box<dyn BufRead + Send>;
+
 /// The input and, of a file, its size.
-fn input(file: Option<PathBuf>) -> anyhow::Result<(Box<dyn BufRead + Send>, Option<u64>)> {
+fn input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
     let path = match file {
         Some(path) if path.as_os_str() != "-" => path,
         _ => return Ok((Box::new(BufReader::with_capacity(READ_AHEAD_BYTES, stdin())), None)),
@@ -219,7 +239,7 @@ fn input(file: Option<PathBuf>) -> anyhow::Result<(Box<dyn BufRead + Send>, Opti
 /// Cuts the input on a thread of its own, for reads may block; two batches wait at most. The first
 /// is the last one that the log holds, if it holds any.
 fn read_ahead(
-    mut cutter: Cutter<Box<dyn BufRead + Send>>,
+    mut cutter: Cutter<Input>,
     next_sequence: i64,
 ) -> mpsc::Receiver<anyhow::Result<Batch>> {
     let (sender, receiver) = mpsc::channel(1);

@@ -8,6 +8,17 @@ use crate::{
     telemetry,
 };
 
+pub(super) const EXAMPLE: &str = "\
+Each setting can also be given in the environment or in the TOML file, where its name is that of
+the flag with `_` for `-`. Flags overrule the environment, which overrules the file; `oncelog
+config` prints the outcome. On SIGTERM or Ctrl-C it answers what is in flight, and ends.
+
+Examples:
+  oncelog serve
+  oncelog serve --listen 127.0.0.1:9000 --data-dir /var/lib/oncelog
+  DATABASE_URL=postgres://oncelog@db.example/oncelog \\
+    ONCELOG_TOKEN_JWKS_FILE=/etc/oncelog/jwks.json oncelog serve --listen 0.0.0.0:8080";
+
 pub(super) fn run(flags: &Flags) -> anyhow::Result<()> {
     let config = Config::load(flags)?;
     telemetry::start_logging(config.log_format, config.log_level);

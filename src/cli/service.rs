@@ -15,13 +15,13 @@ use crate::{
 };
 
 pub(super) const MIGRATE_EXAMPLE: &str = "\
-It is safe to repeat, and while servers run. `serve` does the same when it starts.
+It is safe to repeat, and to run while servers run. `serve` does the same when it starts.
 
 Example:
   oncelog migrate --database-url postgres://oncelog@db.example/oncelog";
 
 pub(super) const CONFIG_EXAMPLE: &str = "\
-Secrets are shown as ***.
+The output is a configuration file itself, with all keys; only secrets are shown as ***.
 
 Example:
   ONCELOG_LANES=2 oncelog config --listen 127.0.0.1:9000 | grep -v default$";

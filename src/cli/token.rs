@@ -22,6 +22,10 @@ use crate::{
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
 const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 86_400);
 
+pub(super) const EXAMPLE: &str = "\
+Example:
+  oncelog token mint --tenant acme --scope produce | oncelog token inspect";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Make a token, signed with the configured secret (HS256), and print it alone
@@ -43,14 +47,14 @@ Example:
 
 #[derive(Args)]
 pub(super) struct Mint {
-    /// Whose data it opens
+    /// The tenant whose data it gives access to
     #[arg(long, value_parser = name)]
     tenant: Name,
-    /// What it permits: words of produce, consume, group, admin, operator, each perhaps narrowed
-    /// to a pattern of names (`produce:orders.*`)
+    /// What it permits: one or more of produce, consume, group, admin and operator, separated by
+    /// spaces; each may be narrowed to a pattern of names (`produce:orders.*`)
     #[arg(long, value_parser = scope)]
     scope: String,
-    /// For how long: 90s, 15m, 12h or 30d
+    /// How long it is valid, such as 90s, 15m, 12h or 30d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = life)]
     expires_in: Duration,
     #[command(flatten)]

@@ -23,14 +23,20 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const OUTPUT: &str = "\
 On a terminal the output is a table; piped, or with --json, it is JSON, one object a line.";
 
+pub(super) const EXAMPLE: &str = "\
+Example:
+  oncelog topic create orders --partitions 4";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Make a topic, or see that it is there
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
     Create {
+        /// The topic
         #[arg(value_parser = name)]
         name: Name,
-        /// How many partitions; 1 for a new topic, any for one that exists
+        /// How many partitions it must have; without it a new topic has 1, and one that exists
+        /// may have any number
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
         partitions: Option<i64>,
         #[command(flatten)]
@@ -45,6 +51,7 @@ pub(super) enum Command {
     /// Show a topic with its partitions
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic describe orders"))]
     Describe {
+        /// The topic
         #[arg(value_parser = name)]
         name: Name,
         #[command(flatten)]
@@ -57,6 +64,7 @@ It asks before it deletes; without a terminal to ask on, --yes is needed.
 Example:
   oncelog topic delete orders --yes")]
     Delete {
+        /// The topic
         #[arg(value_parser = name)]
         name: Name,
         /// Do not ask
@@ -93,7 +101,8 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 };
                 let answer = client.send(put).await?;
                 let was_there = answer.status == StatusCode::OK;
-                client.notice(if was_there { "the topic was there" } else { "made" });
+                let done = if was_there { "was there already" } else { "is made" };
+                client.notice(&format!("topic {name} {done}"));
                 describe(&answer, common.json)
             }
             Command::Describe { name, common } => {
@@ -166,7 +175,7 @@ async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<(
             if problem.code == "topic_not_found" && client.repeats() > 0 => {}
         answer => drop(answer?),
     }
-    client.notice(&format!("{name} is deleted"));
+    client.notice(&format!("topic {name} is deleted"));
     Ok(())
 }
 

@@ -55,7 +55,7 @@ impl clap::Args for Flags {
         let config = Arg::new("config")
             .long("config")
             .value_name("FILE")
-            .help("The TOML file with the same keys [env: ONCELOG_CONFIG]");
+            .help("A TOML file with these settings [env: ONCELOG_CONFIG]");
         KEYS.iter().fold(command.arg(config), |command, key| {
             command.arg(
                 Arg::new(key.name).long(key.flag()).value_name(key.value_name).help(key.help()),
@@ -196,7 +196,7 @@ impl Key {
     }
 
     /// The variables that set it, the weakest first.
-    fn variables(&self) -> Vec<String> {
+    pub fn variables(&self) -> Vec<String> {
         match self.name {
             "database_url" => vec!["DATABASE_URL".into(), self.variable()],
             _ => vec![self.variable()],

@@ -65,6 +65,20 @@ fn a_later_source_overrules() {
 }
 
 #[test]
+fn what_is_shown_is_a_file_that_says_the_same() {
+    let given = flags(&[("lanes", "3"), ("data_dir", "/a \"b\"\\c"), ("log_format", "json")]);
+    let config = Config::from_sources(&given, &BTreeMap::new()).unwrap();
+    let file = file(&config.to_string());
+    let from_file = Flags { config: Some(file.path().into()), ..Flags::default() };
+    let again = Config::from_sources(&from_file, &BTreeMap::new()).unwrap();
+    let values = |config: &Config| -> Vec<(&str, String)> {
+        config.entries.iter().map(|entry| (entry.name, entry.shown.clone())).collect()
+    };
+    assert_eq!(values(&config), values(&again));
+    assert_eq!(again.data_dir.to_str(), Some("/a \"b\"\\c"));
+}
+
+#[test]
 fn the_own_variable_overrules_the_common_one() {
     let mut variables = vec![("DATABASE_URL", URL), ("ONCELOG_TOKEN_HS256_SECRET", SECRET)];
     let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();
@@ -119,8 +133,10 @@ fn secrets_are_never_shown() {
     let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();
     let shown = format!("{config:?}\n{config:#?}\n{config}");
     assert!(!shown.contains(SECRET) && !shown.contains("hunter2"), "{shown}");
-    assert!(shown.contains("token_hs256_secret = ***  # environment ONCELOG_TOKEN_HS256_SECRET"));
-    assert!(shown.contains("database_url = ***  # environment DATABASE_URL"));
+    assert!(
+        shown.contains("token_hs256_secret = \"***\"  # environment ONCELOG_TOKEN_HS256_SECRET")
+    );
+    assert!(shown.contains("database_url = \"***\"  # environment DATABASE_URL"));
 
     // TOML errors quote the line by default.
     let file = file(&format!("lanes = 1\ntoken_hs256_secret = \"{SECRET}\n"));

@@ -10,6 +10,7 @@ use axum::{
     http::request::Parts,
 };
 use bytes::Bytes;
+use metrics::{Counter, Histogram};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
 use crate::{
     broker::{Broker, Error},
     model::{Code, Invalid, MAX_INTEGER, Name, Partition, ProducerId, TenantId},
+    telemetry,
 };
 
 /// The state of all routes. Its broker is private to this file.
@@ -38,6 +40,8 @@ pub struct Gate {
     pub budget: Arc<Semaphore>,
     /// Bytes that answered records may still hold in memory, until the client has taken them.
     answers: Arc<Semaphore>,
+    pub request_bytes: Counter,
+    pub body_duration: Histogram,
 }
 
 /// An answer that counts until the last of its bytes has left.
@@ -54,9 +58,18 @@ impl AsRef<[u8]> for HeldAnswer {
 
 impl Gate {
     pub fn new(keys: Keys, limits: Limits) -> Self {
-        let permits = limits.max_in_flight_bytes.min(Semaphore::MAX_PERMITS);
-        let [budget, answers] = [0; 2].map(|_| Arc::new(Semaphore::new(permits)));
-        Self { keys, limits, budget, answers }
+        let [budget, answers] = [0; 2].map(|_| Arc::new(Semaphore::new(permits(&limits))));
+        let request_bytes = metrics::counter!(telemetry::HTTP_REQUEST_BYTES_TOTAL);
+        let body_duration = metrics::histogram!(telemetry::HTTP_BODY_DURATION_SECONDS);
+        Self { keys, limits, budget, answers, request_bytes, body_duration }
+    }
+
+    /// Sets the gauges that are read, not counted.
+    fn measure(&self) {
+        for (held, free) in [("requests", &self.budget), ("answers", &self.answers)] {
+            let bytes = permits(&self.limits) - free.available_permits();
+            metrics::gauge!(telemetry::HTTP_HELD_BYTES, "held" => held).set(bytes as f64);
+        }
     }
 
     /// Writes an answer of about `size_bytes`, if clients are not behind with too many already.
@@ -68,10 +81,17 @@ impl Gate {
         let permits = u32::try_from(size_bytes).unwrap_or(u32::MAX);
         let held = self.answers.clone().try_acquire_many_owned(permits);
         let held = held.map_err(|_| {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "answer_bytes")
+                .increment(1);
             Error::new(Code::Unavailable, "Too many answers are on their way to slow clients.")
         })?;
         Ok(Bytes::from_owner(HeldAnswer { body: body(), _held: held }))
     }
+}
+
+/// Bytes that requests, and again answers, may hold.
+fn permits(limits: &Limits) -> usize {
+    limits.max_in_flight_bytes.min(Semaphore::MAX_PERMITS)
 }
 
 impl FromRef<Door> for Arc<Gate> {
@@ -99,6 +119,8 @@ impl Door {
     }
 
     pub fn metrics(&self) -> String {
+        self.gate.measure();
+        self.broker.measure();
         (self.render_metrics)()
     }
 

@@ -97,32 +97,42 @@ fn numbered(envelope: &Envelope, scope: Scope, prefix: &str) -> Result<Option<Nu
 /// Where every record went, in request order.
 #[derive(Serialize, ToSchema)]
 pub struct AppendedToTopic {
+    /// The topic appended to.
     topic: String,
-    /// Null when this repeats an append older than the remembered window.
+    /// Of each record; null when this repeats an append older than the remembered window.
     #[schema(required = true)]
     offsets: Option<Vec<PlacedRecord>>,
     /// True when this append had been done already.
     duplicate: bool,
+    /// When the log took it; null when that is no longer known.
     #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
 
+/// Where a record went.
 #[derive(Serialize, ToSchema)]
 pub struct PlacedRecord {
+    /// The partition its key led to.
     partition: i32,
+    /// Its place there.
     offset: i64,
 }
 
+/// Where the records went: to `base_offset` and those behind it.
 #[derive(Serialize, ToSchema)]
 pub struct AppendedToPartition {
+    /// The topic appended to.
     topic: String,
+    /// The partition appended to.
     partition: i32,
     /// Of the first record; null when this repeats an append older than the remembered window.
     #[schema(required = true)]
     base_offset: Option<i64>,
+    /// How many records it were.
     record_count: i64,
     /// True when this append had been done already.
     duplicate: bool,
+    /// When the log took it; null when that is no longer known.
     #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
@@ -136,15 +146,15 @@ pub struct AppendedToPartition {
     tag = "appends",
     params(("topic" = String, Path, description = "The topic's name"), AppendQuery),
     request_body(description = "The records, in one JSON object or one a line", content(
-        (AppendBody = "application/json", example = json!({"producer_id": 17, "epoch": 4,
-            "sequence": 12, "records": [{"key": "customer-7", "value": {"total": 12.5},
-            "headers": {"source": "web"}}, {"value_base64": "AAEC"}]})),
+        (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
+            "sequence": 0, "records": [{"key": "customer-7", "value": {"total": 12.5},
+            "headers": {"source": "web"}}, {"key": "customer-1", "value_base64": "AAEC"}]})),
         (String = "application/x-ndjson",
             example = json!("{\"key\":\"customer-7\",\"value\":{\"total\":12.5}}\n")))),
     responses((status = 200, description = "Appended, now or before", body = AppendedToTopic,
-        example = json!({"topic": "orders", "offsets": [{"partition": 3, "offset": 100},
-            {"partition": 0, "offset": 57}], "duplicate": false,
-            "appended_at": "2026-11-21T08:00:00.123Z"}))),
+        example = json!({"topic": "orders", "offsets": [{"partition": 3, "offset": 0},
+            {"partition": 1, "offset": 0}], "duplicate": false,
+            "appended_at": "2026-11-21T08:00:00.000Z"}))),
     security(("bearer" = ["produce"])))]
 pub async fn append_to_topic(
     access: TopicAccess<Produce>,
@@ -172,16 +182,16 @@ pub async fn append_to_topic(
 #[utoipa::path(post, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "append_to_partition", tag = "appends",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition, from 0"), AppendQuery),
+        ("partition" = i32, Path, description = "The partition's number, from 0"), AppendQuery),
     request_body(description = "The records, in one JSON object or one a line", content(
-        (AppendBody = "application/json", example = json!({"producer_id": 17, "epoch": 4,
-            "sequence": 2, "expected_offset": 100,
-            "records": [{"key": "customer-7", "value": 1}, {"value": null}]})),
+        (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
+            "sequence": 0, "expected_offset": 0, "records": [{"key": "customer-7",
+            "value": {"total": 12.5}, "headers": {"source": "web"}}, {"value": null}]})),
         (String = "application/x-ndjson",
             example = json!("{\"key\":\"customer-7\",\"value\":1}\n{\"value\":null}\n")))),
     responses((status = 200, description = "Appended, now or before", body = AppendedToPartition,
-        example = json!({"topic": "orders", "partition": 3, "base_offset": 100,
-            "record_count": 2, "duplicate": false, "appended_at": "2026-11-21T08:00:00.123Z"}))),
+        example = json!({"topic": "orders", "partition": 0, "base_offset": 0,
+            "record_count": 2, "duplicate": false, "appended_at": "2026-11-21T08:00:00.000Z"}))),
     security(("bearer" = ["produce"])))]
 pub async fn append_to_partition(
     access: TopicAccess<Produce>,

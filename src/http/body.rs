@@ -4,7 +4,12 @@
 //! its own decompressed size, a deadline over all of it, and a budget of bytes that all bodies
 //! share until their handlers are done. Nothing is done with half a body.
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_compression::{
     tokio::bufread::{GzipDecoder, ZstdDecoder},
@@ -34,6 +39,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{Code, Invalid},
+    telemetry,
 };
 
 /// RFC 9659: a zstd stream over HTTP needs a window of at most 8 MiB.
@@ -165,7 +171,13 @@ async fn receive(gate: &Gate, request: Request, taken: &[Media]) -> Result<Recei
             }
         };
     let deadline = Duration::from_millis(gate.limits.body_timeout_ms);
-    match timeout(deadline, reading).await {
+    let begun = Instant::now();
+    let read = timeout(deadline, reading).await;
+    let waited = begun.elapsed();
+    telemetry::waited(waited);
+    gate.body_duration.record(waited.as_secs_f64());
+    gate.request_bytes.increment(intake.bytes.len() as u64);
+    match read {
         Ok(Ok(())) => {}
         Ok(Err(Stop::TooLarge)) => return Err(refuse()),
         Ok(Err(Stop::Busy)) => return Err(busy()),
@@ -254,6 +266,7 @@ fn too_slow(timeout_ms: u64) -> Error {
 }
 
 fn busy() -> Error {
+    metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "request_bytes").increment(1);
     Error::new(Code::Unavailable, "Too many bytes of request bodies are being worked on.")
 }
 

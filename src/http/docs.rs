@@ -40,6 +40,7 @@ pub struct Append {
     /// To one partition only: append only if this is its next offset.
     #[schema(minimum = 0)]
     pub expected_offset: Option<i64>,
+    /// One to `max_batch_records` of them, in the order they are stored in.
     #[schema(min_items = 1)]
     pub records: Vec<Record>,
 }
@@ -47,41 +48,59 @@ pub struct Append {
 /// A record to append: exactly one of `value` and `value_base64`.
 #[derive(ToSchema)]
 pub struct Record {
+    /// What the record is about. Records of a topic with the same key go to the same partition, so
+    /// they stay in order.
     pub key: Option<String>,
     #[schema(required = false)]
     pub value: AnyJson,
+    /// Instead of `value`: bytes, in standard base64 with padding.
     pub value_base64: Option<String>,
+    /// Names and texts beside the value, kept as sent.
     pub headers: Option<BTreeMap<String, String>>,
+    /// When it happened, by the client's clock; kept with the record in UTC, to the millisecond.
     #[schema(format = DateTime)]
     pub timestamp: Option<String>,
+    /// The client's own id of the record, kept with it.
+    #[schema(min_length = 1, max_length = 1024)]
     pub id: Option<String>,
 }
 
 /// A record as it is read; fields it was appended without are left out.
 #[derive(ToSchema)]
 pub struct ReadRecord {
+    /// Its place in the partition, from 0 without holes.
+    #[schema(minimum = 0)]
     pub offset: i64,
+    /// When the log took it, by the log's clock; never before the record in front of it.
     #[schema(format = DateTime)]
     pub appended_at: String,
-    /// Of the transaction that appended it.
+    /// The transaction that appended it.
     pub transaction_id: Option<String>,
+    /// What the record is about.
     pub key: Option<String>,
     #[schema(required = false)]
     pub value: AnyJson,
+    /// Instead of `value`: bytes, in standard base64 with padding.
     pub value_base64: Option<String>,
+    /// Names and texts beside the value.
     pub headers: Option<BTreeMap<String, String>>,
+    /// When it happened, by the clock of the client that appended it.
     #[schema(format = DateTime)]
     pub timestamp: Option<String>,
+    /// The client's own id of the record.
     pub id: Option<String>,
 }
 
 /// Records of a partition, in order.
 #[derive(ToSchema)]
 pub struct ReadAnswer {
+    /// The topic read.
     pub topic: String,
+    /// The partition read.
     pub partition: i32,
+    /// The records, by offset; none when there are none yet.
     pub records: Vec<ReadRecord>,
-    /// Where to read on.
+    /// Where to read on: the `offset` of the next read.
     pub next_offset: i64,
     /// The first offset that can be read.
     pub log_start_offset: i64,
@@ -94,7 +113,10 @@ pub struct ReadAnswer {
 /// Records of one open transaction; they have no offsets yet.
 #[derive(ToSchema)]
 pub struct StagedTransaction {
+    /// Which transaction.
     pub transaction_id: String,
+    /// `ongoing` or `prepared`.
     pub state: String,
+    /// Its records for this partition.
     pub records: Vec<Record>,
 }

@@ -23,7 +23,7 @@ pub struct ListQuery {
     /// Most items of the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<i64>,
-    /// `next_after` of the page before.
+    /// `next_after` of the page before; without it the list starts at its beginning.
     after: Option<String>,
 }
 

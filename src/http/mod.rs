@@ -10,6 +10,7 @@ mod appends;
 pub mod auth;
 mod body;
 pub mod docs;
+mod docs_page;
 mod json;
 mod list;
 mod media;
@@ -26,7 +27,7 @@ mod topics;
 
 use std::sync::Arc;
 
-use axum::{Router, http::StatusCode, middleware};
+use axum::{Router, http::StatusCode, middleware, routing::get};
 use tower_http::{catch_panic::CatchPanicLayer, compression::CompressionLayer};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -60,6 +61,9 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(service::readyz))
         .routes(routes!(service::metrics))
         .routes(routes!(service::openapi_json))
+        .routes(routes!(docs_page::docs))
+        .routes(routes!(docs_page::docs_file))
+        .route("/docs/", get(docs_page::docs_slash))
 }
 
 /// The whole face of one replica. `render_metrics` writes the Prometheus text.
@@ -69,9 +73,9 @@ pub fn router(
     limits: Limits,
     render_metrics: impl Fn() -> String + Send + Sync + 'static,
 ) -> Router {
-    let (routes, api) = routes().split_for_parts();
+    let (routes, _) = routes().split_for_parts();
     let door = Door::new(broker, keys, limits, Arc::new(render_metrics));
-    layered(routes.with_state(door), Operations::of(&api))
+    layered(routes.with_state(door), Operations::of(&openapi()))
 }
 
 /// From the inside out: panics become answers, refusals become problems, answers become small.
@@ -118,16 +122,18 @@ impl Default for Limits {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::{
         body::{Body, to_bytes},
         http::{HeaderMap, Request},
-        routing::{get, put},
+        routing::put,
     };
     use serde_json::{Value, json};
     use tower::ServiceExt;
 
     use super::*;
-    use crate::{broker::Error, model::Code};
+    use crate::{broker::Error, model::Code, telemetry};
 
     /// The real layers around routes that need no broker.
     fn small() -> Router {
@@ -204,6 +210,29 @@ mod tests {
         assert!(!headers.contains_key("content-encoding"));
     }
 
+    /// What a request waited for its client, or for others, is no part of its duration.
+    #[test]
+    fn waits_do_not_spoil_durations() {
+        let wait = async || telemetry::waited(Duration::from_secs(1_000));
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        metrics::with_local_recorder(&recorder, || {
+            runtime.block_on(async {
+                let routes = Router::new().route("/v1/topics", get(wait));
+                let layered = layered(routes, Operations::of(&openapi()));
+                let request = Request::get("/v1/topics").body(Body::empty()).unwrap();
+                assert_eq!(layered.oneshot(request).await.unwrap().status(), 200);
+            });
+        });
+        let text = recorder.handle().render();
+        for line in [
+            "oncelog_http_request_duration_seconds_sum{operation=\"list_topics\"} 0\n",
+            "oncelog_http_request_duration_seconds_count{operation=\"list_topics\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+
     #[test]
     fn requests_are_counted_by_operation_status_and_code() {
         let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
@@ -225,6 +254,9 @@ mod tests {
             "oncelog_http_requests_total{operation=\"unmatched\",status=\"404\"} 1",
             "oncelog_errors_total{code=\"route_not_found\"} 1",
             "oncelog_http_request_duration_seconds_count{operation=\"list_topics\"} 2",
+            "oncelog_http_requests_in_flight{operation=\"list_topics\"} 0",
+            "oncelog_http_requests_abandoned_total{operation=\"list_topics\"} 0",
+            "oncelog_http_answer_bytes_total{operation=\"list_topics\"} 2000",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

@@ -4,29 +4,98 @@
 use std::{any::Any, collections::HashMap, sync::Arc, time::Instant};
 
 use axum::{
+    body::HttpBody,
     extract::{MatchedPath, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use metrics::{Counter, Gauge, Histogram};
 use tracing::{Instrument, Level, Span, field};
 use utoipa::openapi::{OpenApi, path::Operation};
 use uuid::Uuid;
 
 use super::problem;
-use crate::{broker::Error, model::Code, telemetry};
+use crate::{
+    broker::Error,
+    model::Code,
+    telemetry::{self, ByCode, Counted},
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
 /// The operation of requests that no route takes.
 const UNMATCHED: &str = "unmatched";
 
-/// Operation ids by path and method: the bounded label of spans and metrics.
-pub struct Operations(HashMap<String, Vec<(Method, Arc<str>)>>);
+/// The operations by path and method: the bounded label of spans and metrics.
+pub struct Operations {
+    by_path: HashMap<String, Vec<(Method, Measured)>>,
+    unmatched: Measured,
+    errors: ByCode,
+}
+
+/// The numbers of one operation.
+struct Measured {
+    operation: Arc<str>,
+    in_flight: Gauge,
+    abandoned: Counter,
+    duration: Histogram,
+    answer_bytes: Counter,
+    /// By the statuses that the document knows.
+    answered: Vec<(u16, Counter)>,
+}
+
+impl Measured {
+    fn new(id: &str, statuses: impl Iterator<Item = u16>) -> Self {
+        let operation: Arc<str> = id.into();
+        let answered = statuses.map(|status| (status, answered(&operation, status))).collect();
+        let label = || operation.clone();
+        Self {
+            in_flight: metrics::gauge!(telemetry::HTTP_REQUESTS_IN_FLIGHT, "operation" => label()),
+            abandoned: metrics::counter!(telemetry::HTTP_REQUESTS_ABANDONED_TOTAL,
+                "operation" => label()),
+            duration: metrics::histogram!(telemetry::HTTP_REQUEST_DURATION_SECONDS,
+                "operation" => label()),
+            answer_bytes: metrics::counter!(telemetry::HTTP_ANSWER_BYTES_TOTAL,
+                "operation" => label()),
+            answered,
+            operation,
+        }
+    }
+
+    fn answered(&self, answer: &Response, seconds: f64) {
+        let status = answer.status().as_u16();
+        match self.answered.iter().find(|(known, _)| *known == status) {
+            Some((_, counter)) => counter.increment(1),
+            None => answered(&self.operation, status).increment(1),
+        }
+        self.duration.record(seconds);
+        self.answer_bytes.increment(answer.body().size_hint().lower());
+    }
+}
+
+fn answered(operation: &Arc<str>, status: u16) -> Counter {
+    metrics::counter!(telemetry::HTTP_REQUESTS_TOTAL,
+        "operation" => operation.clone(), "status" => status.to_string())
+}
+
+/// A request that is not answered yet; dropped before it is, it was abandoned.
+struct InFlight<'a> {
+    abandoned: Option<&'a Counter>,
+    _counted: Counted,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let Some(abandoned) = self.abandoned {
+            abandoned.increment(1);
+        }
+    }
+}
 
 impl Operations {
     pub fn of(api: &OpenApi) -> Self {
-        let mut operations: HashMap<_, Vec<_>> = HashMap::new();
+        let mut by_path: HashMap<_, Vec<_>> = HashMap::new();
         for (path, item) in &api.paths.paths {
             let methods = [
                 (Method::GET, &item.get),
@@ -36,26 +105,28 @@ impl Operations {
                 (Method::DELETE, &item.delete),
             ];
             for (method, operation) in methods {
-                let id = operation
-                    .as_ref()
-                    .and_then(|Operation { operation_id, .. }| operation_id.as_deref());
-                if let Some(id) = id {
-                    operations.entry(path.clone()).or_default().push((method, id.into()));
+                if let Some(Operation { operation_id: Some(id), responses, .. }) = operation {
+                    let statuses = responses.responses.keys().filter_map(|s| s.parse().ok());
+                    let measured = Measured::new(id, statuses);
+                    by_path.entry(path.clone()).or_default().push((method, measured));
                 }
             }
         }
-        Self(operations)
+        let unmatched = Measured::new(UNMATCHED, [404, 405].into_iter());
+        let error =
+            |code: Code| metrics::counter!(telemetry::ERRORS_TOTAL, "code" => code.as_str());
+        Self { by_path, unmatched, errors: ByCode::new(error) }
     }
 
-    fn find(&self, request: &Request) -> Arc<str> {
+    fn find(&self, request: &Request) -> &Measured {
         let get = &Method::GET;
         let method = if request.method() == Method::HEAD { get } else { request.method() };
         request
             .extensions()
             .get::<MatchedPath>()
-            .and_then(|path| self.0.get(path.as_str()))
+            .and_then(|path| self.by_path.get(path.as_str()))
             .and_then(|methods| methods.iter().find(|(known, _)| known == method))
-            .map_or_else(|| UNMATCHED.into(), |(_, id)| id.clone())
+            .map_or(&self.unmatched, |(_, measured)| measured)
     }
 }
 
@@ -65,32 +136,34 @@ pub async fn observe(
     next: Next,
 ) -> Response {
     let begun = Instant::now();
-    let operation = operations.find(&request);
+    let measured = operations.find(&request);
+    let mut in_flight = InFlight {
+        abandoned: Some(&measured.abandoned),
+        _counted: Counted::new(&measured.in_flight),
+    };
     let (id, id_header) = request_id(request.headers());
     let version = request.version();
     let span = tracing::info_span!(
         "http_request",
         method = %request.method(),
-        operation = &*operation,
+        operation = &*measured.operation,
         request_id = &*id,
         status = field::Empty,
         duration_ms = field::Empty,
     );
-    let answer = next.run(request).instrument(span.clone()).await;
+    let work = next.run(request).instrument(span.clone());
+    let (answer, waited) = telemetry::counting_waits(work).await;
     let (mut answer, error) = problem::finish(answer, &id, version);
     answer.headers_mut().insert(REQUEST_ID, id_header);
-    let seconds = begun.elapsed().as_secs_f64();
+    let duration = begun.elapsed();
     let status = answer.status().as_u16();
-    span.record("status", status).record("duration_ms", seconds * 1000.0);
+    span.record("status", status).record("duration_ms", duration.as_secs_f64() * 1000.0);
     log(&span, status, error.as_ref());
-    metrics::counter!(telemetry::HTTP_REQUESTS_TOTAL,
-        "operation" => operation.clone(), "status" => status.to_string())
-    .increment(1);
-    metrics::histogram!(telemetry::HTTP_REQUEST_DURATION_SECONDS, "operation" => operation)
-        .record(seconds);
+    measured.answered(&answer, duration.saturating_sub(waited).as_secs_f64());
     if let Some(error) = error {
-        metrics::counter!(telemetry::ERRORS_TOTAL, "code" => error.code.as_str()).increment(1);
+        operations.errors.count(error.code);
     }
+    in_flight.abandoned = None;
     answer
 }
 

@@ -3,7 +3,7 @@
 //! Stored lines go out as they came in: what the log adds (`offset`, `appended_at`,
 //! `transaction_id`) is put behind the opening brace of each, and nothing is parsed again.
 
-use std::{fmt::Write, io, sync::Arc};
+use std::{fmt::Write, sync::Arc};
 
 use axum::{
     extract::State,
@@ -49,19 +49,20 @@ const MAX_WAIT_MS: i64 = 60_000;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ReadQuery {
-    /// A number, `earliest` (default) or `latest`.
+    /// Where to start: a number, `earliest` (the first record there is) or `latest` (the next to
+    /// come).
     #[param(inline)]
     offset: Option<OffsetParameter>,
     /// Instead of `offset`: the first record appended at or after this instant (RFC 3339).
     #[param(format = DateTime)]
     timestamp: Option<String>,
-    /// Most records.
+    /// Most records to answer.
     #[param(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
-    /// Most bytes of records; the first one always comes.
+    /// Most bytes of records to answer; the first one always comes.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
-    /// How long to wait for a record when there is none yet.
+    /// How long to wait for a record when there is none yet (a long poll).
     #[param(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
     /// `read_uncommitted` also answers the records of open transactions, beside the others.
@@ -144,25 +145,28 @@ impl ReadQuery {
 
 /// Read a partition
 ///
-/// Committed records in order, from `offset` on. With `wait_ms` an empty answer waits for the
-/// first record (a long poll); read on from `next_offset`.
+/// Committed records in order, from `offset` (or `timestamp`) on. With `wait_ms` an empty answer
+/// waits for the first record, and is still empty when none came; read on from `next_offset`.
+/// `Accept: application/x-ndjson` asks for the records alone, one a line.
 #[utoipa::path(get, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "read_partition", tag = "reads",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition, from 0"), ReadQuery),
+        ("partition" = i32, Path, description = "The partition's number, from 0"), ReadQuery),
     responses((status = 200, description = "Records, perhaps none",
         content(
-            (ReadAnswer = "application/json", example = json!({"topic": "orders", "partition": 3,
-                "records": [{"offset": 100, "appended_at": "2026-11-21T08:00:00.123Z",
-                    "key": "customer-7", "value": {"total": 12.5},
-                    "headers": {"source": "web"}}],
-                "next_offset": 101, "log_start_offset": 0, "high_watermark": 140})),
+            (ReadAnswer = "application/json", example = json!({"topic": "orders", "partition": 0,
+                "records": [{"offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
+                    "key": "customer-7", "value": {"total": 12.5}, "headers": {"source": "web"}},
+                    {"offset": 1, "appended_at": "2026-11-21T08:00:00.000Z", "value": null}],
+                "next_offset": 2, "log_start_offset": 0, "high_watermark": 2})),
             (String = "application/x-ndjson", example = json!(
-                "{\"offset\":100,\"appended_at\":\"2026-11-21T08:00:00.123Z\",\"value\":1}\n"))),
+                "{\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\"value\":{\"total\":\
+                 12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
+                 {\"offset\":1,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\"value\":null}\n"))),
         headers(
-            ("Oncelog-Next-Offset" = i64, description = "With NDJSON: next_offset"),
-            ("Oncelog-High-Watermark" = i64, description = "With NDJSON: high_watermark"),
-            ("Oncelog-Log-Start-Offset" = i64, description = "With NDJSON: log_start_offset")))),
+            ("Oncelog-Next-Offset" = i64, description = "With NDJSON: where to read on"),
+            ("Oncelog-High-Watermark" = i64, description = "With NDJSON: the next offset to be given"),
+            ("Oncelog-Log-Start-Offset" = i64, description = "With NDJSON: the first offset that can be read")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
@@ -247,9 +251,10 @@ fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
         let members = row_members(row);
         let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
         let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
+        let mut digits = itoa::Buffer::new();
         for newline in memchr_iter(b'\n', lines) {
-            // Writing to a Vec cannot fail.
-            let _ = io::Write::write_fmt(body, format_args!("{{\"offset\":{offset}"));
+            body.extend_from_slice(b"{\"offset\":");
+            body.extend_from_slice(digits.format(offset).as_bytes());
             body.extend_from_slice(members.as_bytes());
             body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
             body.push(end);

@@ -47,6 +47,7 @@ pub async fn serve(
     let header_timeout = Duration::from_millis(limits.header_timeout_ms);
     let slots = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
     let graceful = GracefulShutdown::new();
+    let open = metrics::gauge!(telemetry::HTTP_CONNECTIONS);
     let mut connections = JoinSet::new();
     loop {
         // Without a free slot nothing is accepted: the backlog of the listener waits.
@@ -63,9 +64,9 @@ pub async fn serve(
             }
         };
         let (watcher, builder, router) = (graceful.watcher(), builder.clone(), router.clone());
+        let counted = telemetry::Counted::new(&open);
         connections.spawn(async move {
-            let _slot = slot;
-            let _counted = telemetry::Counted::new(telemetry::HTTP_CONNECTIONS);
+            let (_slot, _counted) = (slot, counted);
             let asked = Arc::new(AtomicBool::new(false));
             let service = {
                 let asked = asked.clone();

@@ -14,26 +14,27 @@ use crate::broker::Error;
 
 #[derive(Serialize, ToSchema)]
 pub struct Health {
-    #[schema(example = "live")]
+    /// `live` or `ready`.
     status: &'static str,
 }
 
 /// Is the process alive?
 ///
-/// Answers as long as it runs; a failure means: restart it.
+/// Answers as long as it runs, also without its database; no answer means: restart it.
 #[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "service",
-    responses((status = 200, description = "It is", body = Health,
-        example = json!({"status": "live"}))), security(()))]
+    responses((status = 200, description = "The process is alive", body = Health,
+        example = json!({"status": "live"}))), security())]
 pub async fn livez() -> Json<Health> {
     Json(Health { status: "live" })
 }
 
 /// Does this replica take requests?
 ///
-/// Not while it shuts down, and not without its database.
+/// Not while it shuts down, and not without its database: then it answers 503, and requests
+/// belong to another replica.
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
-    responses((status = 200, description = "It does", body = Health,
-        example = json!({"status": "ready"}))), security(()))]
+    responses((status = 200, description = "This replica takes requests", body = Health,
+        example = json!({"status": "ready"}))), security())]
 pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
     door.ready().await?;
     Ok(Json(Health { status: "ready" }))
@@ -41,11 +42,12 @@ pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
 
 /// Metrics of this replica
 ///
-/// In the Prometheus text format.
+/// In the Prometheus text format: requests by operation and status, problems by code, appends,
+/// reads, and what the process uses.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "service",
     responses((status = 200, description = "The metrics", body = String,
         content_type = "text/plain",
-        example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security(()))]
+        example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security())]
 pub async fn metrics(State(door): State<Door>) -> Response {
     let text = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (text, door.metrics()).into_response()
@@ -53,10 +55,11 @@ pub async fn metrics(State(door): State<Door>) -> Response {
 
 /// This document
 ///
-/// OpenAPI 3.1, generated from the code that serves it.
+/// OpenAPI 3.1, generated from the code that serves it. `/docs` shows it to people.
 #[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "service",
     responses((status = 200, description = "The document", body = serde_json::Value,
-        example = json!({"openapi": "3.1.0"}))), security(()))]
+        example = json!({"openapi": "3.1.0", "info": {"title": "oncelog", "version": "0.1.0"},
+            "paths": {}}))), security())]
 pub async fn openapi_json() -> Response {
     ([(CONTENT_TYPE, "application/json")], openapi::document()).into_response()
 }

@@ -1,12 +1,13 @@
 //! Sessions: open, see, find, end.
 
+mod examples;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 use uuid::{Uuid, Version};
 
@@ -26,7 +27,8 @@ use crate::{
     },
 };
 
-/// How sequences follow each other: every one the last plus one, or any greater one.
+/// How sequences follow each other: each is the last one plus 1 (`contiguous`, the default), or
+/// any greater one (`monotonic`).
 #[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sequencing {
@@ -34,7 +36,8 @@ pub enum Sequencing {
     Monotonic,
 }
 
-/// Where the next sequences start.
+/// Where the next sequences start: behind the last ones (`continue`, the default), or at 0 in
+/// every scope (`reset`).
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sequences {
@@ -51,11 +54,13 @@ pub struct OpenSession {
     /// With `epoch`: open only if this is the producer and that its current epoch.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
+    /// Comes with `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// A UUIDv7 that makes the open repeatable; always send one.
+    /// A new UUIDv7, of about now, that makes this open repeatable; always send one.
     #[schema(value_type = Option<Uuid>)]
     open_id: Option<String>,
+    /// How long a transaction of this session may stay open.
     #[schema(minimum = 1, maximum = 900000, default = 60000)]
     transaction_timeout_ms: Option<i64>,
     sequencing: Option<Sequencing>,
@@ -107,14 +112,19 @@ fn uuid_v7(text: &str) -> Option<Uuid> {
 /// A session as it stands.
 #[derive(Serialize, ToSchema)]
 pub struct Session {
+    /// To be sent with every append.
     producer_id: i64,
+    /// To be sent with every append; opening again raises it and fences this one.
     epoch: i64,
+    /// The producer's stable name; null when it has none.
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
+    /// How long a transaction of this session may stay open.
     transaction_timeout_ms: i64,
     /// True when the session was ended and not opened since.
     closed: bool,
+    /// When this epoch was opened.
     #[schema(format = DateTime)]
     opened_at: String,
     /// By topic, then partition; at most 1000, the rest under `/sequences`.
@@ -132,13 +142,19 @@ pub struct Session {
 /// A session as lists show it.
 #[derive(Serialize, ToSchema)]
 pub struct SessionItem {
+    /// The producer.
     producer_id: i64,
+    /// Its current epoch.
     epoch: i64,
+    /// The producer's stable name; null when it has none.
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
+    /// How long a transaction of this session may stay open.
     transaction_timeout_ms: i64,
+    /// True when the session was ended and not opened since.
     closed: bool,
+    /// When this epoch was opened.
     #[schema(format = DateTime)]
     opened_at: String,
 }
@@ -146,22 +162,29 @@ pub struct SessionItem {
 /// The next sequence of a scope: a topic, or one partition of it.
 #[derive(Serialize, ToSchema)]
 pub struct NextSequence {
+    /// The topic appended to.
     topic: String,
+    /// The partition, when it was appended to directly; absent for the topic as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     partition: Option<i32>,
+    /// The sequence of the next append there.
     next_sequence: i64,
 }
 
+/// A page of sessions, by producer id.
 #[derive(Serialize, ToSchema)]
 pub struct SessionList {
+    /// At most `limit` of them.
     sessions: Vec<SessionItem>,
     /// Where the next page starts; null at the end.
     #[schema(required = true)]
     next_after: Option<String>,
 }
 
+/// A page of scopes, by topic, then partition.
 #[derive(Serialize, ToSchema)]
 pub struct SequenceList {
+    /// At most `limit` of them.
     sequences: Vec<NextSequence>,
     /// Where the next page starts; null at the end.
     #[schema(required = true)]
@@ -211,32 +234,24 @@ impl From<Opened> for Session {
     }
 }
 
-fn example(duplicate: Option<bool>) -> serde_json::Value {
-    let mut example = json!({"producer_id": 17, "epoch": 4, "transactional_id": "payment-service",
-        "sequencing": "contiguous", "transaction_timeout_ms": 60000, "closed": false,
-        "opened_at": "2026-11-21T08:00:00.000Z", "next_sequences": [
-            {"topic": "orders", "next_sequence": 12},
-            {"topic": "audit", "partition": 3, "next_sequence": 2}],
-        "aborted_transaction": null, "prepared_transactions": []});
-    if let Some(duplicate) = duplicate {
-        example["duplicate"] = duplicate.into();
-    }
-    example
-}
-
 /// Open a session
 ///
 /// Fences every older session of the producer and answers the next sequence of every scope, so
-/// that a restarted producer knows what arrived before it died.
+/// that a restarted producer knows what arrived before it died. Without `transactional_id` the
+/// producer is new and its sequences start at 0. With `producer_id` and `epoch` it is opened only
+/// if that is its current epoch.
 #[utoipa::path(post, path = "/v1/sessions", operation_id = "open_session", tag = "sessions",
-    request_body(content = OpenSession, description = "Who opens, and how",
-        example = json!({"transactional_id": "payment-service",
-            "open_id": "019aa5b6-5c00-7000-8000-000000000001"})),
+    request_body(content = OpenSession, description = "Who opens, and how", examples(
+        ("by_name" = (summary = "A producer with a stable name",
+            value = json!({"transactional_id": "payment-service"}))),
+        ("repeatable" = (summary = "The same, safe to repeat: a new UUIDv7 for every open",
+            value = json!({"transactional_id": "payment-service",
+                "open_id": "019aa5b6-5c00-7000-8000-000000000001"}))))),
     responses(
         (status = 201, description = "The session is open", body = Session,
-            example = json!(example(Some(false)))),
+            example = json!(examples::session(Some(false)))),
         (status = 200, description = "This open_id had opened it already", body = Session,
-            example = json!(example(Some(true))))),
+            example = json!(examples::session(Some(true))))),
     security(("bearer" = ["produce"])))]
 pub async fn open_session(
     access: Access<Produce>,
@@ -259,12 +274,12 @@ pub async fn open_session(
 
 /// Describe a session
 ///
-/// As it stands, with its next sequences as of now.
+/// As it stands, with the next sequence of each of its scopes as of now.
 #[utoipa::path(get, path = "/v1/sessions/{producer_id}", operation_id = "get_session",
     tag = "sessions",
-    params(("producer_id" = i64, Path, description = "The producer's id")),
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session")),
     responses((status = 200, description = "The session", body = Session,
-        example = json!(example(None)))),
+        example = json!(examples::session(None)))),
     security(("bearer" = ["produce"])))]
 pub async fn get_session(
     access: Access<Produce>,
@@ -284,7 +299,7 @@ pub struct SessionsQuery {
     /// Most items of the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<i64>,
-    /// `next_after` of the page before.
+    /// `next_after` of the page before; without it the list starts at its beginning.
     after: Option<String>,
 }
 
@@ -303,11 +318,11 @@ impl SessionsQuery {
 
 /// List sessions
 ///
-/// All of the tenant by producer id, or the one of a transactional id.
+/// All of the tenant by producer id, page by page, or the one of a transactional id.
 #[utoipa::path(get, path = "/v1/sessions", operation_id = "list_sessions", tag = "sessions",
     params(SessionsQuery),
     responses((status = 200, description = "A page of sessions", body = SessionList,
-        example = json!({"sessions": [{"producer_id": 17, "epoch": 4,
+        example = json!({"sessions": [{"producer_id": 1, "epoch": 0,
             "transactional_id": "payment-service", "sequencing": "contiguous",
             "transaction_timeout_ms": 60000, "closed": false,
             "opened_at": "2026-11-21T08:00:00.000Z"}], "next_after": null}))),
@@ -336,10 +351,9 @@ pub async fn list_sessions(
 /// The next sequence of every scope the producer has appended to, by topic, then partition.
 #[utoipa::path(get, path = "/v1/sessions/{producer_id}/sequences",
     operation_id = "list_session_sequences", tag = "sessions",
-    params(("producer_id" = i64, Path, description = "The producer's id"), ListQuery),
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), ListQuery),
     responses((status = 200, description = "A page of scopes", body = SequenceList,
-        example = json!({"sequences": [{"topic": "orders", "next_sequence": 12},
-            {"topic": "audit", "partition": 3, "next_sequence": 2}], "next_after": null}))),
+        example = json!({"sequences": examples::sequences(), "next_after": null}))),
     security(("bearer" = ["produce"])))]
 pub async fn list_session_sequences(
     access: Access<Produce>,
@@ -359,11 +373,11 @@ pub async fn list_session_sequences(
 
 /// End a session
 ///
-/// Its epoch is fenced; the transactional id keeps its producer id. Ending it again changes
-/// nothing.
+/// Its epoch is fenced: what it still sends is refused. The transactional id keeps its producer
+/// id, and may be opened again. Ending it again changes nothing.
 #[utoipa::path(delete, path = "/v1/sessions/{producer_id}", operation_id = "end_session",
     tag = "sessions",
-    params(("producer_id" = i64, Path, description = "The producer's id")),
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session")),
     responses((status = 204, description = "The session has ended")),
     security(("bearer" = ["produce"])))]
 pub async fn end_session(

@@ -117,12 +117,12 @@ impl<'de> Deserialize<'de> for SentChange {
 
 /// Schemas made of the table.
 macro_rules! schemas {
-    ($($(#[$doc:meta])* $name:ident = $schema:expr;)*) => {
-        $($(#[$doc])*
+    ($(#[doc = $doc:literal] $name:ident = $members:expr;)*) => {
+        $(#[doc = $doc]
         pub struct $name;
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
-                $schema.into()
+                Schema::from($members.description(Some($doc.trim()))).into()
             }
         }
         impl ToSchema for $name {
@@ -148,42 +148,53 @@ schemas! {
     SettingMaxima = members(Key::ALL.iter().copied(), maximum_schema, true);
 }
 
-fn members(keys: impl Iterator<Item = Key>, member: fn(Key) -> Schema, required: bool) -> Schema {
+fn members(
+    keys: impl Iterator<Item = Key>,
+    member: fn(Key) -> Schema,
+    required: bool,
+) -> ObjectBuilder {
     let closed = AdditionalProperties::FreeForm(false);
-    let object = ObjectBuilder::new().additional_properties(Some(closed));
-    let object = keys.fold(object, |object, key| {
+    keys.fold(of(Type::Object).additional_properties(Some(closed)), |object, key| {
         let object = object.property(key.name(), member(key));
         if required { object.required(key.name()) } else { object }
-    });
-    object.into()
+    })
 }
 
 fn of(kind: Type) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(kind))
 }
 
-/// The forms of a value: a number in its range, and null where the setting knows it.
-fn forms(key: Key) -> OneOfBuilder {
+/// A number in its range, or null where the setting knows it.
+fn value(key: Key) -> ObjectBuilder {
     let setting = key.setting();
-    let number = of(Type::Integer).minimum(Some(setting.minimum)).maximum(Some(setting.maximum));
-    let forms = OneOfBuilder::new().description(Some(setting.help)).item(number);
-    if setting.nullable { forms.item(of(Type::Null)) } else { forms }
-}
-
-fn change_schema(key: Key) -> Schema {
-    forms(key).item(of(Type::String).enum_values(Some(["default"]))).into()
+    let kind = if setting.nullable {
+        SchemaType::Array(vec![Type::Integer, Type::Null])
+    } else {
+        SchemaType::new(Type::Integer)
+    };
+    let number = ObjectBuilder::new().schema_type(kind);
+    number.minimum(Some(setting.minimum)).maximum(Some(setting.maximum))
 }
 
 fn value_schema(key: Key) -> Schema {
-    forms(key).into()
+    value(key).description(Some(key.setting().help)).into()
 }
 
-fn origin_schema(_: Key) -> Schema {
-    of(Type::String).enum_values(Some(["default", "operator", "tenant"])).into()
+fn change_schema(key: Key) -> Schema {
+    let default = of(Type::String).enum_values(Some(["default"]));
+    let change = OneOfBuilder::new().description(Some(key.setting().help));
+    change.item(value(key)).item(default).into()
 }
 
-fn maximum_schema(_: Key) -> Schema {
-    of(Type::Integer).into()
+fn origin_schema(key: Key) -> Schema {
+    let whose = format!("Who has set `{}`; `default` is nobody.", key.name());
+    let origins = of(Type::String).enum_values(Some(["default", "operator", "tenant"]));
+    origins.description(Some(whose)).into()
+}
+
+fn maximum_schema(key: Key) -> Schema {
+    let most = format!("The largest value that `{}` may have.", key.name());
+    of(Type::Integer).description(Some(most)).into()
 }
 
 /// A tenant's settings.
@@ -211,6 +222,7 @@ impl From<&TenantSettings> for Settings {
     }
 }
 
+/// A new tenant's.
 fn example() -> serde_json::Value {
     let each = |tell: fn(&Key) -> serde_json::Value| -> serde_json::Value {
         Key::ALL.iter().map(|key| (key.name().to_owned(), tell(key))).collect()
@@ -220,6 +232,26 @@ fn example() -> serde_json::Value {
         "origins": each(|_| json!("default")),
         "maxima": each(|key| json!(key.setting().maximum)),
     })
+}
+
+/// The values of the example of a patch.
+const CHANGED: [(&str, Option<i64>); 2] =
+    [("max_batch_records", Some(5000)), ("producer_expiry_ms", None)];
+
+fn changes_example() -> serde_json::Value {
+    let mut changes = json!({"max_topics": "default"});
+    CHANGED.iter().for_each(|(name, value)| changes[*name] = json!(value));
+    changes
+}
+
+/// A new tenant's after that patch.
+fn changed_example() -> serde_json::Value {
+    let mut example = example();
+    for (name, value) in CHANGED {
+        example["settings"][name] = json!(value);
+        example["origins"][name] = json!("tenant");
+    }
+    example
 }
 
 fn answer(settings: &TenantSettings) -> Result<Response, Error> {
@@ -279,12 +311,11 @@ pub async fn get_settings(
     params(("If-Match" = Option<String>, Header,
         description = "An `ETag`, or `*`: only if the settings are still those")),
     request_body(content = SettingsPatch, description = "What is to change",
-        example = json!({"max_batch_records": 5000, "producer_expiry_ms": null,
-            "max_topics": "default"})),
+        example = json!(changes_example())),
     responses(
         (status = 200, description = "The settings as they are now", body = Settings,
             headers(("ETag" = String, description = "Another one after every change")),
-            example = json!(example()))),
+            example = json!(changed_example()))),
     security(("bearer" = ["admin"])))]
 pub async fn patch_settings(
     access: TenantAccess<Admin>,

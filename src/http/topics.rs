@@ -33,9 +33,10 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutTopic {
-    /// 1 for a new topic, any for one that exists.
+    /// How many partitions. Left out: 1 for a new topic, any for one that exists.
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
+    /// The topic's own values; what is left out comes from the tenant.
     #[schema(value_type = Option<TopicSettingsPatch>)]
     settings: Option<Object<SentChanges>>,
 }
@@ -44,9 +45,10 @@ pub struct PutTopic {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PatchTopic {
-    /// It only grows.
+    /// How many partitions; it only grows.
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
+    /// The topic's own values; what is left out comes from the tenant.
     #[schema(value_type = Option<TopicSettingsPatch>)]
     settings: Option<Object<SentChanges>>,
 }
@@ -69,10 +71,13 @@ fn checked(
 /// A topic as lists show it.
 #[derive(Serialize, ToSchema)]
 pub struct TopicItem {
+    /// Its name.
     topic: String,
+    /// Its partitions are 0 to one less than this.
     partition_count: i32,
     #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
+    /// When it was made.
     #[schema(format = DateTime)]
     created_at: String,
 }
@@ -80,28 +85,38 @@ pub struct TopicItem {
 /// A topic with its partitions in order.
 #[derive(Serialize, ToSchema)]
 pub struct Topic {
+    /// Its name.
     topic: String,
+    /// Its partitions are 0 to one less than this.
     partition_count: i32,
     #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
+    /// When it was made.
     #[schema(format = DateTime)]
     created_at: String,
+    /// All of them, from 0.
     partitions: Vec<PartitionItem>,
 }
 
+/// One partition, as it stands.
 #[derive(Serialize, ToSchema)]
 pub struct PartitionItem {
+    /// Its number, from 0.
     partition: i32,
     /// The first offset that can be read.
     log_start_offset: i64,
     /// The next offset to be given.
     high_watermark: i64,
+    /// How many records can be read.
     record_count: i64,
+    /// What they take up, about.
     size_bytes: i64,
 }
 
+/// A page of topics, by name.
 #[derive(Serialize, ToSchema)]
 pub struct TopicList {
+    /// At most `limit` of them.
     topics: Vec<TopicItem>,
     /// Where the next page starts; null at the end.
     #[schema(required = true)]
@@ -144,10 +159,15 @@ impl From<PartitionDescription> for PartitionItem {
     }
 }
 
-fn example() -> serde_json::Value {
-    json!({"topic": "orders", "partition_count": 1, "settings": {"max_batch_records": 5000},
-        "created_at": "2026-11-21T08:00:00.000Z", "partitions": [{"partition": 0,
-        "log_start_offset": 0, "high_watermark": 140, "record_count": 140, "size_bytes": 20480}]})
+/// The topic of the document's story, new, with so many partitions.
+fn example(partition_count: i32) -> serde_json::Value {
+    let empty = |partition| {
+        json!({"partition": partition, "log_start_offset": 0, "high_watermark": 0,
+            "record_count": 0, "size_bytes": 0})
+    };
+    json!({"topic": "orders", "partition_count": partition_count,
+        "settings": {"max_batch_records": 5000}, "created_at": "2026-11-21T08:00:00.000Z",
+        "partitions": (0..partition_count).map(empty).collect::<Vec<_>>()})
 }
 
 /// Make a topic, or see that it is there
@@ -157,12 +177,12 @@ fn example() -> serde_json::Value {
 #[utoipa::path(put, path = "/v1/topics/{topic}", operation_id = "put_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     request_body(content = PutTopic, description = "All fields are optional",
-        example = json!({"partition_count": 4, "settings": {"max_batch_records": 5000}})),
+        example = json!({"partition_count": 2, "settings": {"max_batch_records": 5000}})),
     responses(
         (status = 201, description = "The topic was made", body = Topic,
-            example = json!(example())),
+            example = json!(example(2))),
         (status = 200, description = "The topic was there", body = Topic,
-            example = json!(example()))),
+            example = json!(example(2)))),
     security(("bearer" = ["admin"])))]
 pub async fn put_topic(
     access: TopicAccess<Admin>,
@@ -180,11 +200,11 @@ pub async fn put_topic(
 
 /// Describe a topic
 ///
-/// With every partition's log start, high watermark and size.
+/// With every partition's log start, high watermark, number of records and size, as of now.
 #[utoipa::path(get, path = "/v1/topics/{topic}", operation_id = "get_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     responses((status = 200, description = "The topic", body = Topic,
-        example = json!(example()))),
+        example = json!(example(2)))),
     security(("bearer" = ["admin"]), ("bearer" = ["produce"]), ("bearer" = ["consume"])))]
 pub async fn get_topic(
     access: TopicAccess<See>,
@@ -196,11 +216,12 @@ pub async fn get_topic(
 
 /// List topics
 ///
-/// By name; only those that the token's scopes cover.
+/// By name, page by page; only those that the token's scopes cover.
 #[utoipa::path(get, path = "/v1/topics", operation_id = "list_topics", tag = "topics",
     params(ListQuery),
     responses((status = 200, description = "A page of topics", body = TopicList,
-        example = json!({"topics": [{"topic": "orders", "partition_count": 4, "settings": {},
+        example = json!({"topics": [{"topic": "orders", "partition_count": 2,
+            "settings": {"max_batch_records": 5000},
             "created_at": "2026-11-21T08:00:00.000Z"}], "next_after": null}))),
     security(("bearer" = ["admin"]), ("bearer" = ["produce"]), ("bearer" = ["consume"])))]
 pub async fn list_topics(
@@ -249,13 +270,14 @@ fn full_page(items: Vec<TopicSummary>) -> Listed<TopicSummary> {
 
 /// Change a topic
 ///
-/// More partitions, other settings. Appends that begin after the answer spread by the new count.
+/// More partitions, other settings; what is left out stays. Appends that begin after the answer
+/// spread by the new count, so a key may go to another partition from then on.
 #[utoipa::path(patch, path = "/v1/topics/{topic}", operation_id = "patch_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     request_body(content = PatchTopic, description = "What is to change",
-        example = json!({"partition_count": 8, "settings": {"max_batch_records": "default"}})),
+        example = json!({"partition_count": 4, "settings": {"max_batch_records": 5000}})),
     responses((status = 200, description = "The topic as it is now", body = Topic,
-        example = json!(example()))),
+        example = json!(example(4)))),
     security(("bearer" = ["admin"])))]
 pub async fn patch_topic(
     access: TopicAccess<Admin>,
@@ -268,8 +290,8 @@ pub async fn patch_topic(
 
 /// Delete a topic
 ///
-/// With all its records. A topic made again under this name is another one: its offsets and
-/// sequences start at 0.
+/// With all its records, at once and for ever. A topic made again under this name is another one:
+/// its offsets and sequences start at 0.
 #[utoipa::path(delete, path = "/v1/topics/{topic}", operation_id = "delete_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     responses((status = 204, description = "The topic is gone")),
@@ -287,7 +309,7 @@ pub async fn delete_topic(
 #[into_params(parameter_in = Query)]
 pub struct TrimQuery {
     /// Records below this offset go.
-    #[param(minimum = 0)]
+    #[param(minimum = 0, maximum = 9007199254740991_i64)]
     before: i64,
 }
 
@@ -298,7 +320,7 @@ pub struct TrimQuery {
 #[utoipa::path(delete, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "trim_partition", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition, from 0"), TrimQuery),
+        ("partition" = i32, Path, description = "The partition's number, from 0"), TrimQuery),
     responses((status = 204, description = "The log starts there, or later")),
     security(("bearer" = ["admin"])))]
 pub async fn trim_partition(

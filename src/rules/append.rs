@@ -1,8 +1,8 @@
 //! Deciding a group of appends over the memory of their logs: who appends, who repeats, who waits,
 //! who is refused; and what is written where.
 //!
-//! The decision works straight on the memory. If its write does not hold, the memory of these logs
-//! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
+//! The decision works straight on the memory. If its write does not compare, it is undone; if it is
+//! not known whether it took effect, the memory of these logs is thrown away. Nothing is answered before the write (or, where nothing is
 //! written, a read of the heads) has confirmed every log an answer stands on.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Refusal,
     draft::Draft,
-    fold::{Entry, Placement, Remembered},
-    memory::{LogMemory, Memory},
+    fold::{Entry, Placement, ProducerState, Remembered},
+    memory::{Memory, Producer},
     sequence::{self, Verdict},
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
@@ -109,8 +109,8 @@ pub struct Plan {
     pub writes: Vec<LogWrite>,
     /// (log, producer) appending here for the first time: registered in the same transaction.
     pub registrations: Vec<(LogId, ProducerId)>,
-    /// (log, producer) whose newest requests still lack their `appended_at`.
-    touched: Vec<(LogId, ProducerId)>,
+    /// Who appends: its newest requests still lack their `appended_at`; with its state before.
+    before: Vec<(LogId, ProducerId, ProducerState)>,
 }
 
 /// How much of a log's memory the answers of a group stand on.
@@ -185,7 +185,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
         .collect();
     let mut drafts: BTreeMap<LogId, Draft> = BTreeMap::new();
     let mut registrations = BTreeSet::new();
-    let mut touched = BTreeSet::new();
+    let mut before: BTreeMap<(LogId, ProducerId), ProducerState> = BTreeMap::new();
     let mut decisions = Vec::with_capacity(group.len());
     for (index, request) in group.iter().enumerate() {
         let fresh = match judge(memory, request) {
@@ -201,10 +201,13 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
         if let Some(numbered) = request.numbered {
             let entry = entry(request, numbered, fresh, &deltas, &compares);
             let home = (request.home, numbered.producer_id);
-            if remember(memory, request.home, &entry) {
-                registrations.insert(home);
+            if let Some(producer) = producer_mut(memory, home) {
+                before.entry(home).or_insert_with(|| producer.state.clone());
+                producer.state.apply(&entry, THIS_PASS);
+                if !std::mem::replace(&mut producer.registered, true) {
+                    registrations.insert(home);
+                }
             }
-            touched.insert(home);
             drafts.entry(request.home).or_default().add_entry(entry, request.spread.is_some());
         }
         for part in &request.parts {
@@ -225,7 +228,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             })
             .collect(),
         registrations: registrations.into_iter().collect(),
-        touched: touched.into_iter().collect(),
+        before: before.into_iter().map(|((log_id, id), state)| (log_id, id, state)).collect(),
     }
 }
 
@@ -241,8 +244,7 @@ fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
     }
 }
 
-/// Ok: append (`fresh` for a numbered one). The order is the contract's: producer and sequence,
-/// limits, expected offset.
+/// Ok: append (`fresh` for a numbered one). The order is the contract's.
 fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
     let home = memory.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
@@ -255,8 +257,8 @@ fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
         let unknown = Refusal::UnknownProducer { producer_id: numbered.producer_id };
         let producer = home.and_then(|log| log.producers.get(&numbered.producer_id));
         let producer = producer.ok_or(Decision::Refused(unknown))?;
-        let session = producer.session.as_ref();
-        match sequence::judge(session, &producer.state, numbered, &request.digest) {
+        match sequence::judge(producer.session.as_ref(), &producer.state, numbered, &request.digest)
+        {
             Ok(Verdict::Append { fresh: is_fresh }) => fresh = is_fresh,
             Ok(Verdict::Duplicate(remembered)) => {
                 return Err(Decision::Repeated(remembered.clone()));
@@ -310,12 +312,11 @@ fn entry(
     }
 }
 
-/// Folds the entry into the memory; true if the producer has to be registered.
-fn remember(memory: &mut Memory, home: LogId, entry: &Entry) -> bool {
-    let producer = memory.get_mut(&home).and_then(|log| log.producers.get_mut(&entry.producer_id));
-    let Some(producer) = producer else { return false };
-    producer.state.apply(entry, THIS_PASS);
-    !std::mem::replace(&mut producer.registered, true)
+fn producer_mut(
+    memory: &mut Memory,
+    (log_id, producer_id): (LogId, ProducerId),
+) -> Option<&mut Producer> {
+    memory.get_mut(&log_id)?.producers.get_mut(&producer_id)
 }
 
 /// A log that is compared advances with the decision, so that the next request sees it.
@@ -345,8 +346,23 @@ impl Plan {
         self.writes.iter().any(|write| !write.rows.is_empty())
     }
 
-    /// The write held: `appended_at` and every written log's base are known, and the memory is as
-    /// true as the answers.
+    /// The write did not compare: the memory is again what it was before the decision. (Nobody was
+    /// registered: a quick pass knows its producers.)
+    pub fn undo(self, memory: &mut Memory) {
+        for write in self.writes {
+            let position = write.compare.and_then(|compare| compare.position);
+            if let (Some((next_offset, _)), Some(log)) = (position, memory.get_mut(&write.log_id)) {
+                log.next_offset = next_offset;
+            }
+        }
+        for (log_id, producer_id, state) in self.before {
+            if let Some(producer) = producer_mut(memory, (log_id, producer_id)) {
+                producer.state = state;
+            }
+        }
+    }
+
+    /// The write held: `appended_at` and every written log's base are known.
     pub fn confirm(
         &mut self,
         memory: &mut Memory,
@@ -362,9 +378,8 @@ impl Plan {
                 log.next_offset += if compared { 0 } else { write.record_count };
             }
         }
-        for (log_id, producer_id) in &self.touched {
-            let log = memory.get_mut(log_id);
-            let producer = log.and_then(|log: &mut LogMemory| log.producers.get_mut(producer_id));
+        for (log_id, producer_id, _) in &self.before {
+            let producer = producer_mut(memory, (*log_id, *producer_id));
             let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);
             recent.for_each(|request| request.settle(appended_at));
         }

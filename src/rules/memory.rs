@@ -10,6 +10,9 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 
+/// How many offsets at most may be read under a head's lock: milliseconds.
+const NEAR_OFFSETS: i64 = 5_000;
+
 /// A head row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Head {
@@ -79,6 +82,11 @@ impl LogMemory {
         (head.kept_offset..=head.next_offset).contains(&self.next_offset)
             && (self.next_offset < head.next_offset
                 || self.last_appended_at == head.last_appended_at)
+    }
+
+    /// Whether what lacks to that head is little enough to be read under its lock.
+    pub fn is_near(&self, head: &Head) -> bool {
+        self.is_prefix_of(head) && head.next_offset - self.next_offset <= NEAR_OFFSETS
     }
 
     /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`

@@ -6,15 +6,18 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use metrics::{Counter, Gauge, Histogram};
 use sqlx::{
-    Connection, PgConnection, PgPool, PgTransaction,
+    Connection, PgConnection, PgPool, PgTransaction, Postgres,
     migrate::Migrator,
+    pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
 use tokio::time::timeout;
 
 use super::{Error, statements};
+use crate::telemetry::{self, Counted};
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
@@ -34,12 +37,14 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 const OLDEST_VERSION: i32 = 140_000;
 
 statements! {
-    /// Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
+    /// Every statement goes by a key. A plan that was made while a table was empty would scan it, and
+    /// stays in the connection when it has grown. Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
     /// a stronger one kept.
     PREPARE_SESSION = "select set_config('lock_timeout', $1, false), \
         set_config('idle_in_transaction_session_timeout', $2, false), \
         set_config('tcp_user_timeout', $3, false), \
         set_config('jit', 'off', false), \
+        set_config('enable_seqscan', 'off', false), \
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
@@ -53,20 +58,26 @@ pub struct Store {
     pool: PgPool,
     options: PgConnectOptions,
     losses: Losses,
+    waiting: Gauge,
+    acquire_duration: Histogram,
 }
 
 /// When a pooled connection was last found dead. The others of its time most likely died with it,
 /// in a restart or failover, so none of them is used again: else each would fail some work first.
-#[derive(Clone, Debug, Default)]
-struct Losses(Arc<Mutex<Option<Instant>>>);
+#[derive(Clone, Debug)]
+struct Losses {
+    last: Arc<Mutex<Option<Instant>>>,
+    counter: Counter,
+}
 
 impl Losses {
     fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.counter.increment(1);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     fn include(&self, age: Duration) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.is_some_and(|last| age >= last.elapsed())
     }
 }
@@ -75,7 +86,8 @@ impl Store {
     /// Nothing is connected yet: a database that is away is `Unavailable` later.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
         let options = options.application_name("oncelog");
-        let losses = Losses::default();
+        let counter = metrics::counter!(telemetry::DATABASE_LOSSES_TOTAL);
+        let losses = Losses { last: Arc::default(), counter };
         let known = losses.clone();
         let pool = PgPoolOptions::new()
             .max_connections(pool_connections)
@@ -88,7 +100,29 @@ impl Store {
             })
             .after_connect(|connection, _| Box::pin(prepare_session(connection)))
             .connect_lazy_with(options.clone());
-        Self { pool, options, losses }
+        let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
+        let acquire_duration =
+            metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
+        Self { pool, options, losses, waiting, acquire_duration }
+    }
+
+    /// Sets the gauges that are read, not counted.
+    pub fn measure(&self) {
+        let (all, idle) = (self.pool.size() as usize, self.pool.num_idle());
+        for (state, connections) in [("idle", idle), ("in_use", all.saturating_sub(idle))] {
+            metrics::gauge!(telemetry::DATABASE_POOL_CONNECTIONS, "state" => state)
+                .set(connections as f64);
+        }
+        let most = self.pool.options().get_max_connections();
+        metrics::gauge!(telemetry::DATABASE_POOL_MAX_CONNECTIONS).set(f64::from(most));
+    }
+
+    async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+        let _waiting = Counted::new(&self.waiting);
+        let begun = Instant::now();
+        let acquired = self.pool.acquire().await;
+        self.acquire_duration.record(begun.elapsed().as_secs_f64());
+        Ok(acquired?)
     }
 
     /// A connection of one's own, for as long as its owner lives.
@@ -135,13 +169,13 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let (pool, losses) = (self.pool.clone(), self.losses.clone());
+        let store = self.clone();
         finish(tokio::spawn(async move {
-            let mut connection = pool.acquire().await.map_err(Error::from)?;
+            let mut connection = store.acquire().await?;
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
                 Ok(Err(error)) => {
                     if connection.ping().await.is_err() {
-                        losses.note();
+                        store.losses.note();
                     }
                     Err(error)
                 }
@@ -163,15 +197,15 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let (pool, losses) = (self.pool.clone(), self.losses.clone());
+        let store = self.clone();
         finish(tokio::spawn(async move {
-            let mut connection = pool.acquire().await.map_err(Error::from)?;
+            let mut connection = store.acquire().await?;
             let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work)).await;
             match result {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
                     if !connection_usable {
-                        losses.note();
+                        store.losses.note();
                         connection.close_on_drop();
                     }
                     Err(error)
@@ -237,6 +271,7 @@ async fn finish<T, E: From<Error>>(task: tokio::task::JoinHandle<Result<T, E>>) 
 }
 
 async fn prepare_session(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    metrics::counter!(telemetry::DATABASE_CONNECTS_TOTAL).increment(1);
     sqlx::query(PREPARE_SESSION)
         .bind(LOCK_TIMEOUT)
         .bind(IDLE_IN_TRANSACTION_TIMEOUT)

@@ -19,6 +19,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Which of the four, for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Contended(_) => "contended",
+            Error::Unavailable(_) => "unavailable",
+            Error::OutcomeUnknown(_) => "outcome_unknown",
+            Error::Corrupt(_) => "corrupt",
+        }
+    }
+
     /// The peer said nothing for so long that its connection was given up.
     pub fn silent_peer() -> Self {
         Error::OutcomeUnknown(sqlx::Error::PoolTimedOut)

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::{
     Error, Instant,
+    janitor::Chunk,
     logs::numbers,
     sessions::{self, Row},
     statements,
@@ -126,16 +127,20 @@ pub async fn move_activity(
     Ok(())
 }
 
-/// Forgets a locked producer as a whole; the heads of its logs must be locked, too.
+/// Forgets a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
+/// stay.
 pub async fn forget(
     connection: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<(), Error> {
-    for sql in [DROP_STATES, ORPHAN_OPENS, DROP_SESSION] {
-        sqlx::query(sql).bind(tenant.0).bind(producer.0).execute(&mut *connection).await?;
+) -> Result<Chunk, Error> {
+    sqlx::query(ORPHAN_OPENS).bind(tenant.0).bind(producer.0).execute(&mut *connection).await?;
+    let mut rows = 0;
+    for sql in [DROP_STATES, DROP_SESSION] {
+        let query = sqlx::query(sql).bind(tenant.0).bind(producer.0);
+        rows += query.execute(&mut *connection).await?.rows_affected();
     }
-    Ok(())
+    Ok(Chunk { rows, more: false })
 }
 
 /// Open ids of expired producers that were made before an instant.
@@ -154,7 +159,7 @@ pub async fn drop_orphaned_open(
     connection: &mut PgConnection,
     tenant: TenantId,
     open_id: Uuid,
-) -> Result<(), Error> {
-    sqlx::query(DROP_ORPHANED).bind(tenant.0).bind(open_id).execute(connection).await?;
-    Ok(())
+) -> Result<Chunk, Error> {
+    let query = sqlx::query(DROP_ORPHANED).bind(tenant.0).bind(open_id);
+    Ok(Chunk { rows: query.execute(connection).await?.rows_affected(), more: false })
 }

@@ -36,6 +36,13 @@ statements! {
         where partition is not null and snapshot_offset < log_start_offset limit $1";
 }
 
+/// What one transaction did.
+pub struct Chunk {
+    pub rows: u64,
+    /// There may be more to do.
+    pub more: bool,
+}
+
 /// A log of some tenant.
 pub type Due = (TenantId, LogId);
 
@@ -63,28 +70,29 @@ pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<
     due(connection, UNSNAPPED_TRIMS, limit).await
 }
 
-/// Removes one chunk of a doomed log; true: something is left, or another replica is at it.
+/// Removes one chunk of a doomed log, unless another replica is at it.
 pub async fn remove_doomed(
     connection: &mut PgConnection,
     (tenant, log): Due,
     chunk: i64,
-) -> Result<bool, Error> {
+) -> Result<Chunk, Error> {
     let locked: Option<i64> = sqlx::query_scalar(LOCK_DOOMED)
         .bind(tenant.0)
         .bind(log.0)
         .fetch_optional(&mut *connection)
         .await?;
     if locked.is_none() {
-        return Ok(false);
+        return Ok(Chunk { rows: 0, more: false });
     }
     for sql in [DROP_ROWS, DROP_STATES] {
         let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
-        if query.execute(&mut *connection).await?.rows_affected() > 0 {
-            return Ok(true);
+        let rows = query.execute(&mut *connection).await?.rows_affected();
+        if rows > 0 {
+            return Ok(Chunk { rows, more: true });
         }
     }
     sqlx::query(DROP_DOOMED).bind(tenant.0).bind(log.0).execute(connection).await?;
-    Ok(false)
+    Ok(Chunk { rows: 0, more: false })
 }
 
 /// Locks a head for trimming: (rows before this may go, rows before this are gone). None: vanished,
@@ -97,13 +105,13 @@ pub async fn lock_trimmable(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Removes one chunk of whole rows before `before` from a locked log; true: more may be left.
+/// Removes one chunk of whole rows before `before` from a locked log.
 pub async fn trim_rows(
     connection: &mut PgConnection,
     (tenant, log): Due,
     before: Offset,
     chunk: i64,
-) -> Result<bool, Error> {
+) -> Result<Chunk, Error> {
     let query = sqlx::query_as(TRIM_ROWS).bind(tenant.0).bind(log.0).bind(before).bind(chunk);
     let (count, end, size_bytes): (i64, Option<i64>, i64) =
         query.fetch_one(&mut *connection).await?;
@@ -112,5 +120,5 @@ pub async fn trim_rows(
     let kept_offset = if more { end.unwrap_or(before) } else { before };
     let query = sqlx::query(MOVE_KEPT).bind(tenant.0).bind(log.0).bind(kept_offset);
     query.bind(size_bytes).execute(connection).await?;
-    Ok(more)
+    Ok(Chunk { rows: count.unsigned_abs(), more })
 }

@@ -1,5 +1,7 @@
 //! What a full pass loads: states, tails, session facts.
 
+use std::collections::HashMap;
+
 use sqlx::PgConnection;
 
 use super::{Error, Instant, logs::numbers, statements};
@@ -19,7 +21,7 @@ statements! {
     SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2)";
     /// An open of these producers waits until this pass has registered them.
-    SHARE_SESSIONS = "select producer_id from oncelog.sessions \
+    SHARE_SESSIONS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
     REGISTER = "insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset) \
         select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[]) \
@@ -102,27 +104,36 @@ pub async fn session_facts(
     connection: &mut PgConnection,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Vec<(ProducerId, SessionFacts)>, Error> {
-    let rows: Vec<(i64, i64, bool, i64, bool)> = sqlx::query_as(SESSION_FACTS)
-        .bind(tenant.0)
-        .bind(ids(producers))
-        .fetch_all(connection)
-        .await?;
+) -> Result<Facts, Error> {
+    facts(connection, SESSION_FACTS, tenant, producers).await
+}
+
+/// Locks session rows in the order of their ids, shared with other appends, against opens: what
+/// they say holds until the transaction ends.
+pub async fn share_sessions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producers: &[ProducerId],
+) -> Result<Facts, Error> {
+    facts(connection, SHARE_SESSIONS, tenant, producers).await
+}
+
+/// What session rows say, by producer.
+pub type Facts = HashMap<ProducerId, SessionFacts>;
+
+async fn facts(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    tenant: TenantId,
+    producers: &[ProducerId],
+) -> Result<Facts, Error> {
+    let query = sqlx::query_as(sql).bind(tenant.0).bind(ids(producers));
+    let rows: Vec<(i64, i64, bool, i64, bool)> = query.fetch_all(connection).await?;
     let facts = |(id, epoch, closed, reset_epoch, monotonic)| {
         let sequencing = sequencing(monotonic);
         (ProducerId(id), SessionFacts { epoch, closed, reset_epoch, sequencing })
     };
     Ok(rows.into_iter().map(facts).collect())
-}
-
-/// Locks session rows in the order of their ids, shared with other appends, against opens.
-pub async fn share_sessions(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    producers: &[ProducerId],
-) -> Result<(), Error> {
-    sqlx::query(SHARE_SESSIONS).bind(tenant.0).bind(ids(producers)).execute(connection).await?;
-    Ok(())
 }
 
 /// From now on an open of these producers fences these logs. The offset is the log's next one.

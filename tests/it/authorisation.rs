@@ -79,6 +79,8 @@ const OPERATIONS: &[Row] = &[
     ("readyz", "GET /readyz", None, Nothing, 200),
     ("metrics", "GET /metrics", None, Nothing, 200),
     ("openapi", "GET /openapi.json", None, Nothing, 200),
+    ("docs", "GET /docs", None, Nothing, 200),
+    ("docs_file", "GET /docs/{file}", None, Nothing, 200),
 ];
 
 fn all_words() -> String {
@@ -118,6 +120,7 @@ impl World {
         let (_, line, body, ..) = row;
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.replace("{topic}", topic).replace("{partition}", "0");
+        let path = path.replace("{file}", "start.js");
         let mut call = self.server.call(method, &path.replace("{producer_id}", producer));
         if let Some(body) = body {
             call = call.json(body);

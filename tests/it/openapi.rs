@@ -1,14 +1,20 @@
-//! The OpenAPI document: the committed one is the code's, the served one is the same, and it
-//! describes all there is.
+//! The OpenAPI document: the committed one is the code's, the served one is the same, it describes
+//! and shows all there is, and what it shows is true.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
-use oncelog::http;
-use serde_json::Value;
+use oncelog::{http, model::Code};
+use serde_json::{Value, json};
+use uuid::Uuid;
 
-use crate::support::http::Server;
+use crate::support::{
+    document::{API, at_the_documents_time, examples, fits, operations},
+    http::{Answer, Server},
+};
 
 const WRITE: &str = "ONCELOG_TEST_WRITE_OPENAPI";
+const PROBLEM: &str = "application/problem+json";
+const NDJSON: &str = "application/x-ndjson";
 
 /// `make openapi` writes it.
 #[test]
@@ -24,12 +30,11 @@ fn the_committed_document_is_the_codes() {
     assert!(committed == document, "openapi/openapi.json is not the code's: run `make openapi`");
 }
 
-fn operations(api: &Value) -> impl Iterator<Item = (String, &Value)> {
-    let paths = api["paths"].as_object().unwrap().iter();
-    paths.flat_map(|(path, item)| {
-        let methods = item.as_object().unwrap().iter();
-        methods.map(move |(method, operation)| (format!("{method} {path}"), operation))
-    })
+#[tokio::test]
+async fn the_served_document_is_the_same() {
+    let answer = Server::signed().await.get("/openapi.json").await;
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(answer.ok(), *API);
 }
 
 #[track_caller]
@@ -39,86 +44,235 @@ fn described(thing: &Value, at: &str) {
 }
 
 #[test]
-fn everything_is_described_and_shown() {
-    let api = serde_json::to_value(http::openapi()).unwrap();
-    assert!(api["openapi"].as_str().unwrap().starts_with("3.1"));
-    described(&api["info"], "info");
-    for (at, operation) in operations(&api) {
+fn everything_is_described() {
+    assert!(API["openapi"].as_str().unwrap().starts_with("3.1"));
+    described(&API["info"], "info");
+    let tags = API["tags"].as_array().unwrap();
+    tags.iter().for_each(|tag| described(tag, "tag"));
+    for (method, path, operation) in operations() {
+        let at = format!("{method} {path}");
         described(operation, &at);
         assert!(!operation["summary"].as_str().unwrap().is_empty(), "{at}");
-        let mut examples = 0;
+        let tag = &operation["tags"][0];
+        assert!(tags.iter().any(|known| known["name"] == *tag), "{at}: {tag}");
         let responses = operation["responses"].as_object().unwrap();
+        assert!(responses.keys().any(|status| status.starts_with('2')), "{at}");
         for (status, response) in responses {
             described(response, &format!("{at} {status}"));
-            for (media, content) in response["content"].as_object().into_iter().flatten() {
-                assert!(content.get("example").is_some(), "{at} {status} {media}");
-                examples += 1;
-            }
             let problem = status.starts_with('4') || status.starts_with('5');
-            let media = response["content"].get("application/problem+json");
-            assert_eq!(media.is_some(), problem, "{at} {status}");
+            assert_eq!(response["content"].get(PROBLEM).is_some(), problem, "{at} {status}");
+            for header in response["headers"].as_object().into_iter().flatten() {
+                described(header.1, &at);
+            }
         }
-        assert!(responses.keys().any(|status| status.starts_with('2')), "{at}");
         if let Some(body) = operation.get("requestBody") {
             described(body, &format!("{at} body"));
-            for (media, content) in body["content"].as_object().unwrap() {
-                assert!(content.get("example").is_some(), "{at} {media}");
-                examples += 1;
-            }
         }
-        assert!(examples > 0, "{at} has no example");
         for parameter in operation["parameters"].as_array().into_iter().flatten() {
             described(parameter, &at);
-            let in_path = at.contains(&format!("{{{}}}", parameter["name"].as_str().unwrap()));
+            let in_path = path.contains(&format!("{{{}}}", parameter["name"].as_str().unwrap()));
             assert_eq!(in_path, parameter["in"] == "path", "{at}: {parameter}");
+        }
+    }
+    for (name, schema) in API["components"]["schemas"].as_object().unwrap() {
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        for (property, schema) in properties {
+            let of = schema["$ref"].as_str().or(schema["oneOf"][0]["$ref"].as_str());
+            let of = of.and_then(|at| API.pointer(at.trim_start_matches('#'))).unwrap_or(schema);
+            let own = schema.get("description").map_or(of, |_| schema);
+            described(own, &format!("{name}.{property}"));
+        }
+    }
+}
+
+/// Every example of a body fits its schema; there is no body without.
+fn shown(content: &'static Value, at: &str) {
+    for (media, content) in content.as_object().into_iter().flatten() {
+        let examples = examples(content);
+        assert!(!examples.is_empty(), "{at}: no example of {media}");
+        for (name, example) in examples {
+            fits(&content["schema"], example, &format!("{at} {media} {name}"));
         }
     }
 }
 
 #[test]
-fn every_example_of_a_problem_is_of_its_code() {
-    let api = serde_json::to_value(http::openapi()).unwrap();
-    for (at, operation) in operations(&api) {
+fn everything_is_shown_as_it_is_described() {
+    for (method, path, operation) in operations() {
+        let at = format!("{method} {path}");
+        shown(&operation["requestBody"]["content"], &at);
         for (status, response) in operation["responses"].as_object().unwrap() {
-            let Some(problem) = response["content"].get("application/problem+json") else {
-                continue;
-            };
-            let example = &problem["example"];
-            assert_eq!(example["status"].to_string(), *status, "{at}");
-            let code = example["code"].as_str().unwrap();
-            let words = response["description"].as_str().unwrap();
-            assert!(words.contains(&format!("`{code}`")), "{at} {status}: {words}");
+            shown(&response["content"], &format!("{at} {status}"));
+            let lines = &response["content"][NDJSON]["example"];
+            each_line_is(lines, "ReadRecord", &at);
+        }
+        each_line_is(&operation["requestBody"]["content"][NDJSON]["example"], "Record", &at);
+        for parameter in operation["parameters"].as_array().into_iter().flatten() {
+            let example = parameter.get("example").unwrap_or(&parameter["schema"]["examples"][0]);
+            let required = parameter["required"] == true;
+            assert_eq!(parameter.get("example").is_some(), required, "{at}: {parameter}");
+            fits(&parameter["schema"], example, &format!("{at} {}", parameter["name"]));
         }
     }
 }
 
+fn each_line_is(lines: &Value, schema: &str, at: &str) {
+    let schema = json!({"$ref": format!("#/components/schemas/{schema}")});
+    for line in lines.as_str().into_iter().flat_map(str::lines) {
+        fits(&schema, &serde_json::from_str(line).unwrap(), at);
+    }
+}
+
+#[test]
+#[should_panic(expected = "colour")]
+fn what_is_not_described_does_not_fit() {
+    let health = json!({"$ref": "#/components/schemas/Health"});
+    fits(&health, &json!({"status": "live"}), "this does");
+    fits(&health, &json!({"status": "live", "colour": "green"}), "this does not");
+}
+
+/// What each says of a code, is said when it is answered: see `support::document::allows`.
+#[test]
+fn every_problem_is_shown() {
+    for (method, path, operation) in operations() {
+        for (status, response) in operation["responses"].as_object().unwrap() {
+            let at = format!("{method} {path} {status}");
+            let Some(content) = response["content"].get(PROBLEM) else { continue };
+            let words = response["description"].as_str().unwrap();
+            let listed =
+                Code::ALL.iter().filter(|code| words.contains(&format!("`{}`", code.as_str())));
+            let listed: BTreeSet<&str> = listed.map(|code| code.as_str()).collect();
+            let examples = examples(content);
+            assert_eq!(
+                examples.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(),
+                listed,
+                "{at}"
+            );
+            for (name, example) in examples {
+                assert_eq!(example["status"].to_string(), *status, "{at}");
+                assert_eq!(example["code"], name, "{at}");
+            }
+        }
+    }
+}
+
+/// What is to be seen of an answer.
+#[derive(Clone, Copy, PartialEq)]
+enum Told {
+    /// The document's example, but for the time of day.
+    Exactly,
+    /// The same in kind.
+    Alike,
+}
+use Told::{Alike, Exactly};
+
+const JSON: &str = "application/json";
+
+/// On a new server, in this order, the examples can be sent as they stand. An operation, its media
+/// type or the name of its example, the status, and whether the answer is the one shown.
+const STORY: &[(&str, &str, u16, Told)] = &[
+    ("livez", "", 200, Exactly),
+    ("readyz", "", 200, Exactly),
+    ("metrics", "", 200, Alike),
+    ("openapi", "", 200, Alike),
+    ("docs", "", 200, Alike),
+    ("docs_file", "", 200, Alike),
+    ("get_settings", "", 200, Exactly),
+    ("patch_settings", JSON, 200, Exactly),
+    ("put_topic", JSON, 201, Exactly),
+    ("put_topic", JSON, 200, Exactly),
+    ("get_topic", "", 200, Exactly),
+    ("list_topics", "", 200, Exactly),
+    ("patch_topic", JSON, 200, Exactly),
+    ("open_session", "repeatable", 201, Exactly),
+    ("open_session", "repeatable", 200, Exactly),
+    ("append_to_topic", JSON, 200, Exactly),
+    ("append_to_partition", JSON, 200, Exactly),
+    ("read_partition", JSON, 200, Exactly),
+    ("read_partition", NDJSON, 200, Exactly),
+    ("append_to_topic", NDJSON, 200, Alike),
+    ("append_to_partition", NDJSON, 200, Alike),
+    ("get_session", "", 200, Exactly),
+    ("list_sessions", "", 200, Exactly),
+    ("list_session_sequences", "", 200, Exactly),
+    ("open_session", "by_name", 201, Alike),
+    ("end_session", "", 204, Exactly),
+    ("trim_partition", "", 204, Exactly),
+    ("delete_topic", "", 204, Exactly),
+];
+
+/// What the document has instead of an id that must be new.
+const OPEN_ID: &str = "019aa5b6-5c00-7000-8000-000000000001";
+
+/// Sends the example as it stands.
+async fn send(server: &Server, id: &str, show: &str, open_id: Uuid) -> (Answer, &'static Value) {
+    let found = operations().find(|(.., operation)| operation["operationId"] == id);
+    let (method, path, operation) = found.unwrap_or_else(|| panic!("there is no operation {id}"));
+    let mut path = path.to_owned();
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        let Some(example) = parameter.get("example") else { continue };
+        let text = example.as_str().map_or_else(|| example.to_string(), ToOwned::to_owned);
+        let name = parameter["name"].as_str().unwrap();
+        if parameter["in"] == "path" {
+            path = path.replace(&format!("{{{name}}}"), &text);
+        } else {
+            path += &format!("?{name}={text}");
+        }
+    }
+    let mut call = server.call(&method.to_uppercase(), &path);
+    if let Some(body) = operation.get("requestBody") {
+        let media = if show.contains('/') { show } else { JSON };
+        let shown = examples(&body["content"][media]);
+        let example = shown.iter().find(|(name, _)| name.is_empty() || *name == show).unwrap().1;
+        let text = example.as_str().map_or_else(|| example.to_string(), ToOwned::to_owned);
+        call = call.header("content-type", media).body(text.replace(OPEN_ID, &open_id.to_string()));
+    } else if !show.is_empty() {
+        call = call.header("accept", show);
+    }
+    (call.await, operation)
+}
+
+/// An answer as the document would show it.
+fn shown_as(answer: &Answer) -> Value {
+    if answer.header("content-type") != Some(NDJSON) {
+        return at_the_documents_time(&answer.json());
+    }
+    lines(answer.text())
+}
+
+fn lines(text: &str) -> Value {
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines.map(|line: Value| at_the_documents_time(&line)).collect()
+}
+
 #[tokio::test]
-async fn the_served_document_is_the_same() {
-    let server = Server::signed().await;
-    let answer = server.get("/openapi.json").await;
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    assert_eq!(answer.ok(), serde_json::to_value(http::openapi()).unwrap());
-    // its examples of requests are taken as they stand
+async fn the_examples_are_a_true_story() {
     let server = Server::start().await;
-    let api = answer.json();
-    let example = |path: &str, method: &str, media: &str| -> String {
-        let content = &api["paths"][path][method]["requestBody"]["content"][media]["example"];
-        content.as_str().map_or_else(|| content.to_string(), ToOwned::to_owned)
-    };
-    let json = "application/json";
-    let topic = "/v1/topics/{topic}";
-    server.put("/v1/topics/orders").json(example(topic, "put", json)).await.created();
-    server.patch("/v1/topics/orders").json(example(topic, "patch", json)).await.ok();
-    for (path, at) in [
-        ("/v1/topics/{topic}/records", "/v1/topics/orders/records"),
-        (
-            "/v1/topics/{topic}/partitions/{partition}/records",
-            "/v1/topics/orders/partitions/3/records",
-        ),
-    ] {
-        server.post(at).ndjson(example(path, "post", "application/x-ndjson")).await.ok();
-        // well-formed, though there is no such producer
-        let answer = server.post(at).json(example(path, "post", json)).await;
-        answer.refused(oncelog::model::Code::UnknownProducer);
+    let open_id = Uuid::now_v7();
+    let mut told: BTreeSet<(String, String)> = BTreeSet::new();
+    for (id, show, status, how) in STORY {
+        let (answer, operation) = send(&server, id, show, open_id).await;
+        assert_eq!(answer.status, *status, "{id} {show}: {}", answer.text());
+        told.insert(((*id).to_owned(), (*show).to_owned()));
+        if *how == Exactly && *status != 204 {
+            let media = answer.header("content-type").unwrap();
+            let example = &operation["responses"][status.to_string()]["content"][media]["example"];
+            let example = example.as_str().map_or_else(|| example.clone(), lines);
+            assert_eq!(shown_as(&answer), example, "{id} {show}");
+        }
+    }
+    // no operation and no example of a request is left out
+    for (method, path, operation) in operations() {
+        let id = operation["operationId"].as_str().unwrap();
+        assert!(told.iter().any(|(told, _)| told == id), "{method} {path} ({id}) is not told");
+        for (media, content) in
+            operation["requestBody"]["content"].as_object().into_iter().flatten()
+        {
+            for (name, _) in examples(content) {
+                let show = if name.is_empty() { media } else { name };
+                let row = (id.to_owned(), show.to_owned());
+                assert!(told.contains(&row), "{row:?} is not told");
+            }
+        }
     }
 }

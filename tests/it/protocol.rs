@@ -288,6 +288,18 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 #[tokio::test]
+async fn rule_7_a_pass_that_does_not_compare_has_not_happened() {
+    let world = world(1).await;
+    let [a, b] = &world.replicas[..] else { panic!() };
+    let (p, q) = (a.producer("p").await, b.producer("q").await);
+    a.one(p, 0, 0).await.unwrap();
+    b.one(q, 0, 0).await.unwrap();
+    b.one(q, 0, 1).await.unwrap();
+    let appended = a.one(p, 0, 1).await.unwrap();
+    assert_eq!((base(&appended), appended.duplicate), (3, false));
+}
+
+#[tokio::test]
 async fn rule_8_a_pass_compares_every_log_its_answers_stand_on() {
     let world = world(2).await;
     let [a, b] = &world.replicas[..] else { panic!() };

@@ -85,6 +85,11 @@ impl Client {
         Self { url: url.to_owned(), http, token }
     }
 
+    /// The same, shown another token.
+    pub fn showing(&self, token: Option<String>) -> Self {
+        Self { token, ..self.clone() }
+    }
+
     pub async fn send(
         &self,
         method: Method,

@@ -1,8 +1,10 @@
 //! The command line: the real program, as people and scripts call it.
 
+mod bench;
 mod commands;
 mod consume;
 mod produce;
+mod terminal;
 mod tokens;
 
 use std::{
@@ -14,9 +16,9 @@ use serde_json::Value;
 
 /// What a command left behind.
 #[derive(Debug)]
-struct Output {
+pub struct Output {
     code: Option<i32>,
-    stdout: String,
+    pub stdout: String,
     stderr: String,
 }
 
@@ -37,7 +39,7 @@ impl Output {
 }
 
 /// The program with these arguments, of a user who has set nothing.
-fn oncelog(arguments: &[&str]) -> Command {
+pub fn oncelog(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncelog"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCELOG_")) {
         command.env_remove(name);
@@ -55,7 +57,7 @@ fn client(url: &str, arguments: &[&str]) -> Command {
 }
 
 /// Runs it to its end, which leaves the tests' own threads to others.
-async fn run(mut command: Command) -> Output {
+pub async fn run(mut command: Command) -> Output {
     let child = command.spawn().unwrap();
     ended(child).await
 }

@@ -1,17 +1,18 @@
 //! `produce`: each line once and in order, whatever is killed.
 
 use std::{
-    fmt::Write as _,
     fs,
-    io::Write,
+    io::{BufRead, BufReader, BufWriter, Write},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use futures_util::future::join_all;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use super::{Output, client, ended, run, run_with};
 use crate::{
@@ -20,20 +21,20 @@ use crate::{
     support,
 };
 
-const LINES: u64 = 200_000;
+const LINES: u64 = 1_000_000;
 
 /// A file of records, of which each has a number.
 fn numbered(dir: &Path, lines: u64) -> PathBuf {
-    let mut text = String::new();
-    for number in 0..lines {
-        writeln!(text, "{{\"key\":\"k{}\",\"value\":{{\"n\":{number}}}}}", number % 7).unwrap();
-    }
     let path = dir.join("lines.ndjson");
-    fs::write(&path, text).unwrap();
+    let mut file = BufWriter::new(fs::File::create(&path).unwrap());
+    for number in 0..lines {
+        writeln!(file, "{{\"key\":\"k{}\",\"value\":{{\"n\":{number}}}}}", number % 7).unwrap();
+    }
+    file.into_inner().unwrap();
     path
 }
 
-fn produce(url: &str, file: &Path, more: &[&str]) -> std::process::Command {
+fn produce(url: &str, file: &Path, more: &[&str]) -> Command {
     let file = file.to_str().unwrap();
     let id = ["--transactional-id", "importer"];
     client(url, &[&["produce", file, "--topic", "t"], &id[..], more].concat())
@@ -47,22 +48,44 @@ async fn stored(client: &Client) -> Option<u64> {
     partitions.iter().map(|partition| partition["record_count"].as_u64()).sum()
 }
 
-async fn until_stored(client: &Client, count: u64) {
+/// How many there are, once there are so many.
+async fn until_stored(client: &Client, count: u64) -> u64 {
     until(&format!("{count} records"), async || {
-        stored(client).await.is_some_and(|stored| stored >= count).then_some(())
+        stored(client).await.filter(|stored| *stored >= count)
     })
-    .await;
+    .await
 }
 
-/// The one partition holds every number once, in order.
-async fn judge(url: &str, lines: u64) {
-    let read = run(client(url, &["consume", "--topic", "t", "--partition", "0"])).await;
-    let records = read.lines();
-    assert_eq!(records.len() as u64, lines);
-    for (number, record) in (0..).zip(&records) {
-        assert_eq!((&record["offset"], &record["value"]["n"]), (&json!(number), &json!(number)));
-        assert_eq!(record["key"], format!("k{}", number % 7));
+/// Every number once, in order and at its offset, in what this command prints while it runs.
+fn judge(mut consume: Command, lines: u64) -> JoinHandle<()> {
+    #[derive(Deserialize)]
+    struct Record<'a> {
+        offset: u64,
+        key: &'a str,
+        value: Value,
     }
+    #[derive(Deserialize)]
+    struct Value {
+        n: u64,
+    }
+    tokio::task::spawn_blocking(move || {
+        let mut child = consume.spawn().unwrap();
+        let mut next = 0;
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            let record: Record = serde_json::from_str(&line).unwrap();
+            assert_eq!((record.offset, record.value.n), (next, next), "{line}");
+            assert_eq!(record.key, format!("k{}", next % 7));
+            next += 1;
+        }
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(next, lines);
+    })
+}
+
+fn consume(url: &str, more: &[&str]) -> Command {
+    client(url, &[&["consume", "--topic", "t", "--partition", "0"], more].concat())
 }
 
 fn kill_9(child: &mut Child) {
@@ -71,72 +94,72 @@ fn kill_9(child: &mut Child) {
     child.wait().unwrap();
 }
 
+/// One file, one name. The producer, oncelog and its PostgreSQL (which flushes) are killed in the
+/// middle of it, each alone and together: where, the log's own progress decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_in_the_middle_it_goes_on_and_each_line_is_there_once() {
-    let served = Served::alone().await;
-    let (url, dir) = (served.client.url.as_str(), tempfile::tempdir().unwrap());
-    served.client.put_topic("t", 1).await;
-    let file = numbered(dir.path(), LINES);
-    for count in [15_000, 50_000, 85_000] {
-        let mut producer = produce(url, &file, &[]).spawn().unwrap();
-        until_stored(&served.client, count).await;
-        kill_9(&mut producer);
-    }
-    let passed_over = stored(&served.client).await.unwrap();
-    let last = run(produce(url, &file, &[])).await;
-    assert_eq!(last.code, Some(0), "{}", last.stderr);
-    assert!(last.stderr.contains("requests of earlier runs passed over"), "{}", last.stderr);
-    println!("killed last at {passed_over}: {}", last.stderr.trim());
-    judge(url, LINES).await;
-
-    let again = run(produce(url, &file, &[])).await;
-    assert_eq!(again.code, Some(0));
-    assert!(again.stderr.contains("stored 0 records"), "{}", again.stderr);
-    let smaller = run(produce(url, &file, &["--batch-size", "50"])).await;
-    assert!(smaller.failed(1).contains("are not what was sent before"), "{}", smaller.stderr);
-    let larger = run(produce(url, &file, &["--batch-size", "300"])).await;
-    assert!(larger.failed(1).contains("the input has only 667"), "{}", larger.stderr);
-    assert_eq!(stored(&served.client).await, Some(LINES));
-}
-
-/// Kills of oncelog, of its PostgreSQL and of the producer itself, all in one file's time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_survives_kills_of_the_server_and_of_postgres() {
-    let mut rng = StdRng::seed_from_u64(rand::random());
+async fn a_million_lines_are_there_once_whatever_is_killed() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
     let (dir, input) = (support::open_dir(), tempfile::tempdir().unwrap());
     let (data_dir, listen) =
         (dir.path().join("data"), format!("127.0.0.1:{}", fixed_port(&mut rng)));
     let mut server = Process::embedded(&listen, &data_dir).await;
-    let client = Client::new(&server.url, None);
+    let (url, client) = (server.url.clone(), Client::new(&server.url, None));
     client.put_topic("t", 1).await;
     let file = numbered(input.path(), LINES);
-    let mut follower = super::client(&server.url, &["consume", "--topic", "t", "--follow"]);
-    let follower = follower.args(["--limit", &LINES.to_string()]).spawn().unwrap();
-    let mut producer = produce(&server.url, &file, &[]).spawn().unwrap();
-    for (round, what) in ["server", "postgres", "producer", "both"].into_iter().enumerate() {
-        until_stored(&client, 30_000 * (round as u64 + 1)).await;
-        assert!(producer.try_wait().unwrap().is_none(), "it ended too early");
-        if what == "postgres" || what == "both" {
+    let follower = judge(consume(&url, &["--follow", "--limit", &LINES.to_string()]), LINES);
+    let mut producer = produce(&url, &file, &[]).spawn().unwrap();
+    let rounds = ["PRODUCER", "oncelog", "Postgres", "PRODUCER oncelog", "Postgres oncelog"];
+    let rounds = rounds.into_iter().chain(["PRODUCER Postgres", "PRODUCER Postgres oncelog"]);
+    for (round, killed) in (1..).zip(rounds) {
+        let count = round * LINES / 8 + rng.random_range(0..LINES / 16);
+        let count = until_stored(&client, count).await;
+        assert!(count < LINES, "{killed}: it was no longer in the middle");
+        println!("{killed} killed at {count}");
+        let is_killed = |what| killed.contains(what);
+        if is_killed("PRODUCER") {
+            kill_9(&mut producer);
+        }
+        if is_killed("Postgres") {
             kill_9_postmaster(&data_dir);
         }
-        if what == "server" || what == "both" {
+        if is_killed("oncelog") {
             server.kill_9().await;
-            tokio::time::sleep(Duration::from_millis(rng.random_range(0..300))).await;
             server = Process::embedded(&listen, &data_dir).await;
         }
-        if what == "producer" {
-            kill_9(&mut producer);
-            producer = produce(&server.url, &file, &[]).spawn().unwrap();
+        if is_killed("PRODUCER") {
+            producer = produce(&url, &file, &[]).spawn().unwrap();
         }
+        assert!(producer.try_wait().unwrap().is_none(), "it ended too early");
     }
     let output = ended(producer).await;
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     println!("{}", output.stderr);
-    assert!(output.stderr.contains("trying again"), "{}", output.stderr);
-    judge(&server.url, LINES).await;
+    assert!(output.stderr.contains("requests of earlier runs passed over"), "{}", output.stderr);
+    judge(consume(&url, &[]), LINES).await.unwrap();
     // who followed all the time saw the same
-    let followed = ended(follower).await.lines();
-    assert!((0..LINES).eq(followed.iter().map(|record| record["value"]["n"].as_u64().unwrap())));
+    follower.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn started_again_it_wants_the_same_input() {
+    let served = Served::alone().await;
+    let (url, dir) = (served.client.url.as_str(), tempfile::tempdir().unwrap());
+    served.client.put_topic("t", 1).await;
+    let file = numbered(dir.path(), 1_999);
+    let first = run(produce(url, &file, &[])).await;
+    assert!(first.stderr.contains("stored 1999 records in 20 requests"), "{}", first.stderr);
+    let again = run(produce(url, &file, &[])).await;
+    assert_eq!(again.code, Some(0));
+    assert!(again.stderr.contains("stored 0 records"), "{}", again.stderr);
+    assert!(again.stderr.contains("20 requests of earlier runs passed over"), "{}", again.stderr);
+    let smaller = run(produce(url, &file, &["--batch-size", "50"])).await;
+    assert!(smaller.failed(1).contains("are not what was sent before"), "{}", smaller.stderr);
+    let larger = run(produce(url, &file, &["--batch-size", "300"])).await;
+    assert!(larger.failed(1).contains("the input has only 7"), "{}", larger.stderr);
+    assert_eq!(stored(&served.client).await, Some(1_999));
+    judge(consume(url, &[]), 1_999).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -250,7 +273,7 @@ async fn a_producer_of_a_thousand_scopes_finds_its_place() {
         assert_eq!(output.code, Some(0), "{}", output.stderr);
         assert_eq!(output.stderr.contains("3 requests of earlier runs"), passed_over);
     }
-    judge(url, 250).await;
+    judge(consume(url, &[]), 250).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -201,6 +201,12 @@ impl Session {
 }
 
 impl Ledger {
+    /// What a session's row says, if it is there.
+    pub fn facts(&self, producer: ProducerId) -> Option<SessionFacts> {
+        let session = self.sessions.get(&producer).filter(|session| !session.expired)?;
+        Some(session.row.facts)
+    }
+
     pub fn new(producers: usize) -> Self {
         let log = |log_id| {
             let head = Head {

@@ -8,6 +8,7 @@ use oncelog::{
         append::Request,
         fold::ProducerState,
         memory::{Head, LogMemory, Memory, Producer, TailRow},
+        sequence::SessionFacts,
     },
 };
 
@@ -16,6 +17,8 @@ use super::{Rule, ledger::Ledger};
 /// From which row on a producer loaded now counts rows.
 pub type Starts = BTreeMap<LogId, BTreeMap<ProducerId, Offset>>;
 pub type Pair = (LogId, ProducerId);
+/// What session rows say that nobody can change now.
+pub type Facts = BTreeMap<ProducerId, SessionFacts>;
 
 /// The log's rows do not fit the memory.
 #[derive(Debug)]
@@ -27,6 +30,7 @@ pub struct Loader<'a> {
     pub ledger: &'a Ledger,
     pub heads: &'a [Head],
     pub requests: &'a [Request],
+    pub held: Option<&'a Facts>,
     pub without: Option<Rule>,
 }
 
@@ -134,8 +138,8 @@ impl Loader<'_> {
             let log = self.memory.get_mut(&log_id);
             let producer = log.and_then(|log| log.producers.get_mut(&id));
             if let (Some(producer), Some(fence)) = (producer, fence) {
-                let session = self.ledger.sessions.get(&id).filter(|session| !session.expired);
-                let mut facts = session.map(|session| session.row.facts);
+                let held = self.held.and_then(|held| held.get(&id)).copied();
+                let mut facts = held.or_else(|| self.ledger.facts(id));
                 if let (Some(facts), Some(Rule::ResetEpoch)) = (&mut facts, self.without) {
                     facts.reset_epoch = 0;
                 }

@@ -18,7 +18,7 @@ use oncelog::{
 use super::{
     Broken, Rule, Seen,
     ledger::{self, Bases, JOURNAL, StateRow, Statement, Who},
-    load::{Loader, Pair, Starts},
+    load::{Facts, Loader, Pair, Starts},
     world::{Config, Known, Ticket, Turn, World},
 };
 
@@ -38,6 +38,8 @@ pub struct Full {
     pub overtaken: bool,
     /// What it decides was lost before: the statement may still take effect.
     pub is_redo: bool,
+    /// What could be loaded before the lock was.
+    pub early: bool,
     pub known: Positions,
     pub step: Step,
 }
@@ -50,8 +52,8 @@ pub enum Step {
     Tails { heads: Vec<Head>, starts: Starts },
     Sessions { heads: Vec<Head> },
     Share,
-    Lock { shared: BTreeSet<Pair> },
-    Load { shared: BTreeSet<Pair>, heads: Vec<Head> },
+    Lock { shared: BTreeSet<Pair>, held: Facts },
+    Load { shared: BTreeSet<Pair>, held: Facts, heads: Vec<Head> },
     Commit { now_at: Positions },
 }
 
@@ -132,8 +134,12 @@ impl Turn<'_> {
 
     fn start_full(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
         let requests = self.config.requests(&self.world, &group);
-        let known = positions(self.memory(replica), &append::grounded_logs(&requests));
-        let full = Full { group, overtaken, is_redo: false, known, step: Step::ReadHeads };
+        let grounded = append::grounded_logs(&requests);
+        let memory = self.memory(replica);
+        let known = positions(memory, &grounded);
+        let early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
+        let step = if early { Step::ReadHeads } else { Step::Share };
+        let full = Full { group, overtaken, is_redo: false, early, known, step };
         self.set(replica, Pass::Full(full));
     }
 
@@ -208,7 +214,7 @@ impl Turn<'_> {
             self.pass_ends(replica, group, plan, Some((appended_at, bases)));
         } else {
             self.note(Seen::Overtaken);
-            self.forget(replica, &requests);
+            plan.undo(self.memory(replica));
             self.start_full(replica, group, true);
         }
     }
@@ -261,21 +267,21 @@ impl Turn<'_> {
             Step::ReadHeads => {
                 let heads = self.world.ledger.heads(&grounded);
                 if self.config.early_steps {
-                    self.loader(replica, &heads, &requests, |loader| loader.begin());
+                    self.loader(replica, &heads, &requests, None, |loader| loader.begin());
                     Step::States { heads }
                 } else {
-                    self.load_at_once(replica, &heads, &requests);
+                    self.load_at_once(replica, &heads, &requests, None);
                     Step::Share
                 }
             }
             Step::States { heads } => {
                 let starts =
-                    self.loader(replica, &heads, &requests, |loader| loader.load_strangers());
+                    self.loader(replica, &heads, &requests, None, |loader| loader.load_strangers());
                 Step::Tails { heads, starts }
             }
             Step::Tails { heads, starts } => {
-                let loaded =
-                    self.loader(replica, &heads, &requests, |loader| loader.load_tails(&starts));
+                let loaded = self
+                    .loader(replica, &heads, &requests, None, |loader| loader.load_tails(&starts));
                 if loaded.is_ok() {
                     Step::Sessions { heads }
                 } else {
@@ -285,18 +291,26 @@ impl Turn<'_> {
                 }
             }
             Step::Sessions { heads } => {
-                self.loader(replica, &heads, &requests, |loader| loader.finish());
+                self.loader(replica, &heads, &requests, None, |loader| loader.finish());
                 Step::Share
             }
             Step::Share => self.share(replica, &requests),
-            Step::Lock { shared } => {
+            Step::Lock { shared, held } => {
                 let touched = append::touched_logs(&requests);
                 self.world.ledger.lock(&touched, Who::Replica(replica));
-                Step::Load { shared, heads: self.world.ledger.heads(&grounded) }
+                Step::Load { shared, held, heads: self.world.ledger.heads(&grounded) }
             }
-            Step::Load { shared, heads } => {
-                match self.load_locked(replica, &full, &requests, &heads, &shared) {
-                    Some(step) => step,
+            Step::Load { heads, .. } if !full.early && !self.all_near(replica, &heads) => {
+                self.world.ledger.release(Who::Replica(replica));
+                full.early = true;
+                Step::ReadHeads
+            }
+            Step::Load { shared, held, heads } => {
+                match self.load_locked(replica, &full, &requests, &heads, &shared, &held) {
+                    Some(step) => {
+                        full.early |= step == Step::ReadHeads;
+                        step
+                    }
                     None => return,
                 }
             }
@@ -310,16 +324,30 @@ impl Turn<'_> {
 
     fn share(&mut self, replica: usize, requests: &[Request]) -> Step {
         let shared = unregistered(self.memory(replica), requests);
+        let held = (shared.iter())
+            .filter_map(|(_, id)| Some((*id, self.world.ledger.facts(*id)?)))
+            .collect();
         if !self.is_without(Rule::ShareUnregistered) {
             for (_, id) in &shared {
                 self.world.ledger.session_mut(*id).sharers.insert(Who::Replica(replica));
             }
         }
-        Step::Lock { shared }
+        Step::Lock { shared, held }
     }
 
-    fn load_at_once(&mut self, replica: usize, heads: &[Head], requests: &[Request]) -> bool {
-        let loaded = self.loader(replica, heads, requests, |loader| {
+    fn all_near(&mut self, replica: usize, heads: &[Head]) -> bool {
+        let memory = self.memory(replica);
+        heads.iter().all(|head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head)))
+    }
+
+    fn load_at_once(
+        &mut self,
+        replica: usize,
+        heads: &[Head],
+        requests: &[Request],
+        held: Option<&Facts>,
+    ) -> bool {
+        let loaded = self.loader(replica, heads, requests, held, |loader| {
             loader.begin();
             let starts = loader.load_strangers();
             loader.load_tails(&starts)?;
@@ -337,8 +365,9 @@ impl Turn<'_> {
         requests: &[Request],
         heads: &[Head],
         shared: &BTreeSet<Pair>,
+        held: &Facts,
     ) -> Option<Step> {
-        let loaded = self.load_at_once(replica, heads, requests);
+        let loaded = self.load_at_once(replica, heads, requests, Some(held));
         let now_at = positions(self.memory(replica), &append::grounded_logs(requests));
         let agree = heads.iter().all(|h| now_at.get(&h.log_id) == Some(&h.next_offset));
         if !loaded || !agree {
@@ -354,8 +383,7 @@ impl Turn<'_> {
         if !unregistered(self.memory(replica), requests).is_subset(shared) {
             // its state was read before the lock, and it has expired since
             self.world.ledger.release(Who::Replica(replica));
-            self.start_full(replica, full.group.clone(), full.overtaken || full.is_redo);
-            return None;
+            return Some(Step::ReadHeads);
         }
         for (log_id, position) in &now_at {
             let contended =
@@ -403,11 +431,12 @@ impl Turn<'_> {
         replica: usize,
         heads: &[Head],
         requests: &[Request],
+        held: Option<&Facts>,
         load: impl FnOnce(&mut Loader<'_>) -> T,
     ) -> T {
         let World { ledger, replicas, .. } = &mut self.world;
         let memory = &mut replicas[replica].memory.0;
-        load(&mut Loader { memory, ledger, heads, requests, without: self.config.without })
+        load(&mut Loader { memory, ledger, heads, requests, held, without: self.config.without })
     }
 
     /// The write held, or nothing was to be written: the memory is confirmed and answers leave.

@@ -1,6 +1,7 @@
 //! One Postgres for all tests of this process, a database from a migrated template for each, and
 //! what tests of brokers need again and again.
 
+pub mod document;
 pub mod http;
 pub mod proxy;
 

@@ -1,0 +1,320 @@
+//! The table: what is measured, against what, and what it should reach.
+
+/// One measurement. Those of a row are taken in turn, again and again.
+pub struct Run {
+    pub title: &'static str,
+    pub work: Work,
+}
+
+pub enum Work {
+    /// `oncelog bench` with these arguments, against fresh brokers on a fresh database.
+    Oncelog { brokers: usize, arguments: &'static [&'static str] },
+    /// The same reading: a first broker stores the events and ends, another one is measured.
+    Stored { arguments: &'static [&'static str] },
+    /// pgbench on a fresh database.
+    Pgbench(Pgbench),
+}
+
+pub struct Pgbench {
+    /// A file of this directory.
+    pub script: &'static str,
+    pub clients: usize,
+    pub events_per_transaction: u32,
+    /// Whether each transaction's time is written down, for the percentiles.
+    pub log: bool,
+    /// Whether the table of events is filled before.
+    pub filled: bool,
+}
+
+pub struct Figure {
+    pub title: &'static str,
+    pub of: Value,
+    /// What it is divided by; an absolute figure has none.
+    pub by: Option<Value>,
+    pub aim: Aim,
+}
+
+/// Of which run, and where in its JSON.
+pub struct Value(pub usize, pub &'static str);
+
+#[derive(Clone, Copy)]
+pub enum Aim {
+    AtLeast(f64),
+    AtMost(f64),
+    /// For information.
+    None,
+}
+
+pub struct Row {
+    pub name: &'static str,
+    pub title: &'static str,
+    /// Every flush takes 2 ms longer, as on a cloud disk.
+    pub slow_flush: bool,
+    pub runs: &'static [Run],
+    pub figures: &'static [Figure],
+}
+
+const EVENTS: &str = "/events_per_s";
+const APPEND_P50: &str = "/latencies/append/p50_us";
+
+const fn oncelog(title: &'static str, arguments: &'static [&'static str]) -> Run {
+    Run { title, work: Work::Oncelog { brokers: 1, arguments } }
+}
+
+const fn two_brokers(title: &'static str, arguments: &'static [&'static str]) -> Run {
+    Run { title, work: Work::Oncelog { brokers: 2, arguments } }
+}
+
+const fn pgbench(title: &'static str, clients: usize, script: &'static str) -> Run {
+    let plain = Pgbench { script, clients, events_per_transaction: 1, log: false, filled: false };
+    Run { title, work: Work::Pgbench(plain) }
+}
+
+const SINGLES: Run = oncelog("singles, 64 connections", &["append"]);
+const SINGLES_UNSEQUENCED: Run =
+    oncelog("singles, 64 connections, unsequenced", &["append", "--unsequenced"]);
+const HEAD_LOCK: Run =
+    pgbench("pgbench: a row an event under a head lock, 64 clients", 64, "head_lock_insert.sql");
+const SINGLES_16: Run = oncelog("singles, 16 connections", &["append", "--connections", "16"]);
+const HUNDREDS: Run = oncelog(
+    "100 a request, 16 connections",
+    &["append", "--connections", "16", "--records-per-request", "100"],
+);
+
+/// The ratio of one run to another in events per second.
+const fn ratio(title: &'static str, of: usize, by: usize, aim: Aim) -> Figure {
+    Figure { title, of: Value(of, EVENTS), by: Some(Value(by, EVENTS)), aim }
+}
+
+const fn absolute(title: &'static str, of: Value, aim: Aim) -> Figure {
+    Figure { title, of, by: None, aim }
+}
+
+pub const ROWS: &[Row] = &[
+    Row {
+        name: "singles",
+        title: "single sequenced appends, 64 connections and producers, one partition",
+        slow_flush: false,
+        runs: &[SINGLES, HEAD_LOCK],
+        figures: &[ratio("against a row an event under a head lock", 0, 1, Aim::AtLeast(30.0))],
+    },
+    Row {
+        name: "slow-flush",
+        title: "the same, each flush 2 ms longer (a cloud disk)",
+        slow_flush: true,
+        runs: &[SINGLES, HEAD_LOCK],
+        figures: &[ratio("against a row an event under a head lock", 0, 1, Aim::AtLeast(45.0))],
+    },
+    Row {
+        name: "latency",
+        title: "single sequenced appends, one connection",
+        slow_flush: false,
+        runs: &[
+            oncelog("singles, 1 connection", &["append", "--connections", "1"]),
+            Run {
+                title: "pgbench: bare insert, 1 client",
+                work: Work::Pgbench(Pgbench {
+                    script: "bare_insert.sql",
+                    clients: 1,
+                    events_per_transaction: 1,
+                    log: true,
+                    filled: false,
+                }),
+            },
+        ],
+        figures: &[Figure {
+            title: "p50 against p50 of a bare insert",
+            of: Value(0, APPEND_P50),
+            by: Some(Value(1, "/p50_us")),
+            aim: Aim::AtMost(2.0),
+        }],
+    },
+    Row {
+        name: "hundreds",
+        title: "100-event sequenced appends, 16 connections",
+        slow_flush: false,
+        runs: &[
+            HUNDREDS,
+            oncelog(
+                "the same to 16 partitions",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--partitions",
+                    "16",
+                ],
+            ),
+            Run {
+                title: "pgbench: bare inserts of the same rows, 16 clients",
+                work: Work::Pgbench(Pgbench {
+                    script: "batch_insert.sql",
+                    clients: 16,
+                    events_per_transaction: 100,
+                    log: false,
+                    filled: false,
+                }),
+            },
+        ],
+        figures: &[
+            ratio("1 partition against bare inserts", 0, 2, Aim::AtLeast(0.60)),
+            ratio("16 partitions against bare inserts", 1, 2, Aim::AtLeast(0.50)),
+        ],
+    },
+    Row {
+        name: "sequenced-singles",
+        title: "what a sequence costs: singles, 64 connections",
+        slow_flush: false,
+        runs: &[SINGLES, SINGLES_UNSEQUENCED],
+        figures: &[ratio("sequenced against unsequenced", 0, 1, Aim::AtLeast(0.95))],
+    },
+    Row {
+        name: "sequenced-hundreds",
+        title: "what a sequence costs: 100 a request, 16 connections",
+        slow_flush: false,
+        runs: &[
+            HUNDREDS,
+            oncelog(
+                "100 a request, 16 connections, unsequenced",
+                &["append", "--connections", "16", "--records-per-request", "100", "--unsequenced"],
+            ),
+        ],
+        figures: &[ratio("sequenced against unsequenced", 0, 1, Aim::AtLeast(0.98))],
+    },
+    Row {
+        name: "keyed",
+        title: "keyed sequenced appends of 100 to a topic, 16 connections",
+        slow_flush: false,
+        runs: &[
+            oncelog(
+                "keyed, 16 partitions",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--scope",
+                    "topic",
+                    "--partitions",
+                    "16",
+                ],
+            ),
+            oncelog(
+                "keyed, a topic of 1 partition",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--scope",
+                    "topic",
+                ],
+            ),
+            HUNDREDS,
+        ],
+        figures: &[
+            ratio("16 partitions against 1", 0, 1, Aim::AtLeast(0.8)),
+            ratio("16 partitions against appends to a partition", 0, 2, Aim::None),
+        ],
+    },
+    Row {
+        name: "read",
+        title: "sequential read of stored events, pages of 1000",
+        slow_flush: false,
+        runs: &[
+            Run {
+                title: "read, a broker that has nothing in memory",
+                work: Work::Stored { arguments: &["read", "--warmup-s", "0"] },
+            },
+            Run {
+                title: "pgbench: pages of 1000 rows, a row an event",
+                work: Work::Pgbench(Pgbench {
+                    script: "page_select.sql",
+                    clients: 1,
+                    events_per_transaction: 1000,
+                    log: false,
+                    filled: true,
+                }),
+            },
+            Run {
+                title: "pgbench: single rows by key",
+                work: Work::Pgbench(Pgbench {
+                    script: "row_select.sql",
+                    clients: 1,
+                    events_per_transaction: 1,
+                    log: false,
+                    filled: true,
+                }),
+            },
+        ],
+        figures: &[
+            Figure {
+                title: "first pass against pages of rows",
+                of: Value(0, "/first_pass_events_per_s"),
+                by: Some(Value(1, EVENTS)),
+                aim: Aim::AtLeast(4.0),
+            },
+            ratio("pass after pass against pages of rows", 0, 1, Aim::None),
+            ratio("pass after pass against single rows", 0, 2, Aim::None),
+        ],
+    },
+    Row {
+        name: "wake",
+        title: "commit to waiting reader, 200 events/s",
+        slow_flush: false,
+        runs: &[
+            oncelog("wake, one broker", &["wake"]),
+            two_brokers("wake, producer and reader at different brokers", &["wake"]),
+        ],
+        figures: &[
+            absolute(
+                "answer to arrival, p50",
+                Value(0, "/latencies/answer_to_arrival/p50_us"),
+                Aim::AtMost(800.0),
+            ),
+            absolute(
+                "answer to arrival, p99",
+                Value(0, "/latencies/answer_to_arrival/p99_us"),
+                Aim::AtMost(2000.0),
+            ),
+            absolute(
+                "send to arrival, p50",
+                Value(0, "/latencies/send_to_arrival/p50_us"),
+                Aim::None,
+            ),
+            absolute(
+                "send to arrival, p99",
+                Value(0, "/latencies/send_to_arrival/p99_us"),
+                Aim::None,
+            ),
+            absolute(
+                "two brokers: answer to arrival, p50",
+                Value(1, "/latencies/answer_to_arrival/p50_us"),
+                Aim::None,
+            ),
+            absolute(
+                "two brokers: answer to arrival, p99",
+                Value(1, "/latencies/answer_to_arrival/p99_us"),
+                Aim::None,
+            ),
+        ],
+    },
+    Row {
+        name: "brokers",
+        title: "two brokers appending to one partition, singles, 64 connections",
+        slow_flush: false,
+        runs: &[two_brokers("singles, 32 connections each to 2 brokers", &["append"]), SINGLES],
+        figures: &[ratio("against one broker", 0, 1, Aim::AtLeast(0.7))],
+    },
+    Row {
+        name: "sessions",
+        title: "a fresh session and one append, 16 connections",
+        slow_flush: false,
+        runs: &[oncelog("session and append, 16 connections", &["session"]), SINGLES_16],
+        figures: &[ratio("against single appends", 0, 1, Aim::AtLeast(0.2))],
+    },
+];

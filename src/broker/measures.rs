@@ -1,0 +1,245 @@
+//! The numbers of appends and reads, as handles made once: an append has microseconds to spend.
+
+use metrics::{Counter, Gauge, Histogram};
+use tokio::time::Instant;
+
+use super::{
+    Error,
+    group::{Group, Outcome},
+    pass::{Full, Quick},
+    watches::Source,
+};
+use crate::{
+    model::transfer::Appended,
+    store,
+    telemetry::{self, ByCode, Counted},
+};
+
+/// Append requests, by what they were answered.
+pub struct Appends {
+    appended: Counter,
+    duplicate: Counter,
+    problems: ByCode,
+    records: Counter,
+    bytes: Counter,
+}
+
+impl Appends {
+    pub fn new() -> Self {
+        let answered = |outcome: &'static str, code: &'static str| metrics::counter!(telemetry::APPENDS_TOTAL, "outcome" => outcome, "code" => code);
+        Self {
+            appended: answered("appended", "none"),
+            duplicate: answered("duplicate", "none"),
+            problems: ByCode::new(|code| {
+                answered(if code.status() < 500 { "refused" } else { "failed" }, code.as_str())
+            }),
+            records: metrics::counter!(telemetry::APPENDED_RECORDS_TOTAL),
+            bytes: metrics::counter!(telemetry::APPENDED_BYTES_TOTAL),
+        }
+    }
+
+    pub fn answered(&self, records: usize, bytes: usize, answer: &Result<Appended, Error>) {
+        match answer {
+            Ok(Appended { duplicate: true, .. }) => self.duplicate.increment(1),
+            Ok(_) => {
+                self.appended.increment(1);
+                self.records.increment(records as u64);
+                self.bytes.increment(bytes as u64);
+            }
+            Err(error) => self.problems.count(error.code),
+        }
+    }
+}
+
+/// One lane: what waits for it, its groups and its passes.
+pub struct LaneMeasures {
+    /// What waits for its first pass.
+    pub queued: Gauge,
+    /// Logs and producers in the memory.
+    pub remembered: Gauge,
+    pub redone: Counter,
+    parked: Gauge,
+    queue_duration: Histogram,
+    group_requests: Histogram,
+    group_records: Histogram,
+    group_bytes: Histogram,
+    quick: Passes,
+    full: Passes,
+}
+
+/// Passes of one kind.
+struct Passes {
+    kind: &'static str,
+    passed: Counter,
+    duration: Histogram,
+}
+
+impl Passes {
+    fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            passed: passes(kind, "passed"),
+            duration: metrics::histogram!(telemetry::PASS_DURATION_SECONDS, "kind" => kind),
+        }
+    }
+
+    fn ended(&self, begun: Instant, outcome: &'static str) {
+        self.duration.record(begun.elapsed().as_secs_f64());
+        match outcome {
+            "passed" => self.passed.increment(1),
+            outcome => passes(self.kind, outcome).increment(1),
+        }
+    }
+}
+
+fn passes(kind: &'static str, outcome: &'static str) -> Counter {
+    metrics::counter!(telemetry::PASSES_TOTAL, "kind" => kind, "outcome" => outcome)
+}
+
+impl LaneMeasures {
+    pub fn new(lane: usize) -> Self {
+        let lane = lane.to_string();
+        Self {
+            queued: metrics::gauge!(telemetry::QUEUED_APPENDS, "lane" => lane.clone()),
+            remembered: metrics::gauge!(telemetry::REMEMBERED_PRODUCERS, "lane" => lane),
+            redone: metrics::counter!(telemetry::REDONE_APPENDS_TOTAL),
+            parked: metrics::gauge!(telemetry::PARKED_APPENDS),
+            queue_duration: metrics::histogram!(telemetry::QUEUE_DURATION_SECONDS),
+            group_requests: metrics::histogram!(telemetry::GROUP_REQUESTS),
+            group_records: metrics::histogram!(telemetry::GROUP_RECORDS),
+            group_bytes: metrics::histogram!(telemetry::GROUP_BYTES),
+            quick: Passes::new("quick"),
+            full: Passes::new("full"),
+        }
+    }
+
+    /// A group's first pass begins now.
+    pub fn begin(&self, group: &Group) -> Instant {
+        let now = Instant::now();
+        // what was parked has been in a pass before
+        let mut fresh = 0.0;
+        for ticket in group.tickets.iter().filter(|ticket| ticket.parked.is_none()) {
+            fresh += 1.0;
+            self.queue_duration.record(now.duration_since(ticket.arrived_at).as_secs_f64());
+        }
+        self.queued.decrement(fresh);
+        let parts = || group.requests.iter().flat_map(|request| &request.parts);
+        self.group_requests.record(group.requests.len() as f64);
+        self.group_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
+        self.group_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
+        now
+    }
+
+    pub fn quick(&self, begun: Instant, result: &Result<Quick, store::Error>) {
+        match result {
+            Ok(Quick::Passed(_)) => self.quick.ended(begun, "passed"),
+            Ok(Quick::Overtaken) => self.quick.ended(begun, "overtaken"),
+            // nothing was sent
+            Ok(Quick::Unknown) => {}
+            Err(error) => self.quick.ended(begun, error.kind()),
+        }
+    }
+
+    pub fn full(&self, begun: Instant, result: &Result<Full, store::Error>) {
+        match result {
+            Ok(Full::Passed(_)) => self.full.ended(begun, "passed"),
+            Ok(Full::Vanished(_)) => self.full.ended(begun, "vanished"),
+            Err(error) => self.full.ended(begun, error.kind()),
+        }
+    }
+
+    pub fn park(&self) -> Parked {
+        Parked { since: Instant::now(), _counted: Counted::new(&self.parked) }
+    }
+}
+
+/// A request that waits for those it has overtaken, until it is answered.
+pub struct Parked {
+    since: Instant,
+    _counted: Counted,
+}
+
+impl Parked {
+    pub fn end(self, outcome: &Outcome) {
+        let outcome = match outcome {
+            Outcome::Placed { duplicate: false, .. } => "appended",
+            Outcome::Placed { duplicate: true, .. } | Outcome::Forgotten => "duplicate",
+            Outcome::Refused(_) => "refused",
+            Outcome::Stale => "stale",
+            Outcome::Failed(_) => "failed",
+        };
+        metrics::histogram!(telemetry::PARKED_DURATION_SECONDS, "outcome" => outcome)
+            .record(self.since.elapsed().as_secs_f64());
+    }
+}
+
+/// Reads, and their waits.
+pub struct Reads {
+    answered: Counter,
+    records: Counter,
+    bytes: Counter,
+    waiting: Gauge,
+    wait_records: Histogram,
+    wait_nothing: Histogram,
+    wait_gone: Histogram,
+    woken_by_commit: Histogram,
+    woken_by_notice: Histogram,
+    woken_by_poll: Histogram,
+}
+
+/// How a wait ended.
+pub enum Waited {
+    Records,
+    Nothing,
+    Gone,
+}
+
+impl Reads {
+    pub fn new() -> Self {
+        let wait = |outcome: &'static str| metrics::histogram!(telemetry::READ_WAIT_DURATION_SECONDS, "outcome" => outcome);
+        let woken = |source: &'static str| metrics::histogram!(telemetry::WAKEUP_DURATION_SECONDS, "source" => source);
+        Self {
+            answered: metrics::counter!(telemetry::READS_TOTAL),
+            records: metrics::counter!(telemetry::READ_RECORDS_TOTAL),
+            bytes: metrics::counter!(telemetry::READ_BYTES_TOTAL),
+            waiting: metrics::gauge!(telemetry::WAITING_READS),
+            wait_records: wait("records"),
+            wait_nothing: wait("nothing"),
+            wait_gone: wait("gone"),
+            woken_by_commit: woken("commit"),
+            woken_by_notice: woken("notice"),
+            woken_by_poll: woken("poll"),
+        }
+    }
+
+    pub fn answered(&self, records: u64, bytes: usize) {
+        self.answered.increment(1);
+        self.records.increment(records);
+        self.bytes.increment(bytes as u64);
+    }
+
+    pub fn waiting(&self) -> Counted {
+        Counted::new(&self.waiting)
+    }
+
+    pub fn waited(&self, since: Instant, how: &Waited) {
+        let waited = since.elapsed();
+        telemetry::waited(waited);
+        let histogram = match how {
+            Waited::Records => &self.wait_records,
+            Waited::Nothing => &self.wait_nothing,
+            Waited::Gone => &self.wait_gone,
+        };
+        histogram.record(waited.as_secs_f64());
+    }
+
+    /// The records that woke a read are at hand.
+    pub fn woken(&self, source: Source, since: Instant) {
+        let histogram = match source {
+            Source::Commit => &self.woken_by_commit,
+            Source::Notice => &self.woken_by_notice,
+            Source::Poll => &self.woken_by_poll,
+        };
+        histogram.record(since.elapsed().as_secs_f64());
+    }
+}

@@ -1,0 +1,69 @@
+//! Whether the next pass should wait for company.
+//!
+//! Clients that answer an answer with a request come back together. Where a flush is slow they would
+//! fall into two halves, each waiting out the other's flush; a short wait keeps them together. With
+//! a quick flush waiting only costs.
+
+use std::time::Duration;
+
+use crate::model::TenantId;
+
+/// Passes that take longer are worth a wait.
+const SLOW_PASS: Duration = Duration::from_millis(1);
+/// The part of a slow pass's time that the next one may wait.
+const WAIT_DIVISOR: u32 = 4;
+
+/// What the last passes of a lane teach about the next one.
+#[derive(Default)]
+pub struct Pace {
+    tenant: Option<TenantId>,
+    /// How long the last pass took, and the one before it.
+    passes: [Duration; 2],
+    company: usize,
+}
+
+impl Pace {
+    /// A pass for this tenant has ended; `company` counts the requests it served and those that
+    /// came meanwhile.
+    pub fn passed(&mut self, tenant: TenantId, took: Duration, company: usize) {
+        *self = Self { tenant: Some(tenant), passes: [took, self.passes[0]], company };
+    }
+
+    /// How long the next pass may wait, if it is for this tenant, and for how many requests. One
+    /// slow pass alone says nothing.
+    pub fn wait_for(&self, tenant: TenantId) -> Option<(Duration, usize)> {
+        let pass = self.passes[0].min(self.passes[1]);
+        let waits = self.tenant == Some(tenant) && pass > SLOW_PASS;
+        waits.then(|| (pass / WAIT_DIVISOR, self.company))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    #[test]
+    fn only_slow_passes_wait_and_for_their_own_tenant() {
+        // passes of A in microseconds, the next one's tenant, its wait in microseconds
+        let table: [(&[u64], _, _); 7] = [
+            (&[], A, None),
+            (&[4_000], A, None),
+            (&[300, 300], A, None),
+            (&[300, 4_000], A, None),
+            (&[1_000, 1_000], A, None),
+            (&[4_000, 2_400], A, Some(600)),
+            (&[4_000, 2_400], B, None),
+        ];
+        for (passes, tenant, want) in table {
+            let mut pace = Pace::default();
+            for took in passes {
+                pace.passed(A, Duration::from_micros(*took), 7);
+            }
+            let want = want.map(|wait| (Duration::from_micros(wait), 7));
+            assert_eq!(pace.wait_for(tenant), want, "{passes:?} {tenant:?}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! One HTTP/1.1 connection with one request at a time: what is written is bytes, and of an answer
+//! only the status, the length and the body are looked at. A client for general use costs the
+//! machine that is being measured several times as much.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, bail};
+use bytes::BytesMut;
+use reqwest::Url;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+const READ_BYTES: usize = 16 << 10;
+const MOST_HEADERS: usize = 32;
+
+/// Where to, and who asks.
+pub(super) struct Server {
+    url: Url,
+    addresses: Vec<SocketAddr>,
+    /// Of every request, from the version to the last header but those of the body.
+    head: String,
+}
+
+impl Server {
+    pub fn new(url: &Url, token: Option<&SecretString>) -> anyhow::Result<Self> {
+        let addresses = url.socket_addrs(|| None).with_context(|| format!("cannot find {url}"))?;
+        let mut head = format!(" HTTP/1.1\r\nHost: {}\r\n", url.authority());
+        let token = token.map(|token| token.expose_secret().trim()).unwrap_or_default();
+        if token.contains(|c: char| !c.is_ascii_graphic()) {
+            bail!("the token has characters that no token has");
+        }
+        if !token.is_empty() {
+            head += &format!("Authorization: Bearer {token}\r\n");
+        }
+        Ok(Self { url: url.clone(), addresses, head })
+    }
+
+    /// A request without a body.
+    pub fn request(&self, method: &str, path: &str) -> String {
+        let prefix = self.url.path().trim_end_matches('/');
+        format!("{method} {prefix}/v1{path}{}\r\n", self.head)
+    }
+
+    /// A POST of JSON up to the number of its body's bytes, which goes on with an empty line.
+    pub fn post_head(&self, path: &str) -> String {
+        let mut head = self.request("POST", path);
+        head.truncate(head.len() - "\r\n".len());
+        head + "Content-Type: application/json\r\nContent-Length: "
+    }
+
+    /// One request on a connection of its own, for what is not measured.
+    pub async fn call(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Value> {
+        let mut request = self.request(method, path);
+        if let Some(body) = body {
+            let body = body.to_string();
+            request.truncate(request.len() - "\r\n".len());
+            request += "Content-Type: application/json\r\n";
+            request += &format!("Content-Length: {}\r\n\r\n{body}", body.len());
+        }
+        let mut connection = self.connect().await.with_context(|| self.url.to_string())?;
+        let answer = connection.exchange(request.as_bytes()).await;
+        let answer = answer.with_context(|| format!("{method} {path} at {}", self.url))?;
+        if answer.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(answer).context("the server's answer is not JSON")
+    }
+
+    pub async fn connect(&self) -> Result<Connection, Failure> {
+        let stream = TcpStream::connect(&self.addresses[..]).await?;
+        stream.set_nodelay(true)?;
+        Ok(Connection { stream, input: BytesMut::with_capacity(READ_BYTES) })
+    }
+}
+
+/// Why there is no 2xx.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("no answer: {0}")]
+    Lost(std::io::Error),
+    #[error("{0}, which is no answer of oncelog")]
+    Foreign(String),
+    #[error("HTTP {status}, {code}: {detail}")]
+    Refused { status: u16, code: String, detail: String },
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Lost(error)
+    }
+}
+
+impl Failure {
+    /// What it is counted as.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Lost(_) => "no_answer",
+            Self::Foreign(_) => "foreign_answer",
+            Self::Refused { code, .. } => code,
+        }
+    }
+
+    /// Whether more can be sent on the same connection.
+    pub fn leaves_connection(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
+
+    fn refused(status: u16, body: &[u8]) -> Self {
+        let problem: Value = serde_json::from_slice(body).unwrap_or_default();
+        match (problem["code"].as_str(), problem["detail"].as_str()) {
+            (Some(code), Some(detail)) => {
+                Self::Refused { status, code: code.to_owned(), detail: detail.to_owned() }
+            }
+            _ => Self::Foreign(format!("HTTP {status}")),
+        }
+    }
+}
+
+/// Whether a call ended with this code.
+pub(super) fn is_refused(error: &anyhow::Error, wanted: &str) -> bool {
+    let failure = error.downcast_ref::<Failure>();
+    matches!(failure, Some(Failure::Refused { code, .. }) if code == wanted)
+}
+
+pub(super) struct Connection {
+    stream: TcpStream,
+    input: BytesMut,
+}
+
+struct Head {
+    status: u16,
+    bytes: usize,
+    body_bytes: usize,
+}
+
+impl Connection {
+    /// Sends a request and waits for its answer; the body of a 2xx. After a failure other than a
+    /// refusal nothing more can be sent.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<&[u8], Failure> {
+        self.input.clear();
+        self.stream.write_all(request).await?;
+        let head = loop {
+            self.fill(READ_BYTES).await?;
+            if let Some(head) = head(&self.input)? {
+                break head;
+            }
+        };
+        let whole = head.bytes + head.body_bytes;
+        while self.input.len() < whole {
+            self.fill(whole - self.input.len()).await?;
+        }
+        if self.input.len() > whole {
+            return Err(Failure::Foreign("more than one answer".into()));
+        }
+        let body = &self.input[head.bytes..];
+        match head.status {
+            200..=299 => Ok(body),
+            status => Err(Failure::refused(status, body)),
+        }
+    }
+
+    async fn fill(&mut self, room: usize) -> Result<(), Failure> {
+        self.input.reserve(room);
+        match self.stream.read_buf(&mut self.input).await? {
+            0 => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The head of an answer, if it is there in full.
+fn head(input: &[u8]) -> Result<Option<Head>, Failure> {
+    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut answer = httparse::Response::new(&mut headers);
+    let bytes = match answer.parse(input) {
+        Ok(httparse::Status::Complete(bytes)) => bytes,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(Failure::Foreign(error.to_string())),
+    };
+    let status = answer.code.unwrap_or_default();
+    let length = answer.headers.iter().find(|h| h.name.eq_ignore_ascii_case("content-length"));
+    let length = length.and_then(|header| str::from_utf8(header.value).ok()?.parse().ok());
+    let body_bytes = match (status, length) {
+        (204, _) => 0,
+        (_, Some(length)) => length,
+        (_, None) => return Err(Failure::Foreign("an answer without its length".into())),
+    };
+    Ok(Some(Head { status, bytes, body_bytes }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_read_when_whole() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n";
+        let whole = head(answer).unwrap().unwrap();
+        assert_eq!((whole.status, whole.bytes, whole.body_bytes), (200, answer.len(), 12));
+        assert!(head(&answer[..answer.len() - 1]).unwrap().is_none());
+        assert_eq!(head(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().unwrap().body_bytes, 0);
+        assert!(head(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
+        assert!(head(b"SSH-2.0-OpenSSH_9.2\r\n").is_err());
+    }
+
+    #[test]
+    fn a_refusal_is_told_by_its_code() {
+        let problem = br#"{"code": "draining", "detail": "d"}"#;
+        assert_eq!(Failure::refused(503, problem).code(), "draining");
+        assert_eq!(Failure::refused(502, b"<html>").code(), "foreign_answer");
+    }
+}

@@ -1,0 +1,192 @@
+//! Events that look like those of a shop: every one is different, of exactly the size asked for,
+//! compresses about as such things do, and costs little more than being copied.
+
+use std::{fmt::Write, sync::LazyLock};
+
+use super::connection::Server;
+
+const WORDS: &str = "order invoice shipped returned customer basket discount voucher express standard parcel \
+    Hamburg Lisbon Nairobi Osaka Toronto warehouse carrier confirmed pending refunded payment card transfer \
+    blue green small large cotton leather steel 3-pack 250ml replaced damaged late signed neighbour door gate \
+    please leave with reception call before delivery gift wrapped second attempt address corrected morning";
+const TEXT_BYTES: usize = 64 << 10;
+
+/// Words in no order, of which events cut their texts.
+static TEXT: LazyLock<String> = LazyLock::new(|| {
+    let words: Vec<&str> = WORDS.split_whitespace().collect();
+    let mut random = Random(1);
+    let mut text = String::with_capacity(TEXT_BYTES + 16);
+    while text.len() < TEXT_BYTES {
+        text += words[random.below(words.len())];
+        text.push(' ');
+    }
+    text
+});
+
+/// Marsaglia's xorshift: good enough to make events differ, and nearly free.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % end
+    }
+}
+
+/// Who appends: what an append carries beside its records.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Session {
+    pub producer_id: i64,
+    pub epoch: i64,
+}
+
+/// What the requests of one connection look like.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub records: usize,
+    pub record_bytes: usize,
+    pub keyed: bool,
+}
+
+/// Writes the requests of one connection.
+pub(super) struct Requests {
+    head: String,
+    shape: Shape,
+    random: Random,
+    /// Of the next event: the connection's number, and a counter.
+    next_id: u64,
+    envelope: String,
+    request: String,
+}
+
+impl Requests {
+    pub fn new(server: &Server, path: &str, connection: usize, shape: Shape) -> Self {
+        let next_id = (connection as u64 + 1) << 40;
+        // xorshift needs some turns to leave a seed of few bits behind
+        let mut random = Random(next_id | 0x9e37_79b9);
+        for _ in 0..8 {
+            random.below(2);
+        }
+        Self {
+            head: server.post_head(path),
+            shape,
+            random,
+            next_id,
+            envelope: String::new(),
+            request: String::new(),
+        }
+    }
+
+    /// The next request, with new events.
+    pub fn next(&mut self, numbered: Option<(Session, u64)>) -> &str {
+        self.envelope.clear();
+        self.envelope.push('{');
+        if let Some((Session { producer_id, epoch }, sequence)) = numbered {
+            // Writing to a String cannot fail.
+            let _ = write!(
+                self.envelope,
+                "\"producer_id\":{producer_id},\"epoch\":{epoch},\"sequence\":{sequence},"
+            );
+        }
+        self.envelope += "\"records\":[";
+        let Shape { records, .. } = self.shape;
+        let body_bytes = self.envelope.len() + records * self.record_length() + records - 1 + 2;
+        self.request.clear();
+        self.request += &self.head;
+        let _ = write!(self.request, "{body_bytes}\r\n\r\n");
+        self.request += &self.envelope;
+        for record in 0..records {
+            if record > 0 {
+                self.request.push(',');
+            }
+            self.record();
+        }
+        self.request += "]}";
+        &self.request
+    }
+
+    /// The last request as it was.
+    pub fn last(&self) -> &str {
+        &self.request
+    }
+
+    fn record_length(&self) -> usize {
+        let key = if self.shape.keyed { "\"key\":\"account-0000\",".len() } else { 0 };
+        "{\"value\":}".len() + key + self.shape.record_bytes
+    }
+
+    fn record(&mut self) {
+        let account = self.random.below(10_000);
+        let cents = 100_000 + self.random.below(900_000);
+        let id = self.next_id;
+        self.next_id += 1;
+        self.request.push('{');
+        if self.shape.keyed {
+            let _ = write!(self.request, "\"key\":\"account-{account:04}\",");
+        }
+        self.request += "\"value\":";
+        let from = self.request.len();
+        let _ = write!(
+            self.request,
+            "{{\"id\":\"{id:016x}\",\"account\":\"account-{account:04}\",\"amount\":{}.{:02},\"text\":\"",
+            cents / 100,
+            cents % 100
+        );
+        let mut room = from + self.shape.record_bytes - self.request.len() - "\"}".len();
+        while room > 0 {
+            let start = self.random.below(TEXT_BYTES / 2);
+            let text = &TEXT[start..start + room.min(TEXT_BYTES / 2)];
+            self.request += text;
+            room -= text.len();
+        }
+        self.request += "\"}}";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use serde_json::{Value, value::RawValue};
+
+    use super::*;
+
+    #[derive(serde::Deserialize)]
+    struct Record<'a> {
+        key: Option<String>,
+        #[serde(borrow)]
+        value: &'a RawValue,
+    }
+
+    #[test]
+    fn requests_say_their_length_and_events_have_their_size() {
+        let server = Server::new(&"http://127.0.0.1:1".parse().unwrap(), None).unwrap();
+        let mut values = HashSet::new();
+        for (records, record_bytes, keyed) in
+            [(1, 80, false), (1, 160, true), (100, 160, false), (2, 100_000, true)]
+        {
+            let shape = Shape { records, record_bytes, keyed };
+            let mut requests = Requests::new(&server, "/p", values.len(), shape);
+            for sequence in [9, 10, 1_000_000] {
+                let session = Session { producer_id: 7, epoch: 1 };
+                let request = requests.next(Some((session, sequence))).to_owned();
+                assert_eq!(request, requests.last());
+                let (head, body) = request.split_once("\r\n\r\n").unwrap();
+                assert!(head.starts_with("POST /v1/p HTTP/1.1\r\nHost: 127.0.0.1:1\r\n"), "{head}");
+                assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
+                let parsed: Value = serde_json::from_str(body).unwrap();
+                assert_eq!(parsed["sequence"], sequence);
+                let raw = body.split_once("\"records\":").unwrap().1.strip_suffix('}').unwrap();
+                let found: Vec<Record> = serde_json::from_str(raw).unwrap();
+                assert_eq!(found.len(), records);
+                for Record { key, value } in found {
+                    assert_eq!(key.is_some(), keyed);
+                    assert_eq!(value.get().len(), record_bytes);
+                    assert!(values.insert(value.get().to_owned()));
+                }
+            }
+        }
+    }
+}

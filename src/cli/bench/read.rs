@@ -1,0 +1,189 @@
+//! Reads a partition from its first event to its last, over and over until the time is over.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use memchr::memmem;
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{
+    Common, Stage,
+    connection::{Connection, Server},
+    counted,
+    events::{Requests, Shape},
+    measure::{Clock, Report, SharedTally, watch},
+};
+
+const FILLERS: usize = 4;
+const MAX_PAGE_BYTES: usize = 16 << 20;
+
+#[derive(Args)]
+pub(in crate::cli) struct Flags {
+    /// Append until the partition has so many events; what is there already counts
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u32).range(1..))]
+    events: u32,
+    /// Events of one request while appending
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    records_per_request: u16,
+    /// Events of one page
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    limit: u16,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+    let path = stage.partition_path(0);
+    let filled = fill(flags, stage, &path).await?;
+    let clock = stage.phases.clock();
+    let tally = SharedTally::new(clock)?;
+    let server = stage.server(0);
+    let reader = Reader {
+        connection: server.connect().await?,
+        server,
+        path,
+        limit: flags.limit.into(),
+        next_offset: 0,
+    };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(reader.run(clock, tally.clone()));
+    let (readers, cpu) = watch(tasks, clock, &tally).await?;
+
+    let mut report = stage.report("read", 1);
+    report.note("limit", flags.limit);
+    report.note("stored", filled);
+    report.tally("page", &tally.lock(), cpu)?;
+    for passes in readers {
+        let Passes { count, first } = passes?;
+        report.note("whole_passes", count);
+        report.note("first_pass_events_per_s", (filled as f64 / first.as_secs_f64()).round());
+    }
+    Ok(report)
+}
+
+/// Returns how many events there are then.
+async fn fill(flags: &Flags, stage: &Stage, path: &str) -> anyhow::Result<i64> {
+    let missing = i64::from(flags.events) - stage.events_before;
+    let records = usize::from(flags.records_per_request);
+    let requests = usize::try_from(missing).unwrap_or(0).div_ceil(records);
+    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false };
+    let mut tasks = JoinSet::new();
+    for index in 0..FILLERS {
+        let share = (requests + index) / FILLERS;
+        let server = stage.server(0);
+        let mut requests = Requests::new(&server, path, index, shape);
+        tasks.spawn(async move {
+            let mut connection = server.connect().await?;
+            for _ in 0..share {
+                connection.exchange(requests.next(None).as_bytes()).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(filled) = tasks.join_next().await {
+        filled?.context("cannot fill the topic")?;
+    }
+    stage.events().await
+}
+
+struct Reader {
+    server: Arc<Server>,
+    connection: Connection,
+    path: String,
+    limit: usize,
+    next_offset: u64,
+}
+
+/// How often a reader came to the end.
+struct Passes {
+    count: u64,
+    /// The first took so long.
+    first: Duration,
+}
+
+impl Reader {
+    /// Reads until the time is over, and once to the end in any case.
+    async fn run(mut self, clock: Clock, tally: SharedTally) -> anyhow::Result<Passes> {
+        let started = Instant::now();
+        let mut passes = Passes { count: 0, first: Duration::ZERO };
+        loop {
+            let begun = Instant::now();
+            if begun >= clock.until && passes.count > 0 {
+                return Ok(passes);
+            }
+            let offset = self.next_offset;
+            let path = format!(
+                "{}?offset={offset}&limit={}&max_bytes={MAX_PAGE_BYTES}",
+                self.path, self.limit
+            );
+            let request = self.server.request("GET", &path);
+            let answer = self.connection.exchange(request.as_bytes()).await?;
+            let page = page(answer, offset)?;
+            tally.lock().done(begun, Instant::now(), page.end_offset - offset);
+            self.next_offset = page.end_offset;
+            if page.end_offset >= page.high_watermark {
+                if passes.count == 0 {
+                    passes.first = started.elapsed();
+                }
+                (self.next_offset, passes.count) = (0, passes.count + 1);
+            }
+        }
+    }
+}
+
+/// What a page must agree on, whoever reads it.
+pub(super) struct Page {
+    pub end_offset: u64,
+    high_watermark: u64,
+}
+
+/// Looks at every offset of a page: they count up from `offset` without a hole. The events are
+/// those of `events`, which have nothing that looks like an offset.
+pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<Page> {
+    let mut end_offset = offset;
+    for at in memmem::find_iter(answer, b"{\"offset\":") {
+        let found = number(&answer[at + "{\"offset\":".len()..]);
+        ensure!(found == Some(end_offset), "offset {found:?} instead of {end_offset}");
+        end_offset += 1;
+    }
+    let tail = |name: &str| {
+        let at = memmem::rfind(answer, name.as_bytes())?;
+        number(&answer[at + name.len()..])
+    };
+    let next_offset = tail("\"next_offset\":").context("a page without next_offset")?;
+    let high_watermark = tail("\"high_watermark\":").context("a page without high_watermark")?;
+    ensure!(
+        next_offset == end_offset && high_watermark >= end_offset,
+        "{} from {offset}, but the next offset is {next_offset} of {high_watermark}",
+        counted(end_offset - offset, "event")
+    );
+    Ok(Page { end_offset, high_watermark })
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_without_holes_pass() {
+        let text = |second: u64, next: u64| {
+            format!(
+                "{{\"topic\":\"t\",\"partition\":0,\"records\":[{{\"offset\":8,\"value\":1}},\
+                 {{\"offset\":{second},\"value\":2}}],\"next_offset\":{next},\
+                 \"log_start_offset\":0,\"high_watermark\":13}}"
+            )
+        };
+        let found = page(text(9, 10).as_bytes(), 8).unwrap();
+        assert_eq!((found.end_offset, found.high_watermark), (10, 13));
+        assert!(page(text(9, 10).as_bytes(), 7).is_err());
+        assert!(page(text(10, 10).as_bytes(), 8).is_err());
+        assert!(page(text(9, 11).as_bytes(), 8).is_err());
+        assert!(page(b"{}", 8).is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! One producer at a fixed rate, and one reader that waits at the end of the log.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::Args;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval_at},
+};
+
+use super::{
+    Common, Stage,
+    append::open,
+    connection::{Connection, Server},
+    events::{Requests, Session, Shape},
+    measure::{Clock, Latencies, Report, SharedTally, watch},
+    read::page,
+};
+
+const WAIT_MS: u64 = 20_000;
+
+#[derive(Args)]
+pub(in crate::cli) struct Flags {
+    /// Appends of one event each second
+    #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    rate: u16,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+/// One append: when it was sent, and when its answer was there.
+struct Sent {
+    at: Instant,
+    answered: Instant,
+}
+
+/// What a task brings home.
+enum Seen {
+    Sent(Vec<Sent>),
+    Arrived(Vec<Instant>),
+}
+
+pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+    let (path, offset) = (stage.partition_path(0), stage.events_before.unsigned_abs());
+    // with several servers the reader is at another one than the producer
+    let (near, far) = (stage.server(0), stage.server(stage.servers.len() - 1));
+    let session = open(&near).await?;
+    let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false };
+    let requests = Requests::new(&near, &path, 0, shape);
+    let (sender, reader) = (near.connect().await?, far.connect().await?);
+
+    let period = Duration::from_secs(1) / u32::from(flags.rate);
+    let whole = stage.phases.warmup + stage.phases.measured;
+    let count = (whole.as_nanos() / period.as_nanos()).try_into().unwrap_or(usize::MAX);
+    let clock = stage.phases.clock();
+    let tally = SharedTally::new(clock)?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(produce(sender, requests, session, (period, count), tally.clone()));
+    tasks.spawn(wait(reader, far, path, offset, count));
+    let (seen, cpu) = watch(tasks, clock, &tally).await?;
+
+    let (mut sent, mut arrived) = (Vec::new(), Vec::new());
+    for seen in seen {
+        match seen? {
+            Seen::Sent(all) => sent = all,
+            Seen::Arrived(all) => arrived = all,
+        }
+    }
+    let mut report = stage.report("wake", 2);
+    report.note("rate", flags.rate);
+    report.tally("append", &tally.lock(), cpu)?;
+    compare(&sent, &arrived, clock, &mut report)?;
+    let acknowledged = tally.lock().acknowledged;
+    report.note("check", stage.check(acknowledged, 0).await?);
+    Ok(report)
+}
+
+async fn produce(
+    mut connection: Connection,
+    mut requests: Requests,
+    session: Session,
+    (period, count): (Duration, usize),
+    tally: SharedTally,
+) -> anyhow::Result<Seen> {
+    let mut ticks = interval_at(Instant::now() + period, period);
+    // a slow answer puts off the next append: it is the wait that is measured, not a queue
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sent = Vec::with_capacity(count);
+    for sequence in 0..count as u64 {
+        ticks.tick().await;
+        let request = requests.next(Some((session, sequence))).as_bytes();
+        let at = Instant::now();
+        connection.exchange(request).await.context("cannot append")?;
+        let answered = Instant::now();
+        tally.lock().done(at, answered, 1);
+        sent.push(Sent { at, answered });
+    }
+    Ok(Seen::Sent(sent))
+}
+
+async fn wait(
+    mut connection: Connection,
+    server: Arc<Server>,
+    path: String,
+    mut offset: u64,
+    count: usize,
+) -> anyhow::Result<Seen> {
+    let mut arrived = Vec::with_capacity(count);
+    while arrived.len() < count {
+        let path = format!("{path}?offset={offset}&wait_ms={WAIT_MS}");
+        let request = server.request("GET", &path);
+        let answer = connection.exchange(request.as_bytes()).await.context("cannot read")?;
+        let now = Instant::now();
+        let end = page(answer, offset)?.end_offset;
+        arrived.extend((offset..end).map(|_| now));
+        offset = end;
+    }
+    Ok(Seen::Arrived(arrived))
+}
+
+fn compare(
+    sent: &[Sent],
+    arrived: &[Instant],
+    clock: Clock,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (mut from_send, mut from_answer) = (Latencies::new()?, Latencies::new()?);
+    let mut before_answer: u64 = 0;
+    for (sent, arrived) in sent.iter().zip(arrived) {
+        if clock.measures(sent.at) {
+            from_send.note(arrived.saturating_duration_since(sent.at));
+            from_answer.note(arrived.saturating_duration_since(sent.answered));
+            before_answer += u64::from(*arrived < sent.answered);
+        }
+    }
+    report.latencies("send_to_arrival", &from_send);
+    report.latencies("answer_to_arrival", &from_answer);
+    report.note("arrived_before_answer", before_answer);
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! Every metric there is: its name, its labels with their values, its help. `docs/metrics.md` shows
+//! the same.
+
+use crate::model::Code;
+
+/// What a metric measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub labels: &'static [Label],
+    pub help: &'static str,
+}
+
+/// A label and the closed set of its values: none ever comes from a client.
+#[derive(Clone, Copy, Debug)]
+pub struct Label {
+    pub name: &'static str,
+    pub values: Values,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Values {
+    These(&'static [&'static str]),
+    /// Every problem code.
+    Codes,
+    /// A problem code, or `none`.
+    CodeOrNone,
+    /// The operations of the OpenAPI document, or `unmatched`.
+    Operations,
+    /// The statuses of HTTP.
+    Statuses,
+    /// The lanes of this replica, from 0.
+    Lanes,
+    /// This version of oncelog.
+    Version,
+}
+
+impl Values {
+    /// All of them, if they do not depend on what is served.
+    pub fn listed(self) -> Option<Vec<&'static str>> {
+        match self {
+            Values::These(values) => Some(values.to_vec()),
+            Values::Codes => Some(Code::ALL.iter().map(|code| code.as_str()).collect()),
+            Values::CodeOrNone
+            | Values::Operations
+            | Values::Statuses
+            | Values::Lanes
+            | Values::Version => None,
+        }
+    }
+}
+
+macro_rules! labels {
+    ($($constant:ident $name:literal $values:expr;)*) => {
+        $(const $constant: Label = Label { name: $name, values: $values };)*
+    };
+}
+
+macro_rules! metrics_table {
+    ($($constant:ident $kind:ident $name:literal [$($label:ident),*] $help:literal;)*) => {
+        $(#[doc = $help] pub const $constant: &str = $name;)*
+
+        /// Every metric there is.
+        pub const METRICS: &[Metric] = &[$(Metric {
+            name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help,
+        }),*];
+    };
+}
+
+/// How a pass ended.
+pub const PASS_OUTCOMES: &[&str] =
+    &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
+
+labels! {
+    APPEND_OUTCOME "outcome" Values::These(&["appended", "duplicate", "refused", "failed"]);
+    CODE "code" Values::Codes;
+    CODE_OR_NONE "code" Values::CodeOrNone;
+    DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
+    DIRECTION "direction" Values::These(&["sent", "received"]);
+    HELD "held" Values::These(&["requests", "answers"]);
+    LANE "lane" Values::Lanes;
+    LIMIT "limit" Values::These(
+        &["queued_appends", "request_bytes", "answer_bytes", "waiting_reads"]);
+    OPERATION "operation" Values::Operations;
+    PARKED_OUTCOME "outcome" Values::These(
+        &["appended", "duplicate", "refused", "failed", "stale"]);
+    PASS_KIND "kind" Values::These(&["quick", "full"]);
+    PASS_OUTCOME "outcome" Values::These(PASS_OUTCOMES);
+    POOL_STATE "state" Values::These(&["idle", "in_use"]);
+    PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
+    SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
+    SOURCE "source" Values::These(&["commit", "notice", "poll"]);
+    STATUS "status" Values::Statuses;
+    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids"]);
+    VERSION "version" Values::Version;
+    WAIT_OUTCOME "outcome" Values::These(&["records", "nothing", "gone"]);
+    PAGE_RESULT "result" Values::These(&["hit", "miss"]);
+}
+
+metrics_table! {
+    HTTP_REQUESTS_TOTAL Counter "oncelog_http_requests_total" [OPERATION, STATUS]
+        "Requests answered.";
+    HTTP_REQUEST_DURATION_SECONDS Histogram "oncelog_http_request_duration_seconds" [OPERATION]
+        "Time from a request's head to its answer, without the time its body took to arrive and the time a read waited for records.";
+    HTTP_REQUESTS_IN_FLIGHT Gauge "oncelog_http_requests_in_flight" [OPERATION]
+        "Requests not answered yet, those of waiting reads included.";
+    HTTP_REQUESTS_ABANDONED_TOTAL Counter "oncelog_http_requests_abandoned_total" [OPERATION]
+        "Requests whose client hung up before the answer; an append goes on all the same.";
+    HTTP_REQUEST_BYTES_TOTAL Counter "oncelog_http_request_bytes_total" []
+        "Bytes of request bodies, decompressed.";
+    HTTP_ANSWER_BYTES_TOTAL Counter "oncelog_http_answer_bytes_total" [OPERATION]
+        "Bytes of answers, before compression.";
+    HTTP_BODY_DURATION_SECONDS Histogram "oncelog_http_body_duration_seconds" []
+        "Time request bodies took to arrive and be decompressed.";
+    HTTP_HELD_BYTES Gauge "oncelog_http_held_bytes" [HELD]
+        "Bytes of request bodies in work, and of answered records that clients have not taken yet.";
+    HTTP_CONNECTIONS Gauge "oncelog_http_connections" []
+        "Open connections.";
+    ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
+        "Problems answered.";
+    REFUSED_FOR_LOAD_TOTAL Counter "oncelog_refused_for_load_total" [LIMIT]
+        "Requests refused because a limit of this replica was reached.";
+
+    APPENDS_TOTAL Counter "oncelog_appends_total" [APPEND_OUTCOME, CODE_OR_NONE]
+        "Append requests answered: refused with the code of a 4xx, failed with that of a 5xx.";
+    APPENDED_RECORDS_TOTAL Counter "oncelog_appended_records_total" []
+        "Records appended.";
+    APPENDED_BYTES_TOTAL Counter "oncelog_appended_bytes_total" []
+        "Bytes of the records appended, before compression.";
+    QUEUED_APPENDS Gauge "oncelog_queued_appends" [LANE]
+        "Append requests that wait for their first pass.";
+    QUEUE_DURATION_SECONDS Histogram "oncelog_queue_duration_seconds" []
+        "Time from an append request's arrival to the beginning of its first pass.";
+    PARKED_APPENDS Gauge "oncelog_parked_appends" []
+        "Append requests that overtook others and wait for them.";
+    PARKED_DURATION_SECONDS Histogram "oncelog_parked_duration_seconds" [PARKED_OUTCOME]
+        "Time append requests that overtook others waited for them, by how that ended.";
+    PASSES_TOTAL Counter "oncelog_passes_total" [PASS_KIND, PASS_OUTCOME]
+        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica.";
+    PASS_DURATION_SECONDS Histogram "oncelog_pass_duration_seconds" [PASS_KIND]
+        "Time of a trip of a lane to the database.";
+    GROUP_REQUESTS Histogram "oncelog_group_requests" []
+        "Append requests decided together.";
+    GROUP_RECORDS Histogram "oncelog_group_records" []
+        "Records of append requests decided together.";
+    GROUP_BYTES Histogram "oncelog_group_bytes" []
+        "Bytes of append requests decided together.";
+    REDONE_APPENDS_TOTAL Counter "oncelog_redone_appends_total" []
+        "Append requests done again because the answer of their pass was lost or the database was away.";
+    REMEMBERED_PRODUCERS Gauge "oncelog_remembered_producers" [LANE]
+        "Logs and producers in the memory of a lane.";
+
+    READS_TOTAL Counter "oncelog_reads_total" []
+        "Reads answered.";
+    READ_RECORDS_TOTAL Counter "oncelog_read_records_total" []
+        "Records handed out.";
+    READ_BYTES_TOTAL Counter "oncelog_read_bytes_total" []
+        "Bytes of the records handed out, before compression.";
+    WAITING_READS Gauge "oncelog_waiting_reads" []
+        "Reads that wait for records.";
+    READ_WAIT_DURATION_SECONDS Histogram "oncelog_read_wait_duration_seconds" [WAIT_OUTCOME]
+        "Time reads waited for records.";
+    WAKEUP_DURATION_SECONDS Histogram "oncelog_wakeup_duration_seconds" [SOURCE]
+        "Time from this replica's knowledge of new records (its own commit, a notice of another replica, its own poll) to their being at hand for a read that waited.";
+    PAGE_LOOKUPS_TOTAL Counter "oncelog_page_lookups_total" [PAGE_RESULT]
+        "Pages of rows that reads asked for: in memory, or to be loaded first (once for all who wait).";
+    PAGE_LOADED_BYTES_TOTAL Counter "oncelog_page_loaded_bytes_total" []
+        "Bytes of pages loaded from the database.";
+    PAGE_EVICTIONS_TOTAL Counter "oncelog_page_evictions_total" []
+        "Pages forgotten to make room.";
+    PAGE_CACHE_BYTES Gauge "oncelog_page_cache_bytes" []
+        "Bytes of pages in memory.";
+    LOOK_DURATION_SECONDS Histogram "oncelog_look_duration_seconds" []
+        "Time of a look at heads, which all reads of a tenant that arrived before it share.";
+    LOOK_READS Histogram "oncelog_look_reads" []
+        "Reads that shared one look at heads.";
+    NOTICES_TOTAL Counter "oncelog_notices_total" [DIRECTION]
+        "Notices between replicas that logs have changed; received are those of other replicas.";
+    LISTENING Gauge "oncelog_listening" []
+        "1 while notices of other replicas are heard; without, their records reach waiting reads by the slow poll.";
+
+    SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
+        "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
+
+    DATABASE_POOL_CONNECTIONS Gauge "oncelog_database_pool_connections" [POOL_STATE]
+        "Connections of the pool; lanes and notices have others.";
+    DATABASE_POOL_MAX_CONNECTIONS Gauge "oncelog_database_pool_max_connections" []
+        "Most connections the pool may have.";
+    DATABASE_POOL_WAITING Gauge "oncelog_database_pool_waiting" []
+        "Work that waits for a connection of the pool.";
+    DATABASE_POOL_ACQUIRE_DURATION_SECONDS Histogram "oncelog_database_pool_acquire_duration_seconds" []
+        "Time work waited for a connection of the pool.";
+    DATABASE_CONNECTS_TOTAL Counter "oncelog_database_connects_total" []
+        "Connections to the database that were opened.";
+    DATABASE_LOSSES_TOTAL Counter "oncelog_database_losses_total" []
+        "Connections of the pool that were found dead.";
+    DATABASE_ERRORS_TOTAL Counter "oncelog_database_errors_total" [DATABASE_ERROR]
+        "Errors of the database that ended a request.";
+
+    JANITOR_DURATION_SECONDS Histogram "oncelog_janitor_duration_seconds" [TASK]
+        "Time of a round of a task of the janitor.";
+    JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
+        "Rounds of a task of the janitor that failed.";
+    JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
+        "Logs, producers (expiry) and open ids that a round of a task of the janitor found due.";
+    JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
+        "Rows that the janitor removed, or folded into a snapshot.";
+    JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
+        "When a task of the janitor last came to its end; 0 before the first time.";
+    EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
+        "Producers forgotten after they had been idle too long: with a transactional id, or without.";
+    SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
+        "Snapshots of producer sessions written.";
+
+    EMBEDDED_RESTARTS_TOTAL Counter "oncelog_embedded_restarts_total" []
+        "Times the embedded PostgreSQL died and was started again.";
+    BUILD_INFO Gauge "oncelog_build_info" [VERSION]
+        "1; the label tells which version runs.";
+}

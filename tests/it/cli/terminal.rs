@@ -1,0 +1,247 @@
+//! What a person at a terminal sees, and how a command ends that is interrupted.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    os::unix::process::ExitStatusExt,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+use nix::{
+    pty::{Winsize, openpty},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+use super::{client, oncelog, run, run_with};
+use crate::{
+    served::{Served, replica, until},
+    support::{self, proxy::Proxy},
+};
+
+/// Nobody listens there.
+const NOBODY: &str = "http://127.0.0.1:9";
+const PRODUCE: &[&str] = &["produce", "--topic", "t", "--plain", "--batch-size", "1"];
+
+/// A command on a terminal, and what has appeared there so far. Dropped, it is killed.
+struct Terminal {
+    child: Child,
+    keys: File,
+    screen: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Terminal {
+    /// Runs a command whose output goes to a new terminal, and whose input comes from there unless
+    /// it is another.
+    fn run(mut command: Command, input: Option<Stdio>) -> Self {
+        let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).unwrap();
+        let other_end = || Stdio::from(pty.slave.try_clone().unwrap());
+        command.stdin(input.unwrap_or_else(other_end)).stdout(other_end()).stderr(other_end());
+        let child = command.env("TERM", "xterm").spawn().unwrap();
+        // so that the child's ends are the last ones
+        drop((command, pty.slave));
+        let mut master = File::from(pty.master);
+        let keys = master.try_clone().unwrap();
+        let screen = Arc::<Mutex<Vec<u8>>>::default();
+        let shown = screen.clone();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            loop {
+                match master.read(&mut bytes) {
+                    Ok(count) if count > 0 => {
+                        shown.lock().unwrap().extend_from_slice(&bytes[..count]);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    // EIO: nobody holds the other end any more
+                    _ => return,
+                }
+            }
+        });
+        Self { child, keys, screen, reader: Some(reader) }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.screen.lock().unwrap()).into_owned()
+    }
+
+    async fn until(&self, words: &str) {
+        until(words, async || self.text().contains(words).then_some(())).await;
+    }
+
+    /// The exit code, and all that was shown.
+    async fn end(mut self) -> (Option<i32>, String) {
+        let status = until("it to end", async || self.child.try_wait().unwrap()).await;
+        self.reader.take().unwrap().join().unwrap();
+        (status.code(), self.text().replace('\r', ""))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+}
+
+async fn one_topic() -> Served {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 1).await;
+    served
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_is_drawn_on_a_terminal_only_and_taken_away_at_the_end() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let terminal = Terminal::run(client(url, PRODUCE), Some(reader.into()));
+    writer.write_all(b"one\ntwo\n").unwrap();
+    terminal.until("2 records, ").await;
+    drop(writer);
+    let (code, text) = terminal.end().await;
+    assert_eq!(code, Some(0), "{text}");
+    let (drawn, last) = text.rsplit_once("oncelog: stored 2 records in 2 requests to t").unwrap();
+    // the line of the bar is cleared before the last word is said
+    assert!(drawn.ends_with("\u{1b}[2K"), "{text:?}");
+    assert!(!last.contains("2 records, "), "{text:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("lines");
+    std::fs::write(&file, "three\n").unwrap();
+    let arguments = [PRODUCE, &[file.to_str().unwrap()]].concat();
+    let terminal = Terminal::run(client(url, &arguments), None);
+    let (code, text) = terminal.end().await;
+    assert!(code == Some(0) && text.contains("stored 1 record in 1 request to t"), "{text:?}");
+
+    let piped = run_with(client(url, PRODUCE), "four\n").await;
+    assert_eq!((piped.code, &*piped.stdout), (Some(0), ""));
+    assert!(piped.stderr.starts_with("oncelog: stored 1 record in 1 request to t in "));
+    assert_eq!(piped.stderr.lines().count(), 1, "{:?}", piped.stderr);
+    assert!(!piped.stderr.contains(['\u{1b}', '\r']), "{:?}", piped.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_get_tables_and_programs_json() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let shown = async |arguments: &[&str]| {
+        let terminal = Terminal::run(client(url, arguments), None);
+        let (code, text) = terminal.end().await;
+        assert_eq!(code, Some(0), "{text}");
+        text
+    };
+    let list = shown(&["topic", "list"]).await;
+    let rows: Vec<Vec<&str>> = list.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["topic", "partitions", "made"]);
+    assert_eq!(rows[1][..2], ["t", "1"]);
+    let topic = shown(&["topic", "describe", "t"]).await;
+    assert!(topic.starts_with("t, made 20") && topic.contains("high watermark"), "{topic}");
+    let as_json = shown(&["topic", "list", "--json"]).await;
+    let item: serde_json::Value = serde_json::from_str(&as_json).unwrap();
+    assert_eq!(item["topic"], "t");
+    assert_eq!(run(client(url, &["topic", "list"])).await.lines()[0], item);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_is_deleted_by_who_types_its_name() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    for (typed, code, words) in [("y\n", 1, "nothing was deleted"), ("t\n", 0, "t is deleted")] {
+        let mut terminal = Terminal::run(client(url, &["topic", "delete", "t"]), None);
+        terminal.until("Delete t with all its records? Type its name: ").await;
+        terminal.keys.write_all(typed.as_bytes()).unwrap();
+        let (ended, text) = terminal.end().await;
+        assert!(ended == Some(code) && text.contains(words), "{ended:?} {text}");
+    }
+    assert_eq!(run(client(url, &["topic", "list"])).await.stdout, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn produce_interrupted_tells_what_is_stored() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let named = [PRODUCE, &["--transactional-id", "importer"]].concat();
+    let table: [(&[&str], Signal, i32, &str); 3] = [
+        (PRODUCE, Signal::SIGINT, 130, "without --transactional-id it cannot be gone on with"),
+        (&named, Signal::SIGINT, 130, "the same command goes on where the log ends"),
+        (&named, Signal::SIGTERM, 143, "the same command goes on where the log ends"),
+    ];
+    for (arguments, signal, code, words) in table {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let terminal = Terminal::run(client(url, arguments), Some(reader.into()));
+        // a named run passes over what the one before it has stored
+        writer.write_all(b"one\n").unwrap();
+        if signal == Signal::SIGTERM {
+            writer.write_all(b"two\n").unwrap();
+        }
+        terminal.until("1 records, ").await;
+        send(&terminal.child, signal);
+        let (ended, text) = terminal.end().await;
+        assert_eq!(ended, Some(code), "{text:?}");
+        let told = text.rsplit_once("oncelog: interrupted").unwrap().1;
+        assert!(told.starts_with("\nbefore that it stored 1 record in 1 request to t"), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+    let count = served.client.read("t", 0, "").await.ok(200)["high_watermark"].clone();
+    assert_eq!(count, json!(3), "of `one` under a name there is one");
+
+    // also while nobody answers
+    let terminal = Terminal::run(client(NOBODY, PRODUCE), None);
+    terminal.until("; trying again").await;
+    send(&terminal.child, Signal::SIGINT);
+    let (ended, text) = terminal.end().await;
+    assert!(ended == Some(130) && text.contains("oncelog: interrupted\nwithout"), "{text:?}");
+}
+
+/// The reader of a pipe sees whole lines, and then its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consume_interrupted_ends_quietly() {
+    let served = one_topic().await;
+    served.client.append("t", 0, &[json!("one"), json!("two")]).await;
+    let follow = ["consume", "--topic", "t", "--follow"];
+    let mut child = client(&served.client.url, &follow).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for value in ["one", "two"] {
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.ends_with(&format!("\"value\":\"{value}\"}}")), "{line}");
+    }
+    send(&child, Signal::SIGINT);
+    let output = tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap();
+    // of which a shell says 130
+    assert_eq!(output.status.signal(), Some(Signal::SIGINT as i32));
+    assert_eq!((lines.count(), output.stderr), (0, Vec::new()));
+}
+
+/// Who reads the messages can do what they say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_not_taken_is_explained() {
+    let options = support::database().await;
+    let proxy = Proxy::start(&options, 1).await;
+    let (_process, server) = replica(&proxy, &options).await;
+    let other = {
+        let mut command =
+            oncelog(&["token", "mint", "--tenant", "default", "--scope", "produce consume:a.*"]);
+        command.env("ONCELOG_TOKEN_HS256_SECRET", "another secret of 32 bytes or so");
+        run(command).await.stdout
+    };
+    for (token, words) in [("", "bearer token"), ("sesame", "JWT"), (other.trim(), "signature")] {
+        let mut command = client(&server.url, &["topic", "list"]);
+        command.env("ONCELOG_TOKEN", token);
+        let output = run(command).await;
+        let told = output.failed(1);
+        println!("{told}");
+        assert!(told.contains(words), "{told}");
+        assert!(told.contains("(unauthenticated, HTTP 401); "), "{told}");
+        assert!(told.contains("ONCELOG_TOKEN") && told.contains("oncelog token inspect"), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+}
