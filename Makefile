@@ -30,8 +30,8 @@ check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that 
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed
 
-docs: ## Write the tables of docs/configuration.md and docs/metrics.md from the code
-	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table metrics::document
+docs: ## Write the tables of docs/configuration.md, settings.md and metrics.md from the code
+	ONCELOG_TEST_WRITE_DOCS=1 cargo test --locked --test it -- docs::the_table metrics::document::the_committed
 
 lint-openapi: ## Lint the OpenAPI document; needs Node.js, which it installs on Debian and Ubuntu
 	@scripts/lint-openapi

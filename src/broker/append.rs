@@ -22,7 +22,7 @@ use crate::{
         transfer::{Append, Appended, Placed, Scope},
     },
     rules::{
-        Refusal,
+        self, Refusal,
         append::{Part, Request, Spread},
         fold::Placement,
         spread,
@@ -71,7 +71,11 @@ impl Broker {
             let (mut request, lines) = place(&resolved, scope, &batch);
             request.numbered = numbered;
             request.expected_offset = expected_offset;
-            request.too_large = too_large(&batch, resolved.summary.settings.limits());
+            let limits = rules::settings::batch_limits(
+                &resolved.summary.settings,
+                &*self.settings.of(tenant).await?,
+            );
+            request.too_large = too_large(&batch, limits);
             let (answer, answered) = oneshot::channel();
             let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;

@@ -45,6 +45,14 @@ impl Error {
         Self::new(Code::PartitionNotFound, detail)
     }
 
+    pub fn precondition_failed(etag: &str) -> Self {
+        let detail = format!(
+            "If-Match names another state; the present one is {etag}. Read it again, then decide \
+             anew. Nothing was changed."
+        );
+        Self::new(Code::PreconditionFailed, detail)
+    }
+
     pub fn unavailable(detail: &str) -> Self {
         Self::new(Code::Unavailable, detail)
     }
@@ -117,6 +125,7 @@ impl From<Refusal> for Error {
                 let detail = format!("{limit_name} is {limit} here; this batch has {received}.");
                 Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
             }
+            Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
             Refusal::OpenIdReused => {
                 let detail = "This open_id was used by an open of another transactional_id or \
                               producer_id. Make a new one for every open.";

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::Broker;
+use super::{Broker, expiry};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -24,16 +24,18 @@ pub async fn run(broker: Arc<Broker>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
         // what failed was logged, and will be tried again
-        let _ = sweep(&broker.store).await;
+        let _ = sweep(&broker.store, &broker.expiry).await;
     }
 }
 
 /// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
-pub async fn sweep(store: &Store) -> Result<(), store::Error> {
+pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
-    trimmed.and(snapped).and(removed)
+    let expired = task("expiry", expire(store, rounds)).await;
+    let dropped = task("open_ids", drop_open_ids(store)).await;
+    trimmed.and(snapped).and(removed).and(expired).and(dropped)
 }
 
 async fn task(
@@ -57,8 +59,8 @@ async fn task(
     result
 }
 
-fn count_logs<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
-    metrics::counter!(telemetry::JANITOR_LOGS_TOTAL, "task" => task).increment(due.len() as u64);
+fn count_due<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
+    metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => task).increment(due.len() as u64);
     due
 }
 
@@ -70,7 +72,7 @@ fn count_rows(task: &'static str, chunk: Chunk) -> bool {
 
 async fn trim(store: &Store) -> Result<(), store::Error> {
     let due = store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_SWEEP))).await?;
-    for log in count_logs("trim", due) {
+    for log in count_due("trim", due) {
         let trim = move || store.transaction(move |c| Box::pin(trim_chunk(c, log)));
         while count_rows("trim", trim().await?) {}
     }
@@ -92,7 +94,7 @@ async fn trim_chunk(
 /// A trim by hand waits for a snapshot.
 async fn snapshot_trimmed(store: &Store) -> Result<(), store::Error> {
     let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
-    for (tenant, log) in count_logs("snapshot", due) {
+    for (tenant, log) in count_due("snapshot", due) {
         snapshot(store, tenant, log).await?;
     }
     Ok(())
@@ -100,13 +102,31 @@ async fn snapshot_trimmed(store: &Store) -> Result<(), store::Error> {
 
 async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
     let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
-    for log in count_logs("doomed_logs", due) {
+    for log in count_due("doomed_logs", due) {
         let remove = move || {
             store.transaction(move |c| {
                 Box::pin(store::janitor::remove_doomed(c, log, ROWS_PER_CHUNK))
             })
         };
         while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Forgets producers that have been idle too long.
+async fn expire(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
+    for (tenant, producer) in count_due("expiry", rounds.idle(store).await?) {
+        count_rows("expiry", expiry::look_at(store, tenant, producer).await?);
+    }
+    Ok(())
+}
+
+/// Drops the open ids that expired producers have left, once no open is accepted by them.
+async fn drop_open_ids(store: &Store) -> Result<(), store::Error> {
+    for (tenant, open_id) in count_due("open_ids", expiry::orphaned_opens(store).await?) {
+        let drop =
+            store.run(move |c| Box::pin(store::expiry::drop_orphaned_open(c, tenant, open_id)));
+        count_rows("open_ids", drop.await?);
     }
     Ok(())
 }

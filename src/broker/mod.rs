@@ -9,10 +9,13 @@
 //! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
 //! - *watches* (`watches`) wake waiting reads: at once for this replica's commits, by NOTIFY for
 //!   other replicas', by polling for what was lost. A waiting read holds no connection;
-//! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks.
+//! - *settings* (`settings`) of a tenant are remembered for a second;
+//! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
+//!   producers that have been idle too long (`expiry`).
 
 mod append;
 mod error;
+mod expiry;
 mod group;
 mod janitor;
 mod lane;
@@ -25,6 +28,7 @@ mod pass;
 mod queue;
 mod read;
 mod session;
+mod settings;
 mod signals;
 mod topic;
 mod watches;
@@ -79,6 +83,8 @@ pub struct Broker {
     store: Store,
     tenants: Cache<Name, TenantId>,
     topics: topic::Topics,
+    settings: settings::TenantsSettings,
+    expiry: expiry::Rounds,
     lanes: lane::Lanes,
     looks: looks::Looks,
     pages: Arc<pages::Pages>,
@@ -115,6 +121,8 @@ impl Broker {
         let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
         let broker = Arc::new(Self {
             topics: topic::Topics::new(store.clone()),
+            settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
+            expiry: expiry::Rounds::default(),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
@@ -195,6 +203,6 @@ impl Broker {
 
     /// One round of the janitor, as far as there is something to do.
     pub async fn sweep(&self) -> Result<(), Error> {
-        Ok(janitor::sweep(&self.store).await?)
+        Ok(janitor::sweep(&self.store, &self.expiry).await?)
     }
 }

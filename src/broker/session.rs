@@ -209,10 +209,10 @@ async fn open_once(
 ) -> Result<Attempt, Stop> {
     if let Some(open_id) = open.open_id {
         rules::session::check_open_id(open, store::sessions::clock(connection).await?)?;
-        if let Some((id, epoch)) = store::sessions::find_open(connection, tenant, open_id).await? {
-            let locked = store::sessions::lock(connection, tenant, id).await?;
-            let row = locked.ok_or(Stop::Again)?;
-            rules::session::repeat(open, &row, epoch)?;
+        if let Some(made) = store::sessions::find_open(connection, tenant, open_id).await? {
+            let id = made.0;
+            let row = store::sessions::lock(connection, tenant, id).await?;
+            let row = rules::session::repeat(open, row, made)?;
             let standings = store::sessions::standings(connection, tenant, id).await?;
             return Ok(Attempt { row, duplicate: true, standings });
         }

@@ -1,24 +1,20 @@
 //! Topics: making, growing, describing, deleting, trimming; and which logs a name means now.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use moka::future::Cache;
 
-use super::{Broker, Error, watches::News};
+use super::{Broker, Error, settings::SETTINGS_LAG, watches::News};
 use crate::{
     model::{
         Code, LogId, Name, Offset, Partition, TenantId,
-        topic::{
-            Change, Listed, MAX_PARTITIONS, MAX_TOPICS, Page, TopicDescription, TopicPatch,
-            TopicSettings, TopicSummary,
-        },
+        settings::{Changes, OwnSettings},
+        topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
     },
+    rules,
     store::{self, Connection, Store, topics::StoredTopic},
 };
 
-/// How long a topic's settings may lag on other replicas. (Its logs never do: a vanished or moved
-/// head means "resolve the name again".)
-const SETTINGS_LAG: Duration = Duration::from_millis(1_000);
 /// How many logs of topics are remembered.
 const REMEMBERED_LOGS: u64 = 1_000_000;
 
@@ -31,6 +27,8 @@ pub struct Topics {
 impl Topics {
     pub fn new(store: Store) -> Self {
         let cache = Cache::builder()
+            // its settings may lag so long; its logs never do: a vanished or moved head means
+            // "resolve the name again"
             .time_to_live(SETTINGS_LAG)
             .weigher(|_, topic: &Arc<StoredTopic>| {
                 u32::try_from(topic.logs.len()).unwrap_or(u32::MAX).saturating_add(8)
@@ -98,7 +96,7 @@ impl Broker {
         tenant: TenantId,
         topic: &Name,
         partition_count: Option<Partition>,
-        settings: Option<TopicSettings>,
+        settings: Option<Changes>,
     ) -> Result<(TopicDescription, bool), Error> {
         let name = topic.clone();
         let put = self.store.transaction(move |connection| {
@@ -220,17 +218,17 @@ async fn put(
     tenant: TenantId,
     name: &Name,
     partition_count: Option<Partition>,
-    settings: Option<TopicSettings>,
+    settings: Option<Changes>,
 ) -> Result<bool, Error> {
     let mut existing = store::topics::lock(connection, tenant, name).await?;
     if existing.is_none() {
         let wanted = partition_count.unwrap_or(1);
-        let counts = store::topics::lock_counts(connection, tenant).await?;
+        let (limits, _) = store::tenants::lock(connection, tenant).await?;
         // another may have made it meanwhile; from here on no other can
         existing = store::topics::lock(connection, tenant, name).await?;
         if existing.is_none() {
-            check_quota(counts, 1, wanted)?;
-            let settings = settings.unwrap_or_default();
+            check_quota(connection, tenant, &limits, (1, wanted)).await?;
+            let settings = own(&settings.unwrap_or_default());
             store::topics::insert(connection, tenant, name, wanted, &settings).await?;
             return Ok(true);
         }
@@ -242,28 +240,30 @@ async fn put(
         );
         return Err(Error::new(Code::TopicExists, detail));
     }
+    let settings = settings.map(|settings| own(&settings));
     if let Some(settings) = settings.filter(|settings| *settings != former) {
         store::topics::update(connection, tenant, id, count, &settings).await?;
     }
     Ok(false)
 }
 
-fn check_quota(
-    (topics, partitions): (i64, i64),
-    more_topics: i64,
-    more_partitions: Partition,
+/// All that a topic is to have of its own.
+fn own(settings: &Changes) -> OwnSettings {
+    rules::settings::patched(&OwnSettings::default(), settings)
+}
+
+/// The tenant's row must be locked, with these settings.
+async fn check_quota(
+    connection: &mut Connection,
+    tenant: TenantId,
+    limits: &OwnSettings,
+    (topics, partitions): (i64, Partition),
 ) -> Result<(), Error> {
-    let over = |what: &str, limit: i64| {
-        let detail = format!("{what} is {limit}. Delete topics that are not needed any more.");
-        Err(Error::new(Code::QuotaExceeded, detail).fact("limit", limit))
-    };
-    if topics + more_topics > MAX_TOPICS {
-        return over("max_topics", MAX_TOPICS);
-    }
-    if partitions + i64::from(more_partitions) > MAX_PARTITIONS {
-        return over("max_partitions", MAX_PARTITIONS);
-    }
-    Ok(())
+    let counts = store::topics::counts(connection, tenant).await?;
+    let more = (topics, i64::from(partitions));
+    let Some((key, limit)) = rules::settings::exceeded(limits, counts, more) else { return Ok(()) };
+    let detail = format!("{} is {limit}. Delete topics that are not needed any more.", key.name());
+    Err(Error::new(Code::QuotaExceeded, detail).fact("limit", limit))
 }
 
 async fn patch_locked(
@@ -273,9 +273,9 @@ async fn patch_locked(
     patch: TopicPatch,
 ) -> Result<(), Error> {
     // the tenant's row comes before the topic's, as in `put`
-    let counts = match patch.partition_count {
-        Some(_) => Some(store::topics::lock_counts(connection, tenant).await?),
-        None => None,
+    let limits = match patch.partition_count {
+        Some(_) => store::tenants::lock(connection, tenant).await?.0,
+        None => OwnSettings::default(),
     };
     let Some((id, count, former)) = store::topics::lock(connection, tenant, name).await? else {
         return Err(Error::topic_not_found(name));
@@ -286,26 +286,14 @@ async fn patch_locked(
         return Err(Error::new(Code::TopicExists, detail));
     }
     if wanted > count {
-        check_quota(counts.unwrap_or_default(), 0, wanted - count)?;
+        check_quota(connection, tenant, &limits, (0, wanted - count)).await?;
         // whoever decided how to spread records decides anew
         let logs = store::topics::log_ids(connection, tenant, id).await?;
         store::logs::lock(connection, tenant, &logs).await?;
         store::logs::raise_fences(connection, tenant, &logs).await?;
         store::topics::add_partitions(connection, tenant, id, count, wanted).await?;
     }
-    let settings = TopicSettings {
-        max_batch_records: changed(former.max_batch_records, patch.max_batch_records),
-        max_batch_bytes: changed(former.max_batch_bytes, patch.max_batch_bytes),
-        max_record_bytes: changed(former.max_record_bytes, patch.max_record_bytes),
-    };
+    let settings = rules::settings::patched(&former, &patch.settings);
     store::topics::update(connection, tenant, id, wanted, &settings).await?;
     Ok(())
-}
-
-fn changed(former: Option<i64>, change: Change) -> Option<i64> {
-    match change {
-        Change::Keep => former,
-        Change::Default => None,
-        Change::Set(value) => Some(value),
-    }
 }

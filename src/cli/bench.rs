@@ -32,7 +32,7 @@ use super::{
     output::print,
     topic::name,
 };
-use crate::model::{Name, topic::MAX_PARTITIONS};
+use crate::model::{Name, topic::MAX_PARTITION_COUNT};
 
 const APPEND_EXAMPLE: &str = "\
 Examples:
@@ -87,7 +87,7 @@ struct Common {
     #[arg(long, value_parser = name)]
     topic: Option<Name>,
     /// Partitions of a topic that is made
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITIONS))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
     partitions: i64,
     /// Bytes of one event: its whole JSON value
     #[arg(long, value_name = "BYTES", default_value = "160", value_parser = clap::value_parser!(u32).range(80..=900_000))]

@@ -11,6 +11,7 @@ mod output;
 mod produce;
 mod serve;
 mod service;
+mod settings;
 mod token;
 mod topic;
 mod window;
@@ -70,6 +71,9 @@ enum Command {
     /// Make, list, describe and delete topics
     #[command(subcommand, after_help = topic::EXAMPLE)]
     Topic(topic::Command),
+    /// Show and change the tenant's settings
+    #[command(subcommand)]
+    Settings(settings::Command),
     /// Append lines of a file or of stdin, each once, however often it has to be tried
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
     Produce(produce::Flags),
@@ -128,6 +132,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Completions { shell } => service::completions(shell, Arguments::command()),
         Command::Token(command) => token::run(command),
         Command::Topic(command) => topic::run(command),
+        Command::Settings(command) => settings::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),
         Command::Bench(command) => bench::run(command),

@@ -6,7 +6,9 @@ use std::{
 };
 
 use anyhow::Context;
+use comfy_table::{Cell, CellAlignment, Table, presets};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 /// Nobody reads stdout any more (`| head`), which is no failure.
@@ -41,5 +43,19 @@ pub(super) async fn closed() -> Closed {
         Ok(()) => Closed,
         // stdout is something that never hangs up
         Err(_) => std::future::pending().await,
+    }
+}
+
+/// For people.
+pub(super) fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(headings);
+    table
+}
+
+pub(super) fn text(value: &Value) -> Cell {
+    match value {
+        Value::String(text) => Cell::new(text),
+        number => Cell::new(number).set_alignment(CellAlignment::Right),
     }
 }

@@ -7,19 +7,18 @@ use std::{
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
     WrongUsage, block_on,
     client::{Answer, Client, Failure, ServerFlags},
-    output::print,
+    output::{print, table, text},
 };
-use crate::model::{Name, topic::MAX_PARTITIONS};
+use crate::model::{Name, topic::MAX_PARTITION_COUNT};
 
 /// A person waits for these.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 const OUTPUT: &str = "\
 On a terminal the output is a table; piped, or with --json, it is JSON, one object a line.";
@@ -38,7 +37,7 @@ pub(super) enum Command {
         name: Name,
         /// How many partitions it must have; without it a new topic has 1, and one that exists
         /// may have any number
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITIONS))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
         partitions: Option<i64>,
         #[command(flatten)]
         common: Common,
@@ -80,9 +79,9 @@ Example:
 pub(super) struct Common {
     /// JSON, one object a line, also on a terminal
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
-    server: ServerFlags,
+    pub server: ServerFlags,
 }
 
 /// A legal name; others are wrong usage before any server is asked.
@@ -115,19 +114,6 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
             Command::Delete { name, yes, server } => delete(&name, yes, server).await,
         }
     })
-}
-
-fn table(headings: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(headings);
-    table
-}
-
-fn text(value: &Value) -> Cell {
-    match value {
-        Value::String(text) => Cell::new(text),
-        number => Cell::new(number).set_alignment(CellAlignment::Right),
-    }
 }
 
 fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {

@@ -186,6 +186,26 @@ impl<P: Permission> FromRequestParts<Door> for Access<P> {
     }
 }
 
+/// Access to what concerns the whole tenant: a scope narrowed to some topics does not open it.
+pub struct TenantAccess<P> {
+    pub broker: Arc<Broker>,
+    pub tenant: TenantId,
+    permission: PhantomData<P>,
+}
+
+impl<P: Permission> FromRequestParts<Door> for TenantAccess<P> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+        let grant = admit(&door.gate, parts, P::ANY_OF).await?;
+        if !grant.has_whole(P::ANY_OF) {
+            return Err(forbidden(P::ANY_OF, None));
+        }
+        let tenant = door.enter(&grant).await?;
+        Ok(Self { broker: door.broker.clone(), tenant, permission: PhantomData })
+    }
+}
+
 /// Access to the topic in the path.
 pub struct TopicAccess<P> {
     pub broker: Arc<Broker>,

@@ -268,6 +268,11 @@ impl Grant {
         self.scopes.iter().any(|(word, _)| any_of.contains(word))
     }
 
+    /// One of these words, on every name: a word narrowed to a pattern is none.
+    pub fn has_whole(&self, any_of: &[Word]) -> bool {
+        self.scopes.iter().any(|(word, pattern)| any_of.contains(word) && pattern.is_none())
+    }
+
     /// One of these words, on this name.
     pub fn covers(&self, any_of: &[Word], name: &Name) -> bool {
         self.scopes.iter().any(|(word, pattern)| {

@@ -2,8 +2,8 @@
 //!
 //! A request passes `observe` (its id, its numbers, its problem), then a permission
 //! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
-//! one function of `topics`, `sessions`, `appends`, `reads` or `service`, which asks the broker
-//! once and puts the answer into words.
+//! one function of `topics`, `settings`, `sessions`, `appends`, `reads` or `service`, which asks the
+//! broker once and puts the answer into words.
 
 mod access;
 mod appends;
@@ -22,6 +22,7 @@ mod reads;
 pub mod server;
 mod service;
 mod sessions;
+mod settings;
 mod topics;
 
 use std::sync::Arc;
@@ -42,6 +43,7 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(sessions::open_session, sessions::list_sessions))
         .routes(routes!(sessions::get_session, sessions::end_session))
         .routes(routes!(sessions::list_session_sequences))
+        .routes(routes!(settings::get_settings, settings::patch_settings))
         .routes(routes!(topics::list_topics))
         .routes(routes!(
             topics::put_topic,

@@ -106,6 +106,8 @@ pub fn document() -> Bytes {
             stored once and answered as the first time."),
         (name = "reads", description = "Records out: by offset or from an instant on, waiting \
             for those that are not there yet."),
+        (name = "settings", description = "What holds for the tenant: the limits of its appends \
+            and topics, and how long producers may be idle before they are forgotten."),
         (name = "service", description = "Probes, metrics, this document and its page. They \
             take no token.")
     )
@@ -156,10 +158,12 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
     let read: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
     let producer: &[Code] = &[Code::UnknownProducer];
     let end: &[Code] = &[Code::UnknownProducer, Code::OutcomeUnknown];
+    let settings: &[Code] = &[Code::PreconditionFailed, Code::OutcomeUnknown];
     Some(match operation_id {
         "put_topic" => vec![EVERY, ANSWERING, TAKING, put],
         "get_topic" => vec![EVERY, ANSWERING, topic],
-        "list_topics" | "list_sessions" => vec![EVERY, ANSWERING],
+        "list_topics" | "list_sessions" | "get_settings" => vec![EVERY, ANSWERING],
+        "patch_settings" => vec![EVERY, ANSWERING, TAKING, settings],
         "patch_topic" => vec![EVERY, ANSWERING, TAKING, patch],
         "delete_topic" => vec![EVERY, topic_write],
         "trim_partition" => vec![EVERY, read, &[Code::OutcomeUnknown]],

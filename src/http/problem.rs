@@ -130,8 +130,7 @@ fn document(error: &Error, request_id: &str) -> Vec<u8> {
 
 /// Seconds after which a repeat makes sense.
 fn retry_after_s(code: Code) -> Option<u64> {
-    let patient = code.retry() == Retry::Later || matches!(code.status(), 429 | 503);
-    patient.then_some(if code == Code::QuotaExceeded { 60 } else { 1 })
+    (code.retry() == Retry::Later || code.status() == 503).then_some(1)
 }
 
 /// The problem of an answer that carries none: the router's own, or a panic's.
@@ -197,7 +196,8 @@ mod tests {
             let (answer, body) = written(Error::new(*code, "x").into_response()).await;
             assert_eq!(answer.status().as_u16(), code.status());
             assert_eq!(body["code"], code.as_str());
-            let patient = code.retry() == Retry::Later || matches!(code.status(), 429 | 503);
+            // a limit of the tenant does not pass by itself
+            let patient = code.retry() == Retry::Later || code.status() == 503;
             assert_eq!(answer.headers().contains_key("retry-after"), patient, "{code:?}");
             let asks = answer.headers().contains_key("www-authenticate");
             assert_eq!(asks, code.status() == 401, "{code:?}");

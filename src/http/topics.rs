@@ -1,7 +1,5 @@
 //! Topics: make, see, change, delete, trim.
 
-mod settings;
-
 use axum::{
     Json,
     http::StatusCode,
@@ -11,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use self::settings::{MAX_BATCH_BYTES, MAX_BATCH_RECORDS, SettingsChange};
 use super::{
     access::{Access, Admin, PartitionPath, See, TopicAccess},
     body::JsonBody,
@@ -19,14 +16,16 @@ use super::{
     list::{self, ListQuery},
     media::AnswersJson,
     query::{NoParameters, Query},
+    settings::{SentChanges, TopicSettings, TopicSettingsPatch},
 };
 use crate::{
     broker::Error,
     model::{
         Invalid, MAX_INTEGER, Partition,
+        settings::OwnSettings,
         topic::{
-            Change, Listed, MAX_PARTITIONS, Page, PartitionDescription, TopicDescription,
-            TopicPatch, TopicSettings, TopicSummary,
+            Listed, MAX_PARTITION_COUNT, Page, PartitionDescription, TopicDescription, TopicPatch,
+            TopicSummary,
         },
     },
 };
@@ -38,8 +37,8 @@ pub struct PutTopic {
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
     /// The topic's own values; what is left out comes from the tenant.
-    #[schema(value_type = Option<SettingsChange>)]
-    settings: Option<Object<SettingsChange>>,
+    #[schema(value_type = Option<TopicSettingsPatch>)]
+    settings: Option<Object<SentChanges>>,
 }
 
 /// A merge patch: what is absent stays.
@@ -50,40 +49,23 @@ pub struct PatchTopic {
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
     /// The topic's own values; what is left out comes from the tenant.
-    #[schema(value_type = Option<SettingsChange>)]
-    settings: Option<Object<SettingsChange>>,
+    #[schema(value_type = Option<TopicSettingsPatch>)]
+    settings: Option<Object<SentChanges>>,
 }
 
 /// The shape of both `PUT` and `PATCH`.
 fn checked(
     partition_count: Option<i64>,
-    settings: Option<Object<SettingsChange>>,
+    settings: Option<Object<SentChanges>>,
 ) -> Result<TopicPatch, Invalid> {
-    let settings = settings.map(|Object(settings)| settings).unwrap_or_default();
     let mut faults = Faults::default();
-    let partition_count = faults.range("/partition_count", partition_count, 1..=MAX_PARTITIONS);
-    let patch = TopicPatch {
-        partition_count: partition_count.and_then(|count| Partition::try_from(count).ok()),
-        max_batch_records: settings.max_batch_records,
-        max_batch_bytes: settings.max_batch_bytes,
-        max_record_bytes: settings.max_record_bytes,
-    };
-    for (pointer, change, most) in [
-        ("/settings/max_batch_records", patch.max_batch_records, MAX_BATCH_RECORDS),
-        ("/settings/max_batch_bytes", patch.max_batch_bytes, MAX_BATCH_BYTES),
-        ("/settings/max_record_bytes", patch.max_record_bytes, MAX_BATCH_BYTES),
-    ] {
-        faults.range(pointer, own(change), 1..=most);
-    }
+    let partition_count =
+        faults.range("/partition_count", partition_count, 1..=MAX_PARTITION_COUNT);
+    let partition_count = partition_count.and_then(|count| Partition::try_from(count).ok());
+    let settings = settings.map(|Object(settings)| settings).unwrap_or_default();
+    let settings = settings.checked("/settings", true, &mut faults);
     faults.finish()?;
-    Ok(patch)
-}
-
-fn own(change: Change) -> Option<i64> {
-    match change {
-        Change::Set(value) => Some(value),
-        Change::Keep | Change::Default => None,
-    }
+    Ok(TopicPatch { partition_count, settings })
 }
 
 /// A topic as lists show it.
@@ -93,6 +75,7 @@ pub struct TopicItem {
     topic: String,
     /// Its partitions are 0 to one less than this.
     partition_count: i32,
+    #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
     /// When it was made.
     #[schema(format = DateTime)]
@@ -106,26 +89,13 @@ pub struct Topic {
     topic: String,
     /// Its partitions are 0 to one less than this.
     partition_count: i32,
+    #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
     /// When it was made.
     #[schema(format = DateTime)]
     created_at: String,
     /// All of them, from 0.
     partitions: Vec<PartitionItem>,
-}
-
-/// The topic's own values; what is absent comes from the tenant.
-#[derive(Serialize, ToSchema)]
-pub struct OwnSettings {
-    /// Most records of one append.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_batch_records: Option<i64>,
-    /// Most bytes of one append.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_batch_bytes: Option<i64>,
-    /// Most bytes of one record.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_record_bytes: Option<i64>,
 }
 
 /// One partition, as it stands.
@@ -153,22 +123,12 @@ pub struct TopicList {
     next_after: Option<String>,
 }
 
-impl From<TopicSettings> for OwnSettings {
-    fn from(settings: TopicSettings) -> Self {
-        Self {
-            max_batch_records: settings.max_batch_records,
-            max_batch_bytes: settings.max_batch_bytes,
-            max_record_bytes: settings.max_record_bytes,
-        }
-    }
-}
-
 impl From<TopicSummary> for TopicItem {
     fn from(summary: TopicSummary) -> Self {
         Self {
             topic: summary.topic.to_string(),
             partition_count: summary.partition_count,
-            settings: summary.settings.into(),
+            settings: summary.settings,
             created_at: summary.created_at.to_string(),
         }
     }
@@ -231,11 +191,7 @@ pub async fn put_topic(
 ) -> Result<Response, Error> {
     let given = sent.body.settings.is_some();
     let wanted = checked(sent.body.partition_count, sent.body.settings)?;
-    let settings = given.then_some(TopicSettings {
-        max_batch_records: own(wanted.max_batch_records),
-        max_batch_bytes: own(wanted.max_batch_bytes),
-        max_record_bytes: own(wanted.max_record_bytes),
-    });
+    let settings = given.then_some(wanted.settings);
     let (tenant, count) = (access.tenant, wanted.partition_count);
     let (topic, created) = access.broker.put_topic(tenant, &access.topic, count, settings).await?;
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };

@@ -67,6 +67,7 @@ codes! {
     OffsetMismatch       "offset_mismatch"        409 Never  None    "The partition's next offset is another";
     UnknownProducerState "unknown_producer_state" 409 Reopen None    "This producer has not appended here yet";
     OutOfOrderSequence   "out_of_order_sequence"  409 Reopen None    "A sequence before this one is missing";
+    PreconditionFailed   "precondition_failed"    412 Never  None    "It is not as If-Match says any more";
     PayloadTooLarge      "payload_too_large"      413 Never  None    "The body is too large";
     BatchTooLarge        "batch_too_large"        413 Never  None    "The batch is too large";
     UnsupportedMediaType "unsupported_media_type" 415 Never  None    "This media type is not taken here";

@@ -8,6 +8,7 @@ pub mod invalid;
 pub mod name;
 pub mod partitioner;
 pub mod session;
+pub mod settings;
 pub mod time;
 pub mod topic;
 pub mod transfer;

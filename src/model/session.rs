@@ -13,6 +13,9 @@ pub const MAX_TRANSACTION_TIMEOUT_MS: i64 = 900_000;
 pub const REMEMBERED_OPEN_IDS: i64 = 64;
 /// How far from the server's clock the instant inside an `open_id` may lie.
 pub const OPEN_ID_WINDOW_MS: i64 = 24 * 3_600_000;
+/// How long behind its instant a used `open_id` is known as used, whatever becomes of its producer:
+/// an hour longer than it is accepted, which no open takes.
+pub const OPEN_ID_MEMORY_MS: i64 = OPEN_ID_WINDOW_MS + 3_600_000;
 
 /// How sequences of a session follow each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

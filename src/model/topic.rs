@@ -1,25 +1,12 @@
 //! Topics as a client describes and sees them.
 
-use serde::{Deserialize, Serialize};
+use super::{
+    Name, Offset, Partition, Timestamp,
+    settings::{Changes, OwnSettings},
+};
 
-use super::{Name, Offset, Partition, Timestamp};
-
-/// Largest number of partitions one tenant may have, and so one topic.
-pub const MAX_PARTITIONS: i64 = 10_000;
-/// Largest number of topics one tenant may have.
-pub const MAX_TOPICS: i64 = 1_000;
-
-/// A topic's own settings; what is absent comes from the tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TopicSettings {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_batch_records: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_batch_bytes: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_record_bytes: Option<i64>,
-}
+/// Largest number of partitions of one topic.
+pub const MAX_PARTITION_COUNT: i64 = 10_000;
 
 /// What one append may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,40 +16,11 @@ pub struct BatchLimits {
     pub max_record_bytes: i64,
 }
 
-impl Default for BatchLimits {
-    fn default() -> Self {
-        Self { max_batch_records: 1_000, max_batch_bytes: 1 << 20, max_record_bytes: 1 << 20 }
-    }
-}
-
-impl TopicSettings {
-    /// What holds for the topic: its own values over the defaults.
-    pub fn limits(&self) -> BatchLimits {
-        let default = BatchLimits::default();
-        BatchLimits {
-            max_batch_records: self.max_batch_records.unwrap_or(default.max_batch_records),
-            max_batch_bytes: self.max_batch_bytes.unwrap_or(default.max_batch_bytes),
-            max_record_bytes: self.max_record_bytes.unwrap_or(default.max_record_bytes),
-        }
-    }
-}
-
-/// A change of one setting: left alone, back to the tenant's, or a value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Change {
-    #[default]
-    Keep,
-    Default,
-    Set(i64),
-}
-
 /// A merge patch of a topic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopicPatch {
     pub partition_count: Option<Partition>,
-    pub max_batch_records: Change,
-    pub max_batch_bytes: Change,
-    pub max_record_bytes: Change,
+    pub settings: Changes,
 }
 
 /// A topic as lists show it.
@@ -70,7 +28,8 @@ pub struct TopicPatch {
 pub struct TopicSummary {
     pub topic: Name,
     pub partition_count: Partition,
-    pub settings: TopicSettings,
+    /// What is absent comes from the tenant.
+    pub settings: OwnSettings,
     pub created_at: Timestamp,
 }
 

@@ -3,12 +3,14 @@
 
 pub mod append;
 pub mod draft;
+pub mod expiry;
 pub mod fold;
 pub mod ground;
 pub mod memory;
 pub mod provenance;
 pub mod sequence;
 pub mod session;
+pub mod settings;
 pub mod spread;
 #[cfg(test)]
 mod tests;
@@ -50,6 +52,10 @@ pub enum Refusal {
     },
     /// The open id was used by an open of another name or producer.
     OpenIdReused,
+    /// `If-Match` names another state than the present one.
+    PreconditionFailed {
+        etag: String,
+    },
     /// The open id is not a UUIDv7, or its instant is too far from the clock.
     InvalidOpenId,
 }

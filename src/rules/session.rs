@@ -39,9 +39,15 @@ pub fn check_open_id(open: &Open, now: Timestamp) -> Result<(), Refusal> {
     }
 }
 
-/// An open whose id is remembered: Ok if it made the current session of the same name and
-/// producer, which is then answered again.
-pub fn repeat(open: &Open, row: &SessionRow, made_epoch: Epoch) -> Result<(), Refusal> {
+/// An open whose id is remembered as the one that made this epoch of this producer: if that is
+/// the current session of the same name and producer, it is answered again. `row` none: the
+/// producer has expired since, and what it did is not done again.
+pub fn repeat(
+    open: &Open,
+    row: Option<SessionRow>,
+    (producer_id, made_epoch): (ProducerId, Epoch),
+) -> Result<SessionRow, Refusal> {
+    let row = row.ok_or(Refusal::UnknownProducer { producer_id })?;
     let same = match &open.condition {
         Some((producer_id, _)) => {
             *producer_id == row.producer_id
@@ -56,7 +62,7 @@ pub fn repeat(open: &Open, row: &SessionRow, made_epoch: Epoch) -> Result<(), Re
     if row.facts.closed || made_epoch != row.facts.epoch {
         return Err(Refusal::ProducerFenced { current_epoch: row.facts.epoch });
     }
-    Ok(())
+    Ok(row)
 }
 
 /// An open not seen before. `row` none: no such session yet.

@@ -1,11 +1,12 @@
 //! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
 //!
-//! Locks are taken in one order everywhere: session rows by id, heads by log id, producer states
+//! Locks are taken in one order everywhere: the tenant's row, session rows by id, heads by log id, producer states
 //! by producer. Heads and sessions are locked `for no key update`, never `for update`, which
 //! fights the `for key share` of foreign keys. Each locking statement stands in one place, and what
 //! is read under a lock is read by a later statement: the one that waited still sees the old rows.
 
 pub mod appends;
+pub mod expiry;
 pub mod janitor;
 pub mod loading;
 pub mod logs;
@@ -37,6 +38,7 @@ use statements;
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
     ("connect", connect::STATEMENTS),
+    ("expiry", expiry::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),

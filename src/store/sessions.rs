@@ -63,9 +63,10 @@ statements! {
         order by t.name, coalesce(l.partition, -1), b.base_offset";
 }
 
-type Row = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
+/// A row of `sessions` as its columns hold it.
+pub type Row = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
 
-fn session_row(row: Row) -> Result<SessionRow, Error> {
+pub fn session_row(row: Row) -> Result<SessionRow, Error> {
     let (
         producer_id,
         name,

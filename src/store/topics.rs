@@ -5,7 +5,8 @@ use sqlx::{PgConnection, types::Json};
 use super::{Error, Instant, logs::numbers, statements};
 use crate::model::{
     LogId, Name, Offset, Partition, TenantId, TopicId,
-    topic::{PartitionDescription, TopicSettings, TopicSummary},
+    settings::OwnSettings,
+    topic::{PartitionDescription, TopicSummary},
 };
 
 statements! {
@@ -16,8 +17,6 @@ statements! {
         group by t.tenant_id, t.topic_id";
     LOCK = "select topic_id, partition_count, settings from oncelog.topics \
         where tenant_id = $1 and name = $2 for no key update";
-    /// Creations of one tenant follow each other, so that its limits hold.
-    LOCK_TENANT = "select tenant_id from oncelog.tenants where tenant_id = $1 for no key update";
     COUNT = "select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics where tenant_id = $1";
     INSERT = "insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4) \
         returning topic_id";
@@ -53,7 +52,7 @@ pub async fn find(
     tenant: TenantId,
     name: &Name,
 ) -> Result<Option<StoredTopic>, Error> {
-    type Found = (i64, i32, Json<TopicSettings>, Instant, Vec<i64>);
+    type Found = (i64, i32, Json<OwnSettings>, Instant, Vec<i64>);
     let found: Option<Found> =
         sqlx::query_as(FIND).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
     let Some((topic_id, partition_count, settings, created_at, log_ids)) = found else {
@@ -79,18 +78,14 @@ pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
     name: &Name,
-) -> Result<Option<(TopicId, Partition, TopicSettings)>, Error> {
-    let found: Option<(i64, i32, Json<TopicSettings>)> =
+) -> Result<Option<(TopicId, Partition, OwnSettings)>, Error> {
+    let found: Option<(i64, i32, Json<OwnSettings>)> =
         sqlx::query_as(LOCK).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
     Ok(found.map(|(topic_id, count, settings)| (TopicId(topic_id), count, settings.0)))
 }
 
-/// Locks the tenant's row and counts its topics and partitions.
-pub async fn lock_counts(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<(i64, i64), Error> {
-    sqlx::query(LOCK_TENANT).bind(tenant.0).execute(&mut *connection).await?;
+/// How many topics and partitions there are; the tenant's row must be locked.
+pub async fn counts(connection: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64), Error> {
     Ok(sqlx::query_as(COUNT).bind(tenant.0).fetch_one(connection).await?)
 }
 
@@ -99,7 +94,7 @@ pub async fn insert(
     tenant: TenantId,
     name: &Name,
     partition_count: Partition,
-    settings: &TopicSettings,
+    settings: &OwnSettings,
 ) -> Result<(), Error> {
     let topic_id: i64 = sqlx::query_scalar(INSERT)
         .bind(tenant.0)
@@ -130,7 +125,7 @@ pub async fn update(
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
-    settings: &TopicSettings,
+    settings: &OwnSettings,
 ) -> Result<(), Error> {
     let query = sqlx::query(UPDATE).bind(tenant.0).bind(topic.0);
     query.bind(partition_count).bind(Json(settings)).execute(connection).await?;
@@ -168,7 +163,7 @@ pub async fn list(
     after: &str,
     limit: i64,
 ) -> Result<Vec<TopicSummary>, Error> {
-    let rows: Vec<(String, i32, Json<TopicSettings>, Instant)> =
+    let rows: Vec<(String, i32, Json<OwnSettings>, Instant)> =
         sqlx::query_as(LIST).bind(tenant.0).bind(after).bind(limit).fetch_all(connection).await?;
     rows.into_iter()
         .map(|(name, partition_count, settings, created_at)| {

@@ -96,10 +96,11 @@ labels! {
     PASS_KIND "kind" Values::These(&["quick", "full"]);
     PASS_OUTCOME "outcome" Values::These(PASS_OUTCOMES);
     POOL_STATE "state" Values::These(&["idle", "in_use"]);
+    PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
-    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs"]);
+    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids"]);
     VERSION "version" Values::Version;
     WAIT_OUTCOME "outcome" Values::These(&["records", "nothing", "gone"]);
     PAGE_RESULT "result" Values::These(&["hit", "miss"]);
@@ -209,12 +210,14 @@ metrics_table! {
         "Time of a round of a task of the janitor.";
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
         "Rounds of a task of the janitor that failed.";
-    JANITOR_LOGS_TOTAL Counter "oncelog_janitor_logs_total" [TASK]
-        "Logs that a round of a task of the janitor found due.";
+    JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
+        "Logs, producers (expiry) and open ids that a round of a task of the janitor found due.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
         "Rows that the janitor removed, or folded into a snapshot.";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a task of the janitor last came to its end; 0 before the first time.";
+    EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
+        "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
 

@@ -383,7 +383,7 @@ async fn limits_hold_on_both_sides() {
         limit(json!({"max_batch_records": 3})).await;
         send(path, &[record; 3]).await.ok();
         too_large(&send(path, &[record; 4]).await, 3, "max_batch_records");
-        limit(json!({"max_batch_records": null, "max_batch_bytes": 36})).await;
+        limit(json!({"max_batch_records": "default", "max_batch_bytes": 36})).await;
         send(path, &[record; 3]).await.ok();
         too_large(&send(path, &[record; 4]).await, 36, "max_batch_bytes");
         limit(json!({"max_batch_bytes": 24, "max_record_bytes": 11})).await;

@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use oncelog::config::{KEYS, Key};
+use oncelog::{
+    config::{KEYS, Key},
+    model::settings::{self, Setting},
+};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use uuid::Uuid;
@@ -197,19 +200,45 @@ fn table() -> String {
     table
 }
 
+/// The table of docs/settings.md.
+fn settings_table() -> String {
+    let mut table = "| setting | default | from | to | null | topics | meaning |\n\
+                     |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for key in settings::Key::ALL {
+        let Setting { name, default, minimum, maximum, nullable, of_topics, help } = key.setting();
+        let may = |may| if may { "yes" } else { "no" };
+        let (null, topics) = (may(nullable), may(of_topics));
+        table += &format!(
+            "| `{name}` | {default} | {minimum} | {maximum} | {null} | {topics} | {help} |\n"
+        );
+    }
+    table
+}
+
 /// `make docs` writes it.
-#[test]
-fn the_table_of_the_configuration_is_the_codes() {
+#[track_caller]
+fn holds_the_table(name: &str, table: &str) {
     const BEGIN: &str = "<!-- from here to the end of the table: written by `make docs` -->\n\n";
-    let written = document("docs/configuration.md");
+    let written = document(name);
     let (before, rest) = written.split_once(BEGIN).unwrap();
     let (_, after) = rest.split_once("\n\n").unwrap();
-    let document = format!("{before}{BEGIN}{}\n{after}", table());
+    let document = format!("{before}{BEGIN}{table}\n{after}");
     if std::env::var_os(WRITE).is_some() {
-        fs::write(root().join("docs/configuration.md"), &document).unwrap();
+        fs::write(root().join(name), &document).unwrap();
     } else {
-        assert!(written == document, "docs/configuration.md is not the code's: run `make docs`");
+        assert!(written == document, "{name} is not the code's: run `make docs`");
     }
+}
+
+#[test]
+fn the_table_of_the_configuration_is_the_codes() {
+    holds_the_table("docs/configuration.md", &table());
+}
+
+#[test]
+fn the_table_of_the_settings_is_the_codes() {
+    holds_the_table("docs/settings.md", &settings_table());
 }
 
 #[tokio::test]

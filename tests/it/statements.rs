@@ -39,6 +39,13 @@ async fn hot_statements_go_by_index() {
         "appends_append_row",
         "appends_append_rows",
         "appends_confirm",
+        "expiry_drop_states",
+        "expiry_idle",
+        "expiry_lock",
+        "expiry_orphan_opens",
+        "expiry_orphaned",
+        "expiry_snapshot_appended_at",
+        "expiry_tails",
         "logs_read",
         "logs_lock",
         "logs_watermarks",
@@ -98,6 +105,8 @@ fn rule_16_heads_are_locked_in_order() {
 fn every_statement_is_of_one_tenant() {
     let over_all = [
         "connect_",
+        "expiry_idle",
+        "expiry_orphaned",
         "janitor_doomed",
         "janitor_trimmable",
         "janitor_unsnapped_trims",

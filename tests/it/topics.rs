@@ -135,12 +135,17 @@ async fn patch_grows_and_merges() {
     assert_eq!(patch(json!({"partition_count": 5})).await.ok(), grown);
     assert_eq!(patch(json!({})).await.ok(), grown);
     assert_eq!(server.patch("/v1/topics/orders").await.ok(), grown);
-    // what is absent stays; "default" and null take the own value away
+    // what is absent stays; "default" takes the own value away
     let both = settings(json!({"max_batch_records": 5, "max_batch_bytes": 100})).await;
     assert_eq!(both, json!({"max_batch_records": 5, "max_batch_bytes": 100}));
     let third = settings(json!({"max_record_bytes": 50, "max_batch_bytes": "default"})).await;
     assert_eq!(third, json!({"max_batch_records": 5, "max_record_bytes": 50}));
-    assert_eq!(settings(json!({"max_batch_records": null})).await, json!({"max_record_bytes": 50}));
+    assert_eq!(
+        settings(json!({"max_batch_records": "default"})).await,
+        json!({"max_record_bytes": 50})
+    );
+    let null = patch(json!({"settings": {"max_record_bytes": null}})).await;
+    null.invalid(&["/settings/max_record_bytes"]);
     server.patch("/v1/topics/none").json("{}").await.refused(Code::TopicNotFound);
 }
 

@@ -14,6 +14,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         ("list_sessions", "after") => json!("17"),
         ("list_session_sequences", "after") => json!("orders/0"),
         (_, "after") => json!("orders"),
+        (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
         (_, "epoch" | "sequence" | "expected_offset") => json!(0),
         (_, "file") => json!("start.js"),
@@ -81,6 +82,10 @@ fn detail(code: Code) -> &'static str {
         Code::OutOfOrderSequence => {
             "Sequence 12 is expected here, not 14: a request before this one is missing."
         }
+        Code::PreconditionFailed => {
+            "If-Match names another state; the present one is \"1-9f3b2c1d0e5a4786\". Read it \
+             again, then decide anew. Nothing was changed."
+        }
         Code::PayloadTooLarge => "The body exceeds 16777216 bytes (decompressed).",
         Code::BatchTooLarge => "max_batch_records is 1000 here; this batch has 1200.",
         Code::UnsupportedMediaType => {
@@ -104,6 +109,8 @@ fn detail(code: Code) -> &'static str {
         }
     }
 }
+
+const ETAG: &str = "\"0-5e1c7a90b3d2f468\"";
 
 const UNFIT: &str = "/records/7/value: exactly one of value and value_base64 is expected";
 

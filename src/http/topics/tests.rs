@@ -1,5 +1,8 @@
 use super::*;
-use crate::http::json;
+use crate::{
+    http::json,
+    model::settings::{Change, Key, Value},
+};
 
 fn patch(text: &str) -> Result<TopicPatch, Invalid> {
     let patch: PatchTopic = json::parse(text)?;
@@ -10,12 +13,14 @@ fn patch(text: &str) -> Result<TopicPatch, Invalid> {
 fn settings_keep_default_or_set() {
     assert_eq!(patch("{}").unwrap(), TopicPatch::default());
     let text = r#"{"partition_count": 8, "settings": {"max_batch_records": 7,
-        "max_batch_bytes": "default", "max_record_bytes": null}}"#;
+        "max_batch_bytes": "default"}}"#;
     let want = TopicPatch {
         partition_count: Some(8),
-        max_batch_records: Change::Set(7),
-        max_batch_bytes: Change::Default,
-        max_record_bytes: Change::Default,
+        settings: [
+            (Key::MaxBatchRecords, Change::Set(Value::Number(7))),
+            (Key::MaxBatchBytes, Change::Default),
+        ]
+        .into(),
     };
     assert_eq!(patch(text).unwrap(), want);
 }
@@ -32,6 +37,15 @@ fn shapes_are_refused_by_pointer() {
         (r#"{"settings": {"max_record_bytes": 16777217}}"#, "/settings/max_record_bytes"),
         (r#"{"settings": {"max_record_bytes": 1.0}}"#, "/settings/max_record_bytes"),
         (r#"{"settings": {"max_record_bytes": "7"}}"#, "/settings/max_record_bytes"),
+        // null is for ever, which no limit of a batch knows
+        (r#"{"settings": {"max_record_bytes": null}}"#, "/settings/max_record_bytes"),
+        // settings of the tenant alone
+        (r#"{"settings": {"max_topics": 1}}"#, "/settings/max_topics"),
+        (r#"{"settings": {"producer_expiry_ms": null}}"#, "/settings/producer_expiry_ms"),
+        (
+            r#"{"settings": {"max_batch_bytes": 1, "max_batch_bytes": 1}}"#,
+            "/settings/max_batch_bytes",
+        ),
         (r#"{"settings": [1]}"#, "/settings"),
     ];
     for (text, pointer) in table {

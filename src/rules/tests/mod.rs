@@ -1,6 +1,7 @@
 //! The rules, held by tables, by properties, and against an oracle that remembers everything.
 
 mod append;
+mod expiry;
 mod fold;
 mod ledger;
 mod memory;
@@ -9,6 +10,7 @@ mod properties;
 mod provenance;
 mod sequence;
 mod session;
+mod settings;
 mod spread;
 mod table;
 

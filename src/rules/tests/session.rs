@@ -44,7 +44,7 @@ fn an_open(words: &str) -> Open {
 }
 
 /// `P7 pay e3`, then `closed`, `reset2` (its reset epoch), `@500` (its horizon); `none`.
-fn a_row(words: &str) -> Option<SessionRow> {
+pub fn a_row(words: &str) -> Option<SessionRow> {
     if words == "none" {
         return None;
     }
@@ -146,12 +146,16 @@ fn remembered_open_ids() {
         P7 pay e3             | made3 pay P7:e2    -> again
         P7 pay e3             | made3 bill P7:e2   -> reused
         P7 pay e3             | made3 P8:e2        -> reused
-        P7 pay e4             | made3 P7:e2        -> fenced by e4";
+        P7 pay e4             | made3 P7:e2        -> fenced by e4
+        none                  | made3 pay          -> unknown P7
+        none                  | made3 -            -> unknown P7
+        none                  | made0 pay reset    -> unknown P7
+        none                  | made3 P7:e2        -> unknown P7";
     check(table, |row, words| {
         let (made, words) = words.split_once(' ').unwrap();
         let made = made.strip_prefix("made").unwrap().parse().unwrap();
-        match repeat(&an_open(words), &a_row(row).unwrap(), made) {
-            Ok(()) => "again".into(),
+        match repeat(&an_open(words), a_row(row), (ProducerId(7), made)) {
+            Ok(_) => "again".into(),
             Err(refusal) => refused(&refusal),
         }
     });

@@ -193,6 +193,7 @@ fn show_refusal(refusal: &Refusal) -> String {
             format!("at {next_offset} not {expected_offset}")
         }
         Refusal::BatchTooLarge { .. } => "too large".into(),
+        Refusal::PreconditionFailed { .. } => "precondition failed".into(),
         Refusal::OpenIdReused => "open id reused".into(),
         Refusal::InvalidOpenId => "invalid open id".into(),
     }

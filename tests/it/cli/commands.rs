@@ -13,7 +13,7 @@ const NOBODY: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
 async fn wrong_usage_ends_with_2_and_failure_with_1() {
-    let table: [(&[&str], i32, &str); 15] = [
+    let table: [(&[&str], i32, &str); 21] = [
         (&[], 2, "Exit codes"),
         (&["serv"], 2, "serve"),
         (&["produce"], 2, "--topic"),
@@ -25,6 +25,12 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["consume", "--topic", "t", "--until-end"], 2, "--follow"),
         (&["topic", "delete", "t"], 2, "give --yes"),
         (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
+        (&["settings", "set"], 2, "KEY=VALUE"),
+        (&["settings", "set", "max_topics"], 2, "KEY=VALUE"),
+        (&["settings", "set", "max_topic=1"], 2, "max_topic is none of producer_expiry_ms, "),
+        (&["settings", "set", "max_topics=-1"], 2, "outside of 0 to"),
+        (&["settings", "set", "max_topics=null"], 2, "null is no value"),
+        (&["settings", "set", "max_topics=many"], 2, "a value is a number"),
         (&["token", "mint", "--tenant", "t", "--scope", "produe"], 2, "none of produce"),
         (&["produce", "/no/such/file", "--topic", "t"], 1, "cannot open /no/such/file"),
         (
@@ -62,6 +68,8 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "topic list",
         "topic describe",
         "topic delete",
+        "settings show",
+        "settings set",
         "produce",
         "consume",
         "bench append",
@@ -173,4 +181,27 @@ async fn topics_from_their_making_to_their_end() {
     assert!(stderr.contains("topic_not_found") && stderr.contains("oncelog topic create"));
     let elsewhere = run(client(&format!("{url}/elsewhere"), &["topic", "list"])).await;
     assert!(elsewhere.failed(1).contains("is --url the address"), "{}", elsewhere.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_are_shown_and_set() {
+    let served = Served::alone().await;
+    let url = served.client.url.as_str();
+    let shown = run(client(url, &["settings", "show"])).await.lines();
+    assert_eq!(shown[0]["settings"]["max_topics"], 1_000);
+    let set = ["max_topics=5", "producer_expiry_ms=null", "max_batch_bytes=default"];
+    let set: Vec<&str> = ["settings", "set"].into_iter().chain(set).collect();
+    for _ in 0..2 {
+        let settings = &run(client(url, &set)).await.lines()[0];
+        assert_eq!(settings["settings"]["max_topics"], 5);
+        assert_eq!(settings["settings"]["producer_expiry_ms"], json!(null));
+        assert_eq!(settings["origins"]["max_batch_bytes"], "default");
+    }
+    run(client(url, &["settings", "set", "max_topics=default", "--json"])).await.lines();
+    let shown = run(client(url, &["settings", "show", "--json"])).await.lines();
+    assert_eq!(shown[0]["settings"]["max_topics"], 1_000);
+    assert_eq!(shown[0]["origins"]["producer_expiry_ms"], "tenant");
+    run(client(url, &["settings", "set", "max_topics=0"])).await.lines();
+    let refused = run(client(url, &["topic", "create", "t"])).await;
+    assert!(refused.failed(1).contains("(quota_exceeded, HTTP 429)"), "{}", refused.stderr);
 }

@@ -1,6 +1,7 @@
 //! Traffic of all kinds, and the numbers it leaves.
 
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions, Connection};
 use tokio::task::JoinHandle;
 
 use super::{Measured, Scrape, is_the_table};
@@ -318,8 +319,8 @@ async fn the_janitors_work() {
         &measured.scrape().await,
         &[
             ("janitor_rows_total", &[("task", "snapshot")], 5.0),
-            ("janitor_logs_total", &[("task", "trim")], 1.0),
-            ("janitor_logs_total", &[("task", "snapshot")], 1.0),
+            ("janitor_due_total", &[("task", "trim")], 1.0),
+            ("janitor_due_total", &[("task", "snapshot")], 1.0),
             ("snapshots_total", &[], 1.0),
         ],
     );
@@ -334,9 +335,50 @@ async fn the_janitors_work() {
             scrape.sum(name, &labels) > 1e9
                 && scrape.sum("oncelog_janitor_duration_seconds_count", &labels) > 0.0
         };
-        ["trim", "snapshot", "doomed_logs"].into_iter().all(done).then_some(())
+        ["trim", "snapshot", "doomed_logs", "expiry", "open_ids"]
+            .into_iter()
+            .all(done)
+            .then_some(())
     })
     .await;
+    hold(&measured.scrape().await, &[("janitor_failures_total", &[], 0.0)]);
+}
+
+#[tokio::test]
+async fn producers_that_expire() {
+    let options = support::database().await;
+    let measured = Measured::start(&options, &[]).await;
+    let client = &measured.client;
+    client.put_topic("t", 1).await;
+    open(client, json!({"transactional_id": "p"})).await;
+    let unnamed = open(client, json!({"open_id": uuid::Uuid::now_v7()})).await;
+    let append = numbered(&unnamed, 0, json!([{"value": 1}]));
+    client.post(&partition_path("t", 0), &append).await.ok(200);
+    let mut connection = options.connect().await.unwrap();
+    let eight_days_go_by = "\
+        update oncelog.batches set appended_at = appended_at - interval '8 days'; \
+        update oncelog.logs set last_appended_at = last_appended_at - interval '8 days'; \
+        update oncelog.sessions set opened_at = opened_at - interval '8 days', \
+            active_at = active_at - interval '8 days'";
+    sqlx::raw_sql(eight_days_go_by).execute(&mut connection).await.unwrap();
+    // two sessions, and the state of the one that appended
+    let rows = "oncelog_janitor_rows_total";
+    measured.until(rows, &[("task", "expiry")], 3.0).await;
+    hold(
+        &measured.scrape().await,
+        &[
+            ("expired_producers_total", &[("kind", "named")], 1.0),
+            ("expired_producers_total", &[("kind", "unnamed")], 1.0),
+            ("janitor_due_total", &[("task", "expiry")], 2.0),
+            ("janitor_due_total", &[("task", "open_ids")], 0.0),
+        ],
+    );
+    client.post(&partition_path("t", 0), &append).await.ok(404);
+    let long_ago =
+        "update oncelog.session_opens set open_id = '00000000-0001-7000-8000-000000000001'";
+    sqlx::raw_sql(long_ago).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    measured.until(rows, &[("task", "open_ids")], 1.0).await;
     hold(&measured.scrape().await, &[("janitor_failures_total", &[], 0.0)]);
 }
 

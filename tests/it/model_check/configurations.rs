@@ -18,6 +18,7 @@ const NONE: Budget = Budget {
     snapshots: 0,
     trims: 0,
     failovers: 0,
+    expiries: 0,
 };
 
 /// One producer, one partition.
@@ -120,6 +121,11 @@ impl Config {
         self
     }
 
+    fn expiries(mut self, expiries: u8) -> Self {
+        self.budget.expiries = expiries;
+        self
+    }
+
     fn scopes(self, scopes: &[Scope]) -> Self {
         Self { scopes: scopes.to_vec(), ..self }
     }
@@ -184,6 +190,9 @@ without! {
     without_rule_19_raise_fences: RaiseFences breaks AcceptedAfterFence in sends(2).opens(1);
     without_rule_20_reset_epoch: ResetEpoch breaks WronglyRefused in sends(1).opens(1).stored_before(1).reset();
     without_rule_20_fresh_flag: FreshFlag breaks WronglyRefused in sends(2).opens(1).stored_before(1).reset();
+    without_rule_19_raise_fences_of_the_expired:
+        RaiseFences breaks AcceptedAfterExpiry in sends(2).expiries(1);
+    without_rule_21_look_under_heads: LookUnderHeads breaks ForgottenThoughActive in sends(2).expiries(1);
     without_rule_22_journal_counts_requests:
         JournalCountsRequests breaks StoredTwice in sends(2).scopes(&[Scope::Topic(1)]);
     without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).snapshots(2, 1);
@@ -252,6 +261,15 @@ holds! {
     holds_with_groups_of_a_topic:
         sends(4).losses(1).in_flight(2).scopes(&[Scope::Topic(2)]).pairs(), at least 1_000,
         must see RepeatedInItsPass QuickHeld Ahead LostTookEffect;
+    holds_with_an_expiry: sends(4).expiries(1), at least 1_000,
+        must see Expired KeptAsActive UnknownRefused QuickHeld;
+    holds_with_an_expiry_and_lost_answers: sends(3).expiries(1).losses(1), at least 10_000,
+        must see Expired KeptAsActive UnknownRefused LostTookEffect LostDidNotCompare;
+    holds_with_an_expiry_and_an_open: sends(2).expiries(1).opens(1).snapshots(1, 1).stored_before(1),
+        at least 10_000, must see Expired KeptAsActive UnknownRefused ZombieRefused LoadedBehindATrim;
+    holds_with_an_expiry_over_a_topic:
+        sends(3).expiries(1).losses(1).scopes(&[Scope::Topic(2)]).plain(), at least 10_000,
+        must see Expired KeptAsActive UnknownRefused LostTookEffect;
     holds_with_first_appends_at_both_replicas:
         sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
 }
@@ -275,6 +293,9 @@ holds! {
     holds_larger_groups_of_one_producer:
         sends(5).in_flight(2).losses(1).plain().pairs(), at least 100_000,
         must see RepeatedInItsPass Ahead LostTookEffect RedoneAndRepeated;
+    #[ignore = "larger: minutes"]
+    holds_larger_expiry: sends(4).expiries(1).losses(1).kills(1).early_steps(), at least 100_000,
+        must see Expired KeptAsActive UnknownRefused LostTookEffect;
     #[ignore = "larger: minutes"]
     holds_larger_groups_of_a_topic:
         sends(4).opens(1).losses(1).in_flight(2).scopes(&[Scope::Topic(2)]).pairs(),

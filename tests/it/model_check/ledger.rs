@@ -32,6 +32,7 @@ pub type Payload = (i64, Epoch, Sequence);
 pub enum Who {
     Replica(usize),
     Open(u8),
+    Expiry,
 }
 
 /// A row of `batches`.
@@ -74,6 +75,8 @@ pub struct Session {
     pub resets: Vec<Epoch>,
     pub holder: Option<Who>,
     pub sharers: BTreeSet<Who>,
+    /// It is gone, but for the history.
+    pub expired: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -188,7 +191,7 @@ impl Session {
             fencing: false,
         };
         let (opens, resets, sharers) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
-        Self { row, opens, resets, holder: None, sharers }
+        Self { row, opens, resets, holder: None, sharers, expired: false }
     }
 
     /// Which count of sequences an epoch belongs to.
@@ -198,6 +201,12 @@ impl Session {
 }
 
 impl Ledger {
+    /// What a session's row says, if it is there.
+    pub fn facts(&self, producer: ProducerId) -> Option<SessionFacts> {
+        let session = self.sessions.get(&producer).filter(|session| !session.expired)?;
+        Some(session.row.facts)
+    }
+
     pub fn new(producers: usize) -> Self {
         let log = |log_id| {
             let head = Head {

@@ -139,7 +139,7 @@ impl Loader<'_> {
             let producer = log.and_then(|log| log.producers.get_mut(&id));
             if let (Some(producer), Some(fence)) = (producer, fence) {
                 let held = self.held.and_then(|held| held.get(&id)).copied();
-                let mut facts = held.or_else(|| Some(self.ledger.sessions.get(&id)?.row.facts));
+                let mut facts = held.or_else(|| self.ledger.facts(id));
                 if let (Some(facts), Some(Rule::ResetEpoch)) = (&mut facts, self.without) {
                     facts.reset_epoch = 0;
                 }

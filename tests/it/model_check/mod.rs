@@ -11,6 +11,7 @@
 //! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::{lane, pass}` |
 //! | opens, closes ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
 //! | janitor ([`opens`]) | snapshot, trim | `broker::janitor` |
+//! | expiries ([`expiries`]) | lock session / list logs / lock heads / look at the rows, forget, commit | `broker::expiry` |
 //! | misfortune | an answer is lost (the statement takes effect later, or never; the commit has or has not), a replica dies | |
 //!
 //! # What is atomic
@@ -31,8 +32,8 @@
 //!
 //! # What it cannot see
 //! Deadlocks between several heads (all are locked in one step; that nobody waits for ever *is*
-//! checked for the steps there are), growth and deletion of topics, expiry of sessions,
-//! several opens by one id at once, requests that wait for those before them (they are refused at
+//! checked for the steps there are), growth and deletion of topics, what becomes of the name of an
+//! expired producer, several opens by one id at once, requests that wait for those before them (they are refused at
 //! once), statements that Postgres executes otherwise than [`ledger`] does. A failover comes only
 //! while nothing is under way: what is under way fails with its connection.
 //!
@@ -42,6 +43,7 @@
 //! the check must then find a violation of the contract.
 
 mod configurations;
+mod expiries;
 mod ledger;
 mod load;
 mod opens;
@@ -62,6 +64,8 @@ pub enum Broken {
     RefusedButStored,
     DoesNotLoad,
     MemoryWrong,
+    AcceptedAfterExpiry,
+    ForgottenThoughActive,
 }
 
 impl Broken {
@@ -82,6 +86,8 @@ impl Broken {
             }
             Self::RefusedButStored => "what was refused is not stored by that attempt",
             Self::DoesNotLoad => "a locked log loads",
+            Self::AcceptedAfterExpiry => "once a producer has expired, nothing of it is accepted",
+            Self::ForgottenThoughActive => "a producer with a row since the limit does not expire",
             Self::MemoryWrong => "memory between passes is a prefix of the log, folded",
         }
     }
@@ -119,6 +125,11 @@ pub enum Seen {
     FailedOver,
     /// A session was ended.
     Closed,
+    /// A producer was forgotten; one was kept for what it appended meanwhile.
+    Expired,
+    KeptAsActive,
+    /// An append was refused since its producer had expired.
+    UnknownRefused,
 }
 
 /// The starred rules (7-append-protocol.md) that can be left out here.
@@ -157,6 +168,8 @@ pub enum Rule {
     ReadAfterHeads,
     /// 19: an open raises the fences.
     RaiseFences,
+    /// 21: an expiry looks for rows under the heads' locks.
+    LookUnderHeads,
     /// 20: the session row says which states count as none.
     ResetEpoch,
     /// 20: an entry says that it was decided on "no state".

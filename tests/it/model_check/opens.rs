@@ -124,6 +124,8 @@ impl Turn<'_> {
         let open = self.world.opens.remove(index);
         let (producer, who) = (open.producer, open.who());
         let next = match open.step.clone() {
+            // the name begins anew, with another producer
+            OpenStep::Lock { .. } if self.world.ledger.sessions[&producer].expired => None,
             OpenStep::Lock { listed } => {
                 self.world.ledger.session_mut(producer).holder = Some(who);
                 match listed {
@@ -192,7 +194,7 @@ impl Turn<'_> {
         next.epoch
     }
 
-    fn raise_fences(&mut self, logs: &[LogId]) {
+    pub fn raise_fences(&mut self, logs: &[LogId]) {
         if !self.is_without(Rule::RaiseFences) {
             logs.iter().for_each(|log| self.world.ledger.log_mut(*log).head.fence += 1);
         }
@@ -256,15 +258,15 @@ impl Turn<'_> {
         let (epoch, fencing) = (*epoch, session.row.fencing);
         match rules::session::repeat(
             &open_of(open.producer, open.wish.sequences()),
-            &session.row,
-            epoch,
+            (!session.expired).then(|| session.row.clone()),
+            (open.producer, epoch),
         ) {
             Err(_) => {
                 self.note(Seen::RepeatedOpenFenced);
                 None
             }
-            Ok(()) if fencing => Some(OpenStep::ListAgain { epoch }),
-            Ok(()) => {
+            Ok(_) if fencing => Some(OpenStep::ListAgain { epoch }),
+            Ok(_) => {
                 self.note(Seen::RepeatedOpen);
                 Some(self.standings(open.producer, epoch))
             }

@@ -308,7 +308,10 @@ impl Turn<'_> {
             }
             Step::Load { shared, held, heads } => {
                 match self.load_locked(replica, &full, &requests, &heads, &shared, &held) {
-                    Some(step) => step,
+                    Some(step) => {
+                        full.early |= step == Step::ReadHeads;
+                        step
+                    }
                     None => return,
                 }
             }
@@ -323,7 +326,7 @@ impl Turn<'_> {
     fn share(&mut self, replica: usize, requests: &[Request]) -> Step {
         let shared = unregistered(self.memory(replica), requests);
         let held = (shared.iter())
-            .filter_map(|(_, id)| Some((*id, self.world.ledger.sessions.get(id)?.row.facts)))
+            .filter_map(|(_, id)| Some((*id, self.world.ledger.facts(*id)?)))
             .collect();
         if !self.is_without(Rule::ShareUnregistered) {
             for (_, id) in &shared {
@@ -379,10 +382,9 @@ impl Turn<'_> {
             self.note(Seen::LoadedBehindATrim);
         }
         if !unregistered(self.memory(replica), requests).is_subset(shared) {
-            // states never vanish here (nothing expires), so this is not reached
+            // its state was read before the lock, and it has expired since
             self.world.ledger.release(Who::Replica(replica));
-            self.start_full(replica, full.group.clone(), full.overtaken || full.is_redo);
-            return None;
+            return Some(Step::ReadHeads);
         }
         for (log_id, position) in &now_at {
             let moved = full.known.get(log_id).is_some_and(|known| known != position);

@@ -68,6 +68,8 @@ impl Turn<'_> {
             for (at, entry) in row.entries().iter().enumerate() {
                 let (producer, epoch) = (entry.producer_id, entry.epoch);
                 self.breaks(Broken::AcceptedAfterFence, epoch < self.world.answered[&producer]);
+                let expired = self.world.ledger.sessions[&producer].expired;
+                self.breaks(Broken::AcceptedAfterExpiry, expired);
                 // those of one row come one after the other
                 let entries = row.entries();
                 let expected = match entries[..at].iter().rfind(|e| e.producer_id == producer) {
@@ -144,6 +146,9 @@ impl Turn<'_> {
                 if matches!(refusal, oncelog::rules::Refusal::ProducerFenced { .. }) {
                     self.note(Seen::ZombieRefused);
                 }
+                if matches!(refusal, oncelog::rules::Refusal::UnknownProducer { .. }) {
+                    self.note(Seen::UnknownRefused);
+                }
                 self.refuse(ticket, true);
             }
             Decision::Respread => self.breaks(Broken::WronglyAnswered, true),
@@ -176,8 +181,9 @@ impl Turn<'_> {
         }
         let Some(run) = ticket.run else { return };
         let run = &self.world.runs[run];
-        let facts = &self.world.ledger.sessions[&run.producer].row.facts;
-        let is_current = facts.epoch == run.epoch && !facts.closed;
+        let session = &self.world.ledger.sessions[&run.producer];
+        let facts = &session.row.facts;
+        let is_current = facts.epoch == run.epoch && !facts.closed && !session.expired;
         self.breaks(Broken::WronglyRefused, judged && ticket.owed && is_current);
     }
 

@@ -17,6 +17,7 @@ use stateright::{Model, Property};
 
 use super::{
     Broken, Rule, Seen,
+    expiries::Expiry,
     ledger::{JOURNAL, Ledger, PARTITIONS, Payload, Who},
     opens::{Opening, Wish},
     passes::{Orphan, Pass},
@@ -43,6 +44,7 @@ pub struct Budget {
     pub snapshots: u8,
     pub trims: u8,
     pub failovers: u8,
+    pub expiries: u8,
 }
 
 /// What a check explores.
@@ -140,6 +142,7 @@ pub struct World {
     pub replicas: [Replica; 2],
     pub orphans: Vec<Orphan>,
     pub opens: Vec<Opening>,
+    pub expiry: Option<Expiry>,
     pub snapshots: Vec<super::opens::Folding>,
     pub runs: Vec<Run>,
     /// The latest epoch an open has answered.
@@ -164,6 +167,9 @@ pub enum Action {
     Orphan(usize),
     Open(ProducerId, Wish),
     OpenStep(usize),
+    /// The limit of idle time has passed since all that was.
+    Expire(ProducerId),
+    ExpiryStep,
     /// The open's answer, or its connection, is lost; its client repeats it by its id.
     OpenLost(usize),
     Snapshot(LogId),
@@ -310,6 +316,7 @@ impl World {
             replicas: [replica.clone(), replica],
             orphans: Vec::new(),
             opens: Vec::new(),
+            expiry: None,
             snapshots: Vec::new(),
             runs: (0..producers as i64).map(run).collect(),
             answered: (0..producers as i64).map(|id| (ProducerId(id), 0)).collect(),
@@ -322,10 +329,11 @@ impl World {
     fn goes_on(&self, config: &Config) -> bool {
         let passes = (0..2).filter(|replica| self.replicas[*replica].pass != Pass::Idle);
         let passes: Vec<usize> = passes.collect();
-        let is_idle = passes.is_empty() && self.opens.is_empty();
+        let is_idle = passes.is_empty() && self.opens.is_empty() && self.expiry.is_none();
         is_idle
             || passes.into_iter().any(|replica| self.can_step(config, replica))
             || self.opens.iter().any(|open| open.can_step(&self.ledger))
+            || self.expiry.iter().any(|expiry| expiry.can_step(&self.ledger))
     }
 }
 
@@ -380,6 +388,12 @@ impl Model for Check {
                 actions.push(Action::OpenLost(index));
             }
         }
+        if world.may_expire(ProducerId(0)) {
+            actions.push(Action::Expire(ProducerId(0)));
+        }
+        if world.expiry.iter().any(|expiry| expiry.can_step(&world.ledger)) {
+            actions.push(Action::ExpiryStep);
+        }
         for log_id in config.used_logs() {
             let log = world.ledger.log(log_id);
             let free = log.holder.is_none();
@@ -408,6 +422,8 @@ impl Model for Check {
             Action::Orphan(index) => turn.orphan(index),
             Action::Open(producer, wish) => turn.open(producer, wish),
             Action::OpenStep(index) => turn.open_step(index),
+            Action::Expire(producer) => turn.expire(producer),
+            Action::ExpiryStep => turn.expiry_step(),
             Action::OpenLost(index) => turn.open_lost(index),
             Action::Snapshot(log_id) => turn.snapshot(log_id),
             Action::Failover => turn.failover(),
@@ -443,7 +459,9 @@ impl Model for Check {
             WronglyRefused,
             RefusedButStored,
             DoesNotLoad,
-            MemoryWrong
+            MemoryWrong,
+            AcceptedAfterExpiry,
+            ForgottenThoughActive
         ]
     }
 }

@@ -1,0 +1,151 @@
+//! The janitor's part that forgets producers: those that have been idle for longer than their
+//! tenant allows, each as a whole and in one transaction.
+//!
+//! An expiry locks like an open: the session row, then the heads of every log the producer is
+//! registered in. With them it holds all that could make the producer active: a first append waits
+//! for the session row, any other for a head. What is in flight holds one of them and is waited for
+//! and seen, or finds the fence moved, reads the session row anew, and there is none. All heads are
+//! held at once, however many: only those of a producer that a look without them found idle.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use uuid::Uuid;
+
+use crate::{
+    model::{
+        LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS, settings::OwnSettings,
+    },
+    rules::{
+        self,
+        expiry::{Verdict, judge, limited_by},
+        session::SessionRow,
+    },
+    store::{self, Connection, Store, expiry::IdleSince, janitor::Chunk},
+    telemetry,
+};
+
+/// Tenants whose producers are looked at in one round; the next round goes on behind them.
+const TENANTS_PER_ROUND: i64 = 1_000;
+/// Producers looked at, and open ids dropped, in one round.
+const PRODUCERS_PER_ROUND: i64 = 1_000;
+
+/// Where the next round begins.
+#[derive(Default)]
+pub struct Rounds {
+    after_tenant: AtomicI64,
+}
+
+impl Rounds {
+    /// Producers that may have been idle too long.
+    pub async fn idle(&self, store: &Store) -> Result<Vec<(TenantId, ProducerId)>, store::Error> {
+        let after = TenantId(self.after_tenant.load(Ordering::Relaxed));
+        let (idle, last) = store.run(move |c| Box::pin(idle_producers(c, after))).await?;
+        self.after_tenant.store(last.map_or(0, |tenant| tenant.0), Ordering::Relaxed);
+        Ok(idle)
+    }
+}
+
+/// Forgets the producer, if it has been idle too long.
+pub async fn look_at(
+    store: &Store,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Chunk, store::Error> {
+    match store.transaction(move |c| Box::pin(look(c, tenant, producer))).await {
+        Ok(Some((expired, chunk))) => {
+            tell(tenant, &expired);
+            Ok(chunk)
+        }
+        // one that is held for long must not hold up the others
+        Ok(None) | Err(store::Error::Contended(_)) => Ok(Chunk { rows: 0, more: false }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Open ids of expired producers, by which no open is accepted any more.
+pub async fn orphaned_opens(store: &Store) -> Result<Vec<(TenantId, Uuid)>, store::Error> {
+    let orphaned = store.run(|connection| {
+        Box::pin(async move {
+            let now = store::sessions::clock(connection).await?;
+            let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
+            store::expiry::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND).await
+        })
+    });
+    orphaned.await
+}
+
+/// Producers of the next tenants that are to be looked at, and the last of these tenants if there
+/// may be more behind it.
+async fn idle_producers(
+    connection: &mut Connection,
+    after: TenantId,
+) -> Result<(Vec<(TenantId, ProducerId)>, Option<TenantId>), store::Error> {
+    let tenants = store::tenants::page(connection, after, TENANTS_PER_ROUND).await?;
+    let now = store::sessions::clock(connection).await?;
+    let mut wanted = Vec::new();
+    for (tenant, settings) in &tenants {
+        for named in [false, true] {
+            let limit = rules::settings::in_force(limited_by(named), &[settings]).number();
+            let since = |limit_ms| Timestamp(now.0 - limit_ms);
+            let idle_since = |ms| IdleSince { tenant: *tenant, named, instant: since(ms) };
+            wanted.extend(limit.map(idle_since));
+        }
+    }
+    let idle = store::expiry::idle(connection, &wanted, PRODUCERS_PER_ROUND).await?;
+    let is_full = tenants.len() as i64 == TENANTS_PER_ROUND;
+    Ok((idle, tenants.last().filter(|_| is_full).map(|(tenant, _)| *tenant)))
+}
+
+/// Forgets the producer if it has been idle too long, and answers what it was; else notes when it
+/// was active.
+async fn look(
+    connection: &mut Connection,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Option<(SessionRow, Chunk)>, store::Error> {
+    let Some(session) = store::expiry::lock(connection, tenant, producer).await? else {
+        return Ok(None);
+    };
+    let (settings, _) = store::tenants::settings(connection, tenant).await?;
+    let logs = store::sessions::registered_logs(connection, tenant, producer).await?;
+    let mut verdict = verdict(connection, tenant, &session, &settings, &logs).await?;
+    if verdict == Verdict::Expired {
+        store::logs::lock(connection, tenant, &logs).await?;
+        verdict = self::verdict(connection, tenant, &session, &settings, &logs).await?;
+    }
+    if let Verdict::ActiveAt(at) = verdict {
+        store::expiry::move_activity(connection, tenant, producer, at).await?;
+        return Ok(None);
+    }
+    store::logs::raise_fences(connection, tenant, &logs).await?;
+    let chunk = store::expiry::forget(connection, tenant, producer).await?;
+    Ok(Some((session, chunk)))
+}
+
+async fn verdict(
+    connection: &mut Connection,
+    tenant: TenantId,
+    session: &SessionRow,
+    settings: &OwnSettings,
+    logs: &[LogId],
+) -> Result<Verdict, store::Error> {
+    let now = store::sessions::clock(connection).await?;
+    let limit_ms = rules::expiry::limit_ms(session, settings);
+    // no older row can matter
+    let since = Timestamp(now.0 - limit_ms.unwrap_or(0));
+    let id = session.producer_id;
+    let last = store::expiry::last_appended_at(connection, tenant, id, logs, since).await?;
+    Ok(judge(session, last, limit_ms, now))
+}
+
+fn tell(tenant: TenantId, expired: &SessionRow) {
+    let kind = if expired.transactional_id.is_some() { "named" } else { "unnamed" };
+    metrics::counter!(telemetry::EXPIRED_PRODUCERS_TOTAL, "kind" => kind).increment(1);
+    let transactional_id = expired.transactional_id.as_ref().map(ToString::to_string);
+    tracing::debug!(
+        tenant_id = tenant.0,
+        producer_id = expired.producer_id.0,
+        transactional_id,
+        "a producer has expired"
+    );
+}

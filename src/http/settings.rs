@@ -1,0 +1,331 @@
+//! A tenant's settings; and changes of settings as they are written in JSON, a topic's too. What
+//! there is to say of each comes from the table in `model::settings`.
+
+use std::{collections::BTreeMap, fmt};
+
+use axum::{
+    Json,
+    http::{
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
+        header::{ETAG, IF_MATCH, IF_NONE_MATCH},
+    },
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::json;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{
+        RefOr,
+        schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type},
+    },
+};
+
+use super::{
+    access::{Access, Admin, TenantAccess},
+    body::JsonBody,
+    json::Faults,
+    media::AnswersJson,
+    query::{NoParameters, Query},
+};
+use crate::{
+    broker::Error,
+    model::settings::{Change, Changes, IfMatch, Key, TenantSettings, Value},
+};
+
+/// What is to change: `"default"` removes the own value; what is absent stays.
+#[derive(Default)]
+pub struct SentChanges(Changes);
+
+impl SentChanges {
+    /// The changes, if each setting may be so. `at`: where they are in the body.
+    pub fn checked(self, at: &str, of_a_topic: bool, faults: &mut Faults) -> Changes {
+        for (key, change) in &self.0 {
+            let pointer = format!("{at}/{}", key.name());
+            if of_a_topic && !key.setting().of_topics {
+                faults.add(&pointer, "this is a setting of tenants, not of topics");
+            } else if let Change::Set(value) = change
+                && let Err(why) = key.check(*value)
+            {
+                faults.add(&pointer, why);
+            }
+        }
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for SentChanges {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> de::Visitor<'de> for Members {
+            type Value = SentChanges;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<SentChanges, A::Error> {
+                let mut changes = Changes::new();
+                while let Some(SentKey(key)) = map.next_key()? {
+                    let SentChange(change) = map.next_value()?;
+                    if changes.insert(key, change).is_some() {
+                        return Err(de::Error::duplicate_field(key.name()));
+                    }
+                }
+                Ok(SentChanges(changes))
+            }
+        }
+        json.deserialize_map(Members)
+    }
+}
+
+struct SentKey(Key);
+
+impl<'de> Deserialize<'de> for SentKey {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(json)?;
+        let unknown = || de::Error::custom(format!("there is no setting `{name}`"));
+        Key::parse(&name).map(Self).ok_or_else(unknown)
+    }
+}
+
+struct SentChange(Change);
+
+impl<'de> Deserialize<'de> for SentChange {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Member;
+        impl de::Visitor<'_> for Member {
+            type Value = SentChange;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer, null or \"default\"")
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<SentChange, E> {
+                Ok(SentChange(Change::Set(Value::Unlimited)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<SentChange, E> {
+                let other = || E::invalid_value(de::Unexpected::Str(text), &self);
+                if text == "default" { Ok(SentChange(Change::Default)) } else { Err(other()) }
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<SentChange, E> {
+                Ok(SentChange(Change::Set(Value::Number(value))))
+            }
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<SentChange, E> {
+                self.visit_i64(i64::try_from(value).unwrap_or(i64::MAX))
+            }
+        }
+        json.deserialize_any(Member)
+    }
+}
+
+/// Schemas made of the table.
+macro_rules! schemas {
+    ($(#[doc = $doc:literal] $name:ident = $members:expr;)*) => {
+        $(#[doc = $doc]
+        pub struct $name;
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                Schema::from($members.description(Some($doc.trim()))).into()
+            }
+        }
+        impl ToSchema for $name {
+            fn name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+        })*
+    };
+}
+
+schemas! {
+    /// A merge patch of a tenant's settings.
+    SettingsPatch = members(Key::ALL.iter().copied(), change_schema, false);
+    /// What a topic's own settings are to be.
+    TopicSettingsPatch = members(Key::of_topics(), change_schema, false);
+    /// A topic's own values; what is absent comes from the tenant.
+    TopicSettings = members(Key::of_topics(), value_schema, false);
+    /// Every setting as it holds.
+    SettingValues = members(Key::ALL.iter().copied(), value_schema, true);
+    /// Where each value comes from.
+    SettingOrigins = members(Key::ALL.iter().copied(), origin_schema, true);
+    /// The largest value that each setting may have.
+    SettingMaxima = members(Key::ALL.iter().copied(), maximum_schema, true);
+}
+
+fn members(
+    keys: impl Iterator<Item = Key>,
+    member: fn(Key) -> Schema,
+    required: bool,
+) -> ObjectBuilder {
+    let closed = AdditionalProperties::FreeForm(false);
+    keys.fold(of(Type::Object).additional_properties(Some(closed)), |object, key| {
+        let object = object.property(key.name(), member(key));
+        if required { object.required(key.name()) } else { object }
+    })
+}
+
+fn of(kind: Type) -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(SchemaType::new(kind))
+}
+
+/// A number in its range, or null where the setting knows it.
+fn value(key: Key) -> ObjectBuilder {
+    let setting = key.setting();
+    let kind = if setting.nullable {
+        SchemaType::Array(vec![Type::Integer, Type::Null])
+    } else {
+        SchemaType::new(Type::Integer)
+    };
+    let number = ObjectBuilder::new().schema_type(kind);
+    number.minimum(Some(setting.minimum)).maximum(Some(setting.maximum))
+}
+
+fn value_schema(key: Key) -> Schema {
+    value(key).description(Some(key.setting().help)).into()
+}
+
+fn change_schema(key: Key) -> Schema {
+    let default = of(Type::String).enum_values(Some(["default"]));
+    let change = OneOfBuilder::new().description(Some(key.setting().help));
+    change.item(value(key)).item(default).into()
+}
+
+fn origin_schema(key: Key) -> Schema {
+    let whose = format!("Who has set `{}`; `default` is nobody.", key.name());
+    let origins = of(Type::String).enum_values(Some(["default", "operator", "tenant"]));
+    origins.description(Some(whose)).into()
+}
+
+fn maximum_schema(key: Key) -> Schema {
+    let most = format!("The largest value that `{}` may have.", key.name());
+    of(Type::Integer).description(Some(most)).into()
+}
+
+/// A tenant's settings.
+#[derive(Serialize, ToSchema)]
+pub struct Settings {
+    /// Every setting as it holds; null is for ever.
+    #[schema(value_type = SettingValues)]
+    settings: BTreeMap<&'static str, Value>,
+    /// Where each value comes from.
+    #[schema(value_type = SettingOrigins)]
+    origins: BTreeMap<&'static str, &'static str>,
+    /// The largest value that each setting may have.
+    #[schema(value_type = SettingMaxima)]
+    maxima: BTreeMap<&'static str, i64>,
+}
+
+impl From<&TenantSettings> for Settings {
+    fn from(settings: &TenantSettings) -> Self {
+        let all = || settings.in_force.iter();
+        Self {
+            settings: all().map(|s| (s.key.name(), s.value)).collect(),
+            origins: all().map(|s| (s.key.name(), s.origin.as_str())).collect(),
+            maxima: all().map(|s| (s.key.name(), s.maximum)).collect(),
+        }
+    }
+}
+
+/// A new tenant's.
+fn example() -> serde_json::Value {
+    let each = |tell: fn(&Key) -> serde_json::Value| -> serde_json::Value {
+        Key::ALL.iter().map(|key| (key.name().to_owned(), tell(key))).collect()
+    };
+    json!({
+        "settings": each(|key| json!(key.setting().default)),
+        "origins": each(|_| json!("default")),
+        "maxima": each(|key| json!(key.setting().maximum)),
+    })
+}
+
+/// The values of the example of a patch.
+const CHANGED: [(&str, Option<i64>); 2] =
+    [("max_batch_records", Some(5000)), ("producer_expiry_ms", None)];
+
+fn changes_example() -> serde_json::Value {
+    let mut changes = json!({"max_topics": "default"});
+    CHANGED.iter().for_each(|(name, value)| changes[*name] = json!(value));
+    changes
+}
+
+/// A new tenant's after that patch.
+fn changed_example() -> serde_json::Value {
+    let mut example = example();
+    for (name, value) in CHANGED {
+        example["settings"][name] = json!(value);
+        example["origins"][name] = json!("tenant");
+    }
+    example
+}
+
+fn answer(settings: &TenantSettings) -> Result<Response, Error> {
+    let etag = HeaderValue::try_from(settings.etag()).map_err(|_| Error::internal())?;
+    Ok(([(ETAG, etag)], Json(Settings::from(settings))).into_response())
+}
+
+/// The validators of a conditional request. None: there is no such header.
+fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
+    let mut fields = headers.get_all(&name).iter().peekable();
+    fields.peek()?;
+    let texts = fields.filter_map(|field| field.to_str().ok());
+    let tags = texts.flat_map(|text| text.split(',')).map(str::trim);
+    // what a proxy has weakened is still known, though not enough to change something by it
+    let tag = |tag: &str| match tag.strip_prefix("W/") {
+        Some(weak) if name == IF_NONE_MATCH => weak.to_owned(),
+        _ => tag.to_owned(),
+    };
+    let tags: Vec<String> = tags.map(tag).collect();
+    Some(if tags == ["*"] { IfMatch::Any } else { IfMatch::OneOf(tags) })
+}
+
+/// Describe the settings
+///
+/// Of the token's tenant: what holds, where it comes from, and how far it can be raised.
+#[utoipa::path(get, path = "/v1/settings", operation_id = "get_settings", tag = "settings",
+    params(("If-None-Match" = Option<String>, Header,
+        description = "An `ETag`: if the settings are still those, they are not answered again")),
+    responses(
+        (status = 200, description = "The settings", body = Settings,
+            headers(("ETag" = String, description = "Another one after every change")),
+            example = json!(example())),
+        (status = 304, description = "They are as `If-None-Match` says")),
+    security(("bearer" = ["admin"])))]
+pub async fn get_settings(
+    access: Access<Admin>,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+    headers: HeaderMap,
+) -> Result<Response, Error> {
+    let settings = access.broker.settings(access.tenant).await?;
+    let mut answer = answer(&settings)?;
+    if validators(&headers, IF_NONE_MATCH).is_some_and(|known| known.holds(&settings.etag())) {
+        let etag = answer.headers_mut().remove(ETAG);
+        answer = StatusCode::NOT_MODIFIED.into_response();
+        answer.headers_mut().extend(etag.map(|etag| (ETAG, etag)));
+    }
+    Ok(answer)
+}
+
+/// Change the settings
+///
+/// Of the token's tenant, by a merge patch: what is absent stays, `"default"` removes the tenant's
+/// own value, null is for ever where a setting knows that. Either all of it is done or nothing. In
+/// force within a second. It needs `admin` for all topics: a scope narrowed to some does not do.
+#[utoipa::path(patch, path = "/v1/settings", operation_id = "patch_settings", tag = "settings",
+    params(("If-Match" = Option<String>, Header,
+        description = "An `ETag`, or `*`: only if the settings are still those")),
+    request_body(content = SettingsPatch, description = "What is to change",
+        example = json!(changes_example())),
+    responses(
+        (status = 200, description = "The settings as they are now", body = Settings,
+            headers(("ETag" = String, description = "Another one after every change")),
+            example = json!(changed_example()))),
+    security(("bearer" = ["admin"])))]
+pub async fn patch_settings(
+    access: TenantAccess<Admin>,
+    _: AnswersJson,
+    headers: HeaderMap,
+    sent: JsonBody<SentChanges>,
+) -> Result<Response, Error> {
+    let mut faults = Faults::default();
+    let changes = sent.body.checked("", false, &mut faults);
+    faults.finish()?;
+    let if_match = validators(&headers, IF_MATCH);
+    answer(&access.broker.patch_settings(access.tenant, changes, if_match).await?)
+}

@@ -1,0 +1,293 @@
+//! The settings of tenants and topics: one table says all of them. The ranges that are checked, the
+//! answers, the documents and the command line read it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeMap};
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub name: &'static str,
+    pub default: Value,
+    pub minimum: i64,
+    pub maximum: i64,
+    /// It knows "for ever", or "without limit": null.
+    pub nullable: bool,
+    /// A topic may have its own.
+    pub of_topics: bool,
+    pub help: &'static str,
+}
+
+macro_rules! settings {
+    ($($key:ident $name:literal $default:literal $least:literal $most:literal $null:literal $topics:literal
+        $help:literal;)*) => {
+        /// Which setting.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Key { $($key),* }
+
+        impl Key {
+            pub const ALL: &'static [Key] = &[$(Key::$key),*];
+
+            /// Its row of the table.
+            pub const fn setting(self) -> Setting {
+                match self {
+                    $(Key::$key => Setting {
+                        name: $name,
+                        default: Value::Number($default),
+                        minimum: $least,
+                        maximum: $most,
+                        nullable: $null,
+                        of_topics: $topics,
+                        help: $help,
+                    }),*
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    // key                    name                          default     least most            null  topics
+    ProducerExpiryMs        "producer_expiry_ms"          604_800_000 1_000 315_360_000_000 true  false
+        "How long a producer without a name may be idle before it is forgotten.";
+    TransactionalIdExpiryMs "transactional_id_expiry_ms"  604_800_000 1_000 315_360_000_000 true  false
+        "How long a producer with a transactional id may be idle before it is forgotten.";
+    MaxBatchRecords         "max_batch_records"           1_000       1     100_000         false true
+        "Most records of one append.";
+    MaxBatchBytes           "max_batch_bytes"             1_048_576   1     16_777_216      false true
+        "Most bytes of one append.";
+    MaxRecordBytes          "max_record_bytes"            1_048_576   1     16_777_216      false true
+        "Most bytes of one record.";
+    MaxTopics               "max_topics"                  1_000       0     100_000         false false
+        "Most topics of the tenant.";
+    MaxPartitions           "max_partitions"              10_000      0     1_000_000       false false
+        "Most partitions of all topics of the tenant together.";
+}
+
+/// What a setting says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Value {
+    Number(i64),
+    /// null: for ever, without limit.
+    Unlimited,
+}
+
+/// A change of one setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// No value of its own any more.
+    Default,
+    Set(Value),
+}
+
+/// A merge patch: what is absent stays.
+pub type Changes = BTreeMap<Key, Change>;
+
+/// The values that a tenant, or a topic, has of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnSettings(pub BTreeMap<Key, Value>);
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    Default,
+    Operator,
+    Tenant,
+}
+
+/// A tenant's settings, all of them, in the order of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantSettings {
+    /// Grows with every change.
+    pub version: i64,
+    pub in_force: Vec<InForce>,
+}
+
+/// One setting as it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InForce {
+    pub key: Key,
+    pub value: Value,
+    pub origin: Origin,
+    pub maximum: i64,
+}
+
+impl Key {
+    pub const fn name(self) -> &'static str {
+        self.setting().name
+    }
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|key| key.name() == name)
+    }
+
+    /// Those that a topic may have of its own.
+    pub fn of_topics() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|key| key.setting().of_topics)
+    }
+
+    /// Whether the setting may have this value; if not, why.
+    pub fn check(self, value: Value) -> Result<(), String> {
+        let Setting { minimum, maximum, nullable, .. } = self.setting();
+        match value {
+            Value::Unlimited if nullable => Ok(()),
+            Value::Unlimited => Err("null is no value of this setting; \"default\" is".into()),
+            Value::Number(number) if (minimum..=maximum).contains(&number) => Ok(()),
+            Value::Number(number) => Err(format!("{number} is outside of {minimum} to {maximum}")),
+        }
+    }
+}
+
+impl Value {
+    /// None: no limit.
+    pub fn number(self) -> Option<i64> {
+        match self {
+            Value::Number(number) => Some(number),
+            Value::Unlimited => None,
+        }
+    }
+}
+
+impl Origin {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Origin::Default => "default",
+            Origin::Operator => "operator",
+            Origin::Tenant => "tenant",
+        }
+    }
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.number().serialize(to)
+    }
+}
+
+impl Serialize for OwnSettings {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(Some(self.0.len()))?;
+        for (key, value) in &self.0 {
+            map.serialize_entry(key.name(), value)?;
+        }
+        map.end()
+    }
+}
+
+/// As they are stored. A name that only newer replicas know is passed over.
+impl<'de> Deserialize<'de> for OwnSettings {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let stored = BTreeMap::<String, serde_json::Value>::deserialize(from)?;
+        let mut own = BTreeMap::new();
+        for (name, value) in stored {
+            let Some(key) = Key::parse(&name) else { continue };
+            let value = match value {
+                serde_json::Value::Null => Value::Unlimited,
+                value => Value::Number(value.as_i64().ok_or_else(|| D::Error::custom(name))?),
+            };
+            own.insert(key, value);
+        }
+        Ok(Self(own))
+    }
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Number(number) => number.fmt(f),
+            Value::Unlimited => f.write_str("null"),
+        }
+    }
+}
+
+impl TenantSettings {
+    /// A strong validator: another one whenever what is answered is another.
+    pub fn etag(&self) -> String {
+        let words: String = self
+            .in_force
+            .iter()
+            .map(|s| format!("{} {} {} {}\n", s.key.name(), s.value, s.origin.as_str(), s.maximum))
+            .collect();
+        format!("\"{}-{:016x}\"", self.version, xxhash_rust::xxh3::xxh3_64(words.as_bytes()))
+    }
+}
+
+/// What `If-Match` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IfMatch {
+    /// `*`: whatever is there.
+    Any,
+    /// One of these strong validators.
+    OneOf(Vec<String>),
+}
+
+impl IfMatch {
+    pub fn holds(&self, etag: &str) -> bool {
+        match self {
+            IfMatch::Any => true,
+            IfMatch::OneOf(tags) => tags.iter().any(|tag| tag == etag),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_keeps_its_own_ranges() {
+        for key in Key::ALL {
+            let setting = key.setting();
+            assert_eq!(key.check(setting.default), Ok(()), "{}", setting.name);
+            assert!(setting.minimum <= setting.maximum && setting.help.ends_with('.'));
+            assert_eq!(Key::parse(setting.name), Some(*key));
+            assert_eq!(key.check(Value::Unlimited).is_ok(), setting.nullable);
+            for (number, good) in [
+                (setting.minimum, true),
+                (setting.maximum, true),
+                (setting.minimum - 1, false),
+                (setting.maximum + 1, false),
+            ] {
+                assert_eq!(key.check(Value::Number(number)).is_ok(), good, "{}", setting.name);
+            }
+        }
+        assert_eq!(Key::parse("retention"), None);
+    }
+
+    #[test]
+    fn own_values_are_stored_and_read_whatever_newer_replicas_wrote() {
+        let own = OwnSettings(BTreeMap::from([
+            (Key::ProducerExpiryMs, Value::Unlimited),
+            (Key::MaxTopics, Value::Number(7)),
+        ]));
+        let text = serde_json::to_string(&own).unwrap();
+        assert_eq!(text, r#"{"producer_expiry_ms":null,"max_topics":7}"#);
+        assert_eq!(serde_json::from_str::<OwnSettings>(&text).unwrap(), own);
+        let newer = r#"{"producer_expiry_ms":null,"max_topics":7,"dedup":"content","x":{}}"#;
+        assert_eq!(serde_json::from_str::<OwnSettings>(newer).unwrap(), own);
+        for broken in [r#"{"max_topics":"7"}"#, r#"{"max_topics":1.5}"#, "[]"] {
+            assert!(serde_json::from_str::<OwnSettings>(broken).is_err(), "{broken}");
+        }
+    }
+
+    #[test]
+    fn the_validator_tells_what_is_answered_apart() {
+        let of = |version, value, origin| {
+            let in_force = InForce { key: Key::MaxTopics, value, origin, maximum: 9 };
+            TenantSettings { version, in_force: vec![in_force] }.etag()
+        };
+        let first = of(0, Value::Number(1), Origin::Default);
+        assert_eq!(first, of(0, Value::Number(1), Origin::Default));
+        for other in [
+            of(1, Value::Number(1), Origin::Default),
+            of(0, Value::Number(2), Origin::Default),
+            of(0, Value::Number(1), Origin::Tenant),
+        ] {
+            assert_ne!(first, other);
+        }
+        assert!(IfMatch::Any.holds(&first));
+        assert!(IfMatch::OneOf(vec!["\"x\"".into(), first.clone()]).holds(&first));
+        assert!(!IfMatch::OneOf(vec![format!("W/{first}")]).holds(&first));
+    }
+}

@@ -1,0 +1,42 @@
+//! When a producer is forgotten: it has been idle, in all its scopes, longer than its tenant's
+//! limit. It is kept and forgotten as a whole.
+
+use super::{session::SessionRow, settings};
+use crate::model::{
+    Timestamp,
+    session::OPEN_ID_MEMORY_MS,
+    settings::{Key, OwnSettings},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Expired,
+    /// It counts as active at that instant: there is no need to look again before the limit has
+    /// passed since.
+    ActiveAt(Timestamp),
+}
+
+/// Which setting limits how long it may be idle.
+pub fn limited_by(named: bool) -> Key {
+    if named { Key::TransactionalIdExpiryMs } else { Key::ProducerExpiryMs }
+}
+
+/// How long it may be idle. None: for ever.
+pub fn limit_ms(session: &SessionRow, tenant: &OwnSettings) -> Option<i64> {
+    settings::in_force(limited_by(session.transactional_id.is_some()), &[tenant]).number()
+}
+
+/// `last_appended_at`: of its last row in any log.
+pub fn judge(
+    session: &SessionRow,
+    last_appended_at: Option<Timestamp>,
+    limit_ms: Option<i64>,
+    now: Timestamp,
+) -> Verdict {
+    let active_at = last_appended_at.map_or(session.opened_at, |at| at.max(session.opened_at));
+    let Some(limit_ms) = limit_ms else { return Verdict::ActiveAt(active_at) };
+    // open ids at or before the horizon are refused by this row alone
+    let needed_until_ms = session.open_horizon.0 + OPEN_ID_MEMORY_MS;
+    let due_ms = needed_until_ms.max(active_at.0 + limit_ms);
+    if now.0 > due_ms { Verdict::Expired } else { Verdict::ActiveAt(Timestamp(due_ms - limit_ms)) }
+}

@@ -1,0 +1,82 @@
+//! What holds of several levels' settings: a topic's own value, else its tenant's, else the
+//! table's default.
+
+use super::Refusal;
+use crate::model::{
+    settings::{
+        Change, Changes, IfMatch, InForce, Key, Origin, OwnSettings, TenantSettings, Value,
+    },
+    topic::BatchLimits,
+};
+
+/// The value that holds. `levels`: the nearest first.
+pub fn in_force(key: Key, levels: &[&OwnSettings]) -> Value {
+    let own = levels.iter().find_map(|level| level.0.get(&key).copied());
+    own.unwrap_or(key.setting().default)
+}
+
+/// The values of a level after a merge patch.
+pub fn patched(own: &OwnSettings, changes: &Changes) -> OwnSettings {
+    let mut own = own.clone();
+    for (key, change) in changes {
+        match change {
+            Change::Default => own.0.remove(key),
+            Change::Set(value) => own.0.insert(*key, *value),
+        };
+    }
+    own
+}
+
+/// A patch of a tenant's settings, as they stand under the lock.
+pub fn patch_tenant(
+    own: &OwnSettings,
+    version: i64,
+    changes: &Changes,
+    if_match: Option<&IfMatch>,
+) -> Result<OwnSettings, Refusal> {
+    let etag = of_tenant(own, version).etag();
+    if if_match.is_some_and(|wanted| !wanted.holds(&etag)) {
+        return Err(Refusal::PreconditionFailed { etag });
+    }
+    Ok(patched(own, changes))
+}
+
+/// All settings of a tenant, with where each comes from.
+pub fn of_tenant(own: &OwnSettings, version: i64) -> TenantSettings {
+    let in_force = |key: &Key| InForce {
+        key: *key,
+        value: in_force(*key, &[own]),
+        origin: if own.0.contains_key(key) { Origin::Tenant } else { Origin::Default },
+        maximum: key.setting().maximum,
+    };
+    TenantSettings { version, in_force: Key::ALL.iter().map(in_force).collect() }
+}
+
+/// What an append to a topic may hold.
+pub fn batch_limits(topic: &OwnSettings, tenant: &OwnSettings) -> BatchLimits {
+    let limit = |key| limit(key, &[topic, tenant]);
+    BatchLimits {
+        max_batch_records: limit(Key::MaxBatchRecords),
+        max_batch_bytes: limit(Key::MaxBatchBytes),
+        max_record_bytes: limit(Key::MaxRecordBytes),
+    }
+}
+
+/// A count that is not to be exceeded.
+pub fn limit(key: Key, levels: &[&OwnSettings]) -> i64 {
+    in_force(key, levels).number().unwrap_or(i64::MAX)
+}
+
+/// The setting that so many topics and partitions more would exceed, with its value.
+pub fn exceeded(
+    tenant: &OwnSettings,
+    (topics, partitions): (i64, i64),
+    (more_topics, more_partitions): (i64, i64),
+) -> Option<(Key, i64)> {
+    let counts =
+        [(Key::MaxTopics, topics, more_topics), (Key::MaxPartitions, partitions, more_partitions)];
+    counts.into_iter().find_map(|(key, count, more)| {
+        let limit = limit(key, &[tenant]);
+        (more > 0 && count + more > limit).then_some((key, limit))
+    })
+}

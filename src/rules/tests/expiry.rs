@@ -1,0 +1,82 @@
+//! Expiry: a row a look.
+
+use super::session::a_row;
+use crate::{
+    model::{
+        Timestamp,
+        session::OPEN_ID_MEMORY_MS,
+        settings::{Key, OwnSettings, Value},
+    },
+    rules::expiry::{Verdict, judge, limit_ms},
+};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// In hours: `o` opened, `a` its last row, `h` its open horizon, `limit`, `now`.
+#[test]
+fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
+    let table = "
+        o100              | limit 10   | now 109 -> active 100
+        o100              | limit 10   | now 110 -> active 100
+        o100              | limit 10   | now 111 -> expired
+        o100 a105         | limit 10   | now 111 -> active 105
+        o100 a105         | limit 10   | now 115 -> active 105
+        o100 a105         | limit 10   | now 116 -> expired
+        o100 a90          | limit 10   | now 110 -> active 100
+        o100 a90          | limit 10   | now 111 -> expired
+        o100 a105         | limit null | now 999 -> active 105
+        o100              | limit null | now 999 -> active 100
+        o100 a90          | limit 200  | now 300 -> active 100
+        o100 h86          | limit 10   | now 111 -> active 101
+        o100 h85          | limit 10   | now 110 -> active 100
+        o100 h85          | limit 10   | now 111 -> expired
+        o100 h110         | limit 1    | now 111 -> active 134
+        o100 h110         | limit 1    | now 135 -> active 134
+        o100 h110         | limit 1    | now 136 -> expired
+        o100 h110 a120    | limit 40   | now 159 -> active 120
+        o100 h110 a120    | limit 40   | now 161 -> expired
+        o100 h110         | limit null | now 136 -> active 100";
+    assert_eq!(OPEN_ID_MEMORY_MS, 25 * HOUR_MS);
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (given, want) = line.split_once("->").unwrap();
+        let [doings, limit, now] = given.split('|').collect::<Vec<_>>()[..] else { panic!() };
+        let hours = |text: &str| text.parse::<i64>().unwrap() * HOUR_MS;
+        let (mut session, mut last) = (a_row("P7 pay").unwrap(), None);
+        for word in doings.split_whitespace() {
+            let at = Timestamp(hours(&word[1..]));
+            match &word[..1] {
+                "o" => session.opened_at = at,
+                "h" => session.open_horizon = at,
+                _ => last = Some(at),
+            }
+        }
+        let number =
+            |text: &str, word: &str| text.trim().strip_prefix(word).unwrap().trim().to_owned();
+        let limit = number(limit, "limit");
+        let limit = (limit != "null").then(|| hours(&limit));
+        let got = match judge(&session, last, limit, Timestamp(hours(&number(now, "now")))) {
+            Verdict::Expired => "expired".to_owned(),
+            Verdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
+        };
+        assert_eq!(got, want.trim(), "{line}");
+    }
+}
+
+#[test]
+fn one_with_a_name_has_its_own_limit() {
+    let own = |key, value| OwnSettings([(key, value)].into());
+    let (named, nameless) = (a_row("P7 pay").unwrap(), a_row("P7").unwrap());
+    let unnamed_only = own(Key::ProducerExpiryMs, Value::Number(5_000));
+    let named_only = own(Key::TransactionalIdExpiryMs, Value::Unlimited);
+    let week = Some(7 * 24 * HOUR_MS);
+    for (session, tenant, want) in [
+        (&named, &OwnSettings::default(), week),
+        (&nameless, &OwnSettings::default(), week),
+        (&named, &unnamed_only, week),
+        (&nameless, &unnamed_only, Some(5_000)),
+        (&named, &named_only, None),
+        (&nameless, &named_only, week),
+    ] {
+        assert_eq!(limit_ms(session, tenant), want, "{session:?}");
+    }
+}
