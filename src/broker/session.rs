@@ -51,14 +51,13 @@ struct Attempt {
 impl Broker {
     pub async fn open_session(&self, tenant: TenantId, open: Open) -> Result<Opened, Error> {
         for _ in 0..OPEN_ATTEMPTS {
-            let asked = open.clone();
-            let attempt = self.store.transaction(move |connection| {
-                Box::pin(async move { open_once(connection, tenant, &asked).await })
-            });
-            let mut attempt = match attempt.await {
-                Ok(attempt) => attempt,
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Again) => continue,
+            let mut attempt = match self.open_new(tenant, open.clone()).await? {
+                Some(row) => Attempt { row, duplicate: false, standings: Vec::new() },
+                None => match self.open_known(tenant, open.clone()).await {
+                    Ok(attempt) => attempt,
+                    Err(Stop::Failed(error)) => return Err(error),
+                    Err(Stop::Again) => continue,
+                },
             };
             let producer = attempt.row.producer_id;
             if attempt.row.fencing {
@@ -76,6 +75,28 @@ impl Broker {
             return Ok(Opened { session, next_sequences, duplicate: attempt.duplicate });
         }
         Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
+    }
+
+    /// Most opens are of new producers: one statement makes one. None: it is not a new one.
+    async fn open_new(&self, tenant: TenantId, open: Open) -> Result<Option<SessionRow>, Error> {
+        if open.condition.is_some() {
+            return Ok(None);
+        }
+        let make = self.store.run(move |connection| {
+            Box::pin(async move {
+                check_open_id(connection, &open).await?;
+                Ok::<_, Error>(store::sessions::open_new(connection, tenant, &open).await?)
+            })
+        });
+        make.await
+    }
+
+    /// An open of a producer that there is, or the repeat of an open.
+    async fn open_known(&self, tenant: TenantId, open: Open) -> Result<Attempt, Stop> {
+        let attempt = self.store.transaction(move |connection| {
+            Box::pin(async move { open_once(connection, tenant, &open).await })
+        });
+        attempt.await
     }
 
     /// `next_sequences` as of now.
@@ -202,20 +223,27 @@ fn count(event: &'static str) {
     metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
 }
 
+async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), Error> {
+    if open.open_id.is_some() {
+        rules::session::check_open_id(open, store::sessions::clock(connection).await?)?;
+    }
+    Ok(())
+}
+
 async fn open_once(
     connection: &mut Connection,
     tenant: TenantId,
     open: &Open,
 ) -> Result<Attempt, Stop> {
-    if let Some(open_id) = open.open_id {
-        rules::session::check_open_id(open, store::sessions::clock(connection).await?)?;
-        if let Some(made) = store::sessions::find_open(connection, tenant, open_id).await? {
-            let id = made.0;
-            let row = store::sessions::lock(connection, tenant, id).await?;
-            let row = rules::session::repeat(open, row, made)?;
-            let standings = store::sessions::standings(connection, tenant, id).await?;
-            return Ok(Attempt { row, duplicate: true, standings });
-        }
+    check_open_id(connection, open).await.map_err(Stop::Failed)?;
+    if let Some(open_id) = open.open_id
+        && let Some(made) = store::sessions::find_open(connection, tenant, open_id).await?
+    {
+        let id = made.0;
+        let row = store::sessions::lock(connection, tenant, id).await?;
+        let row = rules::session::repeat(open, row, made)?;
+        let standings = store::sessions::standings(connection, tenant, id).await?;
+        return Ok(Attempt { row, duplicate: true, standings });
     }
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
@@ -223,10 +251,9 @@ async fn open_once(
         (None, None) => None,
     };
     let next = rules::session::open(open, row.as_ref())?;
-    let attempt = match row {
-        Some(row) => reopen(connection, tenant, open, row, next).await?,
-        None => open_new(connection, tenant, open).await?,
-    };
+    // gone since: it is a new one now
+    let row = row.ok_or(Stop::Again)?;
+    let attempt = reopen(connection, tenant, open, row, next).await?;
     if let Some(open_id) = open.open_id {
         let (id, epoch) = (attempt.row.producer_id, attempt.row.facts.epoch);
         if !store::sessions::remember_open(connection, tenant, open_id, id, epoch).await? {
@@ -234,19 +261,6 @@ async fn open_once(
         }
     }
     Ok(attempt)
-}
-
-async fn open_new(
-    connection: &mut Connection,
-    tenant: TenantId,
-    open: &Open,
-) -> Result<Attempt, Stop> {
-    let name = open.transactional_id.as_ref();
-    let timeout_ms = open.transaction_timeout_ms;
-    let id = store::sessions::insert(connection, tenant, name, open.sequencing, timeout_ms).await?;
-    let id = id.ok_or(Stop::Again)?;
-    let row = store::sessions::read(connection, tenant, id).await?.ok_or(Stop::Again)?;
-    Ok(Attempt { row, duplicate: false, standings: Vec::new() })
 }
 
 async fn reopen(

@@ -50,8 +50,9 @@ impl From<sqlx::Error> for Error {
         };
         let code = database.code().unwrap_or_default();
         match code.as_ref() {
-            // lock not available, deadlock, serialization, statement timeout
-            "55P03" | "40P01" | "40001" | "57014" => Error::Contended(error),
+            // lock not available, deadlock, serialization, statement timeout, a key that another
+            // transaction has taken meanwhile
+            "55P03" | "40P01" | "40001" | "57014" | "23505" => Error::Contended(error),
             // read-only after a failover, too many connections, disk full, out of memory
             "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
             // an idle transaction was ended: 25P03

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     model::{
         Epoch, LogId, Name, Partition, ProducerId, TenantId, Timestamp,
-        session::{REMEMBERED_OPEN_IDS, Sequencing, Session},
+        session::{Open, REMEMBERED_OPEN_IDS, Sequencing, Session},
     },
     rules::{fold::ProducerState, provenance, sequence::SessionFacts, session::SessionRow},
 };
@@ -33,9 +33,22 @@ statements! {
             open_horizon, opened_at, fencing \
         from oncelog.sessions where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3) \
         order by producer_id limit $4";
-    INSERT = "insert into oncelog.sessions (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at) \
-        values ($1, $2, $3, $4, clock_timestamp()) on conflict (tenant_id, transactional_id) do nothing \
-        returning producer_id";
+    /// One trip for what most opens are: a new producer, with its open id if it has one. No row: the
+    /// name or the id is known.
+    OPEN_NEW = "with known as materialized ( \
+            select from oncelog.session_opens where tenant_id = $1 and open_id = $5 \
+            union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2), \
+        made as ( \
+            insert into oncelog.sessions as s (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at) \
+            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where not exists (select from known) \
+            on conflict (tenant_id, transactional_id) do nothing \
+            returning s.producer_id, s.transactional_id, s.epoch, s.closed, s.reset_epoch, s.monotonic, \
+                s.transaction_timeout_ms, s.open_horizon, s.opened_at, s.fencing), \
+        remembered as ( \
+            insert into oncelog.session_opens as o (tenant_id, open_id, producer_id, epoch) \
+            select $1, $5::uuid, producer_id, epoch from made where $5 is not null) \
+        select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
+            open_horizon, opened_at, fencing from made";
     UPDATE = "update oncelog.sessions set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5, \
             transaction_timeout_ms = $6, opened_at = $7, fencing = $8 \
         where tenant_id = $1 and producer_id = $2";
@@ -166,22 +179,27 @@ pub fn session(row: SessionRow) -> Session {
     }
 }
 
-/// A new producer at epoch 0; none: its name was taken meanwhile.
-pub async fn insert(
+/// A new producer at epoch 0, its open remembered. None: its name or open id is known, or being made
+/// known.
+pub async fn open_new(
     connection: &mut PgConnection,
     tenant: TenantId,
-    transactional_id: Option<&Name>,
-    sequencing: Sequencing,
-    transaction_timeout_ms: i64,
-) -> Result<Option<ProducerId>, Error> {
-    let made: Option<i64> = sqlx::query_scalar(INSERT)
+    open: &Open,
+) -> Result<Option<SessionRow>, Error> {
+    let made: Result<Option<Row>, sqlx::Error> = sqlx::query_as(OPEN_NEW)
         .bind(tenant.0)
-        .bind(transactional_id.map(Name::as_str))
-        .bind(sequencing == Sequencing::Monotonic)
-        .bind(transaction_timeout_ms)
+        .bind(open.transactional_id.as_ref().map(Name::as_str))
+        .bind(open.sequencing == Sequencing::Monotonic)
+        .bind(open.transaction_timeout_ms)
+        .bind(open.open_id)
         .fetch_optional(connection)
-        .await?;
-    Ok(made.map(ProducerId))
+        .await;
+    match made.map_err(Error::from) {
+        Ok(made) => made.map(session_row).transpose(),
+        Err(Error::Contended(_)) => Ok(None),
+        Err(Error::Unavailable(error)) => Err(Error::OutcomeUnknown(error)),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes the new epoch of a locked session.
