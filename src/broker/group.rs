@@ -89,6 +89,8 @@ pub struct Group {
     /// A statement with some of these requests was sent and its answer lost: it may still take
     /// effect.
     pub is_redo: bool,
+    /// A quick pass of it has just failed to compare.
+    pub overtaken: bool,
 }
 
 impl Group {

@@ -35,7 +35,8 @@ pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::
     let removed = task("doomed_logs", remove_doomed(store)).await;
     let expired = task("expiry", expire(store, rounds)).await;
     let dropped = task("open_ids", drop_open_ids(store)).await;
-    trimmed.and(snapped).and(removed).and(expired).and(dropped)
+    let analyzed = task("statistics", refresh_statistics(store)).await;
+    trimmed.and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
 }
 
 async fn task(
@@ -127,6 +128,16 @@ async fn drop_open_ids(store: &Store) -> Result<(), store::Error> {
         let drop =
             store.run(move |c| Box::pin(store::expiry::drop_orphaned_open(c, tenant, open_id)));
         count_rows("open_ids", drop.await?);
+    }
+    Ok(())
+}
+
+/// Plans are made when a connection first runs a statement, and autovacuum looks once a minute: a
+/// young installation would go by plans for empty tables meanwhile.
+async fn refresh_statistics(store: &Store) -> Result<(), store::Error> {
+    if store.run(|c| Box::pin(store::janitor::outgrown(c))).await? {
+        count_due("statistics", vec![()]);
+        store.run(|c| Box::pin(store::janitor::analyze(c))).await?;
     }
     Ok(())
 }

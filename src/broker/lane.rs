@@ -167,19 +167,16 @@ impl Lane {
         let begun = Instant::now();
         let quick = self.writer.quick(&group).await;
         self.measures.quick(begun, &quick);
-        let overtaken = match quick {
+        match quick {
             Ok(Quick::Passed(passed)) => return self.answer(group, passed),
-            Ok(Quick::Unknown) => false,
-            Ok(Quick::Overtaken) => true,
-            Err(error) => {
-                self.sort_out_lost(&mut group, &error);
-                false
-            }
-        };
+            Ok(Quick::Unknown) => {}
+            Ok(Quick::Overtaken) => group.overtaken = true,
+            Err(error) => self.sort_out_lost(&mut group, &error),
+        }
         let mut contended = 0;
         while !group.requests.is_empty() {
             let begun = Instant::now();
-            let full = self.writer.full(&mut group, &mut self.queue, overtaken).await;
+            let full = self.writer.full(&mut group, &mut self.queue).await;
             self.measures.full(begun, &full);
             match full {
                 Ok(Full::Passed(passed)) => return self.answer(group, passed),

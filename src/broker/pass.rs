@@ -103,15 +103,13 @@ impl Writer {
         }
     }
 
-    /// Locks, loads, decides, writes, commits. `overtaken`: a quick pass of this group has just
-    /// failed to compare.
+    /// Locks, loads, decides, writes, commits.
     pub async fn full(
         &mut self,
         group: &mut Group,
         queue: &mut Queue,
-        overtaken: bool,
     ) -> Result<Full, store::Error> {
-        match timeout(PASS_TIMEOUT, self.full_attempts(group, queue, overtaken)).await {
+        match timeout(PASS_TIMEOUT, self.full_attempts(group, queue)).await {
             Ok(Ok(full)) => Ok(full),
             Ok(Err(error)) => Err(self.fail(group, error)),
             Err(_) => Err(self.fail(group, store::Error::silent_peer())),
@@ -122,7 +120,6 @@ impl Writer {
         &mut self,
         group: &mut Group,
         queue: &mut Queue,
-        overtaken: bool,
     ) -> Result<Full, store::Error> {
         let memory = self.memory.entry(group.tenant).or_default();
         let connection = match &mut self.connection {
@@ -135,7 +132,8 @@ impl Writer {
             if early {
                 load_early(connection, memory, group, &grounded).await?;
             }
-            match full_attempt(connection, memory, group, queue, overtaken, early).await? {
+            let attempt = full_attempt(connection, memory, group, queue, early).await?;
+            match attempt {
                 Attempt::Again => early = true,
                 Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
                 Attempt::Held(plan, written) => {
@@ -230,7 +228,6 @@ async fn full_attempt(
     memory: &mut Memory,
     group: &mut Group,
     queue: &mut Queue,
-    overtaken: bool,
     early: bool,
 ) -> Result<Attempt, store::Error> {
     let Group { tenant, requests, .. } = &*group;
@@ -270,7 +267,7 @@ async fn full_attempt(
     for (log_id, position) in &now_at {
         if let Some(log) = memory.get_mut(log_id) {
             let moved = known.get(log_id).is_some_and(|known| known != position);
-            log.looked(overtaken || moved);
+            log.looked(group.overtaken || moved);
         }
     }
 

@@ -97,7 +97,13 @@ impl Queue {
     /// All that waits for the first one's tenant.
     pub fn next_group(&mut self) -> Group {
         let tenant = self.jobs.front().map_or(TenantId(0), |job| job.tenant);
-        let mut group = Group { tenant, requests: Vec::new(), tickets: Vec::new(), is_redo: false };
+        let mut group = Group {
+            tenant,
+            requests: Vec::new(),
+            tickets: Vec::new(),
+            is_redo: false,
+            overtaken: false,
+        };
         self.add_to(&mut group, |_| true);
         group
     }

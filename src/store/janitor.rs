@@ -31,6 +31,9 @@ statements! {
         select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint from gone";
     MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
+    OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states}'::name[]) \
+        and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
         where partition is not null and snapshot_offset < log_start_offset limit $1";
@@ -41,6 +44,23 @@ pub struct Chunk {
     pub rows: u64,
     /// There may be more to do.
     pub more: bool,
+}
+
+/// Tables with several indexes that begin with the tenant: which one is right shows in statistics only.
+const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
+    oncelog.producer_states";
+
+/// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
+/// for.
+pub async fn outgrown(connection: &mut PgConnection) -> Result<bool, Error> {
+    Ok(sqlx::query_scalar(OUTGROWN).fetch_one(connection).await?)
+}
+
+/// Makes statistics anew, and with them the plans of all connections. (A role that does not own the
+/// tables leaves it to autovacuum.)
+pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
+    sqlx::raw_sql(ANALYZE).execute(connection).await?;
+    Ok(())
 }
 
 /// A log of some tenant.

@@ -100,7 +100,7 @@ labels! {
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
-    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids"]);
+    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics"]);
     VERSION "version" Values::Version;
     WAIT_OUTCOME "outcome" Values::These(&["records", "nothing", "gone"]);
     PAGE_RESULT "result" Values::These(&["hit", "miss"]);

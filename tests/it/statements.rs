@@ -108,6 +108,7 @@ fn every_statement_is_of_one_tenant() {
         "expiry_idle",
         "expiry_orphaned",
         "janitor_doomed",
+        "janitor_outgrown",
         "janitor_trimmable",
         "janitor_unsnapped_trims",
         "notices_",
