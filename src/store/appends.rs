@@ -23,14 +23,15 @@ statements! {
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
         returning b.log_id, b.base_offset, b.appended_at";
-    /// Many logs or rows. `held` locks the heads in order and leaves out what does not compare;
+    /// Many logs or rows. (`log_id = any($2)` beside the joins: a plan made while the table was empty
+    /// would read all of the tenant's heads.) `held` locks the heads in order and leaves out what does not compare;
     /// all rows of the pass share one instant, the greatest of its heads.
     APPEND_ROWS = "with want as materialized ( \
             select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[]) \
                 as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
         held as materialized ( \
             select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-            where l.tenant_id = $1 and (w.fence is null or l.fence = w.fence) \
+            where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
                 and (w.next_offset is null or l.next_offset = w.next_offset) \
                 and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
             order by l.log_id for no key update of l), \
@@ -41,7 +42,7 @@ statements! {
             update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
                 size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.appended_at \
             from want w cross join moment m \
-            where l.tenant_id = $1 and l.log_id = w.log_id and w.record_count > 0 and m.complete \
+            where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and w.record_count > 0 and m.complete \
             returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at) \
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.records \
@@ -53,7 +54,7 @@ statements! {
     CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[]) \
             as w (log_id, fence, next_offset, last_appended_at) \
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id \
-        where l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset) \
+        where l.log_id = any($2) and l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset) \
             and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at)";
 }
 

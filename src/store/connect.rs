@@ -47,8 +47,6 @@ statements! {
         set_config('enable_seqscan', 'off', false), \
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, false)";
-    /// What such a connection runs goes by keys, whatever the values.
-    PLAN_ONCE = "select set_config('plan_cache_mode', 'force_generic_plan', false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
     PING = "select 1";
@@ -131,7 +129,6 @@ impl Store {
     pub async fn connection(&self) -> Result<PgConnection, Error> {
         let mut connection = PgConnection::connect_with(&self.options).await?;
         prepare_session(&mut connection).await?;
-        sqlx::query(PLAN_ONCE).execute(&mut connection).await?;
         Ok(connection)
     }
 

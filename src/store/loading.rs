@@ -11,12 +11,18 @@ use crate::{
 };
 
 statements! {
+    /// `offset 0` keeps the lookups lookups: made while the table was empty, the plan of a plain join
+    /// reads all of the tenant's rows, and stays.
     STATES = "select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id) \
-        join oncelog.producer_states s on s.tenant_id = $1 and s.log_id = w.log_id and s.producer_id = w.producer_id";
+        cross join lateral ( \
+            select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
+            where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
     TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
-        join oncelog.batches b on b.tenant_id = $1 and b.log_id = w.log_id and b.base_offset >= w.from_offset \
+        cross join lateral ( \
+            select log_id, base_offset, record_count, appended_at, producers from oncelog.batches \
+            where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0) as b \
         order by b.log_id, b.base_offset";
     SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2)";
