@@ -91,17 +91,18 @@ fn rule_15_no_statement_locks_for_update() {
 /// Whoever locks several heads locks them in order.
 #[test]
 fn rule_16_heads_are_locked_in_order() {
+    let ordered = ["order by log_id for no key update", "order by l.log_id for no key update of l"];
     let locking = all().filter(|(_, sql)| {
         sql.contains("for no key update") && sql.contains("oncelog.logs") && sql.contains("any($2)")
     });
     let mut count = 0;
     for (name, sql) in locking {
-        assert!(sql.contains("order by log_id for no key update"), "{name}");
+        assert!(ordered.iter().any(|order| sql.contains(order)), "{name}");
         count += 1;
     }
     assert!(count > 0);
     let rows = all().find(|(name, _)| name == "appends_append_rows").unwrap().1;
-    assert!(rows.contains("order by l.log_id for no key update of l"));
+    assert!(rows.contains(ordered[1]));
 }
 
 /// Every statement names the tenant, or works over all of them for a stated reason.
