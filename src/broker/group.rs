@@ -112,6 +112,11 @@ impl Group {
 }
 
 impl Group {
+    /// Bytes of all records.
+    pub fn size_bytes(&self) -> i64 {
+        self.requests.iter().map(Request::size_bytes).sum()
+    }
+
     /// Takes the requests that match out of the group.
     pub fn take(&mut self, matches: impl Fn(&Request, &Ticket) -> bool) -> Vec<Ticket> {
         let requests = std::mem::take(&mut self.requests).into_iter();

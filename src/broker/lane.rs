@@ -141,9 +141,11 @@ impl Lane {
             }
             self.queue.wait_for_company(&self.pace).await;
             let group = self.next_group();
-            let (tenant, served, begun) = (group.tenant, group.requests.len(), Instant::now());
+            let (tenant, served, bytes) =
+                (group.tenant, group.requests.len(), group.size_bytes().unsigned_abs());
+            let begun = Instant::now();
             self.serve(group).await;
-            self.pace.passed(tenant, begun.elapsed(), served + self.queue.len());
+            self.pace.passed(tenant, begun.elapsed(), bytes, served + self.queue.len());
         }
     }
 

@@ -10,6 +10,8 @@ use crate::model::TenantId;
 
 /// Passes that take longer are worth a wait.
 const SLOW_PASS: Duration = Duration::from_millis(1);
+/// What a pass stores in this time is work, which no company spares.
+const BYTES_PER_MS: u64 = 256 * 1024;
 /// The part of a slow pass's time that the next one may wait.
 const WAIT_DIVISOR: u32 = 4;
 
@@ -17,15 +19,16 @@ const WAIT_DIVISOR: u32 = 4;
 #[derive(Default)]
 pub struct Pace {
     tenant: Option<TenantId>,
-    /// How long the last pass took, and the one before it.
+    /// How long the last pass took beyond its work, and the one before it.
     passes: [Duration; 2],
     company: usize,
 }
 
 impl Pace {
-    /// A pass for this tenant has ended; `company` counts the requests it served and those that
-    /// came meanwhile.
-    pub fn passed(&mut self, tenant: TenantId, took: Duration, company: usize) {
+    /// A pass for this tenant has ended, which stored `bytes` of records; `company` counts the
+    /// requests it served and those that came meanwhile.
+    pub fn passed(&mut self, tenant: TenantId, took: Duration, bytes: u64, company: usize) {
+        let took = took.saturating_sub(Duration::from_micros(bytes * 1_000 / BYTES_PER_MS));
         *self = Self { tenant: Some(tenant), passes: [took, self.passes[0]], company };
     }
 
@@ -60,10 +63,21 @@ mod tests {
         for (passes, tenant, want) in table {
             let mut pace = Pace::default();
             for took in passes {
-                pace.passed(A, Duration::from_micros(*took), 7);
+                pace.passed(A, Duration::from_micros(*took), 0, 7);
             }
             let want = want.map(|wait| (Duration::from_micros(wait), 7));
             assert_eq!(pace.wait_for(tenant), want, "{passes:?} {tenant:?}");
+        }
+    }
+
+    #[test]
+    fn what_takes_long_because_it_is_much_does_not_wait() {
+        for (took_us, bytes, want) in [(1_900, 256 << 10, None), (4_000, 512 << 10, Some(500))] {
+            let mut pace = Pace::default();
+            for _ in 0..2 {
+                pace.passed(A, Duration::from_micros(took_us), bytes, 7);
+            }
+            assert_eq!(pace.wait_for(A), want.map(|wait| (Duration::from_micros(wait), 7)));
         }
     }
 }

@@ -125,7 +125,7 @@ impl Queue {
         for job in self.jobs.drain(..) {
             let fits = room > 0 && bytes < GROUP_BYTES;
             if fits && job.tenant == group.tenant && may_join(&job.request) {
-                bytes += size_bytes(&job.request);
+                bytes += job.request.size_bytes();
                 room -= 1;
                 taken.push(job);
             } else {

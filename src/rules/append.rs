@@ -52,6 +52,13 @@ pub struct Request {
     pub too_large: Option<Refusal>,
 }
 
+impl Request {
+    /// Bytes of its records.
+    pub fn size_bytes(&self) -> i64 {
+        self.parts.iter().map(|part| part.size_bytes).sum()
+    }
+}
+
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
