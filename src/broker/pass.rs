@@ -93,7 +93,9 @@ impl Writer {
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
             Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
             Ok(Held::No) => {
-                plan.undo(self.memory(group.tenant));
+                if writes {
+                    self.forget(group);
+                }
                 Ok(Quick::Overtaken)
             }
             Err(store::Error::Unavailable(error)) if writes => {

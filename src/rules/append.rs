@@ -1,8 +1,8 @@
 //! Deciding a group of appends over the memory of their logs: who appends, who repeats, who waits,
 //! who is refused; and what is written where.
 //!
-//! The decision works straight on the memory. If its write does not compare, it is undone; if it is
-//! not known whether it took effect, the memory of these logs is thrown away. Nothing is answered before the write (or, where nothing is
+//! The decision works straight on the memory. If its write does not hold, the memory of these logs
+//! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
 //! written, a read of the heads) has confirmed every log an answer stands on.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Refusal,
     draft::Draft,
-    fold::{Entry, Placement, ProducerState, Remembered},
+    fold::{Entry, Placement, Remembered},
     ground::{Ground, grounds},
     memory::{Memory, Producer},
     sequence::{self, Verdict},
@@ -117,8 +117,8 @@ pub struct Plan {
     pub writes: Vec<LogWrite>,
     /// (log, producer) appending here for the first time: registered in the same transaction.
     pub registrations: Vec<(LogId, ProducerId)>,
-    /// Who appends: its newest requests still lack their `appended_at`; with its state before.
-    before: Vec<(LogId, ProducerId, ProducerState)>,
+    /// (log, producer) whose newest requests still lack their `appended_at`.
+    touched: Vec<(LogId, ProducerId)>,
 }
 
 /// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
@@ -131,7 +131,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
         .collect();
     let mut drafts: BTreeMap<LogId, Draft> = BTreeMap::new();
     let mut registrations = BTreeSet::new();
-    let mut before: BTreeMap<(LogId, ProducerId), ProducerState> = BTreeMap::new();
+    let mut touched = BTreeSet::new();
     let mut decisions = Vec::with_capacity(group.len());
     for (index, request) in group.iter().enumerate() {
         let fresh = match judge(memory, request) {
@@ -148,7 +148,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             let entry = entry(request, numbered, fresh, &deltas, &compares);
             let home = (request.home, numbered.producer_id);
             if let Some(producer) = producer_mut(memory, home) {
-                before.entry(home).or_insert_with(|| producer.state.clone());
+                touched.insert(home);
                 producer.state.apply(&entry, THIS_PASS);
                 if !std::mem::replace(&mut producer.registered, true) {
                     registrations.insert(home);
@@ -174,7 +174,7 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             })
             .collect(),
         registrations: registrations.into_iter().collect(),
-        before: before.into_iter().map(|((log_id, id), state)| (log_id, id, state)).collect(),
+        touched: touched.into_iter().collect(),
     }
 }
 
@@ -292,22 +292,6 @@ impl Plan {
         self.writes.iter().any(|write| !write.rows.is_empty())
     }
 
-    /// The write did not compare: the memory is again what it was before the decision. (Nobody was
-    /// registered: a quick pass knows its producers.)
-    pub fn undo(self, memory: &mut Memory) {
-        for write in self.writes {
-            let position = write.compare.and_then(|compare| compare.position);
-            if let (Some((next_offset, _)), Some(log)) = (position, memory.get_mut(&write.log_id)) {
-                log.next_offset = next_offset;
-            }
-        }
-        for (log_id, producer_id, state) in self.before {
-            if let Some(producer) = producer_mut(memory, (log_id, producer_id)) {
-                producer.state = state;
-            }
-        }
-    }
-
     /// The write held: `appended_at` and every written log's base are known.
     pub fn confirm(
         &mut self,
@@ -324,8 +308,8 @@ impl Plan {
                 log.next_offset += if compared { 0 } else { write.record_count };
             }
         }
-        for (log_id, producer_id, _) in &self.before {
-            let producer = producer_mut(memory, (*log_id, *producer_id));
+        for home in &self.touched {
+            let producer = producer_mut(memory, *home);
             let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);
             recent.for_each(|request| request.settle(appended_at));
         }

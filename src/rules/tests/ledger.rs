@@ -301,7 +301,9 @@ impl Ledger {
             if written.is_some() || (!writes && self.confirm(&plan)) {
                 return held(memory, plan, written, (Way::Quick, false, lose));
             }
-            plan.undo(memory);
+            if writes {
+                ground::touched_logs(group).iter().for_each(|log_id| drop(memory.remove(log_id)));
+            }
             overtaken = true;
         }
         let known = positions(memory);

@@ -215,7 +215,7 @@ impl Turn<'_> {
             self.pass_ends(replica, group, plan, Some((appended_at, bases)));
         } else {
             self.note(Seen::Overtaken);
-            plan.undo(self.memory(replica));
+            self.forget(replica, &requests);
             self.start_full(replica, group, true);
         }
     }
