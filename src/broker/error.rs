@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::{
     model::{Code, Name, Partition},
-    rules::Refusal,
     store, telemetry,
 };
 
@@ -66,76 +65,6 @@ impl Error {
     pub fn internal() -> Self {
         let detail = "The server met something it does not understand; its log tells more.";
         Self::new(Code::Internal, detail)
-    }
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::UnknownProducer { producer_id } => {
-                let id = producer_id.0;
-                let detail =
-                    format!("There is no producer {id}, or it has expired. Open a session.");
-                Self::new(Code::UnknownProducer, detail)
-            }
-            Refusal::ProducerFenced { current_epoch } => {
-                let detail = format!(
-                    "A newer session of this producer was opened: its epoch is {current_epoch}. \
-                     This one may do nothing any more."
-                );
-                Self::new(Code::ProducerFenced, detail).fact("current_epoch", current_epoch)
-            }
-            Refusal::InvalidProducerEpoch { current_epoch } => {
-                let detail = format!(
-                    "This epoch was never issued; the producer's is {current_epoch}. Epochs come \
-                     from opening a session."
-                );
-                Self::new(Code::InvalidProducerEpoch, detail).fact("current_epoch", current_epoch)
-            }
-            Refusal::UnknownProducerState { received } => {
-                let detail = format!(
-                    "This producer has never appended here, so sequence 0 is expected, not \
-                     {received}."
-                );
-                Self::new(Code::UnknownProducerState, detail).fact("expected", 0)
-            }
-            Refusal::OutOfOrderSequence { expected, received } => {
-                let detail = format!(
-                    "Sequence {expected} is expected here, not {received}: a request before this \
-                     one is missing."
-                );
-                Self::new(Code::OutOfOrderSequence, detail)
-                    .fact("expected", expected)
-                    .fact("received", received)
-            }
-            Refusal::SequenceReused { sequence } => {
-                let detail = format!("Sequence {sequence} was used here with other records.");
-                Self::new(Code::SequenceReused, detail)
-            }
-            Refusal::OffsetMismatch { expected_offset, next_offset } => {
-                let detail = format!(
-                    "The partition's next offset is {next_offset}, not {expected_offset}. Nothing \
-                     was appended."
-                );
-                Self::new(Code::OffsetMismatch, detail)
-                    .fact("expected_offset", expected_offset)
-                    .fact("next_offset", next_offset)
-            }
-            Refusal::BatchTooLarge { limit_name, limit, received } => {
-                let detail = format!("{limit_name} is {limit} here; this batch has {received}.");
-                Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
-            }
-            Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
-            Refusal::OpenIdReused => {
-                let detail = "This open_id was used by an open of another transactional_id or \
-                              producer_id. Make a new one for every open.";
-                Self::new(Code::IdempotencyKeyReused, detail)
-            }
-            Refusal::InvalidOpenId => Self::invalid(
-                "/open_id",
-                "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock",
-            ),
-        }
     }
 }
 

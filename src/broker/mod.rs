@@ -27,10 +27,12 @@ mod pages;
 mod pass;
 mod queue;
 mod read;
+mod refusals;
 mod session;
 mod settings;
 mod signals;
 mod topic;
+mod transaction;
 mod watches;
 
 use std::sync::Arc;

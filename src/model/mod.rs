@@ -11,6 +11,7 @@ pub mod session;
 pub mod settings;
 pub mod time;
 pub mod topic;
+pub mod transaction;
 pub mod transfer;
 
 pub use batch::{Batch, Envelope};

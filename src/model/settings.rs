@@ -49,6 +49,14 @@ macro_rules! settings {
 
 settings! {
     // key                    name                          default     least most            null  topics
+    TransactionTimeoutMs    "transaction_timeout_ms"        60_000      1      86_400_000          false false
+        "How long a transaction may stay open, when neither its begin nor its session says.";
+    MaxTransactionTimeoutMs "max_transaction_timeout_ms"    900_000     1      86_400_000          false false
+        "The longest timeout a transaction or a session may ask for.";
+    TransactionRetentionMs  "transaction_retention_ms"      604_800_000 1_000  315_360_000_000     false false
+        "How long the outcome of a transaction is remembered after its end; older ids are refused.";
+    MaxTransactionBatches   "max_transaction_batches"       10_000      1      100_000             false false
+        "Most batches of one transaction: one for every partition of every append.";
     ProducerExpiryMs        "producer_expiry_ms"          604_800_000 1_000 315_360_000_000 true  false
         "How long a producer without a name may be idle before it is forgotten.";
     TransactionalIdExpiryMs "transactional_id_expiry_ms"  604_800_000 1_000 315_360_000_000 true  false

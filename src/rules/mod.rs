@@ -7,6 +7,7 @@ pub mod expiry;
 pub mod fold;
 pub mod ground;
 pub mod memory;
+pub mod offsets;
 pub mod provenance;
 pub mod sequence;
 pub mod session;
@@ -14,8 +15,14 @@ pub mod settings;
 pub mod spread;
 #[cfg(test)]
 mod tests;
+pub mod transaction;
 
-use crate::model::{Epoch, Offset, ProducerId, Sequence};
+use uuid::Uuid;
+
+use crate::model::{
+    Epoch, Offset, ProducerId, Sequence,
+    transaction::{Reason, State},
+};
 
 /// Why a request was refused, with the facts a client needs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,4 +65,50 @@ pub enum Refusal {
     },
     /// The open id is not a UUIDv7, or its instant is too far from the clock.
     InvalidOpenId,
+    /// Not a UUIDv7, or its instant lies too far ahead.
+    InvalidTransactionId,
+    /// What became of it, if it ever was, is no longer known.
+    TransactionExpired,
+    TransactionNotFound,
+    /// The id was used by a begin with another payload.
+    TransactionReused,
+    /// `reason`: of an aborted one.
+    InvalidTransactionState {
+        state: State,
+        reason: Option<Reason>,
+    },
+    /// The session has this ongoing one.
+    ConcurrentTransactions {
+        transaction_id: Uuid,
+    },
+    TransactionTooLarge {
+        limit: i64,
+        received: i64,
+    },
+    AppendsMissing {
+        expected: i64,
+        received: i64,
+    },
+    /// The transaction belongs to another producer, or to none.
+    ProducerMismatch,
+    /// It belongs to a session: the call has to say which.
+    SessionMissing,
+    /// An operator may end what is stuck, not commit what is not prepared.
+    OperatorMayNotCommit,
+    TimeoutTooLong {
+        maximum: i64,
+        received: i64,
+    },
+    /// The group's committed offset is another, or a prepared transaction is to commit one.
+    OffsetCommitConflict {
+        expected_offset: Option<Offset>,
+        committed_offset: Option<Offset>,
+        pinned_by: Option<Uuid>,
+    },
+    UnknownMember,
+    /// Another member owns the partition, or owned it since that generation.
+    IllegalGeneration {
+        generation: i64,
+    },
+    GroupNotEmpty,
 }

@@ -11,6 +11,7 @@ pub mod janitor;
 pub mod loading;
 pub mod logs;
 pub mod notices;
+pub mod offsets;
 pub mod reads;
 pub mod sessions;
 pub mod snapshots;

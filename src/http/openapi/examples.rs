@@ -99,6 +99,21 @@ fn detail(code: Code) -> &'static str {
             "This open_id was used by an open of another transactional_id or producer_id. Make a \
              new one for every open."
         }
+        Code::InvalidTransactionId
+        | Code::InvalidCursor
+        | Code::TransactionNotFound
+        | Code::UnknownMember
+        | Code::InvalidTransactionState
+        | Code::OffsetCommitConflict
+        | Code::AppendsMissing
+        | Code::IllegalGeneration
+        | Code::GroupNotEmpty
+        | Code::ProducerMismatch
+        | Code::TopicInUse
+        | Code::ConcurrentTransactions
+        | Code::TransactionExpired
+        | Code::TransactionTooLarge
+        | Code::TransactionReused => detail_of_transaction(code),
         Code::QuotaExceeded => "max_topics is 1000. Delete topics that are not needed any more.",
         Code::Internal => "Something went wrong in the server; its log has the request id.",
         Code::Unavailable => "The database cannot be reached right now. Nothing was changed.",
@@ -106,6 +121,61 @@ fn detail(code: Code) -> &'static str {
         Code::OutcomeUnknown => {
             "The database went away before it answered. Send the same request again: with a \
              sequence it is stored once, and the repeat tells where."
+        }
+    }
+}
+
+/// What the server says of a code of transactions and offsets.
+fn detail_of_transaction(code: Code) -> &'static str {
+    match code {
+        Code::InvalidTransactionId => {
+            "A transaction id is a UUIDv7 whose instant lies at most 24 hours ahead of the \
+             server's clock. Make a new one, or leave it out."
+        }
+        Code::InvalidCursor => "/offsets/0/cursor: this is no cursor of a fetch of this group.",
+        Code::TransactionNotFound => "There is no transaction of this id: none was begun with it.",
+        Code::UnknownMember => {
+            "The group has no such member: it has left, or its lease has run out. Join again."
+        }
+        Code::InvalidTransactionState => {
+            "The transaction is aborted (timeout): it has ended and changes no more."
+        }
+        Code::OffsetCommitConflict => {
+            "The committed offset is 140, not 100: somebody else has committed here. Read on from \
+             there."
+        }
+        Code::AppendsMissing => {
+            "expected_appends is 3, but the transaction holds 2. Send what is missing, then \
+             commit again."
+        }
+        Code::IllegalGeneration => {
+            "The member does not own this partition since the generation it names; the group's is \
+             4. Fetch or heartbeat to learn what it owns."
+        }
+        Code::GroupNotEmpty => "The group has members: offsets are committed by them, as members.",
+        Code::ProducerMismatch => {
+            "The transaction was not begun by this producer. Name the producer_id and epoch of \
+             the session that began it, or none where there was none."
+        }
+        Code::TopicInUse => {
+            "The prepared transaction 019aa5b6-5c00-7000-8000-000000000002 holds this topic. End \
+             it first."
+        }
+        Code::ConcurrentTransactions => {
+            "The session has an ongoing transaction, 019aa5b6-5c00-7000-8000-000000000002. Commit \
+             or abort it first."
+        }
+        Code::TransactionExpired => {
+            "This id is older than what is remembered: the transaction may have been committed or \
+             aborted, or never begun. It is not run again."
+        }
+        Code::TransactionTooLarge => {
+            "max_transaction_batches is 10000; with this request the transaction would have \
+             10001, one for every partition of every append."
+        }
+        _ => {
+            "A transaction of this id was begun with another payload. Repeat a begin exactly, or \
+             make a new id."
         }
     }
 }
@@ -130,6 +200,14 @@ fn facts(code: Code) -> Value {
         Code::PayloadTooLarge => json!({"limit": 16_777_216}),
         Code::BatchTooLarge | Code::QuotaExceeded => json!({"limit": 1000}),
         Code::OffsetOutOfRange => json!({"log_start_offset": 40, "high_watermark": 140}),
+        Code::InvalidTransactionState => json!({"state": "aborted", "reason": "timeout"}),
+        Code::OffsetCommitConflict => json!({"expected_offset": 100, "committed_offset": 140}),
+        Code::AppendsMissing => json!({"expected": 3, "received": 2}),
+        Code::IllegalGeneration => json!({"generation": 4}),
+        Code::TopicInUse | Code::ConcurrentTransactions => {
+            json!({"transaction_id": "019aa5b6-5c00-7000-8000-000000000002"})
+        }
+        Code::TransactionTooLarge => json!({"limit": 10_000}),
         _ => Value::Null,
     }
 }

@@ -1,0 +1,264 @@
+//! What the rules refuse, in words for people and facts for programs.
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::Error;
+use crate::{
+    model::{
+        Code, Epoch, Offset, Sequence,
+        transaction::{Reason, State},
+    },
+    rules::Refusal,
+};
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::UnknownProducer { producer_id } => Self::unknown_producer(producer_id.0),
+            Refusal::ProducerFenced { current_epoch } => Self::producer_fenced(current_epoch),
+            Refusal::InvalidProducerEpoch { current_epoch } => {
+                Self::invalid_producer_epoch(current_epoch)
+            }
+            Refusal::UnknownProducerState { received } => Self::unknown_producer_state(received),
+            Refusal::OutOfOrderSequence { expected, received } => {
+                Self::out_of_order_sequence(expected, received)
+            }
+            Refusal::SequenceReused { sequence } => {
+                let detail = format!("Sequence {sequence} was used here with other records.");
+                Self::new(Code::SequenceReused, detail)
+            }
+            Refusal::OffsetMismatch { expected_offset, next_offset } => {
+                Self::offset_mismatch(expected_offset, next_offset)
+            }
+            Refusal::BatchTooLarge { limit_name, limit, received } => {
+                let detail = format!("{limit_name} is {limit} here; this batch has {received}.");
+                Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
+            }
+            Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
+            Refusal::OpenIdReused => {
+                let detail = "This open_id was used by an open of another transactional_id or \
+                              producer_id. Make a new one for every open.";
+                Self::new(Code::IdempotencyKeyReused, detail)
+            }
+            Refusal::InvalidOpenId => Self::invalid(
+                "/open_id",
+                "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock",
+            ),
+            Refusal::InvalidTransactionId => Self::invalid_transaction_id(),
+            Refusal::TransactionExpired => Self::transaction_expired(),
+            Refusal::TransactionNotFound => {
+                let detail = "There is no transaction of this id: none was begun with it.";
+                Self::new(Code::TransactionNotFound, detail)
+            }
+            Refusal::TransactionReused => Self::transaction_reused(),
+            Refusal::InvalidTransactionState { state, reason } => {
+                Self::invalid_transaction_state(state, reason)
+            }
+            Refusal::ConcurrentTransactions { transaction_id } => {
+                Self::concurrent_transactions(transaction_id)
+            }
+            Refusal::TransactionTooLarge { limit, received } => {
+                Self::transaction_too_large(limit, received)
+            }
+            Refusal::AppendsMissing { expected, received } => {
+                Self::appends_missing(expected, received)
+            }
+            Refusal::ProducerMismatch => Self::producer_mismatch(),
+            Refusal::SessionMissing => Self::session_missing(),
+            Refusal::OperatorMayNotCommit => Self::operator_may_not_commit(),
+            Refusal::TimeoutTooLong { maximum, received } => Self::invalid(
+                "/timeout_ms",
+                &format!("{received} is above max_transaction_timeout_ms, which is {maximum}"),
+            ),
+            Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
+                Self::offset_commit_conflict(expected_offset, committed_offset, pinned_by)
+            }
+            Refusal::UnknownMember => Self::unknown_member(),
+            Refusal::IllegalGeneration { generation } => Self::illegal_generation(generation),
+            Refusal::GroupNotEmpty => Self::group_not_empty(),
+        }
+    }
+}
+
+/// Appends and their producers.
+impl Error {
+    fn unknown_producer(id: i64) -> Self {
+        let detail = format!("There is no producer {id}, or it has expired. Open a session.");
+        Self::new(Code::UnknownProducer, detail)
+    }
+
+    fn producer_fenced(current_epoch: Epoch) -> Self {
+        let detail = format!(
+            "A newer session of this producer was opened: its epoch is {current_epoch}. This one \
+             may do nothing any more."
+        );
+        Self::new(Code::ProducerFenced, detail).fact("current_epoch", current_epoch)
+    }
+
+    fn invalid_producer_epoch(current_epoch: Epoch) -> Self {
+        let detail = format!(
+            "This epoch was never issued; the producer's is {current_epoch}. Epochs come from \
+             opening a session."
+        );
+        Self::new(Code::InvalidProducerEpoch, detail).fact("current_epoch", current_epoch)
+    }
+
+    fn unknown_producer_state(received: Sequence) -> Self {
+        let detail = format!(
+            "This producer has never appended here, so sequence 0 is expected, not {received}."
+        );
+        Self::new(Code::UnknownProducerState, detail).fact("expected", 0)
+    }
+
+    fn out_of_order_sequence(expected: Sequence, received: Sequence) -> Self {
+        let detail = format!(
+            "Sequence {expected} is expected here, not {received}: a request before this one is \
+             missing."
+        );
+        Self::new(Code::OutOfOrderSequence, detail)
+            .fact("expected", expected)
+            .fact("received", received)
+    }
+
+    fn offset_mismatch(expected_offset: Offset, next_offset: Offset) -> Self {
+        let detail = format!(
+            "The partition's next offset is {next_offset}, not {expected_offset}. Nothing was \
+             appended."
+        );
+        Self::new(Code::OffsetMismatch, detail)
+            .fact("expected_offset", expected_offset)
+            .fact("next_offset", next_offset)
+    }
+}
+
+/// Transactions.
+impl Error {
+    pub fn invalid_transaction_id() -> Self {
+        let detail = "A transaction id is a UUIDv7 whose instant lies at most 24 hours ahead of \
+                      the server's clock. Make a new one, or leave it out.";
+        Self::new(Code::InvalidTransactionId, detail)
+    }
+
+    fn transaction_expired() -> Self {
+        let detail = "This id is older than what is remembered: the transaction may have been \
+                      committed or aborted, or never begun. It is not run again.";
+        Self::new(Code::TransactionExpired, detail)
+    }
+
+    fn transaction_reused() -> Self {
+        let detail = "A transaction of this id was begun with another payload. Repeat a begin \
+                      exactly, or make a new id.";
+        Self::new(Code::TransactionReused, detail)
+    }
+
+    fn invalid_transaction_state(state: State, reason: Option<Reason>) -> Self {
+        let why = reason.map_or(String::new(), |reason| format!(" ({})", reason.as_str()));
+        let what = match state {
+            State::Ongoing => "can do that only after it was prepared",
+            State::Prepared => "takes nothing more; commit or abort it",
+            State::Committed | State::Aborted => "has ended and changes no more",
+        };
+        let detail = format!("The transaction is {}{why}: it {what}.", state.as_str());
+        Self::new(Code::InvalidTransactionState, detail)
+            .fact("state", state.as_str())
+            .fact("reason", reason.map(Reason::as_str))
+    }
+
+    fn concurrent_transactions(transaction_id: Uuid) -> Self {
+        let detail = format!(
+            "The session has an ongoing transaction, {transaction_id}. Commit or abort it first."
+        );
+        Self::new(Code::ConcurrentTransactions, detail)
+            .fact("transaction_id", transaction_id.to_string())
+    }
+
+    fn transaction_too_large(limit: i64, received: i64) -> Self {
+        let detail = format!(
+            "max_transaction_batches is {limit}; with this request the transaction would have \
+             {received}, one for every partition of every append."
+        );
+        Self::new(Code::TransactionTooLarge, detail).fact("limit", limit)
+    }
+
+    fn appends_missing(expected: i64, received: i64) -> Self {
+        let detail = format!(
+            "expected_appends is {expected}, but the transaction holds {received}. Send what is \
+             missing, then commit again."
+        );
+        Self::new(Code::AppendsMissing, detail)
+            .fact("expected", expected)
+            .fact("received", received)
+    }
+
+    fn producer_mismatch() -> Self {
+        let detail = "The transaction was not begun by this producer. Name the producer_id and \
+                      epoch of the session that began it, or none where there was none.";
+        Self::new(Code::ProducerMismatch, detail)
+    }
+
+    fn session_missing() -> Self {
+        Self::invalid(
+            "/producer_id",
+            "the transaction was begun by a session: every call names its producer_id and epoch",
+        )
+    }
+
+    fn operator_may_not_commit() -> Self {
+        Self::invalid("?as", "an operator commits what is prepared, and aborts anything else")
+    }
+}
+
+/// Offsets of groups.
+impl Error {
+    fn offset_commit_conflict(
+        expected_offset: Option<Offset>,
+        committed_offset: Option<Offset>,
+        pinned_by: Option<Uuid>,
+    ) -> Self {
+        let number = |offset: Option<Offset>| offset.map_or("none".to_owned(), |n| n.to_string());
+        let error = match pinned_by {
+            Some(id) => {
+                let detail = format!(
+                    "The prepared transaction {id} is to commit an offset here. Wait for its end."
+                );
+                Self::new(Code::OffsetCommitConflict, detail)
+            }
+            None => {
+                let detail = format!(
+                    "The committed offset is {}, not {}: somebody else has committed here. Read \
+                     on from there.",
+                    number(committed_offset),
+                    number(expected_offset)
+                );
+                Self::new(Code::OffsetCommitConflict, detail)
+            }
+        };
+        let error = error
+            .fact("expected_offset", expected_offset)
+            .fact("committed_offset", committed_offset);
+        match pinned_by {
+            Some(id) => error.fact("transaction_id", Value::from(id.to_string())),
+            None => error,
+        }
+    }
+
+    fn unknown_member() -> Self {
+        let detail = "The group has no such member: it has left, or its lease has run out. Join \
+                      again.";
+        Self::new(Code::UnknownMember, detail)
+    }
+
+    fn illegal_generation(generation: i64) -> Self {
+        let detail = format!(
+            "The member does not own this partition since the generation it names; the group's \
+             is {generation}. Fetch or heartbeat to learn what it owns."
+        );
+        Self::new(Code::IllegalGeneration, detail).fact("generation", generation)
+    }
+
+    fn group_not_empty() -> Self {
+        let detail = "The group has members: offsets are committed by them, as members.";
+        Self::new(Code::GroupNotEmpty, detail)
+    }
+}

@@ -1,0 +1,245 @@
+//! Transactions as a client begins, continues, ends and sees them.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{
+    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, transfer::Scope,
+};
+
+/// How far ahead of the server's clock the instant inside a transaction id may lie.
+pub const ID_AHEAD_MS: i64 = 24 * 3_600_000;
+/// Longest member id, in bytes.
+pub const MAX_MEMBER_ID_BYTES: usize = 255;
+
+/// Where a transaction stands. `rules::transaction` has the moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    Ongoing,
+    Prepared,
+    Committed,
+    Aborted,
+}
+
+/// Why a transaction was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// Its client asked for it.
+    Client,
+    /// It passed its deadline.
+    Timeout,
+    /// Its session was opened anew, ended, or has expired.
+    Fenced,
+    Operator,
+}
+
+/// Records for one topic, or for one partition of it.
+#[derive(Debug)]
+pub struct AppendItem {
+    pub topic: Name,
+    pub scope: Scope,
+    pub batch: Batch,
+}
+
+/// An offset for a group to go on from in one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffsetItem {
+    pub group: Name,
+    pub topic: Name,
+    pub partition: Partition,
+    pub offset: Offset,
+    pub claim: Claim,
+}
+
+/// By what right an offset is committed in a transaction.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Claim {
+    /// The member owns the partition.
+    Member { member_id: String, generation: i64 },
+    /// The group has no members, and this is its committed offset; none: none yet.
+    Expected(Option<Offset>),
+}
+
+/// What a call adds to a transaction.
+#[derive(Debug, Default)]
+pub struct Work {
+    pub appends: Vec<AppendItem>,
+    pub offsets: Vec<OffsetItem>,
+}
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// The transaction's id alone.
+    Bearer,
+    /// A session.
+    Session(ProducerId, Epoch),
+    /// May end what is stuck.
+    Operator,
+}
+
+/// A begin, as asked for.
+#[derive(Debug)]
+pub struct Begin {
+    /// None: the server makes one.
+    pub transaction_id: Option<Uuid>,
+    /// The session it is bound to.
+    pub session: Option<(ProducerId, Epoch)>,
+    pub timeout_ms: Option<i64>,
+    pub work: Work,
+    /// The whole transaction is in this request.
+    pub commit: bool,
+}
+
+/// A later call.
+#[derive(Debug)]
+pub enum Call {
+    Records { sequence: Option<Sequence>, appends: Vec<AppendItem> },
+    Offsets(Vec<OffsetItem>),
+    Prepare,
+    Commit { expected_appends: Option<i64>, work: Work },
+    Abort,
+}
+
+/// Where the records of an append to one partition lie.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PlacedAppend {
+    pub topic: String,
+    pub partition: Partition,
+    pub base_offset: Offset,
+    pub record_count: i64,
+}
+
+/// A transaction as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    pub transaction_id: Uuid,
+    pub state: State,
+    pub session: Option<(ProducerId, Epoch)>,
+    pub created_at: Timestamp,
+    /// Of an ongoing one.
+    pub expires_at: Option<Timestamp>,
+    /// Of one that is or was prepared: from then on it pins what it holds.
+    pub prepared_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    /// Of an aborted one.
+    pub reason: Option<Reason>,
+    /// Items of `appends` over all calls.
+    pub append_count: i64,
+    /// Of a committed one, in the order appended; lists leave them out.
+    pub appends: Option<Vec<PlacedAppend>>,
+}
+
+/// The answer to a begin or a later call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub transaction: Transaction,
+    /// It was done before.
+    pub duplicate: bool,
+}
+
+/// Which transactions a list shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    pub state: Option<State>,
+    /// Begun so long ago, or earlier.
+    pub older_than_ms: Option<i64>,
+    pub producer_id: Option<ProducerId>,
+}
+
+macro_rules! words {
+    ($kind:ident { $($variant:ident $word:literal),* }) => {
+        impl $kind {
+            pub const ALL: &'static [$kind] = &[$($kind::$variant),*];
+
+            pub fn as_str(self) -> &'static str {
+                match self { $($kind::$variant => $word),* }
+            }
+
+            pub fn parse(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|known| known.as_str() == word)
+            }
+        }
+    };
+}
+words!(State { Ongoing "ongoing", Prepared "prepared", Committed "committed", Aborted "aborted" });
+words!(Reason { Client "client", Timeout "timeout", Fenced "fenced", Operator "operator" });
+
+impl Begin {
+    /// Of everything but the id: a begin repeated with another payload is another begin.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = Fields::default();
+        let (producer_id, epoch) = self.session.unzip();
+        hasher.optional(producer_id.map(|id| id.0));
+        hasher.optional(epoch);
+        hasher.optional(self.timeout_ms);
+        hasher.number(i64::from(self.commit));
+        hasher.appends(&self.work.appends);
+        hasher.offsets(&self.work.offsets);
+        hasher.finish()
+    }
+}
+
+/// Of a call to /records.
+pub fn appends_digest(appends: &[AppendItem]) -> Digest {
+    let mut hasher = Fields::default();
+    hasher.appends(appends);
+    hasher.finish()
+}
+
+/// Fields one after the other, each in one way only.
+#[derive(Default)]
+struct Fields(xxhash_rust::xxh3::Xxh3);
+
+impl Fields {
+    fn number(&mut self, number: i64) {
+        self.0.update(&number.to_be_bytes());
+    }
+
+    fn optional(&mut self, number: Option<i64>) {
+        self.number(i64::from(number.is_some()));
+        self.number(number.unwrap_or(0));
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as i64);
+        self.0.update(text.as_bytes());
+    }
+
+    fn appends(&mut self, appends: &[AppendItem]) {
+        self.number(appends.len() as i64);
+        for AppendItem { topic, scope, batch } in appends {
+            self.text(topic.as_str());
+            self.optional(match scope {
+                Scope::Topic => None,
+                Scope::Partition(partition) => Some(i64::from(*partition)),
+            });
+            self.0.update(&batch.digest);
+        }
+    }
+
+    fn offsets(&mut self, offsets: &[OffsetItem]) {
+        self.number(offsets.len() as i64);
+        for OffsetItem { group, topic, partition, offset, claim } in offsets {
+            self.text(group.as_str());
+            self.text(topic.as_str());
+            self.number(i64::from(*partition));
+            self.number(*offset);
+            match claim {
+                Claim::Member { member_id, generation } => {
+                    self.number(1);
+                    self.text(member_id);
+                    self.number(*generation);
+                }
+                Claim::Expected(expected) => {
+                    self.number(0);
+                    self.optional(*expected);
+                }
+            }
+        }
+    }
+
+    fn finish(self) -> Digest {
+        self.0.digest128().to_be_bytes()
+    }
+}
