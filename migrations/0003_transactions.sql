@@ -138,6 +138,11 @@ create function oncelog.forgotten_horizon(tenant bigint) returns timestamptz
     language sql volatile
     as 'select forgotten_horizon from oncelog.tenants where tenant_id = tenant';
 
+-- The instant in a UUIDv7 (RFC 9562).
+create function oncelog.instant_of(id uuid) returns timestamptz
+    language sql immutable strict
+    as $$select to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0)$$;
+
 -- Rows of committed transactions point to what was staged.
 create or replace view oncelog.records as
 select t.name as tenant, p.name as topic, l.partition,

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How often an append resolves its topic again because the topic has changed under it.
-const RESOLVE_ATTEMPTS: usize = 8;
+pub const RESOLVE_ATTEMPTS: usize = 8;
 
 /// Keyless topic appends take the partitions in turn: steps of the golden ratio, so that they stay
 /// evenly spread whichever of them are repeats of others.
@@ -98,7 +98,7 @@ impl Broker {
 }
 
 /// The first limit a batch breaks.
-fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
+pub fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
     let checks = [
         ("max_batch_records", limits.max_batch_records, batch.record_count()),
         ("max_batch_bytes", limits.max_batch_bytes, batch.size_bytes()),
@@ -110,7 +110,7 @@ fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
 }
 
 /// Which lines go to which log.
-fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request, Vec<Lines>) {
+pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request, Vec<Lines>) {
     let (home, spread, parts, lines) = match scope {
         Scope::Partition(partition) => {
             let part = part(topic, partition, batch.records.len(), batch.lines.len());

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry};
+use super::{Broker, expiry, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -24,19 +24,27 @@ pub async fn run(broker: Arc<Broker>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
         // what failed was logged, and will be tried again
-        let _ = sweep(&broker.store, &broker.expiry).await;
+        let _ = sweep(&broker.store, &broker.expiry, &broker.forgetting).await;
     }
 }
 
 /// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
-pub async fn sweep(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
+pub async fn sweep(
+    store: &Store,
+    rounds: &expiry::Rounds,
+    forgetting: &transactions::Rounds,
+) -> Result<(), store::Error> {
+    let aborted = task("transactions", abort_late(store)).await;
+    let unstaged = task("staged", remove_staged(store)).await;
+    let forgotten = task("outcomes", forget_outcomes(store, forgetting)).await;
+    let transactions = aborted.and(unstaged).and(forgotten);
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
     let expired = task("expiry", expire(store, rounds)).await;
     let dropped = task("open_ids", drop_open_ids(store)).await;
     let analyzed = task("statistics", refresh_statistics(store)).await;
-    trimmed.and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
+    transactions.and(trimmed).and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
 }
 
 async fn task(
@@ -110,6 +118,29 @@ async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
             })
         };
         while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Aborts transactions past their deadlines, and measures what is open then.
+async fn abort_late(store: &Store) -> Result<(), store::Error> {
+    let aborted = transactions::abort_late(store).await?;
+    metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => "transactions").increment(aborted);
+    transactions::measure(store).await
+}
+
+/// Removes what aborted transactions have staged.
+async fn remove_staged(store: &Store) -> Result<(), store::Error> {
+    for swept in count_due("staged", transactions::to_sweep(store).await?) {
+        while count_rows("staged", transactions::sweep(store, swept).await?) {}
+    }
+    Ok(())
+}
+
+/// Forgets the outcomes of transactions that need be remembered no more.
+async fn forget_outcomes(store: &Store, rounds: &transactions::Rounds) -> Result<(), store::Error> {
+    for cutoff in count_due("outcomes", transactions::to_forget(store, rounds).await?) {
+        while count_rows("outcomes", transactions::forget(store, cutoff).await?) {}
     }
     Ok(())
 }

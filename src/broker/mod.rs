@@ -10,6 +10,7 @@
 //! - *watches* (`watches`) wake waiting reads: at once for this replica's commits, by NOTIFY for
 //!   other replicas', by polling for what was lost. A waiting read holds no connection;
 //! - *settings* (`settings`) of a tenant are remembered for a second;
+//! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
 //!   producers that have been idle too long (`expiry`).
 
@@ -35,7 +36,7 @@ mod topic;
 mod transaction;
 mod watches;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use moka::future::Cache;
 use tokio::sync::Semaphore;
@@ -93,6 +94,11 @@ pub struct Broker {
     watches: Arc<watches::Watches>,
     signals: Arc<signals::Signals>,
     appends: measures::Appends,
+    transactions: measures::Transactions,
+    /// Calls of transactions that wait for those before them.
+    waits: Arc<transaction::Waits>,
+    gap_wait: Duration,
+    forgetting: transaction::Rounds,
     reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
@@ -132,6 +138,10 @@ impl Broker {
             watches: watches.clone(),
             signals: signals.clone(),
             appends: measures::Appends::new(),
+            transactions: measures::Transactions::new(),
+            waits: Arc::default(),
+            gap_wait: Duration::from_millis(settings.gap_wait_ms),
+            forgetting: transaction::Rounds::default(),
             reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,
@@ -205,6 +215,6 @@ impl Broker {
 
     /// One round of the janitor, as far as there is something to do.
     pub async fn sweep(&self) -> Result<(), Error> {
-        Ok(janitor::sweep(&self.store, &self.expiry).await?)
+        Ok(janitor::sweep(&self.store, &self.expiry, &self.forgetting).await?)
     }
 }

@@ -4,12 +4,15 @@
 //! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
 //! counted in the next sequences, or finds the fence moved and is refused.
 
-use super::{Broker, Error};
+use uuid::Uuid;
+
+use super::{Broker, Error, transaction::sweep::count_aborted};
 use crate::{
     model::{
-        Epoch, LogId, Name, ProducerId, TenantId,
+        Epoch, LogId, Name, ProducerId, TenantId, Timestamp,
         session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
         topic::{Listed, Page},
+        transaction::Reason,
     },
     rules::{self, Refusal, session::SessionRow},
     store::{self, Connection, sessions::Standing},
@@ -46,13 +49,26 @@ struct Attempt {
     row: SessionRow,
     duplicate: bool,
     standings: Vec<Standing>,
+    transactions: Transactions,
+}
+
+/// What an open did to the transactions of its producer, and which it left.
+#[derive(Default)]
+struct Transactions {
+    aborted: Option<Uuid>,
+    prepared: Vec<Uuid>,
 }
 
 impl Broker {
     pub async fn open_session(&self, tenant: TenantId, open: Open) -> Result<Opened, Error> {
         for _ in 0..OPEN_ATTEMPTS {
             let mut attempt = match self.open_new(tenant, open.clone()).await? {
-                Some(row) => Attempt { row, duplicate: false, standings: Vec::new() },
+                Some(row) => Attempt {
+                    row,
+                    duplicate: false,
+                    standings: Vec::new(),
+                    transactions: Transactions::default(),
+                },
                 None => match self.open_known(tenant, open.clone()).await {
                     Ok(attempt) => attempt,
                     Err(Stop::Failed(error)) => return Err(error),
@@ -71,8 +87,17 @@ impl Broker {
                 (false, 0) => "opened",
                 (false, _) => "reopened",
             });
-            let session = store::sessions::session(attempt.row);
-            return Ok(Opened { session, next_sequences, duplicate: attempt.duplicate });
+            let Attempt { duplicate, transactions, row, .. } = attempt;
+            if !duplicate && transactions.aborted.is_some() {
+                count_aborted(Reason::Fenced, 1);
+            }
+            return Ok(Opened {
+                session: store::sessions::session(row),
+                next_sequences,
+                aborted_transaction: transactions.aborted,
+                prepared_transactions: transactions.prepared,
+                duplicate,
+            });
         }
         Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
     }
@@ -103,8 +128,18 @@ impl Broker {
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
         let next_sequences = next_sequences(&row, standings, MAX_LISTED_SCOPES as usize);
-        let session = store::sessions::session(row);
-        Ok(Opened { session, next_sequences, duplicate: false })
+        let opened_at = row.opened_at;
+        let seen = self.store.run(move |connection| {
+            Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
+        });
+        let Transactions { aborted, prepared } = seen.await?;
+        Ok(Opened {
+            session: store::sessions::session(row),
+            next_sequences,
+            aborted_transaction: aborted,
+            prepared_transactions: prepared,
+            duplicate: false,
+        })
     }
 
     /// All sessions by producer id, or the one of a transactional id.
@@ -243,7 +278,8 @@ async fn open_once(
         let row = store::sessions::lock(connection, tenant, id).await?;
         let row = rules::session::repeat(open, row, made)?;
         let standings = store::sessions::standings(connection, tenant, id).await?;
-        return Ok(Attempt { row, duplicate: true, standings });
+        let transactions = transactions(connection, tenant, id, row.opened_at).await?;
+        return Ok(Attempt { row, duplicate: true, standings, transactions });
     }
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
@@ -271,6 +307,7 @@ async fn reopen(
     next: rules::session::NextEpoch,
 ) -> Result<Attempt, Stop> {
     let id = row.producer_id;
+    row.opened_at = abort_ongoing(connection, tenant, id).await?;
     let logs = store::sessions::registered_logs(connection, tenant, id).await?;
     row.facts.epoch = next.epoch;
     row.facts.reset_epoch = next.reset_epoch;
@@ -278,17 +315,50 @@ async fn reopen(
     row.facts.sequencing = open.sequencing;
     row.transaction_timeout_ms = open.transaction_timeout_ms;
     row.fencing = logs.len() > LOGS_FENCED_AT_ONCE;
+    let transactions = transactions(connection, tenant, id, row.opened_at).await?;
     if row.fencing {
-        row.opened_at = store::sessions::clock(connection).await?;
         store::sessions::advance(connection, tenant, &row).await?;
-        return Ok(Attempt { row, duplicate: false, standings: Vec::new() });
+        return Ok(Attempt { row, duplicate: false, standings: Vec::new(), transactions });
     }
     store::logs::lock(connection, tenant, &logs).await?;
-    row.opened_at = store::sessions::clock(connection).await?;
     store::sessions::advance(connection, tenant, &row).await?;
     store::logs::raise_fences(connection, tenant, &logs).await?;
     let standings = store::sessions::standings(connection, tenant, id).await?;
-    Ok(Attempt { row, duplicate: false, standings })
+    Ok(Attempt { row, duplicate: false, standings, transactions })
+}
+
+/// Aborts the ongoing transaction of a locked session, whose epoch is about to be raised; answers
+/// when.
+async fn abort_ongoing(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+) -> Result<Timestamp, store::Error> {
+    let now = store::sessions::clock(connection).await?;
+    let Some(ongoing) = store::transactions::lock_ongoing(connection, tenant, id).await? else {
+        return Ok(now);
+    };
+    // a commit may have held it, and so this
+    let now = store::sessions::clock(connection).await?;
+    let id = ongoing.transaction_id;
+    if ongoing.has_expired(now) {
+        store::transactions::expire(connection, tenant, &[id]).await?;
+    } else {
+        store::transactions::abort(connection, tenant, id, Reason::Fenced, now).await?;
+    }
+    Ok(now)
+}
+
+/// What the open at this instant did to the producer's transactions, and which are prepared.
+async fn transactions(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+    opened_at: Timestamp,
+) -> Result<Transactions, store::Error> {
+    let aborted = store::transactions::fenced_at(connection, tenant, id, opened_at).await?;
+    let prepared = store::transactions::prepared(connection, tenant, id).await?;
+    Ok(Transactions { aborted, prepared })
 }
 
 struct Closed {
@@ -310,6 +380,7 @@ async fn close(
         let unfinished = row.fencing.then_some(row.facts.epoch);
         return Ok(Closed { anew: false, unfinished });
     }
+    abort_ongoing(connection, tenant, id).await?;
     let logs = store::sessions::registered_logs(connection, tenant, id).await?;
     let fencing = logs.len() > LOGS_FENCED_AT_ONCE;
     if !fencing {

@@ -76,6 +76,10 @@ pub struct Opened {
     pub session: Session,
     /// By topic name, then partition; at most `MAX_LISTED_SCOPES`.
     pub next_sequences: Vec<NextSequence>,
+    /// The ongoing transaction of the epoch before that the open aborted.
+    pub aborted_transaction: Option<Uuid>,
+    /// By id.
+    pub prepared_transactions: Vec<Uuid>,
     /// The open was a repeat of the one that made this session.
     pub duplicate: bool,
 }

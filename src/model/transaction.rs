@@ -1,5 +1,7 @@
 //! Transactions as a client begins, continues, ends and sees them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -38,7 +40,7 @@ pub enum Reason {
 pub struct AppendItem {
     pub topic: Name,
     pub scope: Scope,
-    pub batch: Batch,
+    pub batch: Arc<Batch>,
 }
 
 /// An offset for a group to go on from in one partition.

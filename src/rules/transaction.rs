@@ -134,13 +134,23 @@ pub fn retention_ms(tenant: &OwnSettings) -> i64 {
     settings::limit(Key::TransactionRetentionMs, &[tenant])
 }
 
+/// The longest timeout a transaction may ask for.
+pub fn max_timeout_ms(tenant: &OwnSettings) -> i64 {
+    settings::limit(Key::MaxTransactionTimeoutMs, &[tenant])
+}
+
+/// The most batches of a transaction.
+pub fn max_batches(tenant: &OwnSettings) -> i64 {
+    settings::limit(Key::MaxTransactionBatches, &[tenant])
+}
+
 /// How long a new transaction may stay open.
 pub fn timeout_ms(
     asked: Option<i64>,
     session: Option<i64>,
     tenant: &OwnSettings,
 ) -> Result<i64, Refusal> {
-    let maximum = settings::limit(Key::MaxTransactionTimeoutMs, &[tenant]);
+    let maximum = max_timeout_ms(tenant);
     if let Some(received) = asked.filter(|asked| *asked > maximum) {
         return Err(Refusal::TimeoutTooLong { maximum, received });
     }
@@ -197,7 +207,7 @@ pub fn number(row: &Row, sequence: Sequence) -> Result<Numbering, Refusal> {
 
 /// Whether so many batches more fit in.
 pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), Refusal> {
-    let limit = settings::limit(Key::MaxTransactionBatches, &[tenant]);
+    let limit = max_batches(tenant);
     let received = batches + more;
     if received > limit { Err(Refusal::TransactionTooLarge { limit, received }) } else { Ok(()) }
 }

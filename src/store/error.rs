@@ -29,6 +29,14 @@ impl Error {
         }
     }
 
+    /// Of an autocommitted write: what cut it off may have come after it took effect.
+    pub fn of_a_write(self) -> Self {
+        match self {
+            Error::Unavailable(error) => Error::OutcomeUnknown(error),
+            other => other,
+        }
+    }
+
     /// The peer said nothing for so long that its connection was given up.
     pub fn silent_peer() -> Self {
         Error::OutcomeUnknown(sqlx::Error::PoolTimedOut)
@@ -51,8 +59,8 @@ impl From<sqlx::Error> for Error {
         let code = database.code().unwrap_or_default();
         match code.as_ref() {
             // lock not available, deadlock, serialization, statement timeout, a key that another
-            // transaction has taken meanwhile
-            "55P03" | "40P01" | "40001" | "57014" | "23505" => Error::Contended(error),
+            // transaction has taken meanwhile, a guard of a statement of ours (it divides by zero)
+            "55P03" | "40P01" | "40001" | "57014" | "23505" | "22012" => Error::Contended(error),
             // read-only after a failover, too many connections, disk full, out of memory
             "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
             // an idle transaction was ended: 25P03

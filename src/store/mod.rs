@@ -1,12 +1,13 @@
 //! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
 //!
-//! Locks are taken in one order everywhere: the tenant's row, session rows by id, heads by log id, producer states
-//! by producer. Heads and sessions are locked `for no key update`, never `for update`, which
+//! Locks are taken in one order everywhere: the tenant's row, session rows by id, transactions by id,
+//! groups by name and their offsets by group and log, heads by log id, producer states by producer. Heads and sessions are locked `for no key update`, never `for update`, which
 //! fights the `for key share` of foreign keys. Each locking statement stands in one place, and what
 //! is read under a lock is read by a later statement: the one that waited still sees the old rows.
 
 pub mod appends;
 pub mod expiry;
+pub mod forgetting;
 pub mod janitor;
 pub mod loading;
 pub mod logs;
@@ -15,8 +16,10 @@ pub mod offsets;
 pub mod reads;
 pub mod sessions;
 pub mod snapshots;
+pub mod staging;
 pub mod tenants;
 pub mod topics;
+pub mod transactions;
 
 mod connect;
 mod error;
@@ -40,6 +43,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
     ("connect", connect::STATEMENTS),
     ("expiry", expiry::STATEMENTS),
+    ("forgetting", forgetting::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
@@ -47,8 +51,10 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("reads", reads::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
+    ("staging", staging::STATEMENTS),
     ("tenants", tenants::STATEMENTS),
     ("topics", topics::STATEMENTS),
+    ("transactions", transactions::STATEMENTS),
 ];
 
 /// An instant as Postgres gives it.

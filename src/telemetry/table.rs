@@ -81,7 +81,9 @@ pub const PASS_OUTCOMES: &[&str] =
     &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
 
 labels! {
+    ABORT_REASON "reason" Values::These(&["client", "timeout", "fenced", "operator"]);
     APPEND_OUTCOME "outcome" Values::These(&["appended", "duplicate", "refused", "failed"]);
+    CALL_OUTCOME "outcome" Values::These(&["done", "duplicate"]);
     CODE "code" Values::Codes;
     CODE_OR_NONE "code" Values::CodeOrNone;
     DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
@@ -90,6 +92,7 @@ labels! {
     LANE "lane" Values::Lanes;
     LIMIT "limit" Values::These(
         &["queued_appends", "request_bytes", "answer_bytes", "waiting_reads"]);
+    OPEN_STATE "state" Values::These(&["ongoing", "prepared"]);
     OPERATION "operation" Values::Operations;
     PARKED_OUTCOME "outcome" Values::These(
         &["appended", "duplicate", "refused", "failed", "stale"]);
@@ -100,7 +103,11 @@ labels! {
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
-    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics"]);
+    TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
+        "transactions", "staged", "outcomes"]);
+    TRANSACTION_CALL "call" Values::These(
+        &["begin", "records", "offsets", "prepare", "commit", "abort"]);
+    TRANSACTION_FORM "form" Values::These(&["staged", "whole"]);
     VERSION "version" Values::Version;
     WAIT_OUTCOME "outcome" Values::These(&["records", "nothing", "gone"]);
     PAGE_RESULT "result" Values::These(&["hit", "miss"]);
@@ -187,6 +194,19 @@ metrics_table! {
         "Notices between replicas that logs have changed; received are those of other replicas.";
     LISTENING Gauge "oncelog_listening" []
         "1 while notices of other replicas are heard; without, their records reach waiting reads by the slow poll.";
+
+    TRANSACTION_CALLS_TOTAL Counter "oncelog_transaction_calls_total" [TRANSACTION_CALL, CALL_OUTCOME]
+        "Calls of transactions that succeeded, and repeats of them; refusals are counted as errors.";
+    TRANSACTIONS_COMMITTED_TOTAL Counter "oncelog_transactions_committed_total" [TRANSACTION_FORM]
+        "Transactions committed: staged in several requests, or whole in one.";
+    TRANSACTIONS_ABORTED_TOTAL Counter "oncelog_transactions_aborted_total" [ABORT_REASON]
+        "Transactions aborted, by cause.";
+    TRANSACTION_COMMIT_DURATION_SECONDS Histogram "oncelog_transaction_commit_duration_seconds" [TRANSACTION_FORM]
+        "Time of a commit.";
+    OPEN_TRANSACTIONS Gauge "oncelog_open_transactions" [OPEN_STATE]
+        "Transactions that have not ended, of all tenants; the same on every replica.";
+    OLDEST_TRANSACTION_AGE_SECONDS Gauge "oncelog_oldest_transaction_age_seconds" [OPEN_STATE]
+        "Time since the oldest ongoing transaction was begun, and since the oldest prepared one was prepared: so long it has pinned what it holds.";
 
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";

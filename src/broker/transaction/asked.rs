@@ -1,0 +1,160 @@
+//! What a call asks for, with names resolved and records spread: everything that needs no lock.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::super::{
+    Broker, Error,
+    append::{place, too_large},
+    group::Lines,
+    looks::Watermarks,
+};
+use crate::{
+    model::{
+        Code, Digest, Epoch, LogId, Offset, ProducerId, Sequence, TenantId,
+        transaction::{AppendItem, OffsetItem, appends_digest},
+        transfer::Scope,
+    },
+    rules::{self, Refusal, append::Request, offsets::Place},
+    store::staging::{self, Spread, StagedOffset},
+};
+
+/// The records of one item that go to one log.
+struct Part {
+    log_id: LogId,
+    record_count: i64,
+    lines: Lines,
+}
+
+impl Part {
+    fn staged(&self) -> staging::Part<'_> {
+        let Part { log_id, record_count, ref lines } = *self;
+        staging::Part { log_id, record_count, records: lines.as_str() }
+    }
+}
+
+pub struct Asked {
+    /// In the order of the items, then of each partition's first record.
+    parts: Vec<Part>,
+    /// The topics, as the records were spread over them.
+    pub spreads: Vec<Spread>,
+    pub append_count: i64,
+    /// Of the appends.
+    pub digest: Digest,
+    /// An append breaks a limit: refused if it would be appended.
+    pub too_large: Option<Refusal>,
+    /// The last one for each place.
+    pub offsets: Vec<StagedOffset>,
+}
+
+impl Broker {
+    /// `anew`: what is remembered of the topics has proved wrong.
+    pub async fn ask(
+        &self,
+        tenant: TenantId,
+        appends: &[AppendItem],
+        offsets: &[OffsetItem],
+        anew: bool,
+    ) -> Result<Asked, Error> {
+        let mut asked = Asked {
+            parts: Vec::new(),
+            spreads: Vec::new(),
+            append_count: appends.len() as i64,
+            digest: appends_digest(appends),
+            too_large: None,
+            offsets: self.ask_offsets(tenant, offsets, anew).await?,
+        };
+        if appends.is_empty() {
+            return Ok(asked);
+        }
+        let settings = self.settings.of(tenant).await?;
+        for AppendItem { topic, scope, batch } in appends {
+            let resolved = match scope {
+                Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
+                Scope::Partition(p) => self.topics.partition(tenant, topic, *p, anew).await?,
+            };
+            let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
+            asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
+            let (Request { parts, spread, .. }, lines) = place(&resolved, *scope, batch);
+            asked.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
+            let placed = parts.into_iter().zip(lines);
+            asked.parts.extend(placed.map(|(part, lines)| Part {
+                log_id: part.log_id,
+                record_count: part.record_count,
+                lines,
+            }));
+        }
+        asked.spreads.sort_unstable();
+        asked.spreads.dedup();
+        Ok(asked)
+    }
+
+    /// The last one for each place; all must lie in their logs as they are now.
+    async fn ask_offsets(
+        &self,
+        tenant: TenantId,
+        offsets: &[OffsetItem],
+        anew: bool,
+    ) -> Result<Vec<StagedOffset>, Error> {
+        if offsets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut logs = Vec::with_capacity(offsets.len());
+        for item in offsets {
+            let topic = self.topics.partition(tenant, &item.topic, item.partition, anew).await?;
+            logs.push(topic.logs[item.partition as usize]);
+        }
+        let seen = self.looks.read(tenant, logs.clone()).await?;
+        let mut last: BTreeMap<Place, StagedOffset> = BTreeMap::new();
+        for (index, (item, log_id)) in offsets.iter().zip(logs).enumerate() {
+            let Some(watermarks) = seen.get(&log_id) else {
+                if !anew {
+                    return Box::pin(self.ask_offsets(tenant, offsets, true)).await;
+                }
+                return Err(Error::topic_not_found(&item.topic));
+            };
+            if item.offset > watermarks.high_watermark {
+                return Err(above_the_log(index, item.offset, *watermarks));
+            }
+            let place = Place { group: item.group.clone(), log_id };
+            let (offset, claim) = (item.offset, item.claim.clone());
+            last.insert(place.clone(), StagedOffset { place, offset, claim });
+        }
+        Ok(last.into_values().collect())
+    }
+}
+
+fn above_the_log(index: usize, offset: Offset, watermarks: Watermarks) -> Error {
+    let Watermarks { log_start_offset, high_watermark } = watermarks;
+    let detail = format!(
+        "/offsets/{index}/offset: {offset} lies above the high watermark {high_watermark}; a \
+         group goes on at most there."
+    );
+    Error::new(Code::OffsetOutOfRange, detail)
+        .fact("log_start_offset", log_start_offset)
+        .fact("high_watermark", high_watermark)
+}
+
+impl Asked {
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.offsets.is_empty()
+    }
+
+    /// How many batches it stages.
+    pub fn batch_count(&self) -> i64 {
+        self.parts.len() as i64
+    }
+
+    /// The call as it is staged.
+    pub fn call(
+        &self,
+        id: Uuid,
+        session: Option<(ProducerId, Epoch)>,
+        sequence: Option<Sequence>,
+    ) -> staging::Call<'_> {
+        let parts = self.parts.iter().map(Part::staged).collect();
+        let Asked { digest, append_count, ref spreads, .. } = *self;
+        staging::Call { id, session, sequence, digest, append_count, parts, spreads }
+    }
+}

@@ -1,0 +1,234 @@
+//! Ending a transaction: commit, abort, and prepare, after which it can only be ended.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{Asked, Done, Stop, begin, enter, session_of};
+use crate::{
+    broker::{Broker, Error},
+    model::{
+        Code, LogId, Name, TenantId,
+        settings::OwnSettings,
+        transaction::{Caller, Reason, State},
+    },
+    rules::{
+        offsets::{self, Place},
+        transaction::{self, Row, Verb, Verdict},
+    },
+    store::{
+        self, Connection,
+        offsets::Commit as OffsetCommit,
+        staging::{self, StagedOffset},
+        transactions::Commit,
+    },
+};
+
+impl Broker {
+    pub(super) async fn commit(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        expected_appends: Option<i64>,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        let begun = Instant::now();
+        if asked.is_empty() && caller != Caller::Operator {
+            let session = session_of(caller);
+            let commit = Commit { id, session, expected_appends, judged: false };
+            let committed = self.store.run(move |connection| {
+                Box::pin(store::transactions::commit(connection, tenant, commit))
+            });
+            if let Some(committed) = committed.await? {
+                self.transactions.committed(begun);
+                let high_watermarks = committed.high_watermarks;
+                return Ok(Done { row: committed.row, duplicate: false, high_watermarks });
+            }
+        }
+        let settings = self.settings.of(tenant).await?;
+        let asked = asked.clone();
+        let commit = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                judge_commit(connection, tenant, id, caller, expected_appends, &asked, &settings)
+                    .await
+            })
+        });
+        let done = commit.await?;
+        if !done.duplicate {
+            self.transactions.committed(begun);
+        }
+        Ok(done)
+    }
+
+    pub(super) async fn prepare(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+    ) -> Result<Done, Stop> {
+        let prepare = self.store.transaction(move |connection| {
+            Box::pin(async move { judge_prepare(connection, tenant, id, caller).await })
+        });
+        prepare.await
+    }
+
+    pub(super) async fn abort(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+    ) -> Result<Done, Stop> {
+        let abort = self.store.transaction(move |connection| {
+            Box::pin(async move { judge_abort(connection, tenant, id, caller).await })
+        });
+        abort.await
+    }
+}
+
+/// Judges a commit under its locks, adds its own work, commits.
+async fn judge_commit(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    caller: Caller,
+    expected_appends: Option<i64>,
+    asked: &Asked,
+    settings: &OwnSettings,
+) -> Result<Done, Stop> {
+    let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Commit).await?;
+    if verdict == Verdict::Repeat {
+        return Ok(Done::before(row));
+    }
+    if !asked.is_empty() {
+        // a prepared one takes nothing more
+        transaction::judge(&row, Verb::Add, caller)?;
+        row = begin::add(connection, tenant, row, asked, settings).await?;
+    }
+    transaction::check_appends(expected_appends, row.append_count)?;
+    let logs = staging::logs(connection, tenant, id).await?;
+    check_topics(connection, tenant, &logs).await?;
+    let staged = staging::offsets(connection, tenant, id).await?;
+    let places = judge_offsets(connection, tenant, &row, &staged).await?;
+    let commits: Vec<OffsetCommit> = staged
+        .into_iter()
+        .map(|staged| OffsetCommit { place: staged.place, offset: staged.offset, metadata: None })
+        .collect();
+    if !commits.is_empty() {
+        store::offsets::commit(connection, tenant, &commits).await?;
+        staging::drop_offsets(connection, tenant, id).await?;
+    }
+    if row.state == State::Prepared {
+        staging::unpin(connection, tenant, id, &places).await?;
+    }
+    let commit = Commit { id, session: row.session, expected_appends, judged: true };
+    let committed = store::transactions::commit(connection, tenant, commit).await?;
+    let committed = committed.ok_or(Stop::Again)?;
+    let high_watermarks = committed.high_watermarks;
+    Ok(Done { row: committed.row, duplicate: false, high_watermarks })
+}
+
+async fn judge_prepare(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    caller: Caller,
+) -> Result<Done, Stop> {
+    let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Prepare).await?;
+    if verdict == Verdict::Repeat {
+        return Ok(Done::before(row));
+    }
+    let staged = staging::offsets(connection, tenant, id).await?;
+    let places = judge_offsets(connection, tenant, &row, &staged).await?;
+    let records = staging::logs(connection, tenant, id).await?;
+    let logs: BTreeSet<LogId> =
+        records.into_iter().chain(places.iter().map(|place| place.log_id)).collect();
+    let logs: Vec<LogId> = logs.into_iter().collect();
+    if !staging::hold_heads(connection, tenant, &logs).await? {
+        return Err(topic_gone().into());
+    }
+    let now = store::sessions::clock(connection).await?;
+    if row.has_expired(now) {
+        return Err(Stop::Expired(id));
+    }
+    staging::pin(connection, tenant, id, &logs, &places).await?;
+    store::transactions::prepare(connection, tenant, id, now).await?;
+    row.state = State::Prepared;
+    row.prepared_at = Some(now);
+    Ok(Done::now(row))
+}
+
+async fn judge_abort(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    caller: Caller,
+) -> Result<Done, Stop> {
+    let (mut row, verdict, now) = enter(connection, tenant, id, caller, Verb::Abort).await?;
+    if verdict == Verdict::Repeat {
+        return Ok(Done::before(row));
+    }
+    if row.state == State::Prepared {
+        let staged = staging::offsets(connection, tenant, id).await?;
+        let places: Vec<Place> = staged.into_iter().map(|staged| staged.place).collect();
+        store::offsets::lock(connection, tenant, &places).await?;
+        staging::unpin(connection, tenant, id, &places).await?;
+    }
+    let reason = if caller == Caller::Operator { Reason::Operator } else { Reason::Client };
+    store::transactions::abort(connection, tenant, id, reason, now).await?;
+    row.state = State::Aborted;
+    row.reason = Some(reason);
+    row.ended_at = Some(now);
+    Ok(Done::now(row))
+}
+
+/// Locks the places of the offsets a transaction is to commit, and judges them; those of a prepared
+/// one were judged.
+async fn judge_offsets(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    staged: &[StagedOffset],
+) -> Result<Vec<Place>, Stop> {
+    let places: Vec<Place> = staged.iter().map(|staged| staged.place.clone()).collect();
+    if places.is_empty() {
+        return Ok(places);
+    }
+    check_topics(connection, tenant, &logs_of(&places)).await?;
+    let rows = store::offsets::lock(connection, tenant, &places).await?;
+    if row.state == State::Prepared {
+        return Ok(places);
+    }
+    let names: BTreeSet<Name> = places.iter().map(|place| place.group.clone()).collect();
+    let names: Vec<Name> = names.into_iter().collect();
+    let groups = store::offsets::groups(connection, tenant, &names).await?;
+    for StagedOffset { place, offset, claim } in staged {
+        let (at, group) = (rows.get(place), groups.get(&place.group));
+        let (at, group) = at.zip(group).ok_or(Stop::Again)?;
+        offsets::judge_in_transaction(at, group, claim, *offset, row.transaction_id)?;
+    }
+    Ok(places)
+}
+
+fn logs_of(places: &[Place]) -> Vec<LogId> {
+    let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
+    logs.into_iter().collect()
+}
+
+/// The topics of all these logs must be there still.
+async fn check_topics(
+    connection: &mut Connection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<(), Stop> {
+    if logs.is_empty() || store::logs::read(connection, tenant, logs).await?.len() == logs.len() {
+        return Ok(());
+    }
+    Err(topic_gone().into())
+}
+
+fn topic_gone() -> Error {
+    let detail = "A topic of this transaction was deleted since. It can only be aborted.";
+    Error::new(Code::TopicNotFound, detail)
+}

@@ -1,0 +1,219 @@
+//! Transactions of several requests: begun, added to, prepared, ended, seen.
+//!
+//! Most calls are one statement that does its work only where everything is as usual (a
+//! compare-and-set on the transaction's row). Where it does nothing, or the call is a rarer one, the
+//! call is judged: in one database transaction the session's row is held, the transaction's row
+//! locked, then what else it needs, in the one order of all locks; the rules decide; it is written.
+//!
+//! While a transaction is ongoing, the epoch it was begun in is its producer's: an open, a close and
+//! an expiry abort it in their own database transaction. So its row alone tells a zombie from its
+//! owner, and a call on an ongoing one needs no look at the session.
+
+mod asked;
+mod begin;
+mod end;
+mod records;
+mod see;
+pub mod sweep;
+
+pub use records::Waits;
+pub use sweep::Rounds;
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use self::asked::Asked;
+use super::{Broker, Error, append::RESOLVE_ATTEMPTS, watches::News};
+use crate::{
+    model::{
+        LogId, Offset, ProducerId, TenantId, Timestamp,
+        transaction::{Answered, AppendItem, Call, Caller, OffsetItem},
+    },
+    rules::{
+        Refusal,
+        sequence::SessionFacts,
+        transaction::{self, Row, Verb},
+    },
+    store::{self, Connection},
+};
+
+/// Why an attempt at a call ended without a result.
+enum Stop {
+    Failed(Error),
+    /// A topic is not what it was resolved to.
+    Stale,
+    /// This transaction's time has run out, and nobody has written that down yet.
+    Expired(Uuid),
+    /// It may wait for the calls before it; this is the refusal if they do not come.
+    Ahead(Refusal),
+    /// Somebody else came between.
+    Again,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Failed(refusal.into())
+    }
+}
+
+/// A call that was done, or had been.
+struct Done {
+    row: Row,
+    duplicate: bool,
+    /// Where the next offsets of its logs are, if it has just made it visible.
+    high_watermarks: Vec<(LogId, Offset)>,
+}
+
+impl Done {
+    fn now(row: Row) -> Self {
+        Self { row, duplicate: false, high_watermarks: Vec::new() }
+    }
+
+    fn before(row: Row) -> Self {
+        Self { row, duplicate: true, high_watermarks: Vec::new() }
+    }
+}
+
+impl Broker {
+    pub async fn call_transaction(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        call: Call,
+    ) -> Result<Answered, Error> {
+        let name = name(&call);
+        let call = Arc::new(call);
+        let mut wait = None;
+        for attempt in 0.. {
+            let (appends, offsets) = work(&call);
+            let asked = Arc::new(self.ask(tenant, appends, offsets, attempt > 0).await?);
+            let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
+                Ok(done) => return Ok(self.answer(tenant, name, done)),
+                Err(stop) => stop,
+            };
+            match stop {
+                Stop::Failed(error) => return Err(error),
+                Stop::Expired(id) => self.expire_transactions(tenant, vec![id]).await?,
+                Stop::Ahead(refusal) => {
+                    if !self.wait_for_calls(id, &mut wait).await {
+                        return Err(refusal.into());
+                    }
+                }
+                Stop::Stale | Stop::Again if attempt < RESOLVE_ATTEMPTS => {}
+                Stop::Stale | Stop::Again => break,
+            }
+        }
+        Err(Error::unavailable("Too much was going on at this transaction. Nothing was changed."))
+    }
+
+    async fn try_call(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        call: &Arc<Call>,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        match &**call {
+            Call::Records { sequence, .. } => {
+                self.add_records(tenant, id, caller, *sequence, asked).await
+            }
+            Call::Offsets(_) => self.add_offsets(tenant, id, caller, asked).await,
+            Call::Prepare => self.prepare(tenant, id, caller).await,
+            Call::Commit { expected_appends, .. } => {
+                self.commit(tenant, id, caller, *expected_appends, asked).await
+            }
+            Call::Abort => self.abort(tenant, id, caller).await,
+        }
+    }
+
+    /// Tells those that wait for the logs, and the client.
+    fn answer(&self, tenant: TenantId, call: &'static str, done: Done) -> Answered {
+        let Done { row, duplicate, high_watermarks } = done;
+        for (log_id, high_watermark) in &high_watermarks {
+            self.watches.tell(tenant, *log_id, News::HighWatermark(*high_watermark));
+        }
+        self.signals.changed(high_watermarks.into_iter().map(|(log_id, _)| (tenant, log_id)));
+        if !duplicate && let Some(reason) = row.reason {
+            sweep::count_aborted(reason, 1);
+        }
+        self.transactions.called(call, duplicate);
+        Answered { transaction: row.into_transaction(), duplicate }
+    }
+}
+
+fn work(call: &Call) -> (&[AppendItem], &[OffsetItem]) {
+    match call {
+        Call::Records { appends, .. } => (appends, &[]),
+        Call::Offsets(offsets) => (&[], offsets),
+        Call::Commit { work, .. } => (&work.appends, &work.offsets),
+        Call::Prepare | Call::Abort => (&[], &[]),
+    }
+}
+
+fn name(call: &Call) -> &'static str {
+    match call {
+        Call::Records { .. } => "records",
+        Call::Offsets(_) => "offsets",
+        Call::Prepare => "prepare",
+        Call::Commit { .. } => "commit",
+        Call::Abort => "abort",
+    }
+}
+
+/// Holds the session a caller names against opens, and judges it.
+async fn hold_session(
+    connection: &mut Connection,
+    tenant: TenantId,
+    caller: Caller,
+) -> Result<Option<SessionFacts>, Stop> {
+    let Caller::Session(id, epoch) = caller else { return Ok(None) };
+    let facts = store::loading::share_sessions(connection, tenant, &[id]).await?;
+    transaction::check_producer((id, epoch), facts.get(&id))?;
+    Ok(facts.get(&id).copied())
+}
+
+/// Holds the caller's session, locks the transaction, reads the clock and judges the call.
+async fn enter(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    caller: Caller,
+    verb: Verb,
+) -> Result<(Row, transaction::Verdict, Timestamp), Stop> {
+    hold_session(connection, tenant, caller).await?;
+    let locked = store::transactions::lock(connection, tenant, &[id]).await?.pop();
+    let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
+    let Some(row) = locked else {
+        let (settings, _) = store::tenants::settings(connection, tenant).await?;
+        let retention_ms = transaction::retention_ms(&settings);
+        return Err(transaction::absent(&id, horizon, retention_ms, now).into());
+    };
+    if row.has_expired(now) {
+        return Err(Stop::Expired(id));
+    }
+    let verdict = transaction::judge(&row, verb, caller)?;
+    Ok((row, verdict, now))
+}
+
+/// The session a caller is.
+fn session_of(caller: Caller) -> Option<(ProducerId, i64)> {
+    match caller {
+        Caller::Session(id, epoch) => Some((id, epoch)),
+        Caller::Bearer | Caller::Operator => None,
+    }
+}

@@ -1,0 +1,180 @@
+//! Adding to a transaction: records, which are staged, and offsets.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{Asked, Done, Stop, enter};
+use crate::{
+    broker::Broker,
+    model::{Sequence, TenantId, settings::OwnSettings, transaction::Caller},
+    rules::{
+        Refusal,
+        transaction::{self, Numbering, Row, Verb},
+    },
+    store::{Connection, staging},
+};
+
+/// How often a call that waits for those before it is tried again.
+const CALL_INTERVAL: Duration = Duration::from_millis(5);
+/// Most calls that wait so, of all transactions and of one.
+const WAITING_CALLS: usize = 1_024;
+const WAITING_CALLS_PER_TRANSACTION: usize = 16;
+
+impl Broker {
+    pub(super) async fn add_records(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        sequence: Option<Sequence>,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        let settings = self.settings.of(tenant).await?;
+        if asked.too_large.is_none() {
+            let (asked, settings) = (asked.clone(), settings.clone());
+            let stage = self.store.run(move |connection| {
+                Box::pin(async move {
+                    let call = asked.call(id, super::session_of(caller), sequence);
+                    staging::stage(connection, tenant, &[call], transaction::max_batches(&settings))
+                        .await
+                })
+            });
+            if let Some(row) = stage.await?.pop() {
+                return Ok(Done::now(row));
+            }
+        }
+        let asked = asked.clone();
+        let judge = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+                if let Some(sequence) = sequence
+                    && let Some(known) = number(connection, tenant, &row, sequence, &asked).await?
+                {
+                    return Ok(known);
+                }
+                stage(connection, tenant, &row, sequence, &asked, &settings).await.map(Done::now)
+            })
+        });
+        judge.await
+    }
+
+    pub(super) async fn add_offsets(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        let asked = asked.clone();
+        let add = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+                staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+                Ok(Done::now(row))
+            })
+        });
+        add.await
+    }
+
+    /// Lets a call wait for those before it; false: it has waited long enough, or too many do.
+    pub(super) async fn wait_for_calls(&self, id: Uuid, wait: &mut Option<Wait>) -> bool {
+        if wait.is_none() {
+            *wait = self.waits.enter(id, self.gap_wait);
+        }
+        let Some(wait) = wait.as_ref().filter(|wait| Instant::now() < wait.until) else {
+            return false;
+        };
+        tokio::time::sleep_until(wait.until.min(Instant::now() + CALL_INTERVAL)).await;
+        true
+    }
+}
+
+/// A numbered call to a locked transaction that is not new: it was made before, or must wait.
+async fn number(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    sequence: Sequence,
+    asked: &Asked,
+) -> Result<Option<Done>, Stop> {
+    match transaction::number(row, sequence)? {
+        Numbering::New => Ok(None),
+        Numbering::Ahead => {
+            let expected = row.next_sequence;
+            Err(Stop::Ahead(Refusal::OutOfOrderSequence { expected, received: sequence }))
+        }
+        Numbering::Known => {
+            let id = row.transaction_id;
+            let digest = staging::call_digest(connection, tenant, id, sequence).await?;
+            if digest != Some(asked.digest) {
+                return Err(Refusal::SequenceReused { sequence }.into());
+            }
+            Ok(Some(Done::before(row.clone())))
+        }
+    }
+}
+
+/// Stages the records of a call to a locked transaction; answers its row then.
+pub(super) async fn stage(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    sequence: Option<Sequence>,
+    asked: &Asked,
+    settings: &OwnSettings,
+) -> Result<Row, Stop> {
+    if let Some(refusal) = &asked.too_large {
+        return Err(refusal.clone().into());
+    }
+    transaction::check_size(row.batch_count, asked.batch_count(), settings)?;
+    if staging::moved(connection, tenant, &asked.spreads).await? {
+        return Err(Stop::Stale);
+    }
+    let call = asked.call(row.transaction_id, row.session, sequence);
+    let staged = staging::stage(connection, tenant, &[call], transaction::max_batches(settings))
+        .await?
+        .pop();
+    staged.ok_or(Stop::Again)
+}
+
+/// Calls that wait for those before them.
+#[derive(Default)]
+pub struct Waits(Mutex<HashMap<Uuid, usize>>);
+
+/// One that waits, as long as it lives.
+pub struct Wait {
+    until: Instant,
+    id: Uuid,
+    waits: Arc<Waits>,
+}
+
+impl Waits {
+    fn enter(self: &Arc<Self>, id: Uuid, longest: Duration) -> Option<Wait> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = waiting.get(&id).copied().unwrap_or(0);
+        if same >= WAITING_CALLS_PER_TRANSACTION || waiting.values().sum::<usize>() >= WAITING_CALLS
+        {
+            return None;
+        }
+        waiting.insert(id, same + 1);
+        Some(Wait { until: Instant::now() + longest, id, waits: self.clone() })
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let mut waiting = self.waits.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = waiting.get_mut(&self.id) {
+            *same -= 1;
+            if *same == 0 {
+                waiting.remove(&self.id);
+            }
+        }
+    }
+}
