@@ -90,6 +90,8 @@ impl Broker {
                 }
                 Outcome::Refused(refusal) => return Err(refusal.into()),
                 Outcome::Failed(error) => return Err(error),
+                // answered to transactions only
+                Outcome::Committed { .. } => return Err(Error::internal()),
                 Outcome::Stale => {}
             }
         }
@@ -130,6 +132,7 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
         parts,
         spread,
         too_large: None,
+        whole: None,
     };
     (request, lines)
 }

@@ -11,6 +11,7 @@ use crate::{
         Refusal,
         append::{Plan, Request},
         fold::Placement,
+        transaction,
     },
 };
 
@@ -25,6 +26,11 @@ pub enum Outcome {
     /// Stored before, too long ago to say where.
     Forgotten,
     Refused(Refusal),
+    /// A transaction, now or before.
+    Committed {
+        row: Box<transaction::Row>,
+        duplicate: bool,
+    },
     /// Its topic is not what it was resolved to: resolve the name again.
     Stale,
     Failed(Error),

@@ -30,11 +30,16 @@ use super::{
     watches::{News, Watches},
 };
 use crate::{
-    model::{LogId, TenantId, TopicId},
+    model::{
+        LogId, Name, TenantId, TopicId,
+        transaction::{PlacedAppend, State},
+    },
     rules::{
         Refusal,
-        append::{Decision, Plan, Request, Spread},
+        append::{Decision, Part, Plan, Request, Spread},
         fold::{Placement, Remembered},
+        transaction::Row,
+        whole::Whole,
     },
     store::{self, Store, appends::Written},
     telemetry,
@@ -185,7 +190,10 @@ impl Lane {
                 Ok(Full::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
                         let mut parts = request.parts.iter();
-                        logs.contains(&request.home) || parts.any(|p| logs.contains(&p.log_id))
+                        let mut journals = request.whole.iter().flat_map(|whole| &whole.journals);
+                        logs.contains(&request.home)
+                            || parts.any(|p| logs.contains(&p.log_id))
+                            || journals.any(|(journal, _)| logs.contains(journal))
                     };
                     group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
                 }
@@ -205,7 +213,7 @@ impl Lane {
         }
     }
 
-    /// After a failure: numbered requests are done again (whoever writes first makes the other's
+    /// After a failure: numbered requests and transactions are done again (whoever writes first makes the other's
     /// compare fail), as long as the database is not away for too long. Of others whose answer was
     /// lost it is not known whether they were written.
     fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
@@ -213,7 +221,8 @@ impl Lane {
         if matches!(error, store::Error::OutcomeUnknown(_)) {
             group.is_redo = true;
             group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
-            let lost = group.take(|request, _| request.numbered.is_none());
+            let is_repeatable = |r: &Request| r.numbered.is_some() || r.whole.is_some();
+            let lost = group.take(|request, _| !is_repeatable(request));
             lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
         }
         let late = group.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
@@ -244,6 +253,7 @@ impl Lane {
                     ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
                 }
                 Decision::Forgotten => ticket.answer(Outcome::Forgotten),
+                Decision::Before(row) => ticket.answer(Outcome::Committed { row, duplicate: true }),
                 Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
                 Decision::Respread => ticket.answer(Outcome::Stale),
                 Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
@@ -289,6 +299,10 @@ async fn snapshot(store: Store, tenant: TenantId, log: LogId) {
 }
 
 fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
+    if let Some(whole) = &request.whole {
+        let row = Box::new(committed(whole, request, deltas, written));
+        return Outcome::Committed { row, duplicate: false };
+    }
     let offset = |log_id, delta| written.bases.get(log_id).map_or(0, |base| base + delta);
     let parts = request.parts.iter().zip(deltas);
     let bases = parts.map(|(part, delta)| (part.partition, offset(&part.log_id, delta)));
@@ -299,4 +313,29 @@ fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
         None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
     };
     Outcome::Placed { placement, appended_at: written.appended_at, duplicate: false }
+}
+
+fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written) -> Row {
+    let parts = request.parts.iter().zip(&whole.topics).zip(deltas);
+    let placed = |((part, topic), delta): ((&Part, &Name), &i64)| PlacedAppend {
+        topic: topic.to_string(),
+        partition: part.partition,
+        base_offset: written.bases.get(&part.log_id).map_or(0, |base| base + delta),
+        record_count: part.record_count,
+    };
+    Row {
+        transaction_id: whole.transaction_id,
+        state: State::Committed,
+        session: whole.session,
+        digest: request.digest,
+        created_at: written.appended_at,
+        expires_at: written.appended_at,
+        prepared_at: None,
+        ended_at: Some(written.appended_at),
+        reason: None,
+        append_count: whole.append_count,
+        batch_count: 0,
+        next_sequence: 0,
+        appends: Some(parts.map(placed).collect()),
+    }
 }

@@ -141,7 +141,12 @@ async fn load_partition_counts(
     heads: &[Head],
     requests: &[Request],
 ) -> Result<(), store::Error> {
-    let is_journal = |log_id| requests.iter().any(|r| r.home == log_id && r.spread.is_some());
+    let is_journal = |log_id| {
+        requests.iter().any(|r| {
+            let mut journals = r.whole.iter().flat_map(|whole| &whole.journals);
+            (r.home == log_id && r.spread.is_some()) || journals.any(|(id, _)| *id == log_id)
+        })
+    };
     let is_stale = |head: &&Head| {
         let log = memory.get(&head.log_id);
         log.is_some_and(|log| log.partition_count == 0 || log.fence != head.fence)

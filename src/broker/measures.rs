@@ -151,8 +151,9 @@ pub struct Parked {
 impl Parked {
     pub fn end(self, outcome: &Outcome) {
         let outcome = match outcome {
-            Outcome::Placed { duplicate: false, .. } => "appended",
-            Outcome::Placed { duplicate: true, .. } | Outcome::Forgotten => "duplicate",
+            Outcome::Placed { duplicate: false, .. }
+            | Outcome::Committed { duplicate: false, .. } => "appended",
+            Outcome::Placed { .. } | Outcome::Committed { .. } | Outcome::Forgotten => "duplicate",
             Outcome::Refused(_) => "refused",
             Outcome::Stale => "stale",
             Outcome::Failed(_) => "failed",

@@ -32,6 +32,7 @@ mod refusals;
 mod session;
 mod settings;
 mod signals;
+mod standing;
 mod topic;
 mod transaction;
 mod watches;

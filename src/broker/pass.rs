@@ -12,13 +12,19 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{group::Group, load::load, queue::Queue};
+use super::{
+    group::Group,
+    load::load,
+    queue::Queue,
+    standing::{self, wholes},
+};
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
         ground,
         memory::{Head, Memory},
+        whole::Standing,
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},
 };
@@ -87,9 +93,12 @@ impl Writer {
         if !ground::is_known(memory, &group.requests) {
             return Ok(Quick::Unknown);
         }
-        let plan = append::decide(memory, &group.requests);
+        let Some(mut standing) = Standing::assumed(wholes(&group.requests)) else {
+            return Ok(Quick::Unknown);
+        };
+        let plan = append::decide(memory, &group.requests, &mut standing);
         let writes = plan.writes_anything();
-        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan)).await;
+        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
             Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
             Ok(Held::No) => {
@@ -186,6 +195,7 @@ async fn write_if(
     connection: &mut Connection,
     group: &Group,
     plan: &Plan,
+    quick: bool,
 ) -> Result<Held, store::Error> {
     if !plan.writes_anything() {
         let held = store::appends::confirm(connection, group.tenant, &plan.writes).await?;
@@ -193,8 +203,14 @@ async fn write_if(
     }
     let records = group.records(plan);
     let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
-    let written =
-        store::appends::append_if(connection, group.tenant, &plan.writes, &records).await?;
+    let Group { tenant, .. } = *group;
+    let written = if quick && !plan.commits.is_empty() {
+        let ended = standing::ended(group, plan);
+        let Plan { writes, offsets, .. } = plan;
+        store::whole::append_if(connection, tenant, writes, &records, &ended, offsets).await?
+    } else {
+        store::appends::append_if(connection, tenant, &plan.writes, &records).await?
+    };
     Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
 }
 
@@ -240,11 +256,13 @@ async fn full_attempt(
     let mut transaction = store::begin(connection).await?;
     let shared = unregistered(memory, requests);
     let mut held = Facts::new();
-    if !shared.is_empty() {
-        let producers: BTreeSet<ProducerId> = shared.iter().map(|(_, id)| *id).collect();
+    let producers: BTreeSet<ProducerId> =
+        shared.iter().map(|(_, id)| *id).chain(standing::sessions(requests)).collect();
+    if !producers.is_empty() {
         let producers: Vec<ProducerId> = producers.into_iter().collect();
         held = store::loading::share_sessions(&mut transaction, *tenant, &producers).await?;
     }
+    let mut whole = standing::hold(&mut transaction, *tenant, requests, &held).await?;
     let mut heads = store::logs::lock(&mut transaction, *tenant, &touched).await?;
     if heads.len() < touched.len() {
         store::rollback(transaction).await?;
@@ -275,8 +293,8 @@ async fn full_attempt(
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
     queue.join(group, |request| ground::may_join(memory, &touched, &grounded, request));
-    let plan = append::decide(memory, &group.requests);
-    let written = write_locked(transaction, group, &plan, &now_at).await?;
+    let plan = append::decide(memory, &group.requests, &mut whole.standing);
+    let written = write_locked(transaction, group, &plan, &now_at, &whole).await?;
     Ok(Attempt::Held(plan, written))
 }
 
@@ -287,22 +305,27 @@ async fn write_locked(
     group: &Group,
     plan: &Plan,
     now_at: &BTreeMap<LogId, Offset>,
+    whole: &standing::Held,
 ) -> Result<Option<Written>, store::Error> {
+    let ended = standing::ended(group, plan);
     if !plan.writes_anything() {
         if group.is_redo {
             // a write would make the lost statement's compare fail; without one the fence does, or
             // what is refused now might be stored after all
             let grounded: Vec<LogId> = now_at.keys().copied().collect();
             store::logs::raise_fences(&mut transaction, group.tenant, &grounded).await?;
+            standing::write(&mut transaction, group.tenant, whole, &ended, plan, None).await?;
             store::commit(transaction).await?;
         } else {
             store::rollback(transaction).await?;
         }
         return Ok(None);
     }
-    let Held::Yes(written) = write_if(&mut transaction, group, plan).await? else {
+    let Held::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
         return Err(store::Error::Corrupt("a locked head does not compare".into()));
     };
+    let ended_at = written.as_ref().map(|written| written.appended_at);
+    standing::write(&mut transaction, group.tenant, whole, &ended, plan, ended_at).await?;
     if !plan.registrations.is_empty() {
         let at = |log_id| now_at.get(log_id).copied().unwrap_or(0);
         let registrations: Vec<(LogId, ProducerId, Offset)> =

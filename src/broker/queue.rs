@@ -1,12 +1,13 @@
 //! What waits for a lane, and how it becomes groups.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
 use metrics::{Gauge, Histogram};
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
 };
+use uuid::Uuid;
 
 use super::{
     group::{Group, Job},
@@ -121,10 +122,14 @@ impl Queue {
             |request: &Request| -> i64 { request.parts.iter().map(|part| part.size_bytes).sum() };
         let mut bytes: i64 = group.requests.iter().map(size_bytes).sum();
         let mut room = GROUP_REQUESTS.saturating_sub(group.requests.len());
+        let mut transactions: HashSet<Uuid> =
+            group.requests.iter().filter_map(Request::transaction_id).collect();
         let (mut taken, mut others) = (Vec::new(), VecDeque::new());
         for job in self.jobs.drain(..) {
             let fits = room > 0 && bytes < GROUP_BYTES;
-            if fits && job.tenant == group.tenant && may_join(&job.request) {
+            // a transaction that is sent twice finds its outcome in the next group
+            let is_first = job.request.transaction_id().is_none_or(|id| transactions.insert(id));
+            if fits && is_first && job.tenant == group.tenant && may_join(&job.request) {
                 bytes += job.request.size_bytes();
                 room -= 1;
                 taken.push(job);

@@ -7,13 +7,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use uuid::Uuid;
+
 use super::{
     Refusal,
     draft::Draft,
     fold::{Entry, Placement, Remembered},
     ground::{Ground, grounds},
     memory::{Memory, Producer},
+    offsets::{Claimed, Place},
     sequence::{self, Verdict},
+    transaction,
+    whole::{Standing, Stopped, Whole},
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
 
@@ -39,7 +44,8 @@ pub struct Spread {
 /// One append, as the rules see it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The log of its scope: the partition's log, or the topic's journal.
+    /// The log of its scope: the partition's log, or the topic's journal. Of a transaction, the first
+    /// one it appends to.
     pub home: LogId,
     pub numbered: Option<Numbered>,
     pub digest: Digest,
@@ -50,12 +56,18 @@ pub struct Request {
     pub spread: Option<Spread>,
     /// It breaks a limit: refused if it would be appended.
     pub too_large: Option<Refusal>,
+    /// The request is a transaction: its parts, its offsets and its outcome go together.
+    pub whole: Option<Whole>,
 }
 
 impl Request {
     /// Bytes of its records.
     pub fn size_bytes(&self) -> i64 {
         self.parts.iter().map(|part| part.size_bytes).sum()
+    }
+
+    pub fn transaction_id(&self) -> Option<Uuid> {
+        self.whole.as_ref().map(|whole| whole.transaction_id)
     }
 }
 
@@ -70,6 +82,8 @@ pub enum Decision {
     Repeated(Remembered),
     /// Stored before, too long ago to say where.
     Forgotten,
+    /// A transaction committed before.
+    Before(Box<transaction::Row>),
     /// It may wait for the sequences before it; this is the refusal if they do not come.
     Ahead(Refusal),
     Refused(Refusal),
@@ -93,6 +107,8 @@ pub struct Row {
     pub record_count: i64,
     pub size_bytes: i64,
     pub producers: Option<Vec<u8>>,
+    /// The transaction whose records it holds.
+    pub transaction_id: Option<Uuid>,
     /// (request, part) whose lines it holds, in order; none in a journal.
     pub lines: Vec<(usize, usize)>,
 }
@@ -108,6 +124,22 @@ pub struct LogWrite {
     pub rows: Vec<Row>,
 }
 
+/// A transaction that is committed in this pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    pub request: usize,
+    /// In the order of its parts.
+    pub base_offsets: Vec<Offset>,
+}
+
+/// A group's offset that moves in this pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffsetMove {
+    pub place: Place,
+    pub from: Option<Offset>,
+    pub to: Offset,
+}
+
 /// A decided group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -117,13 +149,17 @@ pub struct Plan {
     pub writes: Vec<LogWrite>,
     /// (log, producer) appending here for the first time: registered in the same transaction.
     pub registrations: Vec<(LogId, ProducerId)>,
+    /// Of the transactions, by request: where their parts lie.
+    pub commits: Vec<Commit>,
+    /// The offsets they commit, as they are before and after all of them.
+    pub offsets: Vec<OffsetMove>,
     /// (log, producer) whose newest requests still lack their `appended_at`.
     touched: Vec<(LogId, ProducerId)>,
 }
 
 /// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
-/// (`is_known`, or loaded under the heads' locks).
-pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
+/// (`is_known`, or loaded under the heads' locks), and what its transactions stand on in `standing`.
+pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -> Plan {
     let grounds = grounds(group);
     let compares: BTreeMap<LogId, Option<Compare>> = grounds
         .iter()
@@ -133,8 +169,9 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
     let mut registrations = BTreeSet::new();
     let mut touched = BTreeSet::new();
     let mut decisions = Vec::with_capacity(group.len());
+    let (mut commits, mut offsets) = (Vec::new(), BTreeMap::new());
     for (index, request) in group.iter().enumerate() {
-        let fresh = match judge(memory, request) {
+        let fresh = match judge(memory, request, standing) {
             Ok(fresh) => fresh,
             Err(decision) => {
                 decisions.push(decision);
@@ -142,7 +179,10 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             }
         };
         let deltas: Vec<i64> = (request.parts.iter().enumerate())
-            .map(|(part, p)| drafts.entry(p.log_id).or_default().add_part(p, (index, part)))
+            .map(|(part, p)| {
+                let draft = drafts.entry(p.log_id).or_default();
+                draft.add_part(p, (index, part), request.transaction_id())
+            })
             .collect();
         if let Some(numbered) = request.numbered {
             let entry = entry(request, numbered, fresh, &deltas, &compares);
@@ -155,6 +195,16 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
                 }
             }
             drafts.entry(request.home).or_default().add_entry(entry, request.spread.is_some());
+        }
+        if let Some(whole) = &request.whole {
+            for Claimed { place, offset, .. } in &whole.offsets {
+                let from = standing.places.get(place).and_then(|row| row.committed_offset);
+                offsets.entry(place.clone()).or_insert((from, *offset)).1 = *offset;
+            }
+            standing.apply(whole);
+            let placed = request.parts.iter().zip(&deltas);
+            let base = |(part, delta): (&Part, &i64)| position(&compares, part.log_id) + delta;
+            commits.push(Commit { request: index, base_offsets: placed.map(base).collect() });
         }
         for part in &request.parts {
             advance(memory, &grounds, part.log_id, part.record_count);
@@ -174,6 +224,11 @@ pub fn decide(memory: &mut Memory, group: &[Request]) -> Plan {
             })
             .collect(),
         registrations: registrations.into_iter().collect(),
+        commits,
+        offsets: offsets
+            .into_iter()
+            .map(|(place, (from, to))| OffsetMove { place, from, to })
+            .collect(),
         touched: touched.into_iter().collect(),
     }
 }
@@ -191,12 +246,21 @@ fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
 }
 
 /// Ok: append (`fresh` for a numbered one). The order is the contract's.
-fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
+fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<bool, Decision> {
     let home = memory.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
         && spread.partition_count != home.partition_count
     {
         return Err(Decision::Respread);
+    }
+    if let Some(whole) = &request.whole {
+        let is_stale = |(journal, partition_count): &(LogId, Partition)| {
+            memory.get(journal).is_some_and(|log| log.partition_count != *partition_count)
+        };
+        if whole.journals.iter().any(is_stale) {
+            return Err(Decision::Respread);
+        }
+        standing.judge(whole, &request.digest)?;
     }
     let mut fresh = false;
     if let Some(numbered) = &request.numbered {
@@ -223,7 +287,25 @@ fn judge(memory: &Memory, request: &Request) -> Result<bool, Decision> {
         let next_offset = log.next_offset;
         return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
     }
+    if let Some(whole) = &request.whole {
+        standing.judge_offsets(whole).map_err(Decision::Refused)?;
+    }
     Ok(fresh)
+}
+
+impl From<Stopped> for Decision {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Before(row) => Decision::Before(row),
+            Stopped::Refused(refusal) => Decision::Refused(refusal),
+        }
+    }
+}
+
+/// Where a compared log stands before this pass.
+fn position(compares: &BTreeMap<LogId, Option<Compare>>, log_id: LogId) -> Offset {
+    let compare = compares.get(&log_id).copied().flatten();
+    compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
 }
 
 fn entry(
@@ -233,15 +315,11 @@ fn entry(
     deltas: &[i64],
     compares: &BTreeMap<LogId, Option<Compare>>,
 ) -> Entry {
-    let position = |log_id| {
-        let compare = compares.get(log_id).copied().flatten();
-        compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
-    };
     let bases = request
         .parts
         .iter()
         .zip(deltas)
-        .map(|(part, delta)| (part.partition, position(&part.log_id) + delta));
+        .map(|(part, delta)| (part.partition, position(compares, part.log_id) + delta));
     let placement = match request.spread {
         Some(Spread { partition_count, keyless }) => {
             Placement::Topic { partition_count, keyless, bases: bases.collect() }

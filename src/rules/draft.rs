@@ -1,5 +1,7 @@
 //! What a pass appends to one log, while it is being decided: which requests share a row.
 
+use uuid::Uuid;
+
 use super::{
     append::{Compare, LogWrite, Part, Row},
     fold::Entry,
@@ -19,12 +21,21 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Adds the lines of a (request, part) to the last row, or to a new one; answers the distance
+    /// Adds the lines of a (request, part) to the last row, or to a new one (a row holds records of
+    /// one transaction, or of none); answers the distance
     /// of its first record from the log's base in this pass.
-    pub fn add_part(&mut self, part: &Part, lines: (usize, usize)) -> i64 {
+    pub fn add_part(
+        &mut self,
+        part: &Part,
+        lines: (usize, usize),
+        transaction_id: Option<Uuid>,
+    ) -> i64 {
         let delta = self.record_count;
-        if self.rows.last().is_none_or(|(row, _)| row.size_bytes >= ROW_TARGET_BYTES) {
-            self.rows.push((row_at(delta), Vec::new()));
+        let is_over = |(row, _): &(Row, _)| {
+            row.size_bytes >= ROW_TARGET_BYTES || row.transaction_id != transaction_id
+        };
+        if self.rows.last().is_none_or(is_over) {
+            self.rows.push((Row { transaction_id, ..row_at(delta) }, Vec::new()));
         }
         if let Some((row, _)) = self.rows.last_mut() {
             row.record_count += part.record_count;
@@ -69,5 +80,12 @@ impl Draft {
 }
 
 fn row_at(delta: i64) -> Row {
-    Row { delta, record_count: 0, size_bytes: 0, producers: None, lines: Vec::new() }
+    Row {
+        delta,
+        record_count: 0,
+        size_bytes: 0,
+        producers: None,
+        transaction_id: None,
+        lines: Vec::new(),
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{append::Request, memory::Memory};
-use crate::model::LogId;
+use crate::model::{LogId, Partition};
 
 /// How much of a log's memory the answers of a group stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,8 +29,12 @@ pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
             None => Ground::Nothing,
         };
         stand(request.home, home);
-        // the bases of a numbered topic append go into its provenance
-        let parts = if numbered { Ground::Position } else { Ground::Nothing };
+        let journals = request.whole.iter().flat_map(|whole| &whole.journals);
+        journals.for_each(|(journal, _)| stand(*journal, Ground::Fence));
+        // the bases of a numbered topic append go into its provenance, those of a transaction into its
+        // outcome
+        let is_placed = numbered || request.whole.is_some();
+        let parts = if is_placed { Ground::Position } else { Ground::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
     grounds
@@ -58,8 +62,11 @@ pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
 /// it: it touches and stands on nothing else, and its producer's epoch is read.
 pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request: &Request) -> bool {
     let alone = std::slice::from_ref(request);
+    // what a transaction stands on is taken before the heads
+    let is_append = request.whole.is_none();
     let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
-    within(touched_logs(alone), touched)
+    is_append
+        && within(touched_logs(alone), touched)
         && within(grounded_logs(alone), grounded)
         && is_read(memory, request)
 }
@@ -70,11 +77,19 @@ fn is_read(memory: &Memory, request: &Request) -> bool {
     let spread_known = request
         .spread
         .is_none_or(|spread| home.is_some_and(|log| log.partition_count == spread.partition_count));
+    let whole_known = request.whole.as_ref().is_none_or(|whole| {
+        let is_as_spread = |(journal, partition_count): &(LogId, Partition)| {
+            memory.get(journal).is_some_and(|log| log.partition_count == *partition_count)
+        };
+        request.too_large.is_none()
+            && whole.may_be_assumed()
+            && whole.journals.iter().all(is_as_spread)
+    });
     let producer_known = request.numbered.is_none_or(|numbered| {
         home.is_some_and(|log| {
             let producer = log.producers.get(&numbered.producer_id);
             producer.is_some_and(|p| p.registered && p.mark == log.fence)
         })
     });
-    spread_known && producer_known
+    spread_known && whole_known && producer_known
 }

@@ -16,6 +16,7 @@ pub mod spread;
 #[cfg(test)]
 mod tests;
 pub mod transaction;
+pub mod whole;
 
 use uuid::Uuid;
 

@@ -20,6 +20,14 @@ pub struct Place {
     pub log_id: LogId,
 }
 
+/// An offset that a transaction is to commit, and by what right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    pub place: Place,
+    pub offset: Offset,
+    pub claim: Claim,
+}
+
 /// What is committed there, and who may commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {

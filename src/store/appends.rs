@@ -44,10 +44,10 @@ statements! {
             from want w cross join moment m \
             where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and w.record_count > 0 and m.complete \
             returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at) \
-        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
-        select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.records \
-        from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::text[]) \
-            as r (log_id, delta, record_count, producers, records) \
+        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
+        select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
+        from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::uuid[], $13::text[]) \
+            as r (log_id, delta, record_count, producers, transaction_id, records) \
         join head h on h.log_id = r.log_id \
         returning b.log_id, b.base_offset, b.appended_at";
     /// What a pass that writes nothing stands on.
@@ -73,18 +73,24 @@ pub async fn append_if(
     records: &[Option<&str>],
 ) -> Result<Option<Written>, Error> {
     let returned = match writes {
-        [write] if write.rows.len() == 1 => {
+        [write] if write.rows.len() == 1 && write.rows[0].transaction_id.is_none() => {
             append_row(connection, tenant, write, &write.rows[0], records[0]).await?
         }
         _ => append_rows(connection, tenant, writes, records).await?,
     };
-    let Some((.., appended_at)) = returned.first() else { return Ok(None) };
-    let mut written = Written { appended_at: (*appended_at).into(), bases: BTreeMap::new() };
-    for (log_id, base_offset, _) in returned {
+    Ok(written(returned.into_iter()))
+}
+
+/// What the rows written tell; None: there are none.
+pub fn written(rows: impl Iterator<Item = (i64, i64, Instant)>) -> Option<Written> {
+    let mut written: Option<Written> = None;
+    for (log_id, base_offset, appended_at) in rows {
+        let appended_at = appended_at.into();
+        let written = written.get_or_insert(Written { appended_at, bases: BTreeMap::new() });
         let base = written.bases.entry(LogId(log_id)).or_insert(base_offset);
         *base = base_offset.min(*base);
     }
-    Ok(Some(written))
+    written
 }
 
 async fn append_row(
@@ -130,6 +136,7 @@ async fn append_rows(
         .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
         .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
         .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.transaction_id).collect::<Vec<_>>())
         .bind(records)
         .fetch_all(connection)
         .await?;
@@ -157,7 +164,7 @@ pub async fn confirm(
 }
 
 /// (fence, next_offset, last_appended_at) to compare; nulls are not compared.
-fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
+pub fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
     let position = compare.and_then(|compare| compare.position);
     (
         compare.map(|compare| compare.fence),

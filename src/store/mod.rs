@@ -20,6 +20,7 @@ pub mod staging;
 pub mod tenants;
 pub mod topics;
 pub mod transactions;
+pub mod whole;
 
 mod connect;
 mod error;
@@ -55,6 +56,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("tenants", tenants::STATEMENTS),
     ("topics", topics::STATEMENTS),
     ("transactions", transactions::STATEMENTS),
+    ("whole", whole::STATEMENTS),
 ];
 
 /// An instant as Postgres gives it.

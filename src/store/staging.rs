@@ -8,10 +8,13 @@ use super::{
 };
 use crate::{
     model::{
-        Digest, Epoch, LogId, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
+        Digest, Epoch, LogId, Partition, ProducerId, Sequence, TenantId, TopicId,
         transaction::Claim,
     },
-    rules::{offsets::Place, transaction::Row},
+    rules::{
+        offsets::{Claimed, Place},
+        transaction::Row,
+    },
 };
 
 statements! {
@@ -160,20 +163,12 @@ pub async fn moved(
     Ok(query.fetch_one(connection).await?)
 }
 
-/// An offset that a transaction is to commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StagedOffset {
-    pub place: Place,
-    pub offset: Offset,
-    pub claim: Claim,
-}
-
 /// Stages offsets, each for another place; what was staged for it before gives way.
 pub async fn stage_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-    offsets: &[StagedOffset],
+    offsets: &[Claimed],
 ) -> Result<(), Error> {
     let member = |claim: &Claim| match claim {
         Claim::Member { member_id, generation } => Some((member_id.clone(), *generation)),
@@ -204,7 +199,7 @@ pub async fn offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-) -> Result<Vec<StagedOffset>, Error> {
+) -> Result<Vec<Claimed>, Error> {
     type Found = (String, i64, i64, Option<String>, Option<i64>, Option<i64>);
     let rows: Vec<Found> =
         sqlx::query_as(OFFSETS).bind(tenant.0).bind(id).fetch_all(connection).await?;
@@ -214,7 +209,7 @@ pub async fn offsets(
             None => Claim::Expected(expected),
         };
         let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };
-        Ok(StagedOffset { place, offset, claim })
+        Ok(Claimed { place, offset, claim })
     };
     rows.into_iter().map(offset).collect()
 }

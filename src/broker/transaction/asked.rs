@@ -12,40 +12,37 @@ use super::super::{
 };
 use crate::{
     model::{
-        Code, Digest, Epoch, LogId, Offset, ProducerId, Sequence, TenantId,
+        Code, Digest, Epoch, LogId, Name, Offset, Partition, ProducerId, Sequence, TenantId,
+        TopicId,
         transaction::{AppendItem, OffsetItem, appends_digest},
         transfer::Scope,
     },
-    rules::{self, Refusal, append::Request, offsets::Place},
-    store::staging::{self, Spread, StagedOffset},
+    rules::{
+        self, Refusal,
+        append::{Part, Request},
+        offsets::{Claimed, Place},
+    },
+    store::staging::{self, Spread},
 };
-
-/// The records of one item that go to one log.
-struct Part {
-    log_id: LogId,
-    record_count: i64,
-    lines: Lines,
-}
-
-impl Part {
-    fn staged(&self) -> staging::Part<'_> {
-        let Part { log_id, record_count, ref lines } = *self;
-        staging::Part { log_id, record_count, records: lines.as_str() }
-    }
-}
 
 pub struct Asked {
     /// In the order of the items, then of each partition's first record.
-    parts: Vec<Part>,
+    pub parts: Vec<(Part, Lines)>,
+    /// Of each part.
+    pub topics: Vec<Name>,
+    /// The first one appended to.
+    pub topic: Option<TopicId>,
     /// The topics, as the records were spread over them.
     pub spreads: Vec<Spread>,
+    /// The journals of those spread over, with the partitions they had.
+    pub journals: Vec<(LogId, Partition)>,
     pub append_count: i64,
     /// Of the appends.
     pub digest: Digest,
     /// An append breaks a limit: refused if it would be appended.
     pub too_large: Option<Refusal>,
     /// The last one for each place.
-    pub offsets: Vec<StagedOffset>,
+    pub offsets: Vec<Claimed>,
 }
 
 impl Broker {
@@ -59,7 +56,10 @@ impl Broker {
     ) -> Result<Asked, Error> {
         let mut asked = Asked {
             parts: Vec::new(),
+            topics: Vec::new(),
+            topic: None,
             spreads: Vec::new(),
+            journals: Vec::new(),
             append_count: appends.len() as i64,
             digest: appends_digest(appends),
             too_large: None,
@@ -78,15 +78,16 @@ impl Broker {
             asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
             let (Request { parts, spread, .. }, lines) = place(&resolved, *scope, batch);
             asked.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
-            let placed = parts.into_iter().zip(lines);
-            asked.parts.extend(placed.map(|(part, lines)| Part {
-                log_id: part.log_id,
-                record_count: part.record_count,
-                lines,
-            }));
+            asked.topic.get_or_insert(resolved.topic_id);
+            let journal = spread.map(|spread| (resolved.journal, spread.partition_count));
+            asked.journals.extend(journal);
+            asked.topics.extend(parts.iter().map(|_| topic.clone()));
+            asked.parts.extend(parts.into_iter().zip(lines));
         }
         asked.spreads.sort_unstable();
         asked.spreads.dedup();
+        asked.journals.sort_unstable();
+        asked.journals.dedup();
         Ok(asked)
     }
 
@@ -96,7 +97,7 @@ impl Broker {
         tenant: TenantId,
         offsets: &[OffsetItem],
         anew: bool,
-    ) -> Result<Vec<StagedOffset>, Error> {
+    ) -> Result<Vec<Claimed>, Error> {
         if offsets.is_empty() {
             return Ok(Vec::new());
         }
@@ -106,7 +107,7 @@ impl Broker {
             logs.push(topic.logs[item.partition as usize]);
         }
         let seen = self.looks.read(tenant, logs.clone()).await?;
-        let mut last: BTreeMap<Place, StagedOffset> = BTreeMap::new();
+        let mut last: BTreeMap<Place, Claimed> = BTreeMap::new();
         for (index, (item, log_id)) in offsets.iter().zip(logs).enumerate() {
             let Some(watermarks) = seen.get(&log_id) else {
                 if !anew {
@@ -119,7 +120,7 @@ impl Broker {
             }
             let place = Place { group: item.group.clone(), log_id };
             let (offset, claim) = (item.offset, item.claim.clone());
-            last.insert(place.clone(), StagedOffset { place, offset, claim });
+            last.insert(place.clone(), Claimed { place, offset, claim });
         }
         Ok(last.into_values().collect())
     }
@@ -153,8 +154,13 @@ impl Asked {
         session: Option<(ProducerId, Epoch)>,
         sequence: Option<Sequence>,
     ) -> staging::Call<'_> {
-        let parts = self.parts.iter().map(Part::staged).collect();
+        let parts = self.parts.iter().map(staged).collect();
         let Asked { digest, append_count, ref spreads, .. } = *self;
         staging::Call { id, session, sequence, digest, append_count, parts, spreads }
     }
+}
+
+fn staged((part, lines): &(Part, Lines)) -> staging::Part<'_> {
+    let Part { log_id, record_count, .. } = *part;
+    staging::Part { log_id, record_count, records: lines.as_str() }
 }

@@ -39,7 +39,14 @@ impl Broker {
         for attempt in 0..RESOLVE_ATTEMPTS {
             let work = &begin.work;
             let asked = self.ask(tenant, &work.appends, &work.offsets, attempt > 0).await?;
-            match self.try_begin(tenant, &new, begin.timeout_ms, Arc::new(asked)).await {
+            let settings = self.settings.of(tenant).await?;
+            transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
+            let begun = if begin.commit {
+                self.whole(tenant, &new, begin.timeout_ms, asked, settings).await
+            } else {
+                self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await
+            };
+            match begun {
                 Ok(done) => return Ok(self.answer(tenant, "begin", done)),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
@@ -55,9 +62,9 @@ impl Broker {
         tenant: TenantId,
         new: &Arc<New>,
         asked_timeout_ms: Option<i64>,
-        asked: Arc<Asked>,
+        asked: Asked,
+        settings: Arc<OwnSettings>,
     ) -> Result<Done, Stop> {
-        let settings = self.settings.of(tenant).await?;
         let limits = Limits {
             asked_timeout_ms,
             default_timeout_ms: transaction::timeout_ms(asked_timeout_ms, None, &settings)?,
@@ -78,8 +85,7 @@ impl Broker {
         let new = new.clone();
         let begin = self.store.transaction(move |connection| {
             Box::pin(async move {
-                let begun =
-                    judge_begin(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+                let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {
                     Begun::Before(row) => Ok(Done::before(row)),
                     Begun::Now(row) => {
@@ -92,14 +98,14 @@ impl Broker {
     }
 }
 
-enum Begun {
+pub(super) enum Begun {
     Now(Row),
     Before(Row),
 }
 
 /// Makes the row, if there is none and nothing forbids it. What forbids it is asked after the row was
 /// made: an outcome that was forgotten meanwhile has moved the horizon before its id came free.
-async fn judge_begin(
+pub(super) async fn judge(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,

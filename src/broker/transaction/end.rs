@@ -14,15 +14,10 @@ use crate::{
         transaction::{Caller, Reason, State},
     },
     rules::{
-        offsets::{self, Place},
+        offsets::{self, Claimed, Place},
         transaction::{self, Row, Verb, Verdict},
     },
-    store::{
-        self, Connection,
-        offsets::Commit as OffsetCommit,
-        staging::{self, StagedOffset},
-        transactions::Commit,
-    },
+    store::{self, Connection, offsets::Commit as OffsetCommit, staging, transactions::Commit},
 };
 
 impl Broker {
@@ -106,6 +101,17 @@ async fn judge_commit(
         transaction::judge(&row, Verb::Add, caller)?;
         row = begin::add(connection, tenant, row, asked, settings).await?;
     }
+    finish(connection, tenant, row, expected_appends).await
+}
+
+/// Commits a locked transaction with all its work.
+pub(super) async fn finish(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: Row,
+    expected_appends: Option<i64>,
+) -> Result<Done, Stop> {
+    let id = row.transaction_id;
     transaction::check_appends(expected_appends, row.append_count)?;
     let logs = staging::logs(connection, tenant, id).await?;
     check_topics(connection, tenant, &logs).await?;
@@ -189,7 +195,7 @@ async fn judge_offsets(
     connection: &mut Connection,
     tenant: TenantId,
     row: &Row,
-    staged: &[StagedOffset],
+    staged: &[Claimed],
 ) -> Result<Vec<Place>, Stop> {
     let places: Vec<Place> = staged.iter().map(|staged| staged.place.clone()).collect();
     if places.is_empty() {
@@ -203,7 +209,7 @@ async fn judge_offsets(
     let names: BTreeSet<Name> = places.iter().map(|place| place.group.clone()).collect();
     let names: Vec<Name> = names.into_iter().collect();
     let groups = store::offsets::groups(connection, tenant, &names).await?;
-    for StagedOffset { place, offset, claim } in staged {
+    for Claimed { place, offset, claim } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;
         offsets::judge_in_transaction(at, group, claim, *offset, row.transaction_id)?;

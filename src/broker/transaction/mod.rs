@@ -15,6 +15,7 @@ mod end;
 mod records;
 mod see;
 pub mod sweep;
+mod whole;
 
 pub use records::Waits;
 pub use sweep::Rounds;

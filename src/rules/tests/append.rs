@@ -16,6 +16,7 @@ use crate::{
         memory::{LogMemory, Memory, Producer},
         provenance,
         sequence::SessionFacts,
+        whole::Standing,
     },
 };
 
@@ -240,6 +241,7 @@ fn plain() -> Request {
         parts: vec![part(0, 1, 100)],
         spread: None,
         too_large: None,
+        whole: None,
     }
 }
 
@@ -285,7 +287,7 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
     ];
     for (name, group, want) in table {
         assert!(is_known(&memory(), &group), "{name}");
-        let plan = decide(&mut memory(), &group);
+        let plan = decide(&mut memory(), &group, &mut Standing::default());
         let got: Want = plan.writes.iter().map(|write| (write.log_id, write.compare)).collect();
         assert_eq!(got, want, "{name}");
         let grounded = want.iter().filter(|(_, compare)| compare.is_some());
@@ -378,7 +380,7 @@ fn neighbours_share_a_row_until_it_is_full() {
     let group =
         [sized(ROW_TARGET_BYTES - 1), sized(10), sized(ROW_TARGET_BYTES), sized(1), of(1, 0)];
     let mut memory = memory();
-    let mut plan = decide(&mut memory, &group);
+    let mut plan = decide(&mut memory, &group, &mut Standing::default());
     let [write] = &plan.writes[..] else { panic!("{plan:?}") };
     let rows: Vec<_> =
         write.rows.iter().map(|r| (r.delta, r.record_count, r.size_bytes, &r.lines[..])).collect();
@@ -405,7 +407,7 @@ fn neighbours_share_a_row_until_it_is_full() {
 #[test]
 fn a_journal_counts_requests_and_holds_no_lines() {
     let group = [spread(of(1, 0)), spread(plain()), spread(of(1, 0)), spread(of(1, 1))];
-    let plan = decide(&mut memory(), &group);
+    let plan = decide(&mut memory(), &group, &mut Standing::default());
     let [p0, p1, journal] = &plan.writes[..] else { panic!("{plan:?}") };
     assert_eq!((journal.record_count, journal.size_bytes, journal.rows.len()), (2, 0, 1));
     let row = &journal.rows[0];
@@ -423,7 +425,8 @@ fn a_journal_counts_requests_and_holds_no_lines() {
 fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() {
     let mut memory = memory();
     let refused = Request { too_large: Some(TOO_LARGE), ..of(2, 0) };
-    let plan = decide(&mut memory, &[refused, spread(of(2, 0)), of(1, 0)]);
+    let plan =
+        decide(&mut memory, &[refused, spread(of(2, 0)), of(1, 0)], &mut Standing::default());
     assert_eq!(plan.registrations, [(JOURNAL, ProducerId(2))]);
     assert!(!memory[&log_of(0)].producers.contains_key(&ProducerId(2)));
     assert!(memory[&JOURNAL].producers[&ProducerId(2)].registered);
@@ -433,7 +436,7 @@ fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() 
 #[test]
 fn nothing_to_write_is_still_compared() {
     let mut memory = memory();
-    let plan = decide(&mut memory, &[spread(of(1, 9))]);
+    let plan = decide(&mut memory, &[spread(of(1, 9))], &mut Standing::default());
     assert!(!plan.writes_anything());
     assert_eq!(plan.writes.len(), 3);
     assert!(plan.writes.iter().all(|write| write.compare.is_some() && write.record_count == 0));
@@ -443,7 +446,7 @@ fn nothing_to_write_is_still_compared() {
 #[test]
 fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
     let mut memory = memory();
-    let mut plan = decide(&mut memory, &[of(1, 0), of(1, 1), of(1, 0)]);
+    let mut plan = decide(&mut memory, &[of(1, 0), of(1, 1), of(1, 0)], &mut Standing::default());
     plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
     let Decision::Repeated(repeated) = &plan.decisions[2] else { panic!("{plan:?}") };
     assert_eq!(repeated.appended_at, Timestamp(900));
@@ -458,13 +461,13 @@ fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
 fn without_a_compare_the_memory_moves_only_where_it_was_right() {
     for (base, moved) in [(40, true), (41, false), (39, false)] {
         let mut memory = memory();
-        let mut plan = decide(&mut memory, &[plain(), plain()]);
+        let mut plan = decide(&mut memory, &[plain(), plain()], &mut Standing::default());
         assert_eq!(memory[&log_of(0)].next_offset, 40, "the head gives the offset");
         plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), base)]));
         let log = &memory[&log_of(0)];
         let want = if moved { (42, Timestamp(900), 1) } else { (40, Timestamp(500), 0) };
         assert_eq!((log.next_offset, log.last_appended_at, log.unfolded_rows), want, "{base}");
     }
-    let mut plan = decide(&mut Memory::new(), &[plain()]);
+    let mut plan = decide(&mut Memory::new(), &[plain()], &mut Standing::default());
     plan.confirm(&mut Memory::new(), Timestamp(900), &BTreeMap::from([(log_of(0), 0)]));
 }

@@ -15,6 +15,7 @@ use crate::{
         memory::{Head, LogMemory, Memory, Producer, TailRow},
         provenance,
         sequence::SessionFacts,
+        whole::Standing,
     },
 };
 
@@ -295,7 +296,7 @@ impl Ledger {
     ) -> Passed {
         let mut overtaken = false;
         if ground::is_known(memory, group) {
-            let plan = append::decide(memory, group);
+            let plan = append::decide(memory, group, &mut Standing::default());
             let writes = plan.writes_anything();
             let written = if writes { self.append_if(&plan, ids) } else { None };
             if written.is_some() || (!writes && self.confirm(&plan)) {
@@ -316,7 +317,7 @@ impl Ledger {
             // one such look is enough here
             log.contended_passes = log.contended_passes.min(1);
         }
-        let plan = append::decide(memory, group);
+        let plan = append::decide(memory, group, &mut Standing::default());
         if !plan.writes_anything() {
             return held(memory, plan, None, (Way::Full, overtaken, lose));
         }

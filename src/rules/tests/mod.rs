@@ -57,6 +57,7 @@ pub fn answers(group: &[Request], plan: &Plan, written: Option<&Written>) -> Vec
         Decision::Ahead(refusal) => Answer::Ahead(refusal.clone()),
         Decision::Refused(refusal) => Answer::Refused(refusal.clone()),
         Decision::Respread => Answer::Respread,
+        Decision::Before(row) => unreachable!("a transaction: {row:?}"),
     };
     assert_eq!(group.len(), plan.decisions.len(), "one decision a request");
     group.iter().zip(&plan.decisions).map(answer).collect()

@@ -304,6 +304,7 @@ impl Life {
                 .then(|| Spread { partition_count: count, keyless: Some(parts[0].partition) }),
             parts,
             too_large: shot.too_large.then_some(TOO_LARGE),
+            whole: None,
         }
     }
 

@@ -150,6 +150,7 @@ impl World {
             parts: parts.into_iter().map(part).collect(),
             spread: is_topic.then_some(Spread { partition_count: count, keyless }),
             too_large,
+            whole: None,
         }
     }
 }
@@ -196,5 +197,6 @@ fn show_refusal(refusal: &Refusal) -> String {
         Refusal::PreconditionFailed { .. } => "precondition failed".into(),
         Refusal::OpenIdReused => "open id reused".into(),
         Refusal::InvalidOpenId => "invalid open id".into(),
+        other => format!("{other:?}"),
     }
 }

@@ -13,6 +13,7 @@ use oncelog::{
         ground,
         memory::{Head, Memory},
         provenance,
+        whole::Standing,
     },
 };
 
@@ -195,7 +196,7 @@ impl Turn<'_> {
     /// `Writer::quick`, from its statement on.
     fn quick(&mut self, replica: usize, group: Vec<Ticket>) {
         let requests = self.config.requests(&self.world, &group);
-        let plan = append::decide(self.memory(replica), &requests);
+        let plan = append::decide(self.memory(replica), &requests, &mut Standing::default());
         let statement = self.statement(&plan, &group);
         if !plan.writes_anything() {
             // the confirming read began after the requests arrived
@@ -406,7 +407,7 @@ impl Turn<'_> {
     ) -> (Plan, Option<(Timestamp, Bases)>) {
         let group = &full.group;
         let requests = self.config.requests(&self.world, group);
-        let plan = append::decide(self.memory(replica), &requests);
+        let plan = append::decide(self.memory(replica), &requests, &mut Standing::default());
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
             if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
@@ -501,7 +502,7 @@ impl Turn<'_> {
             Pass::Full(full) => {
                 if self.is_without(Rule::ForgetWhatWasLost) {
                     let requests = self.config.requests(&self.world, &full.group);
-                    append::decide(self.memory(replica), &requests);
+                    append::decide(self.memory(replica), &requests, &mut Standing::default());
                 }
                 full.group
             }
@@ -531,7 +532,7 @@ impl Turn<'_> {
     fn leave_orphan(&mut self, replica: usize, group: &[Ticket]) {
         let requests = self.config.requests(&self.world, group);
         let mut memory = self.memory(replica).clone();
-        let plan = append::decide(&mut memory, &requests);
+        let plan = append::decide(&mut memory, &requests, &mut Standing::default());
         if self.is_without(Rule::ForgetWhatWasLost) {
             self.world.replicas[replica].memory = Known(memory);
         }

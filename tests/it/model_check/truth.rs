@@ -131,6 +131,7 @@ impl Turn<'_> {
                 };
                 self.check_answer(ticket, request, &offsets);
             }
+            Decision::Before(row) => unreachable!("a transaction: {row:?}"),
             Decision::Forgotten => {
                 let stored =
                     appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));

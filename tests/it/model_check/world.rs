@@ -249,7 +249,16 @@ impl Config {
                 (JOURNAL, (0..count).map(part).collect(), Some(spread))
             }
         };
-        Request { home, numbered, digest, expected_offset: None, parts, spread, too_large: None }
+        Request {
+            home,
+            numbered,
+            digest,
+            expected_offset: None,
+            parts,
+            spread,
+            too_large: None,
+            whole: None,
+        }
     }
 
     fn used_logs(&self) -> BTreeSet<LogId> {

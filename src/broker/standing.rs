@@ -1,0 +1,122 @@
+//! What the transactions of a group stand on, taken under their locks.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use super::group::Group;
+use crate::{
+    model::{Digest, Name, ProducerId, TenantId, transaction::PlacedAppend},
+    rules::{
+        append::{Plan, Request},
+        offsets::Place,
+        whole::{Memory, Standing, Whole},
+    },
+    store::{self, Connection, loading::Facts, whole::Ended},
+};
+
+/// What was locked, and the ids that this pass has made rows for.
+#[derive(Default)]
+pub struct Held {
+    pub standing: Standing,
+    claims: Vec<Uuid>,
+}
+
+pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &Whole> {
+    requests.iter().filter_map(|request| request.whole.as_ref())
+}
+
+/// The sessions that transactions of a group are bound to.
+pub fn sessions(requests: &[Request]) -> impl Iterator<Item = ProducerId> {
+    wholes(requests).filter_map(|whole| whole.session.map(|(id, _)| id))
+}
+
+/// Takes ids, then places, in the order of all locks; the sessions are held already.
+pub async fn hold(
+    connection: &mut Connection,
+    tenant: TenantId,
+    requests: &[Request],
+    sessions: &Facts,
+) -> Result<Held, store::Error> {
+    let mut held = Held::default();
+    let ids: Vec<(Uuid, Digest)> =
+        requests.iter().filter_map(|r| Some((r.transaction_id()?, r.digest))).collect();
+    if ids.is_empty() {
+        return Ok(held);
+    }
+    held.claims = store::whole::claim(connection, tenant, &ids).await?;
+    // what was forgotten before an id came free has moved the horizon by now
+    let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
+    let standing = &mut held.standing;
+    standing.memory = Some(Memory { horizon, now });
+    for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
+        let row = store::transactions::read(connection, tenant, *id).await?;
+        standing.rows.extend(row.map(|row| (*id, row)));
+    }
+    for id in self::sessions(requests) {
+        let ongoing = store::transactions::ongoing(connection, tenant, id).await?;
+        let ongoing = ongoing.filter(|row| !row.has_expired(now));
+        standing.ongoing.extend(ongoing.map(|row| (id, row.transaction_id)));
+        standing.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
+    }
+    let places: BTreeSet<Place> = wholes(requests)
+        .flat_map(|whole| whole.offsets.iter().map(|claimed| claimed.place.clone()))
+        .collect();
+    if !places.is_empty() {
+        let places: Vec<Place> = places.into_iter().collect();
+        standing.places = store::offsets::lock(connection, tenant, &places).await?;
+        let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
+        let names: Vec<Name> = names.into_iter().collect();
+        standing.groups = store::offsets::groups(connection, tenant, &names).await?;
+    }
+    Ok(held)
+}
+
+/// The transactions that a plan commits, with where their appends lie.
+pub fn ended<'a>(group: &'a Group, plan: &Plan) -> Vec<Ended<'a>> {
+    let ended = |commit: &crate::rules::append::Commit| {
+        let request = group.requests.get(commit.request)?;
+        let whole = request.whole.as_ref()?;
+        let placed = request.parts.iter().zip(&whole.topics).zip(&commit.base_offsets);
+        let appends = placed.map(|((part, topic), base_offset)| PlacedAppend {
+            topic: topic.to_string(),
+            partition: part.partition,
+            base_offset: *base_offset,
+            record_count: part.record_count,
+        });
+        Some(Ended { whole, digest: request.digest, appends: appends.collect() })
+    };
+    plan.commits.iter().filter_map(ended).collect()
+}
+
+/// Writes the outcomes and offsets of a plan whose rows are written, and frees the ids that it does
+/// not use.
+pub async fn write(
+    connection: &mut Connection,
+    tenant: TenantId,
+    held: &Held,
+    ended: &[Ended<'_>],
+    plan: &Plan,
+    ended_at: Option<crate::model::Timestamp>,
+) -> Result<(), store::Error> {
+    if let Some(ended_at) = ended_at.filter(|_| !ended.is_empty()) {
+        store::whole::finish(connection, tenant, ended, ended_at).await?;
+    }
+    let commits: Vec<store::offsets::Commit> = plan
+        .offsets
+        .iter()
+        .map(|moved| {
+            let place = moved.place.clone();
+            store::offsets::Commit { place, offset: moved.to, metadata: None }
+        })
+        .collect();
+    if !commits.is_empty() {
+        store::offsets::commit(connection, tenant, &commits).await?;
+    }
+    let used: BTreeSet<Uuid> = ended.iter().map(|ended| ended.whole.transaction_id).collect();
+    let unused: Vec<Uuid> = held.claims.iter().copied().filter(|id| !used.contains(id)).collect();
+    if !unused.is_empty() {
+        store::whole::drop_claims(connection, tenant, &unused).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! Transactions of one request: written with the appends of their pass.
+
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::{
+    Error, Instant,
+    appends::{Written, columns, written},
+    statements,
+};
+use crate::{
+    model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
+    rules::{
+        append::{LogWrite, OffsetMove},
+        whole::Whole,
+    },
+};
+
+statements! {
+    /// The write of a pass with transactions, all or nothing (its last line divides by zero). First
+    /// their rows, by id: one that runs elsewhere is waited for, one that has run undoes this. Then the
+    /// offsets they move, as they are expected and nobody's; then the heads. At the end the ids are
+    /// judged: what was forgotten before a row could be made has moved the horizon as this sees it.
+    APPEND_TRANSACTIONS = "with done as ( \
+            insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
+                append_count, appends, remembered_from) \
+            select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count, t.appends, \
+                greatest(c.now, oncelog.instant_of(t.transaction_id)) \
+            from unnest($2::uuid[], $3::bytea[], $4::bigint[], $5::jsonb[]) as t (transaction_id, digest, append_count, appends) \
+            cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+            order by t.transaction_id \
+            returning transaction_id), \
+        moved as materialized ( \
+            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[]) as m (group_name, log_id, from_offset, to_offset)), \
+        place as materialized ( \
+            select o.group_name, o.log_id from oncelog.group_offsets o join moved m on m.group_name = o.group_name and m.log_id = o.log_id \
+            where o.tenant_id = $1 and o.log_id = any($7) and o.group_name = any($6) and o.committed_offset = m.from_offset \
+                and o.member_id is null and o.pinned_by is null and (select count(*) from done) = cardinality($2) \
+            order by o.group_name, o.log_id for no key update of o), \
+        want as materialized ( \
+            select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::timestamptz[], $14::bigint[], $15::bigint[]) \
+                as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
+        held as materialized ( \
+            select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
+            where l.tenant_id = $1 and l.log_id = any($10) and (w.fence is null or l.fence = w.fence) \
+                and (w.next_offset is null or l.next_offset = w.next_offset) \
+                and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+                and (select count(*) from done) = cardinality($2) and (select count(*) from place) = cardinality($6) \
+            order by l.log_id for no key update of l), \
+        moment as materialized ( \
+            select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
+                count(*) = cardinality($10) and not exists (select from oncelog.group_members gm \
+                    where gm.tenant_id = $1 and gm.group_name = any($6)) as complete \
+            from held), \
+        committed as ( \
+            update oncelog.group_offsets o set committed_offset = m.to_offset, metadata = null, committed_at = t.appended_at \
+            from moved m cross join moment t \
+            where o.tenant_id = $1 and o.log_id = any($7) and o.group_name = any($6) and o.group_name = m.group_name \
+                and o.log_id = m.log_id and t.complete), \
+        head as ( \
+            update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
+                size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.appended_at \
+            from want w cross join moment m \
+            where l.tenant_id = $1 and l.log_id = any($10) and l.log_id = w.log_id and w.record_count > 0 and m.complete \
+            returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at), \
+        row as ( \
+            insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
+            select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
+            from unnest($16::bigint[], $17::bigint[], $18::bigint[], $19::bytea[], $20::uuid[], $21::text[]) \
+                as r (log_id, delta, record_count, producers, transaction_id, records) \
+            join head h on h.log_id = r.log_id \
+            returning b.log_id, b.base_offset) \
+        select r.log_id, r.base_offset, m.appended_at, 1 / (m.complete and ($22::timestamptz is null \
+                or $22 >= (select oncelog.forgotten_horizon($1)) and $22 >= m.appended_at - interval '1 millisecond' * $24::bigint \
+                    and $23 <= m.appended_at + interval '24 hours'))::int as guard \
+        from moment m left join row r on true";
+    /// An id that runs elsewhere is waited for. What is made here is finished or dropped before the
+    /// database transaction ends.
+    CLAIM = "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \
+        select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now \
+        from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest) \
+        cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+        order by t.transaction_id on conflict do nothing returning transaction_id";
+    FINISH = "update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, ended_at = $7, \
+            append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id)) \
+        from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[]) \
+            as f (transaction_id, producer_id, epoch, append_count, appends) \
+        where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = f.transaction_id";
+    DROP_CLAIMS = "delete from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)";
+}
+
+/// A transaction that is committed with a pass.
+pub struct Ended<'a> {
+    pub whole: &'a Whole,
+    pub digest: Digest,
+    pub appends: Vec<PlacedAppend>,
+}
+
+/// Writes a pass with transactions of which nothing is known but what they expect; None: something
+/// is not as expected, nothing is written. `records` as in `append_if`.
+pub async fn append_if(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    writes: &[LogWrite],
+    records: &[Option<&str>],
+    ended: &[Ended<'_>],
+    offsets: &[OffsetMove],
+) -> Result<Option<Written>, Error> {
+    let compares: Vec<_> = writes.iter().map(|write| columns(write.compare)).collect();
+    let rows = || writes.iter().flat_map(|w| w.rows.iter().map(move |row| (w.log_id.0, row)));
+    let chosen = || ended.iter().filter(|ended| ended.whole.chosen);
+    let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.whole.transaction_id));
+    let retention_ms = chosen().map(|ended| ended.whole.retention_ms).min();
+    let returned = sqlx::query_as(APPEND_TRANSACTIONS)
+        .bind(tenant.0)
+        .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.digest).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.whole.append_count).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| Json(&e.appends)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.place.group.as_str()).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.place.log_id.0).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.from).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.to).collect::<Vec<_>>())
+        .bind(writes.iter().map(|w| w.log_id.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
+        .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
+        .bind(writes.iter().map(|w| w.record_count).collect::<Vec<_>>())
+        .bind(writes.iter().map(|w| w.size_bytes).collect::<Vec<_>>())
+        .bind(rows().map(|(log_id, _)| log_id).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.transaction_id).collect::<Vec<_>>())
+        .bind(records)
+        .bind(instants().min().map(Timestamp::to_chrono))
+        .bind(instants().max().map(Timestamp::to_chrono))
+        .bind(retention_ms)
+        .fetch_all(connection)
+        .await;
+    match returned.map_err(Error::from) {
+        Ok(rows) => {
+            let row = |(log_id, base, at, _): (i64, i64, Instant, i32)| (log_id, base, at);
+            Ok(written(rows.into_iter().map(row)))
+        }
+        Err(Error::Contended(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes rows for these ids, if there are none; answers those made. They must be finished or dropped.
+pub async fn claim(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    wholes: &[(Uuid, Digest)],
+) -> Result<Vec<Uuid>, Error> {
+    let (ids, digests): (Vec<Uuid>, Vec<Digest>) = wholes.iter().copied().unzip();
+    let query = sqlx::query_scalar(CLAIM).bind(tenant.0).bind(ids).bind(digests);
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Commits claimed ones.
+pub async fn finish(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    ended: &[Ended<'_>],
+    ended_at: Timestamp,
+) -> Result<(), Error> {
+    let session = |e: &Ended<'_>| e.whole.session;
+    sqlx::query(FINISH)
+        .bind(tenant.0)
+        .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| session(e).map(|(id, _)| id.0)).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| session(e).map(|(_, epoch)| epoch)).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.whole.append_count).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| Json(&e.appends)).collect::<Vec<_>>())
+        .bind(ended_at.to_chrono())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Their ids are free again.
+pub async fn drop_claims(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    ids: &[Uuid],
+) -> Result<(), Error> {
+    sqlx::query(DROP_CLAIMS).bind(tenant.0).bind(ids).execute(connection).await?;
+    Ok(())
+}
