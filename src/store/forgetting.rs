@@ -14,7 +14,8 @@ statements! {
         where state = 'ongoing' and expires_at <= clock_timestamp() order by expires_at limit $1";
     EXPIRE = "with due as materialized ( \
             select transaction_id from oncelog.transactions \
-            where tenant_id = $1 and transaction_id = any($2) and state = 'ongoing' and expires_at <= clock_timestamp() \
+            where tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
+                and expires_at <= clock_timestamp() \
             order by transaction_id for no key update skip locked) \
         update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
             remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \
@@ -33,7 +34,7 @@ statements! {
         where s.tenant_id = $1 and s.producer_id = any($2) and s.producer_id = w.producer_id";
     FORGET = "with gone as materialized ( \
             select transaction_id from oncelog.transactions where tenant_id = $1 and transaction_id = any($2) \
-            order by transaction_id for update) \
+            order by transaction_id for no key update) \
         delete from oncelog.transactions t using gone g \
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = g.transaction_id";
 }

@@ -26,11 +26,11 @@ statements! {
                 as w (transaction_id, producer_id, epoch, sequence, appends, batches)), \
         moved as materialized ( \
             select c.transaction_id from unnest($8::uuid[], $9::bigint[], $10::integer[]) as c (transaction_id, topic_id, partition_count) \
-            where not exists (select from oncelog.topics t where t.tenant_id = $1 and t.topic_id = c.topic_id \
-                and (c.partition_count is null or t.partition_count = c.partition_count))), \
+            left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
+            where t.partition_count is null or t.partition_count <> c.partition_count), \
         held as materialized ( \
             select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id \
-            where t.tenant_id = $1 and t.transaction_id = any($2) and t.state = 'ongoing' and t.expires_at > clock_timestamp() \
+            where t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
                 and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
                 and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
                 and not exists (select from moved m where m.transaction_id = t.transaction_id) \
@@ -52,8 +52,8 @@ statements! {
         select * from grown";
     CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
     MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
-        where not exists (select from oncelog.topics t where t.tenant_id = $1 and t.topic_id = c.topic_id \
-            and (c.partition_count is null or t.partition_count = c.partition_count)))";
+        left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
+        where t.partition_count is null or t.partition_count <> c.partition_count)";
     STAGE_OFFSETS = "insert into oncelog.staged_offsets as s \
             (tenant_id, transaction_id, group_name, log_id, committed_offset, member_id, generation, expected_offset) \
         select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[]) as o \

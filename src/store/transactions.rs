@@ -57,6 +57,8 @@ statements! {
     /// Numbers what was staged and makes the log point to it, as one statement: the transaction's row
     /// is locked first, then the heads in order. It does so only if all it goes by is still as it sees
     /// it: a call that was staging meanwhile, a vanished head or a passed deadline make it do nothing.
+    /// (A full join is never a nested loop over thousands of batches and logs; where `head` is there,
+    /// it is all of them.)
     COMMIT = "with t as materialized ( \
             select transaction_id, batch_count, expires_at, state from oncelog.transactions \
             where tenant_id = $1 and transaction_id = $2 and state = any($3) \
@@ -70,7 +72,7 @@ statements! {
         want as materialized ( \
             select log_id, sum(record_count)::bigint as record_count, sum(size_bytes)::bigint as size_bytes from staged group by log_id), \
         held as materialized ( \
-            select l.log_id, l.topic_id, l.partition, l.last_appended_at from oncelog.logs l \
+            select l.log_id, l.last_appended_at from oncelog.logs l \
             where l.tenant_id = $1 and l.log_id = any (array (select log_id from want)) \
             order by l.log_id for no key update), \
         moment as materialized ( \
@@ -85,18 +87,17 @@ statements! {
                 size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.ended_at \
             from want w cross join moment m \
             where l.tenant_id = $1 and l.log_id = any (array (select log_id from want)) and l.log_id = w.log_id and m.complete \
-            returning l.log_id, l.next_offset - w.record_count as base_offset, l.next_offset, m.ended_at), \
+            returning l.log_id, l.next_offset - w.record_count as base_offset, l.next_offset, l.partition, m.ended_at, \
+                (select p.name from oncelog.topics p where p.tenant_id = $1 and p.topic_id = l.topic_id) as topic), \
         placed as materialized ( \
-            select s.ordinal, s.log_id, h.base_offset + s.delta as base_offset, s.record_count, h.ended_at \
-            from staged s join head h on h.log_id = s.log_id), \
+            select s.ordinal, s.log_id, h.base_offset + s.delta as base_offset, s.record_count, h.ended_at, h.topic, h.partition \
+            from staged s full join head h on h.log_id = s.log_id where coalesce(h.log_id, 0) > 0), \
         pointer as ( \
             insert into oncelog.batches (tenant_id, log_id, base_offset, record_count, appended_at, transaction_id, staged_ordinal) \
             select $1, log_id, base_offset, record_count, ended_at, $2, ordinal from placed), \
         answer as ( \
-            select coalesce(jsonb_agg(jsonb_build_object('topic', p.name, 'partition', h.partition, \
-                'base_offset', d.base_offset, 'record_count', d.record_count) order by d.ordinal), '[]') as appends \
-            from placed d join held h on h.log_id = d.log_id \
-            join oncelog.topics p on p.tenant_id = $1 and p.topic_id = h.topic_id) \
+            select coalesce(jsonb_agg(jsonb_build_object('topic', topic, 'partition', partition, \
+                'base_offset', base_offset, 'record_count', record_count) order by ordinal), '[]') as appends from placed) \
         update oncelog.transactions t set state = 'committed', ended_at = m.ended_at, \
             remembered_from = greatest(m.ended_at, oncelog.instant_of(t.transaction_id)), appends = a.appends \
         from moment m cross join answer a \
@@ -111,7 +112,8 @@ statements! {
     /// Writes down what time has done already.
     EXPIRE = "with due as materialized ( \
             select transaction_id from oncelog.transactions \
-            where tenant_id = $1 and transaction_id = any($2) and state = 'ongoing' and expires_at <= clock_timestamp() \
+            where tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
+                and expires_at <= clock_timestamp() \
             order by transaction_id for no key update) \
         update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
             remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \

@@ -29,7 +29,7 @@ async fn every_statement_can_be_prepared() {
 
 /// How many parameters a statement has.
 fn parameters(sql: &str) -> usize {
-    (1..20).rev().find(|n| sql.contains(&format!("${n}"))).unwrap_or(0)
+    (1..30).rev().find(|n| sql.contains(&format!("${n}"))).unwrap_or(0)
 }
 
 /// With sequential scans switched off, none is left in a statement that has its index; and rows are
@@ -58,7 +58,12 @@ async fn hot_statements_go_by_index() {
         "reads_search",
         "sessions_registered_logs",
         "sessions_standings",
+        "staging_stage",
         "topics_find",
+        "transactions_begin_new",
+        "transactions_commit",
+        "transactions_ongoing",
+        "whole_append_transactions",
     ];
     let mut connection = connect().await;
     for setting in ["enable_seqscan = off", "plan_cache_mode = force_generic_plan"] {
@@ -112,13 +117,17 @@ fn every_statement_is_of_one_tenant() {
         "connect_",
         "expiry_idle",
         "expiry_orphaned",
+        "forgetting_due",
+        "forgetting_late",
         "janitor_doomed",
         "janitor_outgrown",
         "janitor_trimmable",
         "janitor_unsnapped_trims",
         "notices_",
         "sessions_clock",
+        "staging_sweeping",
         "tenants_",
+        "transactions_open",
     ];
     for (name, sql) in all() {
         let exempt = over_all.iter().any(|prefix| name.starts_with(prefix));
