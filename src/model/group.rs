@@ -14,6 +14,14 @@ pub struct Member {
     pub generation: i64,
 }
 
+/// A commit outside of transactions, as asked for: all of it or nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffsetCommit {
+    /// None: the group has no members.
+    pub member: Option<Member>,
+    pub items: Vec<OffsetItem>,
+}
+
 /// An offset for a group to go on from in one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetItem {

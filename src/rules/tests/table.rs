@@ -196,5 +196,6 @@ fn show_refusal(refusal: &Refusal) -> String {
         Refusal::PreconditionFailed { .. } => "precondition failed".into(),
         Refusal::OpenIdReused => "open id reused".into(),
         Refusal::InvalidOpenId => "invalid open id".into(),
+        other => format!("{other:?}"),
     }
 }
