@@ -130,7 +130,8 @@ create table oncelog.group_offsets (
     foreign key (tenant_id, group_name) references oncelog.groups,
     check ((member_id is null) = (owned_since is null))
 ) with (fillfactor = 70);
-create index group_offsets_by_log on oncelog.group_offsets (tenant_id, log_id);
+-- With the group's name a row is found by one lookup also where this index is taken for the key.
+create index group_offsets_by_log on oncelog.group_offsets (tenant_id, log_id, group_name);
 
 -- As the statement that asks goes on, not as it was when it began: an insert of a transaction that
 -- waited for the removal of its id's row sees the horizon that came with the removal.

@@ -23,6 +23,7 @@ mod lane;
 mod load;
 mod looks;
 mod measures;
+mod offsets;
 mod pace;
 mod pages;
 mod pass;

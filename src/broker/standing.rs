@@ -110,8 +110,8 @@ pub async fn write(
             store::offsets::Commit { place, offset: moved.to, metadata: None }
         })
         .collect();
-    if !commits.is_empty() {
-        store::offsets::commit(connection, tenant, &commits).await?;
+    if !commits.is_empty() && !store::offsets::commit(connection, tenant, &commits).await? {
+        return Err(store::Error::overtaken());
     }
     let used: BTreeSet<Uuid> = ended.iter().map(|ended| ended.whole.transaction_id).collect();
     let unused: Vec<Uuid> = held.claims.iter().copied().filter(|id| !used.contains(id)).collect();

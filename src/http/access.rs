@@ -145,6 +145,7 @@ pub trait Permission: Send + Sync + 'static {
 pub struct Admin;
 pub struct Produce;
 pub struct Consume;
+pub struct Group;
 /// Seeing that a topic exists: whoever may do anything with it.
 pub struct See;
 
@@ -156,6 +157,9 @@ impl Permission for Produce {
 }
 impl Permission for Consume {
     const ANY_OF: &'static [Word] = &[Word::Consume];
+}
+impl Permission for Group {
+    const ANY_OF: &'static [Word] = &[Word::Group];
 }
 impl Permission for See {
     const ANY_OF: &'static [Word] = &[Word::Admin, Word::Produce, Word::Consume];
@@ -218,9 +222,27 @@ impl<P: Permission> FromRequestParts<Door> for TopicAccess<P> {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
-        let (grant, topic) = admit_to_topic(&door.gate, parts, P::ANY_OF).await?;
+        let (grant, topic) = admit_to(&door.gate, parts, P::ANY_OF, "topic").await?;
         let tenant = door.enter(&grant).await?;
         Ok(Self { broker: door.broker.clone(), tenant, topic, permission: PhantomData })
+    }
+}
+
+/// Access to the group in the path.
+pub struct GroupAccess<P> {
+    pub broker: Arc<Broker>,
+    pub tenant: TenantId,
+    pub group: Name,
+    permission: PhantomData<P>,
+}
+
+impl<P: Permission> FromRequestParts<Door> for GroupAccess<P> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+        let (grant, group) = admit_to(&door.gate, parts, P::ANY_OF, "group").await?;
+        let tenant = door.enter(&grant).await?;
+        Ok(Self { broker: door.broker.clone(), tenant, group, permission: PhantomData })
     }
 }
 
@@ -229,24 +251,26 @@ async fn admit(gate: &Gate, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>
     if grant.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 
-async fn admit_to_topic(
+/// The name is that of the topic or group in the path.
+async fn admit_to(
     gate: &Gate,
     parts: &mut Parts,
     any_of: &[Word],
+    kind: &str,
 ) -> Result<(Arc<Grant>, Name), Error> {
     let grant = admit(gate, parts, any_of).await?;
-    let text = segment(parts, "topic").await?;
-    let topic = Name::parse(&text).map_err(|why| Invalid::at("/path/topic", why))?;
-    if !grant.covers(any_of, &topic) {
-        return Err(forbidden(any_of, Some(&topic)));
+    let text = segment(parts, kind).await?;
+    let name = Name::parse(&text).map_err(|why| Invalid::at(format!("/path/{kind}"), why))?;
+    if !grant.covers(any_of, &name) {
+        return Err(forbidden(any_of, Some(&name)));
     }
-    Ok((grant, topic))
+    Ok((grant, name))
 }
 
 /// `required_scope` names the narrowest scopes that would do; any of them.
-fn forbidden(any_of: &[Word], topic: Option<&Name>) -> Error {
-    let scope = |word: &Word| match topic {
-        Some(topic) => format!("{}:{topic}", word.as_str()),
+fn forbidden(any_of: &[Word], name: Option<&Name>) -> Error {
+    let scope = |word: &Word| match name {
+        Some(name) => format!("{}:{name}", word.as_str()),
         None => word.as_str().to_owned(),
     };
     let scopes = any_of.iter().map(scope).collect::<Vec<_>>().join(" | ");
@@ -313,7 +337,7 @@ mod tests {
             request: axum::extract::Request,
         ) -> Result<String, Error> {
             let (mut parts, _) = request.into_parts();
-            let (_, topic) = admit_to_topic(&gate, &mut parts, See::ANY_OF).await?;
+            let (_, topic) = admit_to(&gate, &mut parts, See::ANY_OF, "topic").await?;
             let PartitionPath(partition) =
                 PartitionPath::from_request_parts(&mut parts, &()).await?;
             Ok(format!("{topic} {partition}"))

@@ -2,7 +2,7 @@
 //!
 //! A request passes `observe` (its id, its numbers, its problem), then a permission
 //! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
-//! one function of `topics`, `settings`, `sessions`, `appends`, `reads` or `service`, which asks the
+//! one function of `topics`, `settings`, `sessions`, `appends`, `reads`, `groups` or `service`, which asks the
 //! broker once and puts the answer into words.
 
 mod access;
@@ -11,6 +11,7 @@ pub mod auth;
 mod body;
 pub mod docs;
 mod docs_page;
+mod groups;
 mod json;
 mod list;
 mod media;
@@ -57,6 +58,7 @@ fn routes() -> OpenApiRouter<Door> {
             reads::read_partition,
             topics::trim_partition
         ))
+        .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
         .routes(routes!(service::livez))
         .routes(routes!(service::readyz))
         .routes(routes!(service::metrics))

@@ -56,9 +56,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
     bearer.bearer_format = Some("JWT".into());
     bearer.description = Some(
-        "A JWT with `aud`, `iss`, `exp`, `tenant`, and `scope`: the words `produce`, `consume` \
-         and `admin`, separated by spaces, each perhaps narrowed to a pattern of topic names \
-         (`produce:orders.*`). `oncelog token mint` makes one. A server without a token key \
+        "A JWT with `aud`, `iss`, `exp`, `tenant`, and `scope`: the words `produce`, `consume`, \
+         `group` and `admin`, separated by spaces, each perhaps narrowed to a pattern of names of topics \
+         (`produce:orders.*`) or groups (`group:billing`). `oncelog token mint` makes one. A server without a token key \
          (embedded mode) asks for none: leave this empty."
             .into(),
     );
@@ -106,6 +106,8 @@ pub fn document() -> Bytes {
             stored once and answered as the first time."),
         (name = "reads", description = "Records out: by offset or from an instant on, waiting \
             for those that are not there yet."),
+        (name = "groups", description = "Consumers that share partitions. A group's committed \
+            offsets are where it goes on after a restart."),
         (name = "settings", description = "What holds for the tenant: the limits of its appends \
             and topics, and how long producers may be idle before they are forgotten."),
         (name = "service", description = "Probes, metrics, this document and its page. They \
@@ -158,6 +160,17 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
     let read: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
     let producer: &[Code] = &[Code::UnknownProducer];
     let end: &[Code] = &[Code::UnknownProducer, Code::OutcomeUnknown];
+    let commit_offsets: &[Code] = &[
+        Code::InvalidCursor,
+        Code::TopicNotFound,
+        Code::PartitionNotFound,
+        Code::OffsetOutOfRange,
+        Code::UnknownMember,
+        Code::IllegalGeneration,
+        Code::GroupNotEmpty,
+        Code::OffsetCommitConflict,
+        Code::OutcomeUnknown,
+    ];
     let settings: &[Code] = &[Code::PreconditionFailed, Code::OutcomeUnknown];
     Some(match operation_id {
         "put_topic" => vec![EVERY, ANSWERING, TAKING, put],
@@ -175,6 +188,8 @@ fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
             vec![EVERY, ANSWERING, TAKING, APPENDING, append_to_partition]
         }
         "read_partition" => vec![EVERY, ANSWERING, read],
+        "commit_group_offsets" => vec![EVERY, ANSWERING, TAKING, commit_offsets],
+        "list_group_offsets" => vec![EVERY, ANSWERING, &[Code::GroupNotFound]],
         "readyz" => vec![&[Code::Draining, Code::Unavailable]],
         "docs_file" => vec![&[Code::RouteNotFound]],
         "livez" | "metrics" | "openapi" | "docs" => vec![],
@@ -219,7 +234,7 @@ fn describe_parameters(operation: &mut Operation) {
         let of = |kind| ObjectBuilder::new().schema_type(SchemaType::new(kind));
         match parameter.name.as_str() {
             // what `Name::parse` takes
-            "topic" => {
+            "topic" | "group" => {
                 let name = of(Type::String)
                     .min_length(Some(1))
                     .max_length(Some(MAX_NAME_BYTES))

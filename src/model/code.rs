@@ -61,6 +61,7 @@ codes! {
     PartitionNotFound       "partition_not_found"       404 Never  None    "No such partition";
     UnknownProducer         "unknown_producer"          404 Reopen None    "Unknown or expired producer";
     TransactionNotFound     "transaction_not_found"     404 Never  None    "No such transaction";
+    GroupNotFound           "group_not_found"           404 Never  None    "No such group";
     UnknownMember           "unknown_member"            404 Reopen None    "Not a member of this group any more";
     MethodNotAllowed        "method_not_allowed"        405 Never  None    "Method not allowed here";
     NotAcceptable           "not_acceptable"            406 Never  None    "No such representation";

@@ -288,7 +288,7 @@ fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<bool
         return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
     }
     if let Some(whole) = &request.whole {
-        standing.judge_offsets(whole).map_err(Decision::Refused)?;
+        standing.judge_offsets(whole)?;
     }
     Ok(fresh)
 }
@@ -298,6 +298,7 @@ impl From<Stopped> for Decision {
         match stopped {
             Stopped::Before(row) => Decision::Before(row),
             Stopped::Refused(refusal) => Decision::Refused(refusal),
+            Stopped::Stale => Decision::Respread,
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Who may commit an offset of a group, and over which one.
 //!
-//! | claim | holds if |
-//! |---|---|
-//! | a member's | it owns the partition, since its generation or earlier; never backwards in a transaction |
-//! | expected offset | the group has no members, and this is the committed offset |
-//! | none | the group has no members |
+//! | by right of | commits if | over a greater one |
+//! |---|---|---|
+//! | a member | it owns the partition, since its generation or earlier | keeps that; in a transaction refused: its records were processed before |
+//! | an expected offset | the group has no members, and this is the committed offset | moves back |
+//! | nothing (not in a transaction) | the group has no members | moves back |
 //!
-//! Nobody commits where a prepared transaction is to.
+//! Nobody commits where a prepared transaction is to. Who may commit at all is judged before what is
+//! committed there.
 
 use uuid::Uuid;
 
 use super::Refusal;
-use crate::model::{LogId, Name, Offset, transaction::Claim};
+use crate::model::{LogId, Name, Offset, group::Member, transaction::Claim};
 
 /// A group's place in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +49,74 @@ pub struct Group {
     pub members: Vec<String>,
 }
 
+/// By what right an offset is committed outside of transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right<'a> {
+    Member(&'a Member),
+    /// This is the committed offset; none: none yet.
+    Expected(Option<Offset>),
+    /// Whatever is committed.
+    Free,
+}
+
+/// What becomes of an offset that may be committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Commit,
+    /// What is committed is greater, and stays.
+    Keep,
+}
+
+/// One offset of a commit.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub row: &'a Row,
+    pub right: Right<'a>,
+    pub offset: Offset,
+}
+
+/// Why a commit was refused whole, and which of its offsets are the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub refusal: Refusal,
+    pub items: Vec<usize>,
+}
+
+/// What becomes of a commit outside of transactions: a verdict on every offset, or nothing is done.
+pub fn judge_all(asked: &[Asked<'_>], group: &Group) -> Result<Vec<Verdict>, Refused> {
+    let judged: Vec<_> = asked.iter().map(|asked| judge(asked, group)).collect();
+    let refusals = || judged.iter().filter_map(|judged| judged.as_ref().err());
+    let is_conflict = |refusal: &&Refusal| matches!(refusal, Refusal::OffsetCommitConflict { .. });
+    let gravest = refusals().find(|refusal| !is_conflict(refusal)).or_else(|| refusals().next());
+    let Some(refusal) = gravest.cloned() else {
+        return Ok(judged.into_iter().flatten().collect());
+    };
+    let concerned =
+        judged.iter().enumerate().filter(|(_, judged)| **judged == Err(refusal.clone()));
+    Err(Refused { items: concerned.map(|(index, _)| index).collect(), refusal })
+}
+
+fn judge(asked: &Asked<'_>, group: &Group) -> Result<Verdict, Refusal> {
+    let Asked { row, right, offset } = *asked;
+    match right {
+        Right::Member(member) => check_member(row, group, &member.member_id, member.generation)?,
+        Right::Expected(_) | Right::Free => check_no_members(row, group)?,
+    }
+    let expected_offset = match right {
+        Right::Expected(expected) => expected,
+        Right::Member(_) | Right::Free => None,
+    };
+    let is_another = matches!(right, Right::Expected(expected) if expected != row.committed_offset);
+    if row.pinned_by.is_some() || is_another {
+        return Err(conflict(row, expected_offset, row.pinned_by));
+    }
+    let goes_back = row.committed_offset.is_some_and(|committed| offset < committed);
+    Ok(match right {
+        Right::Member(_) if goes_back => Verdict::Keep,
+        _ => Verdict::Commit,
+    })
+}
+
 /// Whether a transaction may commit an offset. `transaction`: its own pin is none to it.
 pub fn judge_in_transaction(
     row: &Row,
@@ -56,31 +125,32 @@ pub fn judge_in_transaction(
     offset: Offset,
     transaction: Uuid,
 ) -> Result<(), Refusal> {
-    let committed_offset = row.committed_offset;
     let pinned_by = row.pinned_by.filter(|pin| *pin != transaction);
-    let conflict = |expected_offset| Refusal::OffsetCommitConflict {
-        expected_offset,
-        committed_offset,
-        pinned_by,
-    };
-    match claim {
+    let (expected_offset, is_another) = match claim {
         Claim::Member { member_id, generation } => {
             check_member(row, group, member_id, *generation)?;
-            // its records were processed before
-            if pinned_by.is_some() || committed_offset.is_some_and(|committed| offset < committed) {
-                return Err(conflict(Some(offset)));
-            }
+            let goes_back = row.committed_offset.is_some_and(|committed| offset < committed);
+            (Some(offset), goes_back)
         }
         Claim::Expected(expected) => {
-            if !group.members.is_empty() || row.owner.is_some() {
-                return Err(Refusal::GroupNotEmpty);
-            }
-            if pinned_by.is_some() || committed_offset != *expected {
-                return Err(conflict(*expected));
-            }
+            check_no_members(row, group)?;
+            (*expected, *expected != row.committed_offset)
         }
+    };
+    if pinned_by.is_some() || is_another {
+        return Err(conflict(row, expected_offset, pinned_by));
     }
     Ok(())
+}
+
+fn conflict(row: &Row, expected_offset: Option<Offset>, pinned_by: Option<Uuid>) -> Refusal {
+    let committed_offset = row.committed_offset;
+    Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by }
+}
+
+fn check_no_members(row: &Row, group: &Group) -> Result<(), Refusal> {
+    let is_empty = group.members.is_empty() && row.owner.is_none();
+    if is_empty { Ok(()) } else { Err(Refusal::GroupNotEmpty) }
 }
 
 /// Whether a member owns a partition, and has since its generation or before.

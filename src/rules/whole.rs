@@ -59,6 +59,8 @@ pub enum Stopped {
     /// It was committed before.
     Before(Box<Row>),
     Refused(Refusal),
+    /// A topic is gone.
+    Stale,
 }
 
 impl From<Refusal> for Stopped {
@@ -90,6 +92,7 @@ impl Standing {
                     let row =
                         offsets::Row { committed_offset: expected, ..offsets::Row::default() };
                     standing.places.insert(place.clone(), row);
+                    standing.groups.entry(place.group.clone()).or_default();
                 }
             }
         }
@@ -116,12 +119,11 @@ impl Standing {
     }
 
     /// Whether its offsets may be committed now.
-    pub fn judge_offsets(&self, whole: &Whole) -> Result<(), Refusal> {
+    pub fn judge_offsets(&self, whole: &Whole) -> Result<(), Stopped> {
         for Claimed { place, offset, claim } in &whole.offsets {
-            let (row, group) = (self.places.get(place), self.groups.get(&place.group));
-            let (row, group) =
-                (row.cloned().unwrap_or_default(), group.cloned().unwrap_or_default());
-            offsets::judge_in_transaction(&row, &group, claim, *offset, whole.transaction_id)?;
+            let row = self.places.get(place).ok_or(Stopped::Stale)?;
+            let group = self.groups.get(&place.group).ok_or(Stopped::Stale)?;
+            offsets::judge_in_transaction(row, group, claim, *offset, whole.transaction_id)?;
         }
         Ok(())
     }

@@ -29,6 +29,11 @@ impl Error {
         }
     }
 
+    /// Somebody else was quicker; nothing is written.
+    pub fn overtaken() -> Self {
+        Error::Contended(sqlx::Error::RowNotFound)
+    }
+
     /// Of an autocommitted write: what cut it off may have come after it took effect.
     pub fn of_a_write(self) -> Self {
         match self {

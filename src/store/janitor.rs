@@ -14,6 +14,10 @@ statements! {
         select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3)";
     DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id in ( \
         select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3)";
+    /// Locked in their order, as by commits in flight.
+    DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
+        select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
+        order by group_name limit $3 for no key update)";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
     /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
     TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
@@ -104,7 +108,7 @@ pub async fn remove_doomed(
     if locked.is_none() {
         return Ok(Chunk { rows: 0, more: false });
     }
-    for sql in [DROP_ROWS, DROP_STATES] {
+    for sql in [DROP_ROWS, DROP_STATES, DROP_OFFSETS] {
         let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
         let rows = query.execute(&mut *connection).await?.rows_affected();
         if rows > 0 {

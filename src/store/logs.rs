@@ -13,6 +13,9 @@ statements! {
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id";
     LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset \
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for no key update";
+    /// Only the deletion of a topic is kept waiting, and if it was first nobody waits for it.
+    HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \
+        order by log_id for key share skip locked";
     RAISE_FENCES = "update oncelog.logs set fence = fence + 1 where tenant_id = $1 and log_id = any($2)";
     PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
@@ -59,6 +62,17 @@ async fn heads(
             kept_offset,
         };
     Ok(rows.into_iter().map(head).collect())
+}
+
+/// Keeps the logs from vanishing until the transaction's end; waits for nobody. False: one has
+/// vanished, or is about to.
+pub async fn hold(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<bool, Error> {
+    let query = sqlx::query(HOLD).bind(tenant.0).bind(numbers(logs));
+    Ok(query.fetch_all(connection).await?.len() == logs.len())
 }
 
 /// Raises the fences of locked heads.

@@ -49,6 +49,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
     ("notices", notices::STATEMENTS),
+    ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),

@@ -62,8 +62,6 @@ statements! {
     OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset from oncelog.staged_offsets \
         where tenant_id = $1 and transaction_id = $2 order by group_name, log_id";
     LOGS = "select distinct log_id from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by log_id";
-    /// Against the removal of their topics, and of nothing else: appends go on.
-    HOLD_HEADS = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for key share";
     PIN_LOGS = "insert into oncelog.pins (tenant_id, transaction_id, log_id) select $1, $2, unnest($3::bigint[])";
     UNPIN_LOGS = "delete from oncelog.pins where tenant_id = $1 and transaction_id = $2";
     PIN_OFFSETS = "update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id) \
@@ -223,17 +221,6 @@ pub async fn logs(
     let query = sqlx::query_scalar(LOGS).bind(tenant.0).bind(id);
     let ids: Vec<i64> = query.fetch_all(connection).await?;
     Ok(ids.into_iter().map(LogId).collect())
-}
-
-/// Keeps these logs from being removed until the database transaction ends; false: one is gone.
-pub async fn hold_heads(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<bool, Error> {
-    let query = sqlx::query_scalar(HOLD_HEADS).bind(tenant.0).bind(numbers(logs));
-    let held: Vec<i64> = query.fetch_all(connection).await?;
-    Ok(held.len() == logs.len())
 }
 
 /// From now on the topics of these held logs stay, and nobody else commits at these locked places.

@@ -92,6 +92,7 @@ labels! {
     LANE "lane" Values::Lanes;
     LIMIT "limit" Values::These(
         &["queued_appends", "request_bytes", "answer_bytes", "waiting_reads"]);
+    OFFSET_OUTCOME "outcome" Values::These(&["committed", "unchanged", "refused", "failed"]);
     OPEN_STATE "state" Values::These(&["ongoing", "prepared"]);
     OPERATION "operation" Values::Operations;
     PARKED_OUTCOME "outcome" Values::These(
@@ -210,6 +211,9 @@ metrics_table! {
 
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
+
+    OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
+        "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
 
     DATABASE_POOL_CONNECTIONS Gauge "oncelog_database_pool_connections" [POOL_STATE]
         "Connections of the pool; lanes and notices have others.";

@@ -117,20 +117,21 @@ pub(super) async fn finish(
     check_topics(connection, tenant, &logs).await?;
     let staged = staging::offsets(connection, tenant, id).await?;
     let places = judge_offsets(connection, tenant, &row, &staged).await?;
-    let commits: Vec<OffsetCommit> = staged
-        .into_iter()
-        .map(|staged| OffsetCommit { place: staged.place, offset: staged.offset, metadata: None })
-        .collect();
-    if !commits.is_empty() {
-        store::offsets::commit(connection, tenant, &commits).await?;
-        staging::drop_offsets(connection, tenant, id).await?;
-    }
     if row.state == State::Prepared {
         staging::unpin(connection, tenant, id, &places).await?;
     }
     let commit = Commit { id, session: row.session, expected_appends, judged: true };
     let committed = store::transactions::commit(connection, tenant, commit).await?;
     let committed = committed.ok_or(Stop::Again)?;
+    let commit =
+        |Claimed { place, offset, .. }: Claimed| OffsetCommit { place, offset, metadata: None };
+    let commits: Vec<OffsetCommit> = staged.into_iter().map(commit).collect();
+    if !commits.is_empty() {
+        if !store::offsets::commit(connection, tenant, &commits).await? {
+            return Err(topic_gone().into());
+        }
+        staging::drop_offsets(connection, tenant, id).await?;
+    }
     let high_watermarks = committed.high_watermarks;
     Ok(Done { row: committed.row, duplicate: false, high_watermarks })
 }
@@ -151,7 +152,7 @@ async fn judge_prepare(
     let logs: BTreeSet<LogId> =
         records.into_iter().chain(places.iter().map(|place| place.log_id)).collect();
     let logs: Vec<LogId> = logs.into_iter().collect();
-    if !staging::hold_heads(connection, tenant, &logs).await? {
+    if !store::logs::hold(connection, tenant, &logs).await? {
         return Err(topic_gone().into());
     }
     let now = store::sessions::clock(connection).await?;
@@ -201,8 +202,10 @@ async fn judge_offsets(
     if places.is_empty() {
         return Ok(places);
     }
-    check_topics(connection, tenant, &logs_of(&places)).await?;
     let rows = store::offsets::lock(connection, tenant, &places).await?;
+    if rows.len() < places.len() {
+        return Err(topic_gone().into());
+    }
     if row.state == State::Prepared {
         return Ok(places);
     }
@@ -215,11 +218,6 @@ async fn judge_offsets(
         offsets::judge_in_transaction(at, group, claim, *offset, row.transaction_id)?;
     }
     Ok(places)
-}
-
-fn logs_of(places: &[Place]) -> Vec<LogId> {
-    let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
-    logs.into_iter().collect()
 }
 
 /// The topics of all these logs must be there still.

@@ -5,6 +5,7 @@ mod expiry;
 mod fold;
 mod ledger;
 mod memory;
+mod offsets;
 mod oracle;
 mod properties;
 mod provenance;

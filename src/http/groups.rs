@@ -1,0 +1,232 @@
+//! Groups: where they go on in each partition.
+
+use axum::Json;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{
+    access::{Group, GroupAccess},
+    body::JsonBody,
+    json::{Faults, Object},
+    media::AnswersJson,
+    query::{NoParameters, Query},
+};
+use crate::{
+    broker::Error,
+    model::{
+        Code, Name, Partition,
+        group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
+        transaction::MAX_MEMBER_ID_BYTES,
+    },
+};
+
+/// Offsets, or a cursor that stands for some.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommitOffsets {
+    /// The member that commits, which must own the partitions. Without: the group has no members.
+    #[schema(min_length = 1, max_length = 255)]
+    member_id: Option<String>,
+    /// Comes with `member_id`: the newest generation it knows.
+    #[schema(minimum = 0)]
+    generation: Option<i64>,
+    /// By a member, instead of `offsets`: the cursor that came with the records it has processed.
+    cursor: Option<String>,
+    /// Where to go on; of two for one partition the last one wins.
+    #[schema(value_type = Option<Vec<OffsetToCommit>>, min_items = 1, max_items = 10000)]
+    offsets: Option<Vec<Object<OffsetToCommit>>>,
+}
+
+/// Where to go on in one partition.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OffsetToCommit {
+    /// The topic's name.
+    topic: String,
+    /// The partition's number, from 0.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    partition: i64,
+    /// The next offset to process: one more than the last one processed.
+    #[schema(minimum = 0)]
+    offset: i64,
+    /// Kept with the offset, and answered with it; at most 4096 bytes.
+    #[schema(max_length = 4096)]
+    metadata: Option<String>,
+    /// Not by a member: only if this is the committed offset, or (null) if there is none yet.
+    #[serde(default, deserialize_with = "sent")]
+    #[schema(value_type = Option<i64>, minimum = 0)]
+    expected_offset: Option<Option<i64>>,
+}
+
+/// Null is not the same as absent.
+fn sent<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
+    Option::deserialize(json).map(Some)
+}
+
+impl CommitOffsets {
+    fn checked(self) -> Result<OffsetCommit, Error> {
+        let mut faults = Faults::default();
+        let member = member(self.member_id, self.generation, &mut faults);
+        match (&self.offsets, &self.cursor) {
+            (None, None) => faults.add("/offsets", "offsets are expected, or a cursor"),
+            (Some(_), Some(_)) => faults.add("/cursor", "offsets and cursor exclude each other"),
+            (None, Some(_)) if member.is_none() => {
+                faults.add("/member_id", "a cursor is committed by a member")
+            }
+            _ => {}
+        }
+        let sent = self.offsets.unwrap_or_default();
+        if self.cursor.is_none() && !(1..=MAX_OFFSETS).contains(&sent.len()) {
+            faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"));
+        }
+        let items = sent.into_iter().enumerate();
+        let items = items.filter_map(|(index, Object(sent))| {
+            sent.checked(&format!("/offsets/{index}"), member.is_some(), &mut faults)
+        });
+        let items = items.collect();
+        faults.finish()?;
+        if self.cursor.is_some() {
+            let detail = "/cursor: this is no cursor of a fetch of this group.";
+            return Err(Error::new(Code::InvalidCursor, detail));
+        }
+        Ok(OffsetCommit { member, items })
+    }
+}
+
+/// `member_id` and `generation` together or not at all.
+fn member(
+    member_id: Option<String>,
+    generation: Option<i64>,
+    faults: &mut Faults,
+) -> Option<Member> {
+    let generation = faults.count("/generation", generation);
+    if member_id.as_ref().is_some_and(|id| !(1..=MAX_MEMBER_ID_BYTES).contains(&id.len())) {
+        faults.add("/member_id", format!("1 to {MAX_MEMBER_ID_BYTES} bytes are expected"));
+    }
+    Some(Member { member_id: member_id?, generation: generation? })
+}
+
+impl OffsetToCommit {
+    fn checked(self, at: &str, by_member: bool, faults: &mut Faults) -> Option<OffsetItem> {
+        let topic = faults.name(&format!("{at}/topic"), Some(&self.topic));
+        let partitions = 0..=i64::from(Partition::MAX);
+        let partition = faults.range(&format!("{at}/partition"), Some(self.partition), partitions);
+        let offset = faults.count(&format!("{at}/offset"), Some(self.offset));
+        let expected_at = format!("{at}/expected_offset");
+        if let Some(expected) = self.expected_offset {
+            faults.count(&expected_at, expected);
+            if by_member {
+                faults.add(&expected_at, "a member's commit takes none");
+            }
+        }
+        if let Some(why) = self.metadata.as_deref().and_then(unfit) {
+            faults.add(&format!("{at}/metadata"), why);
+        }
+        Some(OffsetItem {
+            topic: topic?,
+            partition: Partition::try_from(partition?).ok()?,
+            offset: offset?,
+            metadata: self.metadata,
+            expected_offset: self.expected_offset,
+        })
+    }
+}
+
+/// Why this metadata cannot be kept.
+fn unfit(metadata: &str) -> Option<String> {
+    if metadata.len() > MAX_METADATA_BYTES {
+        return Some(format!("at most {MAX_METADATA_BYTES} bytes are kept"));
+    }
+    // PostgreSQL's text has none
+    metadata.contains('\0').then(|| "U+0000 cannot be kept".to_owned())
+}
+
+/// Where a group goes on, by topic and partition.
+#[derive(Serialize, ToSchema)]
+pub struct GroupOffsets {
+    /// Its name.
+    group: String,
+    /// One a partition.
+    offsets: Vec<CommittedOffset>,
+}
+
+/// Where a group goes on in one partition.
+#[derive(Serialize, ToSchema)]
+pub struct CommittedOffset {
+    /// The topic's name.
+    topic: String,
+    /// The partition's number.
+    partition: i32,
+    /// The committed offset: the next one to process.
+    offset: i64,
+    /// What was committed with it; null: nothing.
+    #[schema(required = true)]
+    metadata: Option<String>,
+}
+
+impl GroupOffsets {
+    fn new(group: &Name, offsets: Vec<group::CommittedOffset>) -> Self {
+        let offset = |committed: group::CommittedOffset| CommittedOffset {
+            topic: committed.topic.to_string(),
+            partition: committed.partition,
+            offset: committed.offset,
+            metadata: committed.metadata,
+        };
+        Self { group: group.to_string(), offsets: offsets.into_iter().map(offset).collect() }
+    }
+}
+
+/// The group of the document's story, which has processed all there is.
+fn example() -> serde_json::Value {
+    json!({"group": "billing", "offsets": [
+        {"topic": "orders", "partition": 0, "offset": 2, "metadata": "worker-1"}]})
+}
+
+/// Commit offsets
+///
+/// Where the group is to go on; all of them or, when one is refused, none. A group that is not there
+/// is made. With `expected_offset` only over that committed offset, so that of two that process the
+/// same records one learns that it came too late; without, whatever is committed. A member commits
+/// only in partitions that it owns, and never moves back: an offset that is smaller than the
+/// committed one changes nothing, and the greater one is answered.
+#[utoipa::path(post, path = "/v1/groups/{group}/offsets", operation_id = "commit_group_offsets",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name")),
+    request_body(content = CommitOffsets, description = "Where to go on", examples(
+        ("compare_and_set" = (summary = "Only if nothing was committed yet",
+            value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
+                "metadata": "worker-1", "expected_offset": null}]}))),
+        ("unconditional" = (summary = "Whatever is committed",
+            value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
+                "metadata": "worker-1"}]}))))),
+    responses((status = 200, description = "What is committed now in these partitions",
+        body = GroupOffsets, example = json!(example()))),
+    security(("bearer" = ["group"])))]
+pub async fn commit_group_offsets(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    sent: JsonBody<CommitOffsets>,
+) -> Result<Json<GroupOffsets>, Error> {
+    let commit = sent.body.checked()?;
+    let offsets = access.broker.commit_offsets(access.tenant, &access.group, commit).await?;
+    Ok(Json(GroupOffsets::new(&access.group, offsets)))
+}
+
+/// List committed offsets
+///
+/// All that the group has committed in topics that there are, as of now.
+#[utoipa::path(get, path = "/v1/groups/{group}/offsets", operation_id = "list_group_offsets",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name")),
+    responses((status = 200, description = "Where the group goes on", body = GroupOffsets,
+        example = json!(example()))),
+    security(("bearer" = ["group"])))]
+pub async fn list_group_offsets(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+) -> Result<Json<GroupOffsets>, Error> {
+    let offsets = access.broker.group_offsets(access.tenant, &access.group).await?;
+    Ok(Json(GroupOffsets::new(&access.group, offsets)))
+}
