@@ -67,24 +67,26 @@ fn sent<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Er
 impl CommitOffsets {
     fn checked(self) -> Result<OffsetCommit, Error> {
         let mut faults = Faults::default();
+        let by_member = self.member_id.is_some();
         let member = member(self.member_id, self.generation, &mut faults);
-        match (&self.offsets, &self.cursor) {
+        let mut items = Vec::new();
+        match (self.offsets, &self.cursor) {
             (None, None) => faults.add("/offsets", "offsets are expected, or a cursor"),
             (Some(_), Some(_)) => faults.add("/cursor", "offsets and cursor exclude each other"),
-            (None, Some(_)) if member.is_none() => {
+            (None, Some(_)) if !by_member => {
                 faults.add("/member_id", "a cursor is committed by a member")
             }
-            _ => {}
+            (None, Some(_)) => {}
+            (Some(sent), None) if !(1..=MAX_OFFSETS).contains(&sent.len()) => {
+                faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"))
+            }
+            (Some(sent), None) => {
+                for (index, Object(sent)) in sent.into_iter().enumerate() {
+                    let at = format!("/offsets/{index}");
+                    items.extend(sent.checked(&at, by_member, &mut faults));
+                }
+            }
         }
-        let sent = self.offsets.unwrap_or_default();
-        if self.cursor.is_none() && !(1..=MAX_OFFSETS).contains(&sent.len()) {
-            faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"));
-        }
-        let items = sent.into_iter().enumerate();
-        let items = items.filter_map(|(index, Object(sent))| {
-            sent.checked(&format!("/offsets/{index}"), member.is_some(), &mut faults)
-        });
-        let items = items.collect();
         faults.finish()?;
         if self.cursor.is_some() {
             let detail = "/cursor: this is no cursor of a fetch of this group.";
@@ -100,6 +102,11 @@ fn member(
     generation: Option<i64>,
     faults: &mut Faults,
 ) -> Option<Member> {
+    match (&member_id, generation) {
+        (Some(_), None) => faults.add("/generation", "member_id comes with generation"),
+        (None, Some(_)) => faults.add("/member_id", "generation comes with member_id"),
+        _ => {}
+    }
     let generation = faults.count("/generation", generation);
     if member_id.as_ref().is_some_and(|id| !(1..=MAX_MEMBER_ID_BYTES).contains(&id.len())) {
         faults.add("/member_id", format!("1 to {MAX_MEMBER_ID_BYTES} bytes are expected"));

@@ -19,14 +19,15 @@ enum Needs {
     Word(&'static [&'static str]),
     /// One of these words, not narrowed to some names.
     Tenant(&'static [&'static str]),
-    /// One of these words, for the topic in the path.
-    Topic(&'static [&'static str]),
+    /// One of these words, for the topic or group in the path.
+    Named(&'static [&'static str]),
 }
-use Needs::{Nothing, Tenant, Topic, Word};
+use Needs::{Named, Nothing, Tenant, Word};
 
 const ADMIN: &[&str] = &["admin"];
 const PRODUCE: &[&str] = &["produce"];
 const CONSUME: &[&str] = &["consume"];
+const GROUP: &[&str] = &["group"];
 const SEE: &[&str] = &["admin", "produce", "consume"];
 const WORDS: [&str; 5] = ["produce", "consume", "group", "admin", "operator"];
 
@@ -34,6 +35,7 @@ const WORDS: [&str; 5] = ["produce", "consume", "group", "admin", "operator"];
 type Row = (&'static str, &'static str, Option<&'static str>, Needs, u16);
 
 const RECORDS: Option<&str> = Some(r#"{"records":[{"value":1}]}"#);
+const OFFSETS: Option<&str> = Some(r#"{"offsets":[{"topic":"{topic}","partition":0,"offset":0}]}"#);
 const OPERATIONS: &[Row] = &[
     ("open_session", "POST /v1/sessions", Some("{}"), Word(PRODUCE), 201),
     ("list_sessions", "GET /v1/sessions", None, Word(PRODUCE), 200),
@@ -49,32 +51,34 @@ const OPERATIONS: &[Row] = &[
     ("get_settings", "GET /v1/settings", None, Word(ADMIN), 200),
     ("patch_settings", "PATCH /v1/settings", Some("{}"), Tenant(ADMIN), 200),
     ("list_topics", "GET /v1/topics", None, Word(SEE), 200),
-    ("put_topic", "PUT /v1/topics/{topic}", Some("{}"), Topic(ADMIN), 200),
-    ("get_topic", "GET /v1/topics/{topic}", None, Topic(SEE), 200),
-    ("patch_topic", "PATCH /v1/topics/{topic}", Some("{}"), Topic(ADMIN), 200),
-    ("delete_topic", "DELETE /v1/topics/{topic}", None, Topic(ADMIN), 204),
-    ("append_to_topic", "POST /v1/topics/{topic}/records", RECORDS, Topic(PRODUCE), 200),
+    ("put_topic", "PUT /v1/topics/{topic}", Some("{}"), Named(ADMIN), 200),
+    ("get_topic", "GET /v1/topics/{topic}", None, Named(SEE), 200),
+    ("patch_topic", "PATCH /v1/topics/{topic}", Some("{}"), Named(ADMIN), 200),
+    ("delete_topic", "DELETE /v1/topics/{topic}", None, Named(ADMIN), 204),
+    ("append_to_topic", "POST /v1/topics/{topic}/records", RECORDS, Named(PRODUCE), 200),
     (
         "append_to_partition",
         "POST /v1/topics/{topic}/partitions/{partition}/records",
         RECORDS,
-        Topic(PRODUCE),
+        Named(PRODUCE),
         200,
     ),
     (
         "read_partition",
         "GET /v1/topics/{topic}/partitions/{partition}/records",
         None,
-        Topic(CONSUME),
+        Named(CONSUME),
         200,
     ),
     (
         "trim_partition",
         "DELETE /v1/topics/{topic}/partitions/{partition}/records?before=0",
         None,
-        Topic(ADMIN),
+        Named(ADMIN),
         204,
     ),
+    ("commit_group_offsets", "POST /v1/groups/{group}/offsets", OFFSETS, Named(GROUP), 200),
+    ("list_group_offsets", "GET /v1/groups/{group}/offsets", None, Named(GROUP), 200),
     ("livez", "GET /livez", None, Nothing, 200),
     ("readyz", "GET /readyz", None, Nothing, 200),
     ("metrics", "GET /metrics", None, Nothing, 200),
@@ -87,7 +91,7 @@ fn all_words() -> String {
     WORDS.join(" ")
 }
 
-/// A server, and in tenant `acme` a topic and a session.
+/// A server, and in tenant `acme` a topic, a group of the same name, and a session.
 struct World {
     server: Server,
     producer_id: Value,
@@ -110,6 +114,8 @@ impl World {
     async fn prepare(&self) {
         let all = token("acme", &all_words());
         self.server.put(&format!("/v1/topics/{TOPIC}")).token(&all).await;
+        let commit = self.server.post(&format!("/v1/groups/{TOPIC}/offsets")).token(&all);
+        commit.json(OFFSETS.unwrap().replace("{topic}", TOPIC)).await.ok();
     }
 
     async fn call(&self, row: &Row, token: Option<&str>) -> Answer {
@@ -119,11 +125,12 @@ impl World {
     async fn call_on(&self, row: &Row, token: Option<&str>, topic: &str, producer: &str) -> Answer {
         let (_, line, body, ..) = row;
         let (method, path) = line.split_once(' ').unwrap();
-        let path = path.replace("{topic}", topic).replace("{partition}", "0");
+        let path = path.replace("{topic}", topic).replace("{group}", topic);
+        let path = path.replace("{partition}", "0");
         let path = path.replace("{file}", "start.js");
         let mut call = self.server.call(method, &path.replace("{producer_id}", producer));
         if let Some(body) = body {
-            call = call.json(body);
+            call = call.json(body.replace("{topic}", topic));
         }
         if let Some(token) = token {
             call = call.token(token);
@@ -149,7 +156,7 @@ async fn every_operation_has_a_row() {
                 security.filter_map(|one| one["bearer"][0].as_str()).collect();
             let needed = match needs {
                 Nothing => &[],
-                Word(words) | Tenant(words) | Topic(words) => *words,
+                Word(words) | Tenant(words) | Named(words) => *words,
             };
             assert_eq!(words, needed.iter().copied().collect(), "{id}");
         }
@@ -200,7 +207,7 @@ async fn the_right_scope_opens_and_no_other() {
         let (id, .., needs, status) = row;
         let words = match needs {
             Nothing => continue,
-            Word(words) | Tenant(words) | Topic(words) => *words,
+            Word(words) | Tenant(words) | Named(words) => *words,
         };
         // every other word together, for every name
         let others: Vec<_> = WORDS.iter().filter(|w| !words.contains(w)).copied().collect();
@@ -224,11 +231,12 @@ async fn the_right_scope_opens_and_no_other() {
                     assert_eq!(answer.status, *status, "{id} with {scope}: {}", answer.text());
                 }
             }
-            if *needs != Topic(words) {
+            if *needs != Named(words) {
                 continue;
             }
             for pattern in ["orders", "orders.", "orders.eu2", "*us", "ORDERS.*", "."] {
-                let scope = format!("{word}:{pattern} group:orders.eu operator");
+                let other = if words == GROUP { "consume" } else { "group" };
+                let scope = format!("{word}:{pattern} {other}:orders.eu operator");
                 let answer = world.call(row, Some(&token("acme", &scope))).await;
                 let problem = answer.refused(Code::Forbidden);
                 let wanted: Vec<_> = words.iter().map(|word| format!("{word}:{TOPIC}")).collect();

@@ -7,7 +7,7 @@ use oncelog::{
     http::Limits,
     model::{Code, Retry},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
 
 use crate::support::{
@@ -23,6 +23,8 @@ fn facts(code: Code) -> &'static [&'static str] {
         Code::Forbidden => &["required_scope"],
         Code::ProducerFenced | Code::InvalidProducerEpoch => &["current_epoch"],
         Code::OffsetMismatch => &["expected_offset", "next_offset"],
+        Code::OffsetCommitConflict => &["expected_offset", "committed_offset"],
+        Code::IllegalGeneration => &["generation"],
         Code::UnknownProducerState => &["expected"],
         Code::OutOfOrderSequence => &["expected", "received"],
         Code::PayloadTooLarge | Code::BatchTooLarge | Code::QuotaExceeded => &["limit"],
@@ -70,6 +72,7 @@ async fn every_code_is_produced() {
     produced.extend(of_tokens().await);
     produced.extend(of_topics().await);
     produced.extend(of_producers().await);
+    produced.extend(of_groups().await);
     produced.extend(of_sick_databases().await);
     produced.push((Code::OutcomeUnknown, lost_outcome().await));
     let codes: BTreeSet<Code> = produced.iter().map(|(code, _)| *code).collect();
@@ -161,6 +164,36 @@ async fn of_producers() -> Produced {
         (Code::SequenceReused, append(p, 1, 0, 0, 8).await),
         (Code::IdempotencyKeyReused, server.post("/v1/sessions").json(open("b")).await),
     ]
+}
+
+async fn of_groups() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let commit = |group: &str, commit: Value| {
+        server.post(&format!("/v1/groups/{group}/offsets")).json(commit)
+    };
+    let offset = |member: Value| {
+        let mut commit = member;
+        commit["offsets"] = json!([{"topic": "orders", "partition": 0, "offset": 0}]);
+        commit
+    };
+    let member = || json!({"member_id": "m", "generation": 0});
+    let mut by_cursor = member();
+    by_cursor["cursor"] = json!("none of ours");
+    let mut over = offset(json!({}));
+    over["offsets"][0]["expected_offset"] = json!(5);
+    commit("billing", offset(json!({}))).await.ok();
+    let mut produced = vec![
+        (Code::GroupNotFound, server.get("/v1/groups/none/offsets").await),
+        (Code::InvalidCursor, commit("billing", by_cursor).await),
+        (Code::UnknownMember, commit("billing", offset(member())).await),
+        (Code::OffsetCommitConflict, commit("billing", over).await),
+    ];
+    let join = "insert into oncelog.group_members select tenant_id, name, 'm' from oncelog.groups";
+    server.sql(join).await;
+    produced.push((Code::IllegalGeneration, commit("billing", offset(member())).await));
+    produced.push((Code::GroupNotEmpty, commit("billing", offset(json!({}))).await));
+    produced
 }
 
 async fn of_sick_databases() -> Produced {

@@ -15,6 +15,7 @@ mod greeting;
 mod long_polls;
 mod metrics;
 mod model_check;
+mod offsets;
 mod openapi;
 mod protocol;
 mod reads;

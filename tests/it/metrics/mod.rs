@@ -159,7 +159,7 @@ pub async fn scrape(client: &Client) -> Scrape {
 
 /// A token for all of a tenant.
 pub fn token(tenant: &str) -> String {
-    let mut claims = support::http::claims(tenant, "admin produce consume");
+    let mut claims = support::http::claims(tenant, "admin produce consume group");
     claims["iss"] = json!("oncelog");
     support::http::signed(&claims, SECRET)
 }

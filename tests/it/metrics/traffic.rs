@@ -237,6 +237,46 @@ async fn waits_that_come_to_nothing() {
 }
 
 #[tokio::test]
+async fn offset_commits() {
+    let options = support::database().await;
+    let measured = Measured::start(&options, &[]).await;
+    let client = &measured.client;
+    client.put_topic("t", 1).await;
+    client.append("t", 0, &[json!(1), json!(2)]).await;
+    let commit = async |member: Value, offset: i64| {
+        let mut commit = member;
+        commit["offsets"] = json!([{"topic": "t", "partition": 0, "offset": offset}]);
+        client.post("/v1/groups/g/offsets", &commit).await
+    };
+    commit(json!({}), 1).await.ok(200);
+    commit(json!({}), 9).await.ok(416);
+    commit(json!({}), -1).await.ok(400);
+    let member = || json!({"member_id": "m", "generation": 0});
+    commit(member(), 1).await.ok(404);
+    let mut connection = options.connect().await.unwrap();
+    let join = "insert into oncelog.group_members select tenant_id, name, 'm' from oncelog.groups; \
+        update oncelog.group_offsets set member_id = 'm', owned_since = 0";
+    sqlx::raw_sql(join).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    for offset in [2, 1, 0] {
+        commit(member(), offset).await.ok(200);
+    }
+    commit(json!({}), 1).await.ok(409);
+    let outcome = |outcome| [("outcome", outcome)];
+    hold(
+        &measured.scrape().await,
+        &[
+            ("offset_commits_total", &outcome("committed"), 2.0),
+            ("offset_commits_total", &outcome("unchanged"), 2.0),
+            // what is malformed is no commit yet
+            ("offset_commits_total", &outcome("refused"), 3.0),
+            ("offset_commits_total", &outcome("failed"), 0.0),
+            ("errors_total", &[("code", "group_not_empty")], 1.0),
+        ],
+    );
+}
+
+#[tokio::test]
 async fn two_replicas_at_one_topic() {
     let options = support::database().await;
     let (one, two) = (Measured::start(&options, &[]).await, Measured::start(&options, &[]).await);
@@ -324,9 +364,11 @@ async fn the_janitors_work() {
             ("snapshots_total", &[], 1.0),
         ],
     );
+    let commit = json!({"offsets": [{"topic": "t", "partition": 0, "offset": 5}]});
+    client.post("/v1/groups/g/offsets", &commit).await.ok(200);
     client.delete("/v1/topics/t").await;
-    // two rows and the producer's state, of the partition and of the journal
-    measured.until(rows, &[("task", "doomed_logs")], 3.0).await;
+    // two rows, the producer's state and the group's offset
+    measured.until(rows, &[("task", "doomed_logs")], 4.0).await;
     until("every task to have come to its end", async || {
         let scrape = measured.scrape().await;
         let done = |task| {
