@@ -27,4 +27,5 @@ mod support;
 mod tidy;
 mod topics;
 mod torture;
+mod transactions;
 mod trims;
