@@ -316,6 +316,7 @@ fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
 }
 
 fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written) -> Row {
+    let ended_at = written.ended_at.unwrap_or(written.appended_at);
     let parts = request.parts.iter().zip(&whole.topics).zip(deltas);
     let placed = |((part, topic), delta): ((&Part, &Name), &i64)| PlacedAppend {
         topic: topic.to_string(),
@@ -328,10 +329,10 @@ fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written
         state: State::Committed,
         session: whole.session,
         digest: request.digest,
-        created_at: written.appended_at,
-        expires_at: written.appended_at,
+        created_at: ended_at,
+        expires_at: ended_at,
         prepared_at: None,
-        ended_at: Some(written.appended_at),
+        ended_at: Some(ended_at),
         reason: None,
         append_count: whole.append_count,
         batch_count: 0,

@@ -204,8 +204,8 @@ async fn write_if(
     let records = group.records(plan);
     let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
     let Group { tenant, .. } = *group;
-    let written = if quick && !plan.commits.is_empty() {
-        let ended = standing::ended(group, plan);
+    let ended = standing::ended(group, plan);
+    let written = if quick && !ended.is_empty() {
         let Plan { writes, offsets, .. } = plan;
         store::whole::append_if(connection, tenant, writes, &records, &ended, offsets).await?
     } else {

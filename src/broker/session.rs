@@ -4,12 +4,16 @@
 //! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
 //! counted in the next sequences, or finds the fence moved and is refused.
 
-use uuid::Uuid;
-
-use super::{Broker, Error, transaction::sweep::count_aborted};
+use super::{
+    Broker, Error,
+    transaction::{
+        fence::{Transactions, abort_ongoing, transactions},
+        sweep::count_aborted,
+    },
+};
 use crate::{
     model::{
-        Epoch, LogId, Name, ProducerId, TenantId, Timestamp,
+        Epoch, LogId, Name, ProducerId, TenantId,
         session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
         topic::{Listed, Page},
         transaction::Reason,
@@ -50,13 +54,6 @@ struct Attempt {
     duplicate: bool,
     standings: Vec<Standing>,
     transactions: Transactions,
-}
-
-/// What an open did to the transactions of its producer, and which it left.
-#[derive(Default)]
-struct Transactions {
-    aborted: Option<Uuid>,
-    prepared: Vec<Uuid>,
 }
 
 impl Broker {
@@ -325,40 +322,6 @@ async fn reopen(
     store::logs::raise_fences(connection, tenant, &logs).await?;
     let standings = store::sessions::standings(connection, tenant, id).await?;
     Ok(Attempt { row, duplicate: false, standings, transactions })
-}
-
-/// Aborts the ongoing transaction of a locked session, whose epoch is about to be raised; answers
-/// when.
-async fn abort_ongoing(
-    connection: &mut Connection,
-    tenant: TenantId,
-    id: ProducerId,
-) -> Result<Timestamp, store::Error> {
-    let now = store::sessions::clock(connection).await?;
-    let Some(ongoing) = store::transactions::lock_ongoing(connection, tenant, id).await? else {
-        return Ok(now);
-    };
-    // a commit may have held it, and so this
-    let now = store::sessions::clock(connection).await?;
-    let id = ongoing.transaction_id;
-    if ongoing.has_expired(now) {
-        store::transactions::expire(connection, tenant, &[id]).await?;
-    } else {
-        store::transactions::abort(connection, tenant, id, Reason::Fenced, now).await?;
-    }
-    Ok(now)
-}
-
-/// What the open at this instant did to the producer's transactions, and which are prepared.
-async fn transactions(
-    connection: &mut Connection,
-    tenant: TenantId,
-    id: ProducerId,
-    opened_at: Timestamp,
-) -> Result<Transactions, store::Error> {
-    let aborted = store::transactions::fenced_at(connection, tenant, id, opened_at).await?;
-    let prepared = store::transactions::prepared(connection, tenant, id).await?;
-    Ok(Transactions { aborted, prepared })
 }
 
 struct Closed {

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::group::Group;
 use crate::{
-    model::{Digest, Name, ProducerId, TenantId, transaction::PlacedAppend},
+    model::{Digest, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend},
     rules::{
         append::{Plan, Request},
         offsets::Place,
@@ -73,20 +73,18 @@ pub async fn hold(
 }
 
 /// The transactions that a plan commits, with where their appends lie.
-pub fn ended<'a>(group: &'a Group, plan: &Plan) -> Vec<Ended<'a>> {
-    let ended = |commit: &crate::rules::append::Commit| {
-        let request = group.requests.get(commit.request)?;
-        let whole = request.whole.as_ref()?;
-        let placed = request.parts.iter().zip(&whole.topics).zip(&commit.base_offsets);
+pub fn ended<'a>(group: &'a Group, plan: &'a Plan) -> Vec<Ended<'a>> {
+    let ended = |(request, whole, base_offsets): (&'a Request, &'a Whole, Vec<Offset>)| {
+        let placed = request.parts.iter().zip(&whole.topics).zip(base_offsets);
         let appends = placed.map(|((part, topic), base_offset)| PlacedAppend {
             topic: topic.to_string(),
             partition: part.partition,
-            base_offset: *base_offset,
+            base_offset,
             record_count: part.record_count,
         });
-        Some(Ended { whole, digest: request.digest, appends: appends.collect() })
+        Ended { whole, digest: request.digest, appends: appends.collect() }
     };
-    plan.commits.iter().filter_map(ended).collect()
+    plan.committed(&group.requests).map(ended).collect()
 }
 
 /// Writes the outcomes and offsets of a plan whose rows are written, and frees the ids that it does
@@ -97,7 +95,7 @@ pub async fn write(
     held: &Held,
     ended: &[Ended<'_>],
     plan: &Plan,
-    ended_at: Option<crate::model::Timestamp>,
+    ended_at: Option<Timestamp>,
 ) -> Result<(), store::Error> {
     if let Some(ended_at) = ended_at.filter(|_| !ended.is_empty()) {
         store::whole::finish(connection, tenant, ended, ended_at).await?;

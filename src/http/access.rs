@@ -3,24 +3,29 @@
 //!
 //! Checks come in the documented order: token, scope, the names in the path, their patterns.
 
-use std::{marker::PhantomData, str::FromStr, sync::Arc};
+mod ends;
+mod paths;
+
+use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
-    extract::{FromRef, FromRequestParts, RawPathParams},
+    extract::{FromRef, FromRequestParts},
     http::request::Parts,
 };
 use bytes::Bytes;
 use metrics::{Counter, Histogram};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use ends::{EndAccess, EndQuery};
+pub use paths::{PartitionPath, ProducerPath, TransactionPath};
+
 use super::{
     Limits,
     auth::{Grant, Keys, Word},
-    query,
 };
 use crate::{
     broker::{Broker, Error},
-    model::{Code, Invalid, MAX_INTEGER, Name, Partition, ProducerId, TenantId},
+    model::{Code, Invalid, Name, TenantId},
     telemetry,
 };
 
@@ -148,6 +153,8 @@ pub struct Consume;
 pub struct Group;
 /// Seeing that a topic exists: whoever may do anything with it.
 pub struct See;
+/// Seeing how transactions stand: whoever may begin or end one.
+pub struct SeeTransactions;
 
 impl Permission for Admin {
     const ANY_OF: &'static [Word] = &[Word::Admin];
@@ -165,11 +172,23 @@ impl Permission for See {
     const ANY_OF: &'static [Word] = &[Word::Admin, Word::Produce, Word::Consume];
 }
 
+impl Permission for SeeTransactions {
+    const ANY_OF: &'static [Word] = &[Word::Produce, Word::Operator];
+}
+
+impl Grant {
+    /// Permission for a name in a body.
+    pub fn demand(&self, word: Word, name: &Name) -> Result<(), Error> {
+        let any_of = &[word];
+        if self.covers(any_of, name) { Ok(()) } else { Err(forbidden(any_of, Some(name))) }
+    }
+}
+
 /// Access to the tenant; patterns of scopes narrow topics only.
 pub struct Access<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
-    grant: Arc<Grant>,
+    pub grant: Arc<Grant>,
     permission: PhantomData<P>,
 }
 
@@ -259,7 +278,7 @@ async fn admit_to(
     kind: &str,
 ) -> Result<(Arc<Grant>, Name), Error> {
     let grant = admit(gate, parts, any_of).await?;
-    let text = segment(parts, kind).await?;
+    let text = paths::segment(parts, kind).await?;
     let name = Name::parse(&text).map_err(|why| Invalid::at(format!("/path/{kind}"), why))?;
     if !grant.covers(any_of, &name) {
         return Err(forbidden(any_of, Some(&name)));
@@ -278,121 +297,5 @@ fn forbidden(any_of: &[Word], name: Option<&Name>) -> Error {
     Error::new(Code::Forbidden, detail).fact("required_scope", scopes)
 }
 
-async fn segment(parts: &mut Parts, name: &str) -> Result<String, Error> {
-    let pointer = || format!("/path/{name}");
-    let segments = RawPathParams::from_request_parts(parts, &())
-        .await
-        .map_err(|_| Invalid::at(pointer(), "malformed percent-encoding or not UTF-8"))?;
-    let found = segments.iter().find(|(key, _)| *key == name);
-    Ok(found.ok_or_else(|| Invalid::at(pointer(), "missing"))?.1.to_owned())
-}
-
-/// `{partition}` of the path.
-pub struct PartitionPath(pub Partition);
-
-impl<S: Sync> FromRequestParts<S> for PartitionPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
-        let text = segment(parts, "partition").await?;
-        let partition = canonical(&text).and_then(|_| Partition::from_str(&text).ok());
-        let why = "a partition is a number from 0, without leading zeros";
-        Ok(Self(partition.ok_or_else(|| Invalid::at("/path/partition", why))?))
-    }
-}
-
-/// `{producer_id}` of the path.
-pub struct ProducerPath(pub ProducerId);
-
-impl<S: Sync> FromRequestParts<S> for ProducerPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
-        let text = segment(parts, "producer_id").await?;
-        let why = "a producer id is an integer below 2^53";
-        let id = canonical(&text).ok_or_else(|| Invalid::at("/path/producer_id", why))?;
-        Ok(Self(ProducerId(id)))
-    }
-}
-
-fn canonical(text: &str) -> Option<i64> {
-    query::integer(text).ok().filter(|number| (0..=MAX_INTEGER).contains(number))
-}
-
 #[cfg(test)]
-mod tests {
-    use axum::{Router, extract::State, http::Request, routing::get};
-    use jsonwebtoken::{EncodingKey, Header, encode};
-    use serde_json::json;
-    use tower::ServiceExt;
-
-    use super::*;
-
-    const SECRET: &str = "0123456789abcdef0123456789abcdef";
-
-    /// A route that admits as the real ones do, but needs no broker behind it.
-    fn router() -> Router {
-        async fn probe(
-            State(gate): State<Arc<Gate>>,
-            request: axum::extract::Request,
-        ) -> Result<String, Error> {
-            let (mut parts, _) = request.into_parts();
-            let (_, topic) = admit_to(&gate, &mut parts, See::ANY_OF, "topic").await?;
-            let PartitionPath(partition) =
-                PartitionPath::from_request_parts(&mut parts, &()).await?;
-            Ok(format!("{topic} {partition}"))
-        }
-        let keys = Keys::hs256(&SECRET.into(), "oncelog", "issuer").unwrap();
-        Router::new()
-            .route("/v1/topics/{topic}/partitions/{partition}", get(probe))
-            .with_state(Arc::new(Gate::new(keys, Limits::default())))
-    }
-
-    async fn call(scope: Option<&str>, topic: &str, partition: &str) -> Result<(), Error> {
-        let mut request =
-            Request::builder().uri(format!("/v1/topics/{topic}/partitions/{partition}"));
-        if let Some(scope) = scope {
-            let claims = json!({"aud": "oncelog", "iss": "issuer", "exp": 4_102_444_800_u64,
-                "tenant": "t", "scope": scope});
-            let key = EncodingKey::from_secret(SECRET.as_bytes());
-            let token = encode(&Header::default(), &claims, &key).unwrap();
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let request = request.body(axum::body::Body::empty()).unwrap();
-        let mut answer = router().oneshot(request).await.unwrap();
-        answer.extensions_mut().remove::<Error>().map_or(Ok(()), Err)
-    }
-
-    #[tokio::test]
-    async fn checks_come_in_order() {
-        // token, scope, name, pattern, partition
-        let table = [
-            (None, "a%20b", "x", Code::Unauthenticated, ""),
-            (Some("group operator"), "a%20b", "x", Code::Forbidden, ""),
-            (Some("produce:o.*"), "a%20b", "x", Code::InvalidRequest, "/path/topic"),
-            (Some("produce:o.*"), "%ff", "x", Code::InvalidRequest, "/path/topic"),
-            (Some("produce:o.*"), "p", "x", Code::Forbidden, ""),
-            (Some("produce:o.*"), "o.1", "x", Code::InvalidRequest, "/path/partition"),
-            (Some("consume"), "o.1", "-1", Code::InvalidRequest, "/path/partition"),
-            (Some("admin"), "o.1", "01", Code::InvalidRequest, "/path/partition"),
-            (Some("admin"), "o.1", "2147483648", Code::InvalidRequest, "/path/partition"),
-        ];
-        for (scope, topic, partition, code, pointer) in table {
-            let error = call(scope, topic, partition).await.unwrap_err();
-            assert_eq!(error.code, code, "{scope:?} {topic} {partition}");
-            if !pointer.is_empty() {
-                assert_eq!(error.facts[0].1[0]["pointer"], pointer);
-            }
-        }
-        call(Some("consume:o.1"), "o.1", "0").await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn the_missing_scope_is_named() {
-        let required = |error: Error| error.facts[0].1.clone();
-        let error = call(Some(""), "o", "0").await.unwrap_err();
-        assert_eq!(required(error), "admin | produce | consume");
-        let error = call(Some("admin:x"), "o", "0").await.unwrap_err();
-        assert_eq!(required(error), "admin:o | produce:o | consume:o");
-    }
-}
+mod tests;

@@ -22,7 +22,7 @@ use axum::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -64,7 +64,7 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
-        let received = receive(&Arc::from_ref(state), request, &[Media::Json]).await?;
+        let received = receive(&Arc::from_ref(state), request, &[Media::Json], NO_WINDOW).await?;
         let NoParameters {} = query::parse(query.as_deref())?;
         let text = received.text()?;
         let body = json::parse(if text.is_empty() { "{}" } else { text })?;
@@ -104,7 +104,41 @@ where
         let query = request.uri().query().map(str::to_owned);
         let traceparent = traceparent(request.headers());
         let taken = [Media::Json, Media::Ndjson];
-        let received = receive(&Arc::from_ref(state), request, &taken).await?;
+        let received = receive(&Arc::from_ref(state), request, &taken, NO_WINDOW).await?;
+        Ok(Self { received, query, traceparent })
+    }
+}
+
+/// The JSON object of a call of transactions (an empty body is `{}`), which may have records in it:
+/// they are parsed where they lie.
+pub struct Sent {
+    received: Received,
+    query: Option<String>,
+    pub traceparent: Option<String>,
+}
+
+impl Sent {
+    pub fn body<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
+        let text = self.received.text()?;
+        Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
+    }
+
+    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
+        query::parse(self.query.as_deref())
+    }
+}
+
+impl<S> FromRequest<S> for Sent
+where
+    S: Send + Sync,
+    Arc<Gate>: FromRef<S>,
+{
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let query = request.uri().query().map(str::to_owned);
+        let traceparent = traceparent(request.headers());
+        let received = receive(&Arc::from_ref(state), request, &[Media::Json], NO_KEY).await?;
         Ok(Self { received, query, traceparent })
     }
 }
@@ -142,7 +176,13 @@ impl Received {
     }
 }
 
-async fn receive(gate: &Gate, request: Request, taken: &[Media]) -> Result<Received, Error> {
+/// `keyless`: why an `Idempotency-Key` is not taken.
+async fn receive(
+    gate: &Gate,
+    request: Request,
+    taken: &[Media],
+    keyless: &str,
+) -> Result<Received, Error> {
     let (parts, body) = request.into_parts();
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
@@ -191,7 +231,7 @@ async fn receive(gate: &Gate, request: Request, taken: &[Media]) -> Result<Recei
         Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
     }
     if parts.method == Method::POST && parts.headers.contains_key("idempotency-key") {
-        return Err(keyless());
+        return Err(Invalid::at("Idempotency-Key", keyless).into());
     }
     let media = named.unwrap_or(Media::Json);
     Ok(Received { bytes: intake.bytes.freeze(), media, held: intake.held })
@@ -271,11 +311,10 @@ fn busy() -> Error {
 }
 
 /// Dedup windows are 0 until dedup by key exists; then a key is refused, not ignored.
-fn keyless() -> Error {
-    let detail = "Idempotency-Key is not remembered here (the dedup window is 0); \
-        use sequences, or open_id to open a session";
-    Invalid::at("Idempotency-Key", detail).into()
-}
+const NO_WINDOW: &str = "Idempotency-Key is not remembered here (the dedup window is 0); \
+    use sequences, or open_id to open a session";
+const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
+    begin with a transaction_id of your own";
 
 #[cfg(test)]
 mod tests;

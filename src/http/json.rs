@@ -5,14 +5,14 @@ use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_path_to_error::{Path, Segment};
 
-use crate::model::{Fault, Invalid, MAX_INTEGER, Name};
+use crate::model::{Fault, Invalid, MAX_INTEGER, Name, Partition};
 
 /// Reads one object. (`T` refuses unknown fields by its own attribute.)
-pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Invalid> {
+pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Invalid> {
     let mut json = serde_json::Deserializer::from_str(text);
     let parsed = serde_path_to_error::deserialize::<_, Object<T>>(&mut json);
     let Object(value) = parsed.map_err(|error| {
@@ -105,6 +105,17 @@ impl Faults {
         self.range(pointer, value, 0..=MAX_INTEGER)
     }
 
+    /// The number of a partition.
+    pub fn partition(&mut self, pointer: &str, value: Option<i64>) -> Option<Partition> {
+        let value = self.range(pointer, value, 0..=i64::from(Partition::MAX))?;
+        Partition::try_from(value).ok()
+    }
+
+    /// What was made of a part of the request, or all that is wrong with it.
+    pub fn part<T>(&mut self, made: Result<T, Invalid>) -> Option<T> {
+        made.map_err(|invalid| self.0.extend(invalid.faults)).ok()
+    }
+
     pub fn name(&mut self, pointer: &str, text: Option<&str>) -> Option<Name> {
         match Name::parse(text?) {
             Ok(name) => Some(name),
@@ -179,8 +190,12 @@ mod tests {
         assert_eq!(faults.range("/b", Some(0), 1..=2), None);
         assert_eq!(faults.count("/c", Some(1 << 53)), None);
         assert!(faults.name("/d", Some("..")).is_none());
+        assert_eq!(faults.partition("/e", Some(i64::from(Partition::MAX))), Some(Partition::MAX));
+        assert_eq!(faults.partition("/f", Some(1 << 31)), None);
+        assert_eq!(faults.part(Ok(7)), Some(7));
+        assert_eq!(faults.part::<()>(Err(Invalid::at("/g", "no"))), None);
         let pointers: Vec<_> =
             faults.finish().unwrap_err().faults.into_iter().map(|fault| fault.pointer).collect();
-        assert_eq!(pointers, ["/b", "/c", "/d"]);
+        assert_eq!(pointers, ["/b", "/c", "/d", "/f", "/g"]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A request passes `observe` (its id, its numbers, its problem), then a permission
 //! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
-//! one function of `topics`, `settings`, `sessions`, `appends`, `reads`, `groups` or `service`, which asks the
-//! broker once and puts the answer into words.
+//! one function of `topics`, `settings`, `sessions`, `appends`, `transactions`, `reads`, `groups` or
+//! `service`, which asks the broker once and puts the answer into words.
 
 mod access;
 mod appends;
@@ -25,6 +25,7 @@ mod service;
 mod sessions;
 mod settings;
 mod topics;
+mod transactions;
 
 use std::sync::Arc;
 
@@ -59,6 +60,13 @@ fn routes() -> OpenApiRouter<Door> {
             topics::trim_partition
         ))
         .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
+        .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
+        .routes(routes!(transactions::get_transaction))
+        .routes(routes!(transactions::append_to_transaction))
+        .routes(routes!(transactions::add_offsets_to_transaction))
+        .routes(routes!(transactions::prepare_transaction))
+        .routes(routes!(transactions::commit_transaction))
+        .routes(routes!(transactions::abort_transaction))
         .routes(routes!(service::livez))
         .routes(routes!(service::readyz))
         .routes(routes!(service::metrics))

@@ -5,6 +5,7 @@
 //! order of `tests/it/openapi.rs`, and is answered as the document shows.
 
 mod examples;
+mod problems;
 
 use std::sync::LazyLock;
 
@@ -45,7 +46,8 @@ then go on), `later` (send the same after `Retry-After` seconds).
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
 replica. An append with a sequence and an open with an `open_id` are done once, however often \
 they are sent: the repeat answers 200 with `\"duplicate\": true` and what the first one \
-answered. An append without a sequence is stored as often as it arrives, and an open without an \
+answered. A transaction is repeated by its `transaction_id`, and its outcome can always be asked \
+for. An append without a sequence is stored as often as it arrives, and an open without an \
 `open_id` raises the epoch each time. All other requests can be repeated as they are.";
 
 /// The document, served and committed.
@@ -57,9 +59,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     bearer.bearer_format = Some("JWT".into());
     bearer.description = Some(
         "A JWT with `aud`, `iss`, `exp`, `tenant`, and `scope`: the words `produce`, `consume`, \
-         `group` and `admin`, separated by spaces, each perhaps narrowed to a pattern of names of topics \
-         (`produce:orders.*`) or groups (`group:billing`). `oncelog token mint` makes one. A server without a token key \
-         (embedded mode) asks for none: leave this empty."
+         `group` and `admin`, separated by spaces, each perhaps narrowed to a pattern of names of \
+         topics (`produce:orders.*`) or groups (`group:billing`), and `operator`. `oncelog token \
+         mint` makes one. A server without a token key (embedded mode) asks for none: leave this \
+         empty."
             .into(),
     );
     components.security_schemes.insert("bearer".into(), SecurityScheme::Http(bearer).into());
@@ -104,6 +107,11 @@ pub fn document() -> Bytes {
         (name = "appends", description = "Records in, exactly once: a `sequence` numbers the \
             requests of a producer in one scope (the URL appended to) from 0, and a repeat is \
             stored once and answered as the first time."),
+        (name = "transactions", description = "Records for many topics, and offsets of groups, \
+            in one instant or not at all: in one request, or in many. Until the commit nobody \
+            sees them, and nobody waits for them. A transaction has an id of its own, a UUIDv7 \
+            that its client may choose, by which each call can be repeated and the outcome \
+            asked for."),
         (name = "reads", description = "Records out: by offset or from an instant on, waiting \
             for those that are not there yet."),
         (name = "groups", description = "Consumers that share partitions. A group's committed \
@@ -116,92 +124,10 @@ pub fn document() -> Bytes {
 )]
 pub struct Document;
 
-/// Problems of every operation that takes a token.
-const EVERY: &[Code] = &[
-    Code::InvalidRequest,
-    Code::Unauthenticated,
-    Code::Forbidden,
-    Code::Internal,
-    Code::Unavailable,
-    Code::Draining,
-];
-/// Of those that answer a document.
-const ANSWERING: &[Code] = &[Code::NotAcceptable];
-/// Of those that take a body.
-const TAKING: &[Code] = &[Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
-/// Of an append, in the order they are judged.
-const APPENDING: &[Code] = &[
-    Code::TopicNotFound,
-    Code::UnknownProducer,
-    Code::ProducerFenced,
-    Code::InvalidProducerEpoch,
-    Code::UnknownProducerState,
-    Code::OutOfOrderSequence,
-    Code::SequenceReused,
-    Code::BatchTooLarge,
-    Code::OutcomeUnknown,
-];
-
-/// The problems of an operation; a test holds that every operation has its row.
-fn problems(operation_id: &str) -> Option<Vec<&'static [Code]>> {
-    let append_to_partition: &[Code] = &[Code::PartitionNotFound, Code::OffsetMismatch];
-    let open: &[Code] = &[
-        Code::UnknownProducer,
-        Code::ProducerFenced,
-        Code::InvalidProducerEpoch,
-        Code::IdempotencyKeyReused,
-        Code::OutcomeUnknown,
-    ];
-    let topic: &[Code] = &[Code::TopicNotFound];
-    let topic_write: &[Code] = &[Code::TopicNotFound, Code::OutcomeUnknown];
-    let put: &[Code] = &[Code::TopicExists, Code::QuotaExceeded, Code::OutcomeUnknown];
-    let patch: &[Code] =
-        &[Code::TopicNotFound, Code::TopicExists, Code::QuotaExceeded, Code::OutcomeUnknown];
-    let read: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
-    let producer: &[Code] = &[Code::UnknownProducer];
-    let end: &[Code] = &[Code::UnknownProducer, Code::OutcomeUnknown];
-    let commit_offsets: &[Code] = &[
-        Code::InvalidCursor,
-        Code::TopicNotFound,
-        Code::PartitionNotFound,
-        Code::OffsetOutOfRange,
-        Code::UnknownMember,
-        Code::IllegalGeneration,
-        Code::GroupNotEmpty,
-        Code::OffsetCommitConflict,
-        Code::OutcomeUnknown,
-    ];
-    let settings: &[Code] = &[Code::PreconditionFailed, Code::OutcomeUnknown];
-    Some(match operation_id {
-        "put_topic" => vec![EVERY, ANSWERING, TAKING, put],
-        "get_topic" => vec![EVERY, ANSWERING, topic],
-        "list_topics" | "list_sessions" | "get_settings" => vec![EVERY, ANSWERING],
-        "patch_settings" => vec![EVERY, ANSWERING, TAKING, settings],
-        "patch_topic" => vec![EVERY, ANSWERING, TAKING, patch],
-        "delete_topic" => vec![EVERY, topic_write],
-        "trim_partition" => vec![EVERY, read, &[Code::OutcomeUnknown]],
-        "open_session" => vec![EVERY, ANSWERING, TAKING, open],
-        "get_session" | "list_session_sequences" => vec![EVERY, ANSWERING, producer],
-        "end_session" => vec![EVERY, end],
-        "append_to_topic" => vec![EVERY, ANSWERING, TAKING, APPENDING],
-        "append_to_partition" => {
-            vec![EVERY, ANSWERING, TAKING, APPENDING, append_to_partition]
-        }
-        "read_partition" => vec![EVERY, ANSWERING, read],
-        "commit_group_offsets" => vec![EVERY, ANSWERING, TAKING, commit_offsets],
-        "list_group_offsets" => vec![EVERY, ANSWERING, &[Code::GroupNotFound]],
-        "readyz" => vec![&[Code::Draining, Code::Unavailable]],
-        "docs_file" => vec![&[Code::RouteNotFound]],
-        "livez" | "metrics" | "openapi" | "docs" => vec![],
-        _ => return None,
-    })
-}
-
 /// One response a status, with its codes in words and an example of each. Answers the codes.
 fn describe_problems(operation: &mut Operation) -> Vec<Code> {
     let id = operation.operation_id.as_deref().unwrap_or_default();
-    let mut codes: Vec<Code> = problems(id).unwrap_or_default().concat();
-    codes.sort_by_key(|code| code.status());
+    let codes = problems::of(id).unwrap_or_default();
     for same in codes.chunk_by(|a, b| a.status() == b.status()) {
         let Some(first) = same.first() else { continue };
         let words: Vec<_> = same
@@ -283,7 +209,7 @@ mod tests {
                         "{at} {text}"
                     );
                 }
-                assert!(problems(&id).is_some(), "{at} has no row of problems");
+                assert!(problems::of(&id).is_some(), "{at} has no row of problems");
                 assert!(operation["security"].is_array(), "{at} security");
                 let open = !path.starts_with("/v1/");
                 assert_eq!(operation["responses"].get("401").is_none(), open, "{at}");

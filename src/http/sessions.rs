@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use uuid::{Uuid, Version};
+use uuid::Uuid;
 
 use super::{
     access::{Access, Produce, ProducerPath},
@@ -24,6 +24,7 @@ use crate::{
     model::{
         Invalid, MAX_INTEGER, Name, ProducerId,
         session::{self, DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS, Open, Opened},
+        uuid_v7,
     },
 };
 
@@ -103,12 +104,6 @@ impl OpenSession {
     }
 }
 
-/// In its hyphenated form, upper or lower case.
-fn uuid_v7(text: &str) -> Option<Uuid> {
-    let uuid = Uuid::try_parse(text).ok().filter(|_| text.len() == 36)?;
-    (uuid.get_version() == Some(Version::SortRand)).then_some(uuid)
-}
-
 /// A session as it stands.
 #[derive(Serialize, ToSchema)]
 pub struct Session {
@@ -129,11 +124,11 @@ pub struct Session {
     opened_at: String,
     /// By topic, then partition; at most 1000, the rest under `/sequences`.
     next_sequences: Vec<NextSequence>,
-    /// The transaction of the epoch before that this open aborted.
+    /// The ongoing transaction of the epoch before, which this open aborted.
     #[schema(required = true)]
-    aborted_transaction: Option<String>,
-    /// Prepared transactions of this producer.
-    prepared_transactions: Vec<String>,
+    aborted_transaction: Option<Uuid>,
+    /// Prepared transactions of this producer: it is to commit or abort them.
+    prepared_transactions: Vec<Uuid>,
     /// In the answer to an open: whether it repeats the one that made this session.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
@@ -227,8 +222,8 @@ impl From<Opened> for Session {
             closed: item.closed,
             opened_at: item.opened_at,
             next_sequences: opened.next_sequences.into_iter().map(NextSequence::from).collect(),
-            aborted_transaction: None,
-            prepared_transactions: Vec::new(),
+            aborted_transaction: opened.aborted_transaction,
+            prepared_transactions: opened.prepared_transactions,
             duplicate: None,
         }
     }

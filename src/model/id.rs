@@ -1,4 +1,6 @@
-//! Ids and numbers. All of them are JSON integers below 2^53.
+//! Ids and numbers. Numbers are JSON integers below 2^53; what clients make up are UUIDs.
+
+use uuid::{Uuid, Variant, Version};
 
 /// Largest integer a JSON number carries exactly in every language (2^53 - 1).
 pub const MAX_INTEGER: i64 = (1 << 53) - 1;
@@ -29,3 +31,35 @@ pub struct LogId(pub i64);
 /// A logical producer, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProducerId(pub i64);
+
+/// A UUIDv7 (RFC 9562) in its hyphenated form, upper or lower case.
+pub fn uuid_v7(text: &str) -> Option<Uuid> {
+    let uuid = Uuid::try_parse(text).ok().filter(|_| text.len() == 36)?;
+    let is_v7 = uuid.get_version() == Some(Version::SortRand);
+    (is_v7 && uuid.get_variant() == Variant::RFC4122).then_some(uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::uuid_v7;
+
+    #[test]
+    fn only_a_uuid_of_version_7_in_its_hyphenated_form_is_taken() {
+        for good in ["019aa5b6-5c00-7000-8000-000000000001", "019AA5B6-5C00-7FFF-BFFF-00000000000A"]
+        {
+            assert_eq!(uuid_v7(good).unwrap().to_string(), good.to_lowercase());
+        }
+        for bad in [
+            "",
+            "019aa5b65c0070008000000000000001",
+            "{019aa5b6-5c00-7000-8000-000000000001}",
+            "urn:uuid:019aa5b6-5c00-7000-8000-000000000001",
+            "019aa5b6-5c00-7000-8000-00000000000g",
+            "019aa5b6-5c00-4000-8000-000000000001", // version 4
+            "019aa5b6-5c00-7000-c000-000000000001", // another variant than RFC 9562's
+            "019aa5b6-5c00-7000-0000-000000000001",
+        ] {
+            assert_eq!(uuid_v7(bad), None, "{bad}");
+        }
+    }
+}

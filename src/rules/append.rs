@@ -15,10 +15,9 @@ use super::{
     fold::{Entry, Placement, Remembered},
     ground::{Ground, grounds},
     memory::{Memory, Producer},
-    offsets::{Claimed, Place},
     sequence::{self, Verdict},
     transaction,
-    whole::{Standing, Stopped, Whole},
+    whole::{OffsetMove, Standing, Stopped, Whole},
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
 
@@ -124,22 +123,6 @@ pub struct LogWrite {
     pub rows: Vec<Row>,
 }
 
-/// A transaction that is committed in this pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commit {
-    pub request: usize,
-    /// In the order of its parts.
-    pub base_offsets: Vec<Offset>,
-}
-
-/// A group's offset that moves in this pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OffsetMove {
-    pub place: Place,
-    pub from: Option<Offset>,
-    pub to: Offset,
-}
-
 /// A decided group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -149,9 +132,7 @@ pub struct Plan {
     pub writes: Vec<LogWrite>,
     /// (log, producer) appending here for the first time: registered in the same transaction.
     pub registrations: Vec<(LogId, ProducerId)>,
-    /// Of the transactions, by request: where their parts lie.
-    pub commits: Vec<Commit>,
-    /// The offsets they commit, as they are before and after all of them.
+    /// The offsets that its transactions commit.
     pub offsets: Vec<OffsetMove>,
     /// (log, producer) whose newest requests still lack their `appended_at`.
     touched: Vec<(LogId, ProducerId)>,
@@ -169,7 +150,6 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
     let mut registrations = BTreeSet::new();
     let mut touched = BTreeSet::new();
     let mut decisions = Vec::with_capacity(group.len());
-    let (mut commits, mut offsets) = (Vec::new(), BTreeMap::new());
     for (index, request) in group.iter().enumerate() {
         let fresh = match judge(memory, request, standing) {
             Ok(fresh) => fresh,
@@ -196,16 +176,7 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
             }
             drafts.entry(request.home).or_default().add_entry(entry, request.spread.is_some());
         }
-        if let Some(whole) = &request.whole {
-            for Claimed { place, offset, .. } in &whole.offsets {
-                let from = standing.places.get(place).and_then(|row| row.committed_offset);
-                offsets.entry(place.clone()).or_insert((from, *offset)).1 = *offset;
-            }
-            standing.apply(whole);
-            let placed = request.parts.iter().zip(&deltas);
-            let base = |(part, delta): (&Part, &i64)| position(&compares, part.log_id) + delta;
-            commits.push(Commit { request: index, base_offsets: placed.map(base).collect() });
-        }
+        request.whole.iter().for_each(|whole| standing.apply(whole));
         for part in &request.parts {
             advance(memory, &grounds, part.log_id, part.record_count);
         }
@@ -224,11 +195,7 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
             })
             .collect(),
         registrations: registrations.into_iter().collect(),
-        commits,
-        offsets: offsets
-            .into_iter()
-            .map(|(place, (from, to))| OffsetMove { place, from, to })
-            .collect(),
+        offsets: standing.moves(),
         touched: touched.into_iter().collect(),
     }
 }
@@ -303,12 +270,6 @@ impl From<Stopped> for Decision {
     }
 }
 
-/// Where a compared log stands before this pass.
-fn position(compares: &BTreeMap<LogId, Option<Compare>>, log_id: LogId) -> Offset {
-    let compare = compares.get(&log_id).copied().flatten();
-    compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
-}
-
 fn entry(
     request: &Request,
     numbered: Numbered,
@@ -316,11 +277,15 @@ fn entry(
     deltas: &[i64],
     compares: &BTreeMap<LogId, Option<Compare>>,
 ) -> Entry {
+    let position = |log_id| {
+        let compare = compares.get(log_id).copied().flatten();
+        compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
+    };
     let bases = request
         .parts
         .iter()
         .zip(deltas)
-        .map(|(part, delta)| (part.partition, position(compares, part.log_id) + delta));
+        .map(|(part, delta)| (part.partition, position(&part.log_id) + delta));
     let placement = match request.spread {
         Some(Spread { partition_count, keyless }) => {
             Placement::Topic { partition_count, keyless, bases: bases.collect() }
@@ -367,6 +332,25 @@ fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
 }
 
 impl Plan {
+    /// The transactions it commits, and where each of their parts lies: their logs are compared.
+    pub fn committed<'a>(
+        &'a self,
+        group: &'a [Request],
+    ) -> impl Iterator<Item = (&'a Request, &'a Whole, Vec<Offset>)> {
+        group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
+            let (Some(whole), Decision::Appended { deltas }) = (&request.whole, decision) else {
+                return None;
+            };
+            let base = |part: &Part| {
+                let write = self.writes.iter().find(|write| write.log_id == part.log_id);
+                let compare = write.and_then(|write| write.compare?.position);
+                compare.map_or(0, |(next_offset, _)| next_offset)
+            };
+            let placed = request.parts.iter().zip(deltas).map(|(part, delta)| base(part) + delta);
+            Some((request, whole, placed.collect()))
+        })
+    }
+
     pub fn writes_anything(&self) -> bool {
         self.writes.iter().any(|write| !write.rows.is_empty())
     }

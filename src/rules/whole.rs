@@ -44,6 +44,15 @@ pub struct Standing {
     pub groups: BTreeMap<Name, Group>,
     /// None: ids are not judged here.
     pub memory: Option<Memory>,
+    moves: BTreeMap<Place, (Option<Offset>, Offset)>,
+}
+
+/// An offset that a pass commits, as it is before and after all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffsetMove {
+    pub place: Place,
+    pub from: Option<Offset>,
+    pub to: Offset,
 }
 
 /// What ids are judged by.
@@ -132,8 +141,20 @@ impl Standing {
     pub fn apply(&mut self, whole: &Whole) {
         for Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.entry(place.clone()).or_default();
+            let moved = self.moves.entry(place.clone()).or_insert((row.committed_offset, *offset));
+            moved.1 = *offset;
             row.committed_offset = Some(*offset);
             row.metadata = None;
         }
+    }
+
+    /// The offsets that those applied commit.
+    pub fn moves(&self) -> Vec<OffsetMove> {
+        let moved = |(place, (from, to)): (&Place, &(Option<Offset>, Offset))| OffsetMove {
+            place: place.clone(),
+            from: *from,
+            to: *to,
+        };
+        self.moves.iter().map(moved).collect()
     }
 }

@@ -62,6 +62,8 @@ statements! {
 pub struct Written {
     pub appended_at: Timestamp,
     pub bases: BTreeMap<LogId, Offset>,
+    /// When its transactions ended, if that is another instant.
+    pub ended_at: Option<Timestamp>,
 }
 
 /// Writes a pass, if every head compares; None: one did not (or has vanished), nothing is written.
@@ -86,7 +88,8 @@ pub fn written(rows: impl Iterator<Item = (i64, i64, Instant)>) -> Option<Writte
     let mut written: Option<Written> = None;
     for (log_id, base_offset, appended_at) in rows {
         let appended_at = appended_at.into();
-        let written = written.get_or_insert(Written { appended_at, bases: BTreeMap::new() });
+        let new = Written { appended_at, bases: BTreeMap::new(), ended_at: None };
+        let written = written.get_or_insert(new);
         let base = written.bases.entry(LogId(log_id)).or_insert(base_offset);
         *base = base_offset.min(*base);
     }

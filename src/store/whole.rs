@@ -11,8 +11,8 @@ use super::{
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
     rules::{
-        append::{LogWrite, OffsetMove},
-        whole::Whole,
+        append::LogWrite,
+        whole::{OffsetMove, Whole},
     },
 };
 
@@ -29,14 +29,17 @@ statements! {
             from unnest($2::uuid[], $3::bytea[], $4::bigint[], $5::jsonb[]) as t (transaction_id, digest, append_count, appends) \
             cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
             order by t.transaction_id \
-            returning transaction_id), \
+            returning created_at), \
         moved as materialized ( \
             select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[]) as m (group_name, log_id, from_offset, to_offset)), \
         place as materialized ( \
-            select o.group_name, o.log_id from oncelog.group_offsets o join moved m on m.group_name = o.group_name and m.log_id = o.log_id \
-            where o.tenant_id = $1 and o.log_id = any($7) and o.group_name = any($6) and o.committed_offset = m.from_offset \
-                and o.member_id is null and o.pinned_by is null and (select count(*) from done) = cardinality($2) \
-            order by o.group_name, o.log_id for no key update of o), \
+            select o.log_id from ( \
+                select * from moved where (select count(*) from done) = cardinality($2) order by group_name collate \"C\", log_id) m \
+            cross join lateral ( \
+                select o.log_id from oncelog.group_offsets o \
+                where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
+                    and o.committed_offset = m.from_offset and o.member_id is null and o.pinned_by is null \
+                for no key update of o) as o), \
         want as materialized ( \
             select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::timestamptz[], $14::bigint[], $15::bigint[]) \
                 as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
@@ -53,10 +56,10 @@ statements! {
                     where gm.tenant_id = $1 and gm.group_name = any($6)) as complete \
             from held), \
         committed as ( \
-            update oncelog.group_offsets o set committed_offset = m.to_offset, metadata = null, committed_at = t.appended_at \
-            from moved m cross join moment t \
-            where o.tenant_id = $1 and o.log_id = any($7) and o.group_name = any($6) and o.group_name = m.group_name \
-                and o.log_id = m.log_id and t.complete), \
+            insert into oncelog.group_offsets (tenant_id, group_name, log_id, committed_offset, committed_at) \
+            select $1, m.group_name, m.log_id, m.to_offset, t.appended_at from moved m cross join moment t where t.complete \
+            on conflict (tenant_id, group_name, log_id) do update \
+                set committed_offset = excluded.committed_offset, metadata = null, committed_at = excluded.committed_at), \
         head as ( \
             update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
                 size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.appended_at \
@@ -70,7 +73,7 @@ statements! {
                 as r (log_id, delta, record_count, producers, transaction_id, records) \
             join head h on h.log_id = r.log_id \
             returning b.log_id, b.base_offset) \
-        select r.log_id, r.base_offset, m.appended_at, 1 / (m.complete and ($22::timestamptz is null \
+        select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($22::timestamptz is null \
                 or $22 >= (select oncelog.forgotten_horizon($1)) and $22 >= m.appended_at - interval '1 millisecond' * $24::bigint \
                     and $23 <= m.appended_at + interval '24 hours'))::int as guard \
         from moment m left join row r on true";
@@ -81,7 +84,7 @@ statements! {
         from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest) \
         cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
         order by t.transaction_id on conflict do nothing returning transaction_id";
-    FINISH = "update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, ended_at = $7, \
+    FINISH = "update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, created_at = $7, expires_at = $7, ended_at = $7, \
             append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id)) \
         from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[]) \
             as f (transaction_id, producer_id, epoch, append_count, appends) \
@@ -111,7 +114,8 @@ pub async fn append_if(
     let chosen = || ended.iter().filter(|ended| ended.whole.chosen);
     let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.whole.transaction_id));
     let retention_ms = chosen().map(|ended| ended.whole.retention_ms).min();
-    let returned = sqlx::query_as(APPEND_TRANSACTIONS)
+    type Row = (i64, i64, Instant, Instant, i32);
+    let returned: Result<Vec<Row>, sqlx::Error> = sqlx::query_as(APPEND_TRANSACTIONS)
         .bind(tenant.0)
         .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
         .bind(ended.iter().map(|e| e.digest).collect::<Vec<_>>())
@@ -140,8 +144,10 @@ pub async fn append_if(
         .await;
     match returned.map_err(Error::from) {
         Ok(rows) => {
-            let row = |(log_id, base, at, _): (i64, i64, Instant, i32)| (log_id, base, at);
-            Ok(written(rows.into_iter().map(row)))
+            let ended_at = rows.first().map(|(.., ended_at, _)| Timestamp::from(*ended_at));
+            let row = |(log_id, base, at, ..): Row| (log_id, base, at);
+            let written = written(rows.into_iter().map(row));
+            Ok(written.map(|written| Written { ended_at, ..written }))
         }
         Err(Error::Contended(_)) => Ok(None),
         Err(error) => Err(error),

@@ -9,6 +9,7 @@ use oncelog::{
 };
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
+use uuid::Uuid;
 
 use crate::support::{
     self,
@@ -23,12 +24,16 @@ fn facts(code: Code) -> &'static [&'static str] {
         Code::Forbidden => &["required_scope"],
         Code::ProducerFenced | Code::InvalidProducerEpoch => &["current_epoch"],
         Code::OffsetMismatch => &["expected_offset", "next_offset"],
-        Code::OffsetCommitConflict => &["expected_offset", "committed_offset"],
-        Code::IllegalGeneration => &["generation"],
         Code::UnknownProducerState => &["expected"],
         Code::OutOfOrderSequence => &["expected", "received"],
         Code::PayloadTooLarge | Code::BatchTooLarge | Code::QuotaExceeded => &["limit"],
         Code::OffsetOutOfRange => &["log_start_offset", "high_watermark"],
+        Code::InvalidTransactionState => &["state", "reason"],
+        Code::OffsetCommitConflict => &["expected_offset", "committed_offset"],
+        Code::AppendsMissing => &["expected", "received"],
+        Code::IllegalGeneration => &["generation"],
+        Code::ConcurrentTransactions | Code::TopicInUse => &["transaction_id"],
+        Code::TransactionTooLarge => &["limit"],
         _ => &[],
     }
 }
@@ -72,6 +77,9 @@ async fn every_code_is_produced() {
     produced.extend(of_tokens().await);
     produced.extend(of_topics().await);
     produced.extend(of_producers().await);
+    produced.extend(of_transaction_ids().await);
+    produced.extend(of_transactions().await);
+    produced.extend(of_group_offsets().await);
     produced.extend(of_groups().await);
     produced.extend(of_sick_databases().await);
     produced.push((Code::OutcomeUnknown, lost_outcome().await));
@@ -163,6 +171,83 @@ async fn of_producers() -> Produced {
         (Code::OutOfOrderSequence, append(p, 1, 0, 9, 7).await),
         (Code::SequenceReused, append(p, 1, 0, 0, 8).await),
         (Code::IdempotencyKeyReused, server.post("/v1/sessions").json(open("b")).await),
+    ]
+}
+
+async fn of_transaction_ids() -> Produced {
+    let server = Server::start().await;
+    let begin = |body: Value| server.post("/v1/transactions").json(body);
+    let get = |id: &str| server.get(&format!("/v1/transactions/{id}"));
+    let id = Uuid::now_v7();
+    begin(json!({"transaction_id": id})).await.created();
+    vec![
+        (Code::InvalidTransactionId, get("7").await),
+        (Code::TransactionNotFound, get(&Uuid::now_v7().to_string()).await),
+        (Code::TransactionExpired, get("01900000-0000-7000-8000-000000000000").await),
+        (Code::TransactionReused, begin(json!({"transaction_id": id, "timeout_ms": 1_000})).await),
+    ]
+}
+
+async fn of_transactions() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let (p, _) = server.session("p").await;
+    let begin = |body: Value| server.post("/v1/transactions").json(body);
+    let call = |id: &Value, call: &str, body: Value| {
+        server.post(&format!("/v1/transactions/{}/{call}", id.as_str().unwrap())).json(body)
+    };
+    let session = json!({"producer_id": p, "epoch": 0});
+    let id = &begin(session.clone()).await.created()["transaction_id"];
+    let record = json!({"topic": "orders", "records": [{"value": 1}]});
+    let mut produced = vec![
+        (Code::ConcurrentTransactions, begin(session.clone()).await),
+        (
+            Code::ProducerMismatch,
+            call(id, "prepare", json!({"producer_id": server.session("q").await.0, "epoch": 0}))
+                .await,
+        ),
+        (
+            Code::AppendsMissing,
+            call(id, "commit", json!({"producer_id": p, "epoch": 0, "expected_appends": 1})).await,
+        ),
+    ];
+    let append = json!({"producer_id": p, "epoch": 0, "appends": [record]});
+    call(id, "records", append).await.ok();
+    call(id, "prepare", session.clone()).await.ok();
+    produced.push((Code::TopicInUse, server.delete("/v1/topics/orders").await));
+    call(id, "abort", session.clone()).await.ok();
+    produced.push((Code::InvalidTransactionState, call(id, "commit", session).await));
+    server.patch("/v1/settings").json(json!({"max_transaction_batches": 1})).await.ok();
+    let two = begin(json!({"appends": [record, record]}));
+    produced.push((Code::TransactionTooLarge, two.await));
+    produced
+}
+
+/// Whole transactions of an offset, of a group without members and of one with.
+async fn of_group_offsets() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    server
+        .sql(
+            "insert into oncelog.groups (tenant_id, name) select tenant_id, 'owned' from oncelog.tenants;
+             insert into oncelog.group_members (tenant_id, group_name, member_id)
+             select tenant_id, 'owned', 'm-1' from oncelog.tenants",
+        )
+        .await;
+    let commit = |group: &str, right: Value| {
+        let mut offset = json!({"group": group, "topic": "orders", "partition": 0, "offset": 0});
+        offset.as_object_mut().unwrap().extend(right.as_object().unwrap().clone());
+        server.post("/v1/transactions").json(json!({"offsets": [offset], "commit": true}))
+    };
+    let member = |id: &str| json!({"member_id": id, "generation": 0});
+    let cursor = json!({"group": "g", "member_id": "m-1", "generation": 0, "cursor": "c"});
+    let by_cursor = server.post("/v1/transactions").json(json!({"offsets": [cursor]}));
+    vec![
+        (Code::InvalidCursor, by_cursor.await),
+        (Code::OffsetCommitConflict, commit("free", json!({"expected_offset": 7})).await),
+        (Code::GroupNotEmpty, commit("owned", json!({"expected_offset": null})).await),
+        (Code::IllegalGeneration, commit("owned", member("m-1")).await),
+        (Code::UnknownMember, commit("owned", member("m-2")).await),
     ]
 }
 

@@ -28,4 +28,5 @@ mod support;
 mod tidy;
 mod topics;
 mod torture;
+mod transactions;
 mod trims;

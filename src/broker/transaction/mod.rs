@@ -12,6 +12,7 @@
 mod asked;
 mod begin;
 mod end;
+pub mod fence;
 mod records;
 mod see;
 pub mod sweep;

@@ -1,6 +1,6 @@
 //! The records of one append, made into stored lines once, when the request is parsed.
 //!
-//! `read` goes over the request's bytes once (its shape is in `visit`) and refuses with a pointer;
+//! `read` goes over the records' bytes once (their shape is in `visit`) and refuses with a pointer;
 //! `line` writes what was read as one canonical line a record. A stored line is never parsed again.
 
 mod line;
@@ -10,6 +10,8 @@ mod read;
 #[cfg(test)]
 mod tests;
 mod visit;
+
+use serde_json::value::RawValue;
 
 use super::{Digest, Epoch, Invalid, Offset, Sequence};
 
@@ -54,6 +56,16 @@ impl Batch {
     /// Parses one record a line, also as a read answered it: what the log added there is ignored.
     pub fn from_ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, Invalid> {
         read::ndjson(body, traceparent)
+    }
+
+    /// Parses the `records` of one of many appends in a body: the array as it stands there. `at`:
+    /// the pointer to the append.
+    pub fn from_array(
+        array: &RawValue,
+        at: &str,
+        traceparent: Option<&str>,
+    ) -> Result<Batch, Invalid> {
+        read::array(array.get(), at, traceparent)
     }
 
     pub fn record_count(&self) -> i64 {

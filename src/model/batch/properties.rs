@@ -2,7 +2,7 @@
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::tests::{TRACE, batch_of, json, ndjson, refused};
+use super::tests::{TRACE, array, batch_of, json, ndjson, refused};
 use super::{Batch, Envelope};
 
 #[test]
@@ -29,6 +29,7 @@ fn no_depth_of_nesting_brings_the_server_down() {
                 json(&body).unwrap_err();
                 json(&body[..body.len() / 2]).unwrap_err();
                 ndjson(&body).unwrap_err();
+                array(&body).unwrap_err();
             }
             assert_eq!(
                 ndjson(&format!("{{\"offset\":{value},\"value\":1}}")).unwrap(),
@@ -168,6 +169,7 @@ proptest! {
         let (envelope, from_json) = json(&body).unwrap();
         prop_assert_eq!(envelope, Envelope { epoch: Some(1), ..Envelope::default() });
         prop_assert_eq!(&from_json, &batch);
+        prop_assert_eq!(&array(&format!("[{}]", loose.join(" ,\n"))).unwrap(), &batch);
         prop_assert_eq!(&ndjson(&rotated_lines).unwrap(), &batch);
     }
 

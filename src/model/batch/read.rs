@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Error};
 use serde_json::{Deserializer, error::Category};
 
 use super::line::{Lines, Record, Text, found};
-use super::visit::{EnvelopeVisitor, RecordVisitor};
+use super::visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor};
 use super::{Batch, Envelope};
 use crate::model::{Invalid, MAX_INTEGER, Timestamp};
 
@@ -47,6 +47,18 @@ pub(super) fn json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, 
     let read = EnvelopeVisitor(&mut reader).deserialize(&mut json);
     match read.and_then(|envelope| json.end().map(|()| envelope)) {
         Ok(envelope) => Ok((envelope, reader.lines.finish())),
+        Err(error) => Err(reader.explain(&error, error.line())),
+    }
+}
+
+/// See `Batch::from_array`.
+pub(super) fn array(array: &str, at: &str, traceparent: Option<&str>) -> Result<Batch, Invalid> {
+    let mut reader = Reader::new(array, traceparent, RECORD_FIELDS);
+    reader.at = at;
+    reader.field = Some("records");
+    let mut json = Deserializer::from_str(array);
+    match RecordsVisitor(&mut reader).deserialize(&mut json) {
+        Ok(()) => Ok(reader.lines.finish()),
         Err(error) => Err(reader.explain(&error, error.line())),
     }
 }
@@ -91,7 +103,9 @@ pub(super) struct Reader<'a> {
     pub record: Record<'a>,
     /// For checking base64.
     scratch: Vec<u8>,
-    /// Where the reading stands: for pointers.
+    /// What has the records, in the body: for pointers. Empty: the body itself.
+    at: &'a str,
+    /// Where the reading stands in it.
     pub record_index: Option<usize>,
     pub field: Option<&'static str>,
     /// Why the reading stopped, when it was not serde_json that stopped it.
@@ -110,6 +124,7 @@ impl<'a> Reader<'a> {
             lines: Lines::new(text.len(), traceparent),
             record: Record::default(),
             scratch: Vec::new(),
+            at: "",
             record_index: None,
             field: None,
             refused: None,
@@ -119,8 +134,8 @@ impl<'a> Reader<'a> {
     /// The pointer to where the reading stands, or to `below` in it.
     fn pointer(&self, below: Option<&str>) -> String {
         let mut pointer = match self.record_index {
-            Some(index) => format!("/records/{index}"),
-            None => String::new(),
+            Some(index) => format!("{}/records/{index}", self.at),
+            None => self.at.to_owned(),
         };
         for part in self.field.into_iter().chain(below) {
             let shown = &part[..part.floor_char_boundary(MAX_POINTER_PART_BYTES)];
@@ -139,7 +154,7 @@ impl<'a> Reader<'a> {
         E::custom("refused")
     }
 
-    /// Why the reading stopped, in `line` of the body.
+    /// Why the reading stopped, in `line` of what is read.
     fn explain(&mut self, error: &serde_json::Error, line: usize) -> Invalid {
         if let Some(refused) = self.refused.take() {
             return refused;
@@ -151,7 +166,8 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 let message = message.replace("EOF while parsing", "it ends inside");
-                format!("not JSON at line {line} column {}: {message}", error.column())
+                let of = if self.at.is_empty() { "" } else { " of the array" };
+                format!("not JSON at line {line} column {}{of}: {message}", error.column())
             }
         };
         Invalid::at(self.pointer(None), detail)

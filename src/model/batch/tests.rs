@@ -13,8 +13,14 @@ pub(super) fn ndjson(body: &str) -> Result<Batch, Invalid> {
     Batch::from_ndjson(body.as_bytes(), None)
 }
 
+/// As the second append of a body.
+pub(super) fn array(array: &str) -> Result<Batch, Invalid> {
+    Batch::from_array(serde_json::from_str(array).unwrap(), "/appends/1", None)
+}
+
 pub(super) fn batch_of(record: &str) -> Batch {
     let (_, batch) = json(&format!("{{\"records\":[{record}]}}")).unwrap();
+    assert_eq!(array(&format!("[{record}]")).unwrap(), batch, "{record}");
     assert_eq!(ndjson(&record.replace('\n', " ")).unwrap(), batch, "{record}");
     batch
 }
@@ -255,7 +261,28 @@ fn what_is_wrong_with_a_record_is_named() {
         let pointer = format!("/records/1{below}");
         refused(json(&format!(r#"{{"records":[{{"value":1}},{record}]}}"#)), &pointer, detail);
         refused(ndjson(&format!("{{\"value\":1}}\n{record}\n")), &pointer, detail);
+        let nested = format!("/appends/1{pointer}");
+        refused(array(&format!(r#"[{{"value":1}},{record}]"#)), &nested, detail);
     }
+}
+
+#[test]
+fn what_is_wrong_with_an_array_of_records_is_named() {
+    let at = "/appends/1/records";
+    refused(array("[]"), at, &format!("empty; {EXPECTED_RECORDS}"));
+    refused(array("null"), at, &format!("{EXPECTED_RECORDS}, found null"));
+    refused(array("{}"), at, &format!("{EXPECTED_RECORDS}, found an object"));
+    refused(array("7"), at, &format!("{EXPECTED_RECORDS}, found a number"));
+    // the one thing of JSON that is not seen before the array is read
+    let half = "not JSON at line 2 column 9 of the array: unexpected end of hex escape";
+    refused(array("[{\"value\":1},\n{\"\\ud800\":1}]"), "/appends/1/records/1", half);
+}
+
+#[test]
+fn a_traceparent_reaches_the_records_of_an_array() {
+    let array = serde_json::from_str(r#"[{"value":1}]"#).unwrap();
+    let traced = Batch::from_array(array, "/appends/0", Some(TRACE)).unwrap();
+    assert_eq!(traced, Batch::from_ndjson(br#"{"value":1}"#, Some(TRACE)).unwrap());
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl<'a> Visitor<'a> for EnvelopeVisitor<'_, 'a> {
     }
 }
 
-struct RecordsVisitor<'r, 'a>(&'r mut Reader<'a>);
+pub(super) struct RecordsVisitor<'r, 'a>(pub &'r mut Reader<'a>);
 
 impl<'a> DeserializeSeed<'a> for RecordsVisitor<'_, 'a> {
     type Value = ();

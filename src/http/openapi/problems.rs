@@ -1,0 +1,157 @@
+//! Which problems each operation may answer.
+
+use crate::model::Code;
+
+/// Problems of every operation that takes a token.
+const EVERY: &[Code] = &[
+    Code::InvalidRequest,
+    Code::Unauthenticated,
+    Code::Forbidden,
+    Code::Internal,
+    Code::Unavailable,
+    Code::Draining,
+];
+/// Of those that answer a document.
+const ANSWERING: &[Code] = &[Code::NotAcceptable];
+/// Of those that take a body.
+const TAKING: &[Code] = &[Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
+/// Of those that write.
+const WRITING: &[Code] = &[Code::OutcomeUnknown];
+/// Of those that name a topic, a partition, a producer.
+const IN_TOPIC: &[Code] = &[Code::TopicNotFound];
+const IN_PARTITION: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound];
+const OF_PRODUCER: &[Code] = &[Code::UnknownProducer];
+/// Of those that a producer asks for in an epoch.
+const FENCING: &[Code] = &[Code::UnknownProducer, Code::ProducerFenced, Code::InvalidProducerEpoch];
+/// Of an append.
+const APPENDING: &[Code] = &[
+    Code::UnknownProducerState,
+    Code::OutOfOrderSequence,
+    Code::SequenceReused,
+    Code::BatchTooLarge,
+];
+/// Of whatever names a transaction.
+const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
+/// Of a call of a transaction that has begun.
+const CALLING: &[Code] =
+    &[Code::TransactionNotFound, Code::ProducerMismatch, Code::InvalidTransactionState];
+/// Of appends in a transaction.
+const STAGING: &[Code] =
+    &[Code::TopicNotFound, Code::PartitionNotFound, Code::BatchTooLarge, Code::TransactionTooLarge];
+/// Of offsets that are named, and of those that are to be committed now.
+const POINTING: &[Code] =
+    &[Code::InvalidCursor, Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
+const CLAIMING: &[Code] = &[
+    Code::UnknownMember,
+    Code::IllegalGeneration,
+    Code::GroupNotEmpty,
+    Code::OffsetCommitConflict,
+];
+
+/// The sets of each operation; a test holds that every operation has its row.
+const TABLE: &[(&str, &[&[Code]])] = &[
+    ("livez", &[]),
+    ("readyz", &[&[Code::Draining, Code::Unavailable]]),
+    ("metrics", &[]),
+    ("openapi", &[]),
+    ("docs", &[]),
+    ("docs_file", &[&[Code::RouteNotFound]]),
+    ("get_settings", &[EVERY, ANSWERING]),
+    ("patch_settings", &[EVERY, ANSWERING, TAKING, &[Code::PreconditionFailed], WRITING]),
+    ("list_topics", &[EVERY, ANSWERING]),
+    ("put_topic", &[EVERY, ANSWERING, TAKING, &[Code::TopicExists, Code::QuotaExceeded], WRITING]),
+    ("get_topic", &[EVERY, ANSWERING, IN_TOPIC]),
+    (
+        "patch_topic",
+        &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::TopicExists, Code::QuotaExceeded], WRITING],
+    ),
+    ("delete_topic", &[EVERY, IN_TOPIC, &[Code::TopicInUse], WRITING]),
+    ("trim_partition", &[EVERY, IN_PARTITION, &[Code::OffsetOutOfRange], WRITING]),
+    ("open_session", &[EVERY, ANSWERING, TAKING, FENCING, &[Code::IdempotencyKeyReused], WRITING]),
+    ("list_sessions", &[EVERY, ANSWERING]),
+    ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
+    ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
+    ("end_session", &[EVERY, OF_PRODUCER, WRITING]),
+    ("append_to_topic", &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, WRITING]),
+    (
+        "append_to_partition",
+        &[
+            &[Code::OffsetMismatch],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            IN_PARTITION,
+            FENCING,
+            APPENDING,
+            WRITING,
+        ],
+    ),
+    ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
+    ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, WRITING]),
+    ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
+    (
+        "begin_transaction",
+        &[
+            &[Code::ConcurrentTransactions, Code::TransactionReused],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            STAGING,
+            POINTING,
+            CLAIMING,
+            WRITING,
+        ],
+    ),
+    ("list_transactions", &[EVERY, ANSWERING]),
+    ("get_transaction", &[EVERY, ANSWERING, IDENTIFYING, &[Code::TransactionNotFound]]),
+    (
+        "append_to_transaction",
+        &[
+            &[Code::OutOfOrderSequence, Code::SequenceReused],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            STAGING,
+            WRITING,
+        ],
+    ),
+    (
+        "add_offsets_to_transaction",
+        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, POINTING, WRITING],
+    ),
+    (
+        "prepare_transaction",
+        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, IN_TOPIC, CLAIMING, WRITING],
+    ),
+    (
+        "commit_transaction",
+        &[
+            &[Code::AppendsMissing],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            STAGING,
+            POINTING,
+            CLAIMING,
+            WRITING,
+        ],
+    ),
+    ("abort_transaction", &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, WRITING]),
+];
+
+/// The problems of an operation, by status.
+pub fn of(operation_id: &str) -> Option<Vec<Code>> {
+    let (_, sets) = TABLE.iter().find(|(id, _)| *id == operation_id)?;
+    let mut codes = sets.concat();
+    codes.sort_unstable_by_key(|code| (code.status(), *code));
+    codes.dedup();
+    Some(codes)
+}

@@ -1,0 +1,3 @@
+//! Transactions over HTTP and in the broker.
+
+mod http;
