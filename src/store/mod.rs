@@ -6,6 +6,7 @@
 //! is read under a lock is read by a later statement: the one that waited still sees the old rows.
 
 pub mod appends;
+pub mod ending;
 pub mod expiry;
 pub mod forgetting;
 pub mod janitor;
@@ -43,6 +44,7 @@ use statements;
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
     ("connect", connect::STATEMENTS),
+    ("ending", ending::STATEMENTS),
     ("expiry", expiry::STATEMENTS),
     ("forgetting", forgetting::STATEMENTS),
     ("janitor", janitor::STATEMENTS),

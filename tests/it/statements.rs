@@ -68,7 +68,7 @@ async fn hot_statements_go_by_index() {
         "staging_stage",
         "topics_find",
         "transactions_begin_new",
-        "transactions_commit",
+        "ending_commit",
         "transactions_ongoing",
         "whole_append_transactions",
     ];

@@ -17,7 +17,7 @@ use crate::{
         offsets::{self, Claimed, Place},
         transaction::{self, Row, Verb, Verdict},
     },
-    store::{self, Connection, offsets::Commit as OffsetCommit, staging, transactions::Commit},
+    store::{self, Connection, ending::Commit, offsets::Commit as OffsetCommit, staging},
 };
 
 impl Broker {
@@ -33,9 +33,9 @@ impl Broker {
         if asked.is_empty() && caller != Caller::Operator {
             let session = session_of(caller);
             let commit = Commit { id, session, expected_appends, judged: false };
-            let committed = self.store.run(move |connection| {
-                Box::pin(store::transactions::commit(connection, tenant, commit))
-            });
+            let committed = self
+                .store
+                .run(move |connection| Box::pin(store::ending::commit(connection, tenant, commit)));
             if let Some(committed) = committed.await? {
                 self.transactions.committed(begun);
                 let high_watermarks = committed.high_watermarks;
@@ -121,7 +121,7 @@ pub(super) async fn finish(
         staging::unpin(connection, tenant, id, &places).await?;
     }
     let commit = Commit { id, session: row.session, expected_appends, judged: true };
-    let committed = store::transactions::commit(connection, tenant, commit).await?;
+    let committed = store::ending::commit(connection, tenant, commit).await?;
     let committed = committed.ok_or(Stop::Again)?;
     let commit =
         |Claimed { place, offset, .. }: Claimed| OffsetCommit { place, offset, metadata: None };
@@ -160,7 +160,7 @@ async fn judge_prepare(
         return Err(Stop::Expired(id));
     }
     staging::pin(connection, tenant, id, &logs, &places).await?;
-    store::transactions::prepare(connection, tenant, id, now).await?;
+    store::ending::prepare(connection, tenant, id, now).await?;
     row.state = State::Prepared;
     row.prepared_at = Some(now);
     Ok(Done::now(row))
@@ -183,7 +183,7 @@ async fn judge_abort(
         staging::unpin(connection, tenant, id, &places).await?;
     }
     let reason = if caller == Caller::Operator { Reason::Operator } else { Reason::Client };
-    store::transactions::abort(connection, tenant, id, reason, now).await?;
+    store::ending::abort(connection, tenant, id, reason, now).await?;
     row.state = State::Aborted;
     row.reason = Some(reason);
     row.ended_at = Some(now);

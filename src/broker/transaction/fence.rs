@@ -29,9 +29,9 @@ pub async fn abort_ongoing(
     let now = store::sessions::clock(connection).await?;
     let id = ongoing.transaction_id;
     if ongoing.has_expired(now) {
-        store::transactions::expire(connection, tenant, &[id]).await?;
+        store::ending::expire(connection, tenant, &[id]).await?;
     } else {
-        store::transactions::abort(connection, tenant, id, Reason::Fenced, now).await?;
+        store::ending::abort(connection, tenant, id, Reason::Fenced, now).await?;
     }
     Ok(now)
 }

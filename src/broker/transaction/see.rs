@@ -88,7 +88,7 @@ impl Broker {
     ) -> Result<(), Error> {
         let expire = self.store.run(move |connection| {
             Box::pin(async move {
-                let expired = store::transactions::expire(connection, tenant, &ids).await;
+                let expired = store::ending::expire(connection, tenant, &ids).await;
                 expired.map_err(store::Error::of_a_write)
             })
         });
