@@ -317,4 +317,28 @@ pub const ROWS: &[Row] = &[
         runs: &[oncelog("session and append, 16 connections", &["session"]), SINGLES_16],
         figures: &[ratio("against single appends", 0, 1, Aim::AtLeast(0.2))],
     },
+    Row {
+        name: "staged",
+        title: "10 sequenced appends of 100 events in a transaction, 16 connections, 1 partition",
+        slow_flush: false,
+        runs: &[
+            oncelog("transactions of 10 x 100", &["transaction", "--form", "staged"]),
+            HUNDREDS,
+        ],
+        figures: &[ratio("against the same without", 0, 1, Aim::AtLeast(0.9))],
+    },
+    Row {
+        name: "whole",
+        title: "one-request transactions: two topics and a compare-and-set offset, 16 connections",
+        slow_flush: false,
+        runs: &[
+            oncelog("whole transactions", &["transaction"]),
+            SINGLES_16,
+            oncelog("the same in three requests", &["transaction", "--form", "three"]),
+        ],
+        figures: &[
+            ratio("against single appends", 0, 1, Aim::AtLeast(0.5)),
+            ratio("against the same in three requests", 0, 2, Aim::AtLeast(3.0)),
+        ],
+    },
 ];

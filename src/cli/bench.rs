@@ -11,6 +11,7 @@ mod events;
 mod measure;
 mod read;
 mod session;
+mod transaction;
 mod wake;
 
 use std::{sync::Arc, time::Duration};
@@ -57,6 +58,12 @@ const SESSION_EXAMPLE: &str = "\
 Example:
   oncelog bench session --connections 16";
 
+const TRANSACTION_EXAMPLE: &str = "\
+Examples:
+  oncelog bench transaction
+  oncelog bench transaction --form three
+  oncelog bench transaction --form staged --appends 10 --records-per-append 100";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Append as fast as the answers come
@@ -71,6 +78,9 @@ pub(super) enum Command {
     /// Open a fresh session and append once with it, again and again
     #[command(after_help = SESSION_EXAMPLE)]
     Session(session::Flags),
+    /// Commit transactions, in one request or in several
+    #[command(after_help = TRANSACTION_EXAMPLE)]
+    Transaction(transaction::Flags),
 }
 
 /// What all workloads ask.
@@ -126,7 +136,8 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
         let (Command::Append(append::Flags { common, .. })
         | Command::Read(read::Flags { common, .. })
         | Command::Wake(wake::Flags { common, .. })
-        | Command::Session(session::Flags { common, .. })) = &command;
+        | Command::Session(session::Flags { common, .. })
+        | Command::Transaction(transaction::Flags { common, .. })) = &command;
         let stage = Stage::set(common).await?;
         let work = async {
             match &command {
@@ -134,6 +145,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 Command::Read(flags) => read::run(flags, &stage).await,
                 Command::Wake(flags) => wake::run(flags, &stage).await,
                 Command::Session(flags) => session::run(flags, &stage).await,
+                Command::Transaction(flags) => transaction::run(flags, &stage).await,
             }
         };
         let outcome = tokio::select! {

@@ -128,7 +128,7 @@ pub(super) async fn finish(
     let commits: Vec<OffsetCommit> = staged.into_iter().map(commit).collect();
     if !commits.is_empty() {
         if !store::offsets::commit(connection, tenant, &commits).await? {
-            return Err(topic_gone().into());
+            return Err(Stop::Again);
         }
         staging::drop_offsets(connection, tenant, id).await?;
     }
@@ -152,8 +152,10 @@ async fn judge_prepare(
     let logs: BTreeSet<LogId> =
         records.into_iter().chain(places.iter().map(|place| place.log_id)).collect();
     let logs: Vec<LogId> = logs.into_iter().collect();
+    check_topics(connection, tenant, &logs).await?;
     if !store::logs::hold(connection, tenant, &logs).await? {
-        return Err(topic_gone().into());
+        // one is being deleted, or is not after all: the next attempt learns it
+        return Err(Stop::Again);
     }
     let now = store::sessions::clock(connection).await?;
     if row.has_expired(now) {

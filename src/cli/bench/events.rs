@@ -97,14 +97,25 @@ impl Requests {
         self.request += &self.head;
         let _ = write!(self.request, "{body_bytes}\r\n\r\n");
         self.request += &self.envelope;
-        for record in 0..records {
+        self.write_records();
+        self.request += "]}";
+        &self.request
+    }
+
+    /// New events alone, as an array holds them.
+    pub fn records(&mut self) -> &str {
+        self.request.clear();
+        self.write_records();
+        &self.request
+    }
+
+    fn write_records(&mut self) {
+        for record in 0..self.shape.records {
             if record > 0 {
                 self.request.push(',');
             }
             self.record();
         }
-        self.request += "]}";
-        &self.request
     }
 
     /// The last request as it was.
