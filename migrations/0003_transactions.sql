@@ -6,7 +6,7 @@ alter table oncelog.tenants
     add column forgotten_horizon timestamptz not null default 'epoch';
 
 create table oncelog.transactions (
-    tenant_id bigint not null references oncelog.tenants,
+    tenant_id bigint not null,
     transaction_id uuid not null,
     state text collate "C" not null check (state in ('ongoing', 'prepared', 'committed', 'aborted')),
     -- the session it is bound to
@@ -135,9 +135,14 @@ create index group_offsets_by_log on oncelog.group_offsets (tenant_id, log_id, g
 
 -- As the statement that asks goes on, not as it was when it began: an insert of a transaction that
 -- waited for the removal of its id's row sees the horizon that came with the removal.
+-- (plpgsql keeps its plan from statement to statement; a function in SQL plans anew.)
 create function oncelog.forgotten_horizon(tenant bigint) returns timestamptz
-    language sql volatile
-    as 'select forgotten_horizon from oncelog.tenants where tenant_id = tenant';
+    language plpgsql volatile
+    as $$
+begin
+    return (select forgotten_horizon from oncelog.tenants where tenant_id = tenant);
+end
+$$;
 
 -- The instant in a UUIDv7 (RFC 9562).
 create function oncelog.instant_of(id uuid) returns timestamptz

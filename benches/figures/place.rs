@@ -82,7 +82,7 @@ impl Place {
         let admin = server.connect_options("postgres").connect().await?;
         let minted = oncelog()
             .args(["token", "mint", "--tenant", "bench", "--expires-in", "1d"])
-            .args(["--scope", "produce consume admin"])
+            .args(["--scope", "produce consume group admin"])
             .output()?;
         ensure!(minted.status.success(), "{}", String::from_utf8_lossy(&minted.stderr));
         let token = String::from_utf8(minted.stdout)?.trim().to_owned();

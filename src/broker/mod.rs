@@ -97,6 +97,7 @@ pub struct Broker {
     signals: Arc<signals::Signals>,
     appends: measures::Appends,
     transactions: measures::Transactions,
+    stager: transaction::Stager,
     /// Calls of transactions that wait for those before them.
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
@@ -141,6 +142,7 @@ impl Broker {
             signals: signals.clone(),
             appends: measures::Appends::new(),
             transactions: measures::Transactions::new(),
+            stager: transaction::Stager::start(&store, &tasks, &stop),
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             forgetting: transaction::Rounds::default(),

@@ -34,7 +34,7 @@ statements! {
                 and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
                 and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
                 and not exists (select from moved m where m.transaction_id = t.transaction_id) \
-            order by t.transaction_id for no key update of t), \
+            order by t.transaction_id for no key update of t skip locked), \
         grown as ( \
             update oncelog.transactions t set append_count = t.append_count + w.appends, batch_count = t.batch_count + w.batches, \
                 next_sequence = t.next_sequence + (w.sequence is not null)::int \

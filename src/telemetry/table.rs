@@ -91,7 +91,7 @@ labels! {
     HELD "held" Values::These(&["requests", "answers"]);
     LANE "lane" Values::Lanes;
     LIMIT "limit" Values::These(
-        &["queued_appends", "request_bytes", "answer_bytes", "waiting_reads"]);
+        &["queued_appends", "queued_calls", "request_bytes", "answer_bytes", "waiting_reads"]);
     OFFSET_OUTCOME "outcome" Values::These(&["committed", "unchanged", "refused", "failed"]);
     OPEN_STATE "state" Values::These(&["ongoing", "prepared"]);
     OPERATION "operation" Values::Operations;

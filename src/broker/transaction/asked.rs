@@ -142,6 +142,11 @@ impl Asked {
         self.parts.is_empty() && self.offsets.is_empty()
     }
 
+    /// Bytes of its records.
+    pub fn size_bytes(&self) -> i64 {
+        self.parts.iter().map(|(part, _)| part.size_bytes).sum()
+    }
+
     /// How many batches it stages.
     pub fn batch_count(&self) -> i64 {
         self.parts.len() as i64

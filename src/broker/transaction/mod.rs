@@ -15,10 +15,12 @@ mod end;
 pub mod fence;
 mod records;
 mod see;
+mod stager;
 pub mod sweep;
 mod whole;
 
 pub use records::Waits;
+pub use stager::Stager;
 pub use sweep::Rounds;
 
 use std::sync::Arc;

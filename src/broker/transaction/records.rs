@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, enter};
+use super::{Asked, Done, Stop, enter, stager::Job};
 use crate::{
     broker::Broker,
     model::{Sequence, TenantId, settings::OwnSettings, transaction::Caller},
@@ -37,15 +37,15 @@ impl Broker {
     ) -> Result<Done, Stop> {
         let settings = self.settings.of(tenant).await?;
         if asked.too_large.is_none() {
-            let (asked, settings) = (asked.clone(), settings.clone());
-            let stage = self.store.run(move |connection| {
-                Box::pin(async move {
-                    let call = asked.call(id, super::session_of(caller), sequence);
-                    staging::stage(connection, tenant, &[call], transaction::max_batches(&settings))
-                        .await
-                })
-            });
-            if let Some(row) = stage.await?.pop() {
+            let job = Job {
+                tenant,
+                id,
+                session: super::session_of(caller),
+                sequence,
+                asked: asked.clone(),
+                max_batches: transaction::max_batches(&settings),
+            };
+            if let Some(row) = self.stager.stage(job).await? {
                 return Ok(Done::now(row));
             }
         }
