@@ -6,7 +6,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     access::{PartitionPath, Produce, TopicAccess},
-    body::Records,
+    body::{Records, Sent},
     docs::Append as AppendBody,
     json::Faults,
     media::{AnswersJson, Media},
@@ -40,16 +40,16 @@ pub struct AppendQuery {
 }
 
 /// The append that a request asks for in this scope.
-fn asked(records: &Records, scope: Scope) -> Result<Append, Error> {
-    let traceparent = records.traceparent.as_deref();
-    let (envelope, batch, prefix) = match records.media() {
+fn asked(sent: &Sent, scope: Scope) -> Result<Append, Error> {
+    let traceparent = sent.traceparent.as_deref();
+    let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
-            let NoParameters {} = records.query()?;
-            let (envelope, batch) = Batch::from_json(records.text()?.as_bytes(), traceparent)?;
+            let NoParameters {} = sent.query()?;
+            let (envelope, batch) = Batch::from_json(sent.text()?.as_bytes(), traceparent)?;
             (envelope, batch, "/")
         }
         Media::Ndjson => {
-            let query: AppendQuery = records.query()?;
+            let query: AppendQuery = sent.query()?;
             let envelope = Envelope {
                 producer_id: query.producer_id,
                 epoch: query.epoch,
@@ -58,7 +58,7 @@ fn asked(records: &Records, scope: Scope) -> Result<Append, Error> {
             };
             // The cheaper check first.
             numbered(&envelope, scope, "?")?;
-            (envelope, Batch::from_ndjson(records.text()?.as_bytes(), traceparent)?, "?")
+            (envelope, Batch::from_ndjson(sent.text()?.as_bytes(), traceparent)?, "?")
         }
     };
     let numbered = numbered(&envelope, scope, prefix)?;
@@ -159,9 +159,9 @@ pub struct AppendedToPartition {
 pub async fn append_to_topic(
     access: TopicAccess<Produce>,
     _: AnswersJson,
-    records: Records,
+    Records(sent): Records,
 ) -> Result<Json<AppendedToTopic>, Error> {
-    let append = asked(&records, Scope::Topic)?;
+    let append = asked(&sent, Scope::Topic)?;
     let done = access.broker.append(access.tenant, &access.topic, Scope::Topic, append).await?;
     let Appended { placed: Placed::Topic(offsets), duplicate, appended_at } = done else {
         return Err(misplaced());
@@ -197,10 +197,10 @@ pub async fn append_to_partition(
     access: TopicAccess<Produce>,
     PartitionPath(partition): PartitionPath,
     _: AnswersJson,
-    records: Records,
+    Records(sent): Records,
 ) -> Result<Json<AppendedToPartition>, Error> {
     let scope = Scope::Partition(partition);
-    let append = asked(&records, scope)?;
+    let append = asked(&sent, scope)?;
     let done = access.broker.append(access.tenant, &access.topic, scope, append).await?;
     let Placed::Partition { partition, base_offset, record_count } = done.placed else {
         return Err(misplaced());

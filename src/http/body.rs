@@ -72,14 +72,26 @@ where
     }
 }
 
-/// The body of an append, which the model parses.
-pub struct Records {
+/// A body that may have records in it: it is parsed where it lies.
+pub struct Sent {
     received: Received,
     query: Option<String>,
     pub traceparent: Option<String>,
 }
 
-impl Records {
+impl Sent {
+    async fn receive(
+        gate: &Gate,
+        request: Request,
+        taken: &[Media],
+        keyless: &str,
+    ) -> Result<Self, Error> {
+        let query = request.uri().query().map(str::to_owned);
+        let traceparent = traceparent(request.headers());
+        let received = receive(gate, request, taken, keyless).await?;
+        Ok(Self { received, query, traceparent })
+    }
+
     pub fn media(&self) -> Media {
         self.received.media
     }
@@ -88,10 +100,19 @@ impl Records {
         self.received.text()
     }
 
+    /// A JSON object; an empty body is `{}`.
+    pub fn object<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
+        let text = self.text()?;
+        Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
+    }
+
     pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
         query::parse(self.query.as_deref())
     }
 }
+
+/// The body of an append, which the model parses.
+pub struct Records(pub Sent);
 
 impl<S> FromRequest<S> for Records
 where
@@ -101,34 +122,15 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let query = request.uri().query().map(str::to_owned);
-        let traceparent = traceparent(request.headers());
         let taken = [Media::Json, Media::Ndjson];
-        let received = receive(&Arc::from_ref(state), request, &taken, NO_WINDOW).await?;
-        Ok(Self { received, query, traceparent })
+        Sent::receive(&Arc::from_ref(state), request, &taken, NO_WINDOW).await.map(Self)
     }
 }
 
-/// The JSON object of a call of transactions (an empty body is `{}`), which may have records in it:
-/// they are parsed where they lie.
-pub struct Sent {
-    received: Received,
-    query: Option<String>,
-    pub traceparent: Option<String>,
-}
+/// The body of a call of transactions.
+pub struct TransactionBody(pub Sent);
 
-impl Sent {
-    pub fn body<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
-        let text = self.received.text()?;
-        Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
-    }
-
-    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
-        query::parse(self.query.as_deref())
-    }
-}
-
-impl<S> FromRequest<S> for Sent
+impl<S> FromRequest<S> for TransactionBody
 where
     S: Send + Sync,
     Arc<Gate>: FromRef<S>,
@@ -136,10 +138,7 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let query = request.uri().query().map(str::to_owned);
-        let traceparent = traceparent(request.headers());
-        let received = receive(&Arc::from_ref(state), request, &[Media::Json], NO_KEY).await?;
-        Ok(Self { received, query, traceparent })
+        Sent::receive(&Arc::from_ref(state), request, &[Media::Json], NO_KEY).await.map(Self)
     }
 }
 

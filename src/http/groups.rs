@@ -1,14 +1,14 @@
 //! Groups: where they go on in each partition.
 
 use axum::Json;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{
     access::{Group, GroupAccess},
     body::JsonBody,
-    json::{Faults, Object},
+    json::{Faults, Object, given},
     media::AnswersJson,
     query::{NoParameters, Query},
 };
@@ -54,14 +54,9 @@ pub struct OffsetToCommit {
     #[schema(max_length = 4096)]
     metadata: Option<String>,
     /// Not by a member: only if this is the committed offset, or (null) if there is none yet.
-    #[serde(default, deserialize_with = "sent")]
+    #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<i64>, minimum = 0)]
     expected_offset: Option<Option<i64>>,
-}
-
-/// Null is not the same as absent.
-fn sent<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
-    Option::deserialize(json).map(Some)
 }
 
 impl CommitOffsets {

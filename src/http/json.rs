@@ -75,6 +75,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
+/// Tells null from absent, which is `None`.
+pub fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
+    Option::deserialize(json).map(Some)
+}
+
 /// Collects every mistake of a request, where serde stops at the first.
 #[derive(Default)]
 pub struct Faults(Vec<Fault>);

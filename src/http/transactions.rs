@@ -27,7 +27,7 @@ use super::{
     access::{
         Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
     },
-    body::Sent,
+    body::TransactionBody,
     json::Faults,
     list,
     media::AnswersJson,
@@ -71,10 +71,10 @@ use crate::{
 pub async fn begin_transaction(
     access: Access<Produce>,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Response, Error> {
     let NoParameters {} = sent.query()?;
-    let body: BeginTransaction = sent.body()?;
+    let body: BeginTransaction = sent.object()?;
     let begin = body.checked(sent.traceparent.as_deref(), &access.grant)?;
     let answered = access.broker.begin_transaction(access.tenant, begin).await?;
     let (duplicate, id) = (answered.duplicate, answered.transaction.transaction_id);
@@ -114,10 +114,10 @@ pub async fn append_to_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
-    let body: AppendToTransaction = sent.body()?;
+    let body: AppendToTransaction = sent.object()?;
     let called = body.checked(sent.traceparent.as_deref(), &access.grant)?;
     call(&access.broker, access.tenant, id, called).await
 }
@@ -142,10 +142,10 @@ pub async fn add_offsets_to_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
-    let body: AddOffsetsToTransaction = sent.body()?;
+    let body: AddOffsetsToTransaction = sent.object()?;
     let called = body.checked(&access.grant)?;
     call(&access.broker, access.tenant, id, called).await
 }
@@ -166,10 +166,10 @@ pub async fn prepare_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
-    let called = sent.body::<CallTransaction>()?.prepare()?;
+    let called = sent.object::<CallTransaction>()?.prepare()?;
     call(&access.broker, access.tenant, id, called).await
 }
 
@@ -193,10 +193,10 @@ pub async fn commit_transaction(
     access: EndAccess,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let by_operator = access.by_operator()?;
-    let body: CommitTransaction = sent.body()?;
+    let body: CommitTransaction = sent.object()?;
     let called = body.checked(sent.traceparent.as_deref(), &access.grant, by_operator)?;
     call(&access.broker, access.tenant, id, called).await
 }
@@ -216,10 +216,10 @@ pub async fn abort_transaction(
     access: EndAccess,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    sent: Sent,
+    TransactionBody(sent): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let by_operator = access.by_operator()?;
-    let called = sent.body::<CallTransaction>()?.abort(by_operator)?;
+    let called = sent.object::<CallTransaction>()?.abort(by_operator)?;
     call(&access.broker, access.tenant, id, called).await
 }
 

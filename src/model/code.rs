@@ -52,7 +52,7 @@ macro_rules! codes {
 
 codes! {
     InvalidRequest          "invalid_request"           400 Never  None    "The request is malformed";
-    InvalidTransactionId    "invalid_transaction_id"    400 Never  None    "The transaction id lies too far ahead";
+    InvalidTransactionId    "invalid_transaction_id"    400 Never  None    "Not a transaction id of about now";
     InvalidCursor           "invalid_cursor"            400 Never  None    "Not a cursor of this group";
     Unauthenticated         "unauthenticated"           401 Never  None    "No valid token";
     Forbidden               "forbidden"                 403 Never  None    "The token does not permit this";

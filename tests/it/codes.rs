@@ -79,7 +79,6 @@ async fn every_code_is_produced() {
     produced.extend(of_producers().await);
     produced.extend(of_transaction_ids().await);
     produced.extend(of_transactions().await);
-    produced.extend(of_group_offsets().await);
     produced.extend(of_groups().await);
     produced.extend(of_sick_databases().await);
     produced.push((Code::OutcomeUnknown, lost_outcome().await));
@@ -221,34 +220,6 @@ async fn of_transactions() -> Produced {
     let two = begin(json!({"appends": [record, record]}));
     produced.push((Code::TransactionTooLarge, two.await));
     produced
-}
-
-/// Whole transactions of an offset, of a group without members and of one with.
-async fn of_group_offsets() -> Produced {
-    let server = Server::start().await;
-    server.topic("orders", 1).await;
-    server
-        .sql(
-            "insert into oncelog.groups (tenant_id, name) select tenant_id, 'owned' from oncelog.tenants;
-             insert into oncelog.group_members (tenant_id, group_name, member_id)
-             select tenant_id, 'owned', 'm-1' from oncelog.tenants",
-        )
-        .await;
-    let commit = |group: &str, right: Value| {
-        let mut offset = json!({"group": group, "topic": "orders", "partition": 0, "offset": 0});
-        offset.as_object_mut().unwrap().extend(right.as_object().unwrap().clone());
-        server.post("/v1/transactions").json(json!({"offsets": [offset], "commit": true}))
-    };
-    let member = |id: &str| json!({"member_id": id, "generation": 0});
-    let cursor = json!({"group": "g", "member_id": "m-1", "generation": 0, "cursor": "c"});
-    let by_cursor = server.post("/v1/transactions").json(json!({"offsets": [cursor]}));
-    vec![
-        (Code::InvalidCursor, by_cursor.await),
-        (Code::OffsetCommitConflict, commit("free", json!({"expected_offset": 7})).await),
-        (Code::GroupNotEmpty, commit("owned", json!({"expected_offset": null})).await),
-        (Code::IllegalGeneration, commit("owned", member("m-1")).await),
-        (Code::UnknownMember, commit("owned", member("m-2")).await),
-    ]
 }
 
 async fn of_groups() -> Produced {

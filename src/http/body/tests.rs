@@ -18,9 +18,9 @@ async fn told(sent: JsonBody<Told>) -> String {
     sent.body.name.unwrap_or_else(|| "nobody".into())
 }
 
-async fn records(State(gate): State<Arc<Gate>>, records: Records) -> Result<String, Error> {
+async fn records(State(gate): State<Arc<Gate>>, Records(sent): Records) -> Result<String, Error> {
     let free = gate.budget.available_permits();
-    Ok(format!("{:?} {} {free}", records.media(), records.text()?.len()))
+    Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
 }
 
 fn gate() -> Arc<Gate> {

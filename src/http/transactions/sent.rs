@@ -36,8 +36,10 @@ pub struct BeginTransaction<'a> {
     timeout_ms: Option<i64>,
     /// Its first records, or all of them.
     #[serde(borrow)]
+    #[schema(value_type = Option<Vec<TransactionAppend>>)]
     appends: Option<Vec<Object<TransactionAppend<'a>>>>,
     /// Offsets of groups to commit with it. The last one for a partition wins.
+    #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
     offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
     /// True: this is the whole transaction, and it is committed at once.
     #[schema(default = false)]
@@ -75,7 +77,7 @@ pub struct AddOffsetsToTransaction<'a> {
     epoch: Option<i64>,
     /// One or more. The last one for a partition wins.
     #[serde(borrow)]
-    #[schema(value_type = Vec<TransactionOffset>, min_items = 1)]
+    #[schema(value_type = Vec<TransactionOffset>, min_items = 1, max_items = 10000)]
     offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
 }
 
@@ -106,8 +108,10 @@ pub struct CommitTransaction<'a> {
     expected_appends: Option<i64>,
     /// Its last records.
     #[serde(borrow)]
+    #[schema(value_type = Option<Vec<TransactionAppend>>)]
     appends: Option<Vec<Object<TransactionAppend<'a>>>>,
     /// Its last offsets. The last one for a partition wins.
+    #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
     offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
 }
 

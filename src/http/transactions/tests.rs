@@ -178,6 +178,10 @@ async fn what_is_wrong_with_an_offset_is_pointed_at() {
         assert_eq!(pointers(offsets(&body).await), want, "{item}");
         assert_eq!(pointers(commit(&body, false).await), want, "{item}");
     }
+    for (count, want) in [(10_000, true), (10_001, false)] {
+        let body = format!(r#"{{"offsets":[{}]}}"#, vec![right; count].join(","));
+        assert_eq!(offsets(&body).await.is_ok(), want);
+    }
     let longest = format!(r#""member_id":"{}","generation":0"#, "m".repeat(255));
     offsets(&second("offsets", right, &with(&longest))).await.unwrap();
 }

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -12,10 +12,11 @@ use crate::{
     http::{
         auth::{Grant, Word},
         docs::Record,
-        json::{Faults, Object},
+        json::{Faults, Object, given},
     },
     model::{
         Batch, Code,
+        group::MAX_OFFSETS,
         transaction::{AppendItem, Claim, MAX_MEMBER_ID_BYTES, OffsetItem, Work},
         transfer::Scope,
     },
@@ -66,11 +67,6 @@ pub struct TransactionOffset<'a> {
     cursor: Option<String>,
 }
 
-/// Tells null from absent.
-fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
-    Option::deserialize(json).map(Some)
-}
-
 /// Work as read: it is nobody's yet.
 pub struct Asked {
     work: Work,
@@ -89,6 +85,10 @@ impl Asked {
         for (index, Object(append)) in appends.into_iter().flatten().enumerate() {
             let item = append.checked(&format!("/appends/{index}"), traceparent, faults);
             asked.work.appends.extend(item);
+        }
+        if offsets.as_ref().is_some_and(|offsets| offsets.len() > MAX_OFFSETS) {
+            faults.add("/offsets", format!("at most {MAX_OFFSETS} offsets are taken at once"));
+            return asked;
         }
         for (index, Object(offset)) in offsets.into_iter().flatten().enumerate() {
             if offset.cursor.is_some() {

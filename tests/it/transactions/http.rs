@@ -420,7 +420,7 @@ async fn transactions_are_listed_by_id_page_by_page_and_by_what_they_are() {
         items.map(path).collect()
     };
     assert_eq!(list("").await, paths);
-    assert_eq!(list("?state=ongoing").await, [bound.clone()]);
+    assert_eq!(list("?state=ongoing").await, std::slice::from_ref(&bound));
     assert_eq!(list("?state=prepared").await, [prepared]);
     assert_eq!(list("?state=committed&older_than_ms=0").await, [whole]);
     assert_eq!(list("?state=aborted").await, [] as [String; 0]);
@@ -505,4 +505,43 @@ async fn opening_a_session_tells_what_became_of_its_transactions() {
     assert_eq!(server.get(&ongoing).await.ok()["reason"], "fenced");
     let seen = server.get(&format!("/v1/sessions/{}", first["producer_id"])).await.ok();
     assert_eq!(seen["prepared_transactions"], json!([id(&prepared)]));
+}
+
+#[tokio::test]
+async fn offsets_are_judged_when_the_transaction_commits() {
+    let server = served().await;
+    let join = "insert into oncelog.groups (tenant_id, name)
+        select tenant_id, 'owned' from oncelog.tenants;
+        insert into oncelog.group_members (tenant_id, group_name, member_id)
+        select tenant_id, 'owned', 'm-1' from oncelog.tenants";
+    server.sql(join).await;
+    let offset = |group: &str, right: Value| {
+        let mut offset = json!({"group": group, "topic": "orders", "partition": 0, "offset": 0});
+        offset.as_object_mut().unwrap().extend(right.as_object().unwrap().clone());
+        json!({"offsets": [offset]})
+    };
+    let member = |id: &str| json!({"member_id": id, "generation": 0});
+    let table = [
+        (offset("free", json!({"expected_offset": 7})), Code::OffsetCommitConflict),
+        (offset("owned", json!({"expected_offset": null})), Code::GroupNotEmpty),
+        (offset("owned", member("m-1")), Code::IllegalGeneration),
+        (offset("owned", member("m-2")), Code::UnknownMember),
+    ];
+    for (body, code) in table {
+        let path = begun_alone(&server).await;
+        let taken = server.post(&format!("{path}/offsets")).json(&body).await.ok();
+        assert_eq!((&taken["state"], &taken["duplicate"]), (&json!("ongoing"), &json!(false)));
+        for end in ["commit", "prepare"] {
+            server.post(&format!("{path}/{end}")).await.refused(code);
+        }
+        assert_eq!(server.get(&path).await.ok()["state"], "ongoing");
+        let mut whole = body.clone();
+        whole["commit"] = json!(true);
+        begin(&server, whole).await.refused(code);
+    }
+    let mut whole = offset("free", json!({"expected_offset": null}));
+    whole["commit"] = json!(true);
+    assert_eq!(begin(&server, whole).await.created()["state"], "committed");
+    let committed = server.get("/v1/groups/free/offsets").await.ok();
+    assert_eq!(committed["offsets"][0]["offset"], 0);
 }
