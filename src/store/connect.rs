@@ -38,13 +38,15 @@ const OLDEST_VERSION: i32 = 140_000;
 
 statements! {
     /// Every statement goes by a key. A plan that was made while a table was empty would scan it, and
-    /// stays in the connection when it has grown. Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
+    /// stays in the connection when it has grown. Planned once: those with arrays would be planned anew
+    /// each time, which takes longer than running them. Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
     /// a stronger one kept.
     PREPARE_SESSION = "select set_config('lock_timeout', $1, false), \
         set_config('idle_in_transaction_session_timeout', $2, false), \
         set_config('tcp_user_timeout', $3, false), \
         set_config('jit', 'off', false), \
         set_config('enable_seqscan', 'off', false), \
+        set_config('plan_cache_mode', 'force_generic_plan', false), \
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";

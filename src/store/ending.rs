@@ -16,7 +16,8 @@ statements! {
     /// Numbers what was staged and makes the log point to it, as one statement: the transaction's row
     /// is locked first, then the heads in order. It does so only if all it goes by is still as it sees
     /// it: a call that was staging meanwhile, a vanished head or a passed deadline make it do nothing.
-    /// (A full join is never a nested loop over thousands of batches and logs; where `head` is there,
+    /// (The sizes are taken before anything is sorted: a commit's cost is that of its batches, not of
+    /// their bytes. A full join is never a nested loop over thousands of batches and logs; where `head` is there,
     /// it is all of them.)
     COMMIT = "with t as materialized ( \
             select transaction_id, batch_count, expires_at, state from oncelog.transactions \
@@ -24,10 +25,10 @@ statements! {
                 and producer_id is not distinct from $4 and epoch is not distinct from $5 \
                 and ($6::bigint is null or append_count = $6) for no key update), \
         staged as materialized ( \
-            select s.ordinal, s.log_id, s.record_count, octet_length(s.records) as size_bytes, \
-                (sum(s.record_count) over (partition by s.log_id order by s.ordinal) - s.record_count)::bigint as delta \
-            from oncelog.staged_batches s \
-            where s.tenant_id = $1 and s.transaction_id = $2 and exists (select from t)), \
+            select ordinal, log_id, record_count, size_bytes, \
+                (sum(record_count) over (partition by log_id order by ordinal) - record_count)::bigint as delta \
+            from (select ordinal, log_id, record_count, octet_length(records) as size_bytes from oncelog.staged_batches \
+                where tenant_id = $1 and transaction_id = $2 and exists (select from t) offset 0) s), \
         want as materialized ( \
             select log_id, sum(record_count)::bigint as record_count, sum(size_bytes)::bigint as size_bytes from staged group by log_id), \
         held as materialized ( \
