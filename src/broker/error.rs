@@ -1,6 +1,7 @@
 //! The one error of all operations: a code, words for a person, facts for a program.
 
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
     model::{Code, Name, Partition},
@@ -35,6 +36,14 @@ impl Error {
 
     pub fn topic_not_found(topic: &Name) -> Self {
         Self::new(Code::TopicNotFound, format!("There is no topic {topic}."))
+    }
+
+    pub fn topic_in_use(topic: &Name, transaction_id: Uuid) -> Self {
+        let detail = format!(
+            "The prepared transaction {transaction_id} holds topic {topic}: it may still commit \
+             there. End it first."
+        );
+        Self::new(Code::TopicInUse, detail).fact("transaction_id", transaction_id.to_string())
     }
 
     pub fn partition_not_found(topic: &Name, partition: Partition, count: Partition) -> Self {

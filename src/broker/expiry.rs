@@ -2,22 +2,21 @@
 //! tenant allows, each as a whole and in one transaction.
 //!
 //! An expiry locks like an open: the session row, then the heads of every log the producer is
-//! registered in. With them it holds all that could make the producer active: a first append waits
-//! for the session row, any other for a head. What is in flight holds one of them and is waited for
-//! and seen, or finds the fence moved, reads the session row anew, and there is none. All heads are
-//! held at once, however many: only those of a producer that a look without them found idle.
+//! registered in. With them it holds all that could make the producer active: a first append and any
+//! call on a transaction wait for the session row, any other append for a head. What is in flight
+//! holds one of them and is waited for and seen, or finds the fence moved, reads the session row
+//! anew, and there is none. All heads are held at once, however many: only those of a producer that
+//! a look without them found idle.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use uuid::Uuid;
 
 use crate::{
-    model::{
-        LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS, settings::OwnSettings,
-    },
+    model::{LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS},
     rules::{
         self,
-        expiry::{Verdict, judge, limited_by},
+        expiry::{Activity, Verdict, judge, limited_by},
         session::SessionRow,
     },
     store::{self, Connection, Store, expiry::IdleSince, janitor::Chunk},
@@ -107,11 +106,15 @@ async fn look(
         return Ok(None);
     };
     let (settings, _) = store::tenants::settings(connection, tenant).await?;
+    let limit_ms = rules::expiry::limit_ms(&session, &settings);
+    let since = since(store::sessions::clock(connection).await?, limit_ms);
+    let activity = store::expiry::transacted(connection, tenant, producer, since).await?;
+    let locked = Locked { session, limit_ms, activity };
     let logs = store::sessions::registered_logs(connection, tenant, producer).await?;
-    let mut verdict = verdict(connection, tenant, &session, &settings, &logs).await?;
+    let mut verdict = verdict(connection, tenant, &locked, &logs).await?;
     if verdict == Verdict::Expired {
         store::logs::lock(connection, tenant, &logs).await?;
-        verdict = self::verdict(connection, tenant, &session, &settings, &logs).await?;
+        verdict = self::verdict(connection, tenant, &locked, &logs).await?;
     }
     if let Verdict::ActiveAt(at) = verdict {
         store::expiry::move_activity(connection, tenant, producer, at).await?;
@@ -119,23 +122,35 @@ async fn look(
     }
     store::logs::raise_fences(connection, tenant, &logs).await?;
     let chunk = store::expiry::forget(connection, tenant, producer).await?;
-    Ok(Some((session, chunk)))
+    Ok(Some((locked.session, chunk)))
+}
+
+/// What does not change while the session is locked.
+struct Locked {
+    session: SessionRow,
+    limit_ms: Option<i64>,
+    /// But for its rows. Whoever begins a transaction holds the session, too; one that is ended
+    /// meanwhile was open.
+    activity: Activity,
 }
 
 async fn verdict(
     connection: &mut Connection,
     tenant: TenantId,
-    session: &SessionRow,
-    settings: &OwnSettings,
+    locked: &Locked,
     logs: &[LogId],
 ) -> Result<Verdict, store::Error> {
+    let Locked { session, limit_ms, activity } = locked;
     let now = store::sessions::clock(connection).await?;
-    let limit_ms = rules::expiry::limit_ms(session, settings);
-    // no older row can matter
-    let since = Timestamp(now.0 - limit_ms.unwrap_or(0));
-    let id = session.producer_id;
-    let last = store::expiry::last_appended_at(connection, tenant, id, logs, since).await?;
-    Ok(judge(session, last, limit_ms, now))
+    let (id, since) = (session.producer_id, since(now, *limit_ms));
+    let last_appended_at =
+        store::expiry::last_appended_at(connection, tenant, id, logs, since).await?;
+    Ok(judge(session, &Activity { last_appended_at, ..*activity }, *limit_ms, now))
+}
+
+/// Nothing older can matter.
+fn since(now: Timestamp, limit_ms: Option<i64>) -> Timestamp {
+    Timestamp(now.0 - limit_ms.unwrap_or(0))
 }
 
 fn tell(tenant: TenantId, expired: &SessionRow) {

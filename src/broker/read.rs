@@ -1,6 +1,6 @@
 //! Reading one partition: fresh, shared, waiting without a connection.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     model::{
         Code, LogId, Name, Offset, Partition, TenantId,
-        transfer::{Fetched, Read, Slice, Start},
+        transfer::{Fetched, Isolation, Read, Row, Slice, Staged, Start},
     },
     store, telemetry,
 };
@@ -72,10 +72,9 @@ impl Broker {
                     None => {}
                 }
             }
-            let slices = self.patient_slices(tenant, log, from, high_watermark, &read, deadline);
+            let page = self.patient_page(tenant, log, from, high_watermark, &read, deadline);
             // without: its rows are gone since the look, so the ground is another
-            if let Some(slices) = slices.await? {
-                let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+            if let Some(Found { slices, next_offset, staged }) = page.await? {
                 let records = u64::try_from(next_offset - from).unwrap_or(0);
                 let bytes = slices.iter().map(|slice| slice.end - slice.start).sum();
                 self.reads.answered(records, bytes);
@@ -85,7 +84,13 @@ impl Broker {
                 if bytes >= BULK_BYTES {
                     self.pages.read_ahead(tenant, log, next_offset, high_watermark);
                 }
-                return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark });
+                return Ok(Fetched {
+                    slices,
+                    next_offset,
+                    log_start_offset,
+                    high_watermark,
+                    staged,
+                });
             }
         }
         let what = format!("topic {topic}, partition {partition} lacks rows it should have");
@@ -93,7 +98,7 @@ impl Broker {
     }
 
     /// A read that has waited does not fail because the database is just away.
-    async fn patient_slices(
+    async fn patient_page(
         &self,
         tenant: TenantId,
         log: LogId,
@@ -101,9 +106,9 @@ impl Broker {
         high_watermark: Offset,
         read: &Read,
         deadline: Instant,
-    ) -> Result<Option<Vec<Slice>>, Error> {
+    ) -> Result<Option<Found>, Error> {
         loop {
-            match self.slices(tenant, log, from, high_watermark, read).await {
+            match self.page(tenant, log, from, high_watermark, read).await {
                 Err(error) if error.code == Code::Unavailable && Instant::now() < deadline => {
                     tokio::time::sleep(RETRY_AFTER).await;
                 }
@@ -200,17 +205,37 @@ impl Broker {
         Ok(woken)
     }
 
-    /// Records from `from` on, up to the read's limits. None: the first is gone.
-    async fn slices(
+    /// Records from `from` on, up to the read's limits, and behind the last of the log what is
+    /// staged, if that is asked for. None: the first is gone.
+    async fn page(
         &self,
         tenant: TenantId,
         log: LogId,
         from: Offset,
         high_watermark: Offset,
         read: &Read,
+    ) -> Result<Option<Found>, Error> {
+        let mut room = Room { records: read.limit, bytes: read.max_bytes, is_empty: true };
+        let slices = self.slices(tenant, log, from, high_watermark, &mut room).await?;
+        let Some(slices) = slices else { return Ok(None) };
+        let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+        let staged = match read.isolation {
+            Isolation::ReadCommitted => None,
+            Isolation::ReadUncommitted if next_offset < high_watermark => Some(Vec::new()),
+            Isolation::ReadUncommitted => Some(self.staged(tenant, log, room).await?),
+        };
+        Ok(Some(Found { slices, next_offset, staged }))
+    }
+
+    async fn slices(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+        room: &mut Room,
     ) -> Result<Option<Vec<Slice>>, Error> {
         let mut slices = Vec::new();
-        let mut room = Room { records: read.limit, bytes: read.max_bytes, is_empty: true };
         let mut next = from;
         while next < high_watermark && room.records > 0 {
             let cell = self.pages.covering(tenant, log, next, high_watermark).await?;
@@ -230,6 +255,47 @@ impl Broker {
         }
         Ok(Some(slices))
     }
+
+    /// What open transactions have staged, as far as there is room. Read after the log: whatever
+    /// commits in between is shown by neither, and by the next read as committed.
+    async fn staged(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        mut room: Room,
+    ) -> Result<Vec<Staged>, Error> {
+        let mut staged: Vec<Staged> = Vec::new();
+        if room.is_full() {
+            return Ok(staged);
+        }
+        let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+        let (max_bytes, limit) = (number(room.bytes), number(room.records));
+        let read = self.store.run(move |connection| {
+            Box::pin(store::reads::staged(connection, tenant, log, max_bytes, limit))
+        });
+        for mut row in read.await? {
+            let (stored_bytes, fitting_bytes) = (row.lines.len(), room.take_lines(&row.lines));
+            row.lines.truncate(fitting_bytes);
+            match staged.last_mut() {
+                _ if fitting_bytes == 0 => {}
+                Some(last) if last.transaction_id == row.transaction_id => {
+                    last.lines.push_str(&row.lines);
+                }
+                _ => staged.push(row),
+            }
+            if fitting_bytes < stored_bytes {
+                break;
+            }
+        }
+        Ok(staged)
+    }
+}
+
+/// What one attempt has found.
+struct Found {
+    slices: Vec<Slice>,
+    next_offset: Offset,
+    staged: Option<Vec<Staged>>,
 }
 
 /// What still fits into an answer.
@@ -242,27 +308,46 @@ struct Room {
 impl Room {
     /// The part of a row from an offset on that fits; none if nothing does. The first record of an
     /// answer always does.
-    fn take(
-        &mut self,
-        row: &std::sync::Arc<crate::model::transfer::Row>,
-        from: Offset,
-    ) -> Option<Slice> {
+    fn take(&mut self, row: &Arc<Row>, from: Offset) -> Option<Slice> {
         let skipped = usize::try_from(from - row.base_offset).unwrap_or(0);
         let bytes = row.lines.as_bytes();
         let mut lines = memchr::memchr_iter(b'\n', bytes).map(|end| end + 1);
         let start = if skipped == 0 { 0 } else { lines.nth(skipped - 1)? };
         let (mut end, mut end_offset) = (start, from);
         for line_end in lines {
-            let size_bytes = row.answered_bytes(end_offset, line_end - end);
-            if self.records == 0 || (size_bytes > self.bytes && !self.is_empty) {
+            if !self.admits(row.answered_bytes(end_offset, line_end - end)) {
                 break;
             }
-            self.records -= 1;
-            self.bytes = self.bytes.saturating_sub(size_bytes);
-            self.is_empty = false;
             (end, end_offset) = (line_end, end_offset + 1);
         }
         let slice = Slice { row: row.clone(), first_offset: from, start, end, end_offset };
         (end > start).then_some(slice)
+    }
+
+    /// How many bytes of lines without offsets fit: whole lines.
+    fn take_lines(&mut self, lines: &str) -> usize {
+        let mut end = 0;
+        for line_end in memchr::memchr_iter(b'\n', lines.as_bytes()).map(|end| end + 1) {
+            if !self.admits(line_end - end) {
+                break;
+            }
+            end = line_end;
+        }
+        end
+    }
+
+    /// Takes one record more, if it fits.
+    fn admits(&mut self, size_bytes: usize) -> bool {
+        let fits = self.records > 0 && (size_bytes <= self.bytes || self.is_empty);
+        if fits {
+            self.records -= 1;
+            self.bytes = self.bytes.saturating_sub(size_bytes);
+            self.is_empty = false;
+        }
+        fits
+    }
+
+    fn is_full(&self) -> bool {
+        self.records == 0 || self.bytes == 0
     }
 }

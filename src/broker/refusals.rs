@@ -67,10 +67,9 @@ impl From<Refusal> for Error {
             Refusal::ProducerMismatch => Self::producer_mismatch(),
             Refusal::SessionMissing => Self::session_missing(),
             Refusal::OperatorMayNotCommit => Self::operator_may_not_commit(),
-            Refusal::TimeoutTooLong { maximum, received } => Self::invalid(
-                "/timeout_ms",
-                &format!("{received} is above max_transaction_timeout_ms, which is {maximum}"),
-            ),
+            Refusal::TimeoutTooLong { maximum, received } => {
+                Self::timeout_too_long("/timeout_ms", maximum, received)
+            }
             Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
                 Self::offset_commit_conflict(expected_offset, committed_offset, pinned_by)
             }
@@ -202,6 +201,12 @@ impl Error {
             "/producer_id",
             "the transaction was begun by a session: every call names its producer_id and epoch",
         )
+    }
+
+    /// `pointer`: where it was asked for.
+    pub fn timeout_too_long(pointer: &str, maximum: i64, received: i64) -> Self {
+        let detail = format!("{received} is above max_transaction_timeout_ms, which is {maximum}");
+        Self::invalid(pointer, &detail)
     }
 
     fn operator_may_not_commit() -> Self {

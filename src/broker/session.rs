@@ -15,6 +15,7 @@ use crate::{
     model::{
         Epoch, LogId, Name, ProducerId, TenantId,
         session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
+        settings::OwnSettings,
         topic::{Listed, Page},
         transaction::Reason,
     },
@@ -58,15 +59,16 @@ struct Attempt {
 
 impl Broker {
     pub async fn open_session(&self, tenant: TenantId, open: Open) -> Result<Opened, Error> {
+        let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         for _ in 0..OPEN_ATTEMPTS {
-            let mut attempt = match self.open_new(tenant, open.clone()).await? {
+            let mut attempt = match self.open_new(tenant, open.clone(), &timeout_ms).await? {
                 Some(row) => Attempt {
                     row,
                     duplicate: false,
                     standings: Vec::new(),
                     transactions: Transactions::default(),
                 },
-                None => match self.open_known(tenant, open.clone()).await {
+                None => match self.open_known(tenant, open.clone(), timeout_ms.clone()).await {
                     Ok(attempt) => attempt,
                     Err(Stop::Failed(error)) => return Err(error),
                     Err(Stop::Again) => continue,
@@ -100,23 +102,33 @@ impl Broker {
     }
 
     /// Most opens are of new producers: one statement makes one. None: it is not a new one.
-    async fn open_new(&self, tenant: TenantId, open: Open) -> Result<Option<SessionRow>, Error> {
-        if open.condition.is_some() {
-            return Ok(None);
-        }
+    async fn open_new(
+        &self,
+        tenant: TenantId,
+        open: Open,
+        timeout_ms: &Result<i64, Error>,
+    ) -> Result<Option<SessionRow>, Error> {
+        let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
+        let timeout_ms = *timeout_ms;
         let make = self.store.run(move |connection| {
             Box::pin(async move {
                 check_open_id(connection, &open).await?;
-                Ok::<_, Error>(store::sessions::open_new(connection, tenant, &open).await?)
+                let open_new = store::sessions::open_new(connection, tenant, &open, timeout_ms);
+                Ok::<_, Error>(open_new.await?)
             })
         });
         make.await
     }
 
-    /// An open of a producer that there is, or the repeat of an open.
-    async fn open_known(&self, tenant: TenantId, open: Open) -> Result<Attempt, Stop> {
+    /// An open of a producer that there is, the repeat of an open, or one to be refused.
+    async fn open_known(
+        &self,
+        tenant: TenantId,
+        open: Open,
+        timeout_ms: Result<i64, Error>,
+    ) -> Result<Attempt, Stop> {
         let attempt = self.store.transaction(move |connection| {
-            Box::pin(async move { open_once(connection, tenant, &open).await })
+            Box::pin(async move { open_once(connection, tenant, &open, timeout_ms).await })
         });
         attempt.await
     }
@@ -262,10 +274,23 @@ async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), E
     Ok(())
 }
 
+/// How long transactions of the session may stay open. It is judged when the open turns out to be
+/// no repeat, whose answer the tenant's settings of today do not change.
+fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
+    let asked = open.transaction_timeout_ms;
+    rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
+        Refusal::TimeoutTooLong { maximum, received } => {
+            Error::timeout_too_long("/transaction_timeout_ms", maximum, received)
+        }
+        other => other.into(),
+    })
+}
+
 async fn open_once(
     connection: &mut Connection,
     tenant: TenantId,
     open: &Open,
+    timeout_ms: Result<i64, Error>,
 ) -> Result<Attempt, Stop> {
     check_open_id(connection, open).await.map_err(Stop::Failed)?;
     if let Some(open_id) = open.open_id
@@ -278,6 +303,7 @@ async fn open_once(
         let transactions = transactions(connection, tenant, id, row.opened_at).await?;
         return Ok(Attempt { row, duplicate: true, standings, transactions });
     }
+    let timeout_ms = timeout_ms.map_err(Stop::Failed)?;
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
         (None, Some(name)) => store::sessions::lock_by_name(connection, tenant, name).await?,
@@ -285,7 +311,8 @@ async fn open_once(
     };
     let next = rules::session::open(open, row.as_ref())?;
     // gone since: it is a new one now
-    let row = row.ok_or(Stop::Again)?;
+    let mut row = row.ok_or(Stop::Again)?;
+    row.transaction_timeout_ms = timeout_ms;
     let attempt = reopen(connection, tenant, open, row, next).await?;
     if let Some(open_id) = open.open_id {
         let (id, epoch) = (attempt.row.producer_id, attempt.row.facts.epoch);
@@ -310,7 +337,6 @@ async fn reopen(
     row.facts.reset_epoch = next.reset_epoch;
     row.facts.closed = false;
     row.facts.sequencing = open.sequencing;
-    row.transaction_timeout_ms = open.transaction_timeout_ms;
     row.fencing = logs.len() > LOGS_FENCED_AT_ONCE;
     let transactions = transactions(connection, tenant, id, row.opened_at).await?;
     if row.fencing {

@@ -155,7 +155,13 @@ impl Broker {
         self.topic(tenant, topic).await
     }
 
-    /// The name is free at once; the data goes in the background.
+    /// The name is free at once; the data goes in the background. Not while a prepared transaction
+    /// is to commit something here: it can no longer be refused.
+    ///
+    /// A prepare takes key shares on the heads it pins and inserts its pins in one transaction.
+    /// Appends do not see these; locks to delete wait for them. So either the prepare is first, and
+    /// the statement after the lock sees its pins, or the delete is, and the prepare cannot hold the
+    /// heads.
     pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
         let name = topic.clone();
         let delete = self.store.transaction(move |connection| {
@@ -163,9 +169,11 @@ impl Broker {
                 let Some((id, ..)) = store::topics::lock(connection, tenant, &name).await? else {
                     return Err(Error::topic_not_found(&name));
                 };
-                let logs = store::topics::log_ids(connection, tenant, id).await?;
                 // an append in flight comes before this or finds its head gone
-                store::logs::lock(connection, tenant, &logs).await?;
+                let logs = store::topics::lock_logs(connection, tenant, id).await?;
+                if let Some(id) = store::topics::pinned_by(connection, tenant, &logs).await? {
+                    return Err(Error::topic_in_use(&name, id));
+                }
                 store::topics::delete(connection, tenant, id, &logs).await?;
                 Ok(logs)
             })

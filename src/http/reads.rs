@@ -35,7 +35,7 @@ use crate::{
     broker::Error,
     model::{
         Invalid, MAX_INTEGER, Name, Offset, Partition, Timestamp,
-        transfer::{Fetched, Read, Row, Slice, Start},
+        transfer::{self, Fetched, Read, Row, Slice, Staged, Start},
     },
 };
 
@@ -65,15 +65,16 @@ pub struct ReadQuery {
     /// How long to wait for a record when there is none yet (a long poll).
     #[param(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
-    /// `read_uncommitted` also answers the records of open transactions, beside the others.
+    /// `read_uncommitted` also answers the records of open transactions, beside the others: on a
+    /// page that reaches the end of the log, in what is left of `limit` and `max_bytes`. It waits
+    /// for none of them.
     #[param(inline)]
     isolation: Option<Isolation>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
-    #[default]
     ReadCommitted,
     ReadUncommitted,
 }
@@ -109,7 +110,7 @@ impl PartialSchema for OffsetParameter {
 impl ToSchema for OffsetParameter {}
 
 impl ReadQuery {
-    fn checked(self, media: Media) -> Result<(Read, Isolation), Invalid> {
+    fn checked(self, media: Media) -> Result<Read, Invalid> {
         let mut faults = Faults::default();
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         let max_bytes = self.max_bytes.unwrap_or(DEFAULT_BYTES);
@@ -130,16 +131,18 @@ impl ReadQuery {
             (Some(OffsetParameter(start)), None) => start,
             (None, None) => Start::Earliest,
         };
-        let isolation = self.isolation.unwrap_or_default();
-        if isolation == Isolation::ReadUncommitted && media == Media::Ndjson {
+        let isolation = match self.isolation {
+            None | Some(Isolation::ReadCommitted) => transfer::Isolation::ReadCommitted,
+            Some(Isolation::ReadUncommitted) => transfer::Isolation::ReadUncommitted,
+        };
+        if isolation == transfer::Isolation::ReadUncommitted && media == Media::Ndjson {
             faults.add("?isolation", "NDJSON has no place for staged records; ask for JSON");
         }
         faults.finish()?;
         // All three are within their ranges now.
         let size = |value: i64| usize::try_from(value).unwrap_or_default();
         let wait_ms = u64::try_from(wait_ms).unwrap_or_default();
-        let read = Read { start, limit: size(limit), max_bytes: size(max_bytes), wait_ms };
-        Ok((read, isolation))
+        Ok(Read { start, limit: size(limit), max_bytes: size(max_bytes), wait_ms, isolation })
     }
 }
 
@@ -175,10 +178,10 @@ pub async fn read_partition(
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<ReadQuery>,
 ) -> Result<Response, Error> {
-    let (read, isolation) = query.checked(media)?;
+    let read = query.checked(media)?;
     let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
     let body = gate.answer(capacity(&fetched), || match media {
-        Media::Json => json_body(&access.topic, partition, &fetched, isolation),
+        Media::Json => json_body(&access.topic, partition, &fetched),
         Media::Ndjson => ndjson_body(&fetched),
     })?;
     let content_type = HeaderValue::from_static(media.as_str());
@@ -192,28 +195,53 @@ pub async fn read_partition(
     Ok(answer)
 }
 
-fn json_body(
-    topic: &Name,
-    partition: Partition,
-    fetched: &Fetched,
-    isolation: Isolation,
-) -> Vec<u8> {
+fn json_body(topic: &Name, partition: Partition, fetched: &Fetched) -> Vec<u8> {
     // Names are plain ASCII: they need no escapes.
     let head = format!("{{\"topic\":\"{topic}\",\"partition\":{partition},\"records\":[");
-    let mut tail = format!(
+    let tail = format!(
         "],\"next_offset\":{},\"log_start_offset\":{},\"high_watermark\":{}",
         fetched.next_offset, fetched.log_start_offset, fetched.high_watermark
     );
-    // Transactions will stage records here.
-    tail.push_str(if isolation == Isolation::ReadUncommitted { ",\"staged\":[]}" } else { "}" });
-    let mut body = Vec::with_capacity(head.len() + capacity(fetched) + tail.len());
+    let ends = head.len() + tail.len() + "}".len();
+    let mut body = Vec::with_capacity(ends + capacity(fetched));
     body.extend_from_slice(head.as_bytes());
     write_records(&mut body, fetched, b',');
-    if body.last() == Some(&b',') {
+    drop_last(&mut body, b',');
+    body.extend_from_slice(tail.as_bytes());
+    if let Some(staged) = &fetched.staged {
+        write_staged(&mut body, staged);
+    }
+    body.push(b'}');
+    body
+}
+
+/// What separates the members of a list follows each of them.
+fn drop_last(body: &mut Vec<u8>, separator: u8) {
+    if body.last() == Some(&separator) {
         body.pop();
     }
-    body.extend_from_slice(tail.as_bytes());
-    body
+}
+
+const STAGED: &str = ",\"staged\":[";
+/// Longest text around the records of a transaction.
+const STAGED_MEMBERS_BYTES: usize =
+    r#"{"transaction_id":"019a0000-0000-7000-8000-000000000000","state":"prepared","records":[]},"#
+        .len();
+
+/// The stored lines as they are: what has no offset yet has no instant either.
+fn write_staged(body: &mut Vec<u8>, staged: &[Staged]) {
+    body.extend_from_slice(STAGED.as_bytes());
+    for Staged { transaction_id, state, lines } in staged {
+        let state = state.as_str();
+        let members = format!("{{\"transaction_id\":\"{transaction_id}\",\"state\":\"{state}\"");
+        body.extend_from_slice(members.as_bytes());
+        body.extend_from_slice(b",\"records\":[");
+        let lines = lines.strip_suffix('\n').unwrap_or(lines).bytes();
+        body.extend(lines.map(|byte| if byte == b'\n' { b',' } else { byte }));
+        body.extend_from_slice(b"]},");
+    }
+    drop_last(body, b',');
+    body.push(b']');
 }
 
 fn ndjson_body(fetched: &Fetched) -> Vec<u8> {
@@ -222,14 +250,16 @@ fn ndjson_body(fetched: &Fetched) -> Vec<u8> {
     body
 }
 
-/// Room for the stored lines and what is put in front of each.
+/// Room for the stored lines and what is put in front of each, and for what is staged.
 fn capacity(fetched: &Fetched) -> usize {
+    let staged = fetched.staged.iter().flatten();
+    let staged: usize = staged.map(|staged| staged.lines.len() + STAGED_MEMBERS_BYTES).sum();
     let first = fetched.slices.first().map_or(fetched.next_offset, |slice| slice.first_offset);
     // Offsets are dense, so they count the records.
     let records = usize::try_from(fetched.next_offset - first).unwrap_or_default();
     let lines: usize = fetched.slices.iter().map(|slice| slice.end - slice.start).sum();
     let added: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
-    lines + records.min(lines) * added
+    lines + records.min(lines) * added + staged + STAGED.len() + "]".len()
 }
 
 /// Longest text of [`row_members`].
@@ -264,135 +294,4 @@ fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use serde_json::Value;
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn fetched() -> Fetched {
-        let lines = ["{\"key\":\"a\",\"value\":1}\n", "{\"value\":\"\\n\"}\n", "{\"value\":3}\n"];
-        let row = |base_offset, transaction_id| {
-            let appended_at = Timestamp(1_795_248_000_123);
-            let lines = lines.concat();
-            Arc::new(Row { base_offset, record_count: 3, appended_at, transaction_id, lines })
-        };
-        let (plain, transactional) = (row(7, None), row(10, Some(Uuid::from_u128(1))));
-        let end = plain.lines.len();
-        let slices = vec![
-            Slice { row: plain, first_offset: 8, start: lines[0].len(), end, end_offset: 10 },
-            Slice {
-                row: transactional,
-                first_offset: 10,
-                start: 0,
-                end: lines[0].len(),
-                end_offset: 11,
-            },
-        ];
-        Fetched { slices, next_offset: 11, log_start_offset: 0, high_watermark: 13 }
-    }
-
-    const AT: &str = "\"appended_at\":\"2026-11-21T08:00:00.123Z\"";
-    const ID: &str = "\"transaction_id\":\"00000000-0000-0000-0000-000000000001\"";
-
-    #[test]
-    fn lines_become_json() {
-        let topic = Name::parse("orders").unwrap();
-        let body = json_body(&topic, 3, &fetched(), Isolation::ReadCommitted);
-        let want = format!(
-            "{{\"topic\":\"orders\",\"partition\":3,\"records\":[\
-             {{\"offset\":8,{AT},\"value\":\"\\n\"}},\
-             {{\"offset\":9,{AT},\"value\":3}},\
-             {{\"offset\":10,{AT},{ID},\"key\":\"a\",\"value\":1}}],\
-             \"next_offset\":11,\"log_start_offset\":0,\"high_watermark\":13}}"
-        );
-        assert_eq!(String::from_utf8(body.clone()).unwrap(), want);
-        let _: Value = serde_json::from_slice(&body).unwrap();
-    }
-
-    #[test]
-    fn nothing_is_an_empty_list() {
-        let topic = Name::parse("o").unwrap();
-        let none = Fetched { slices: vec![], next_offset: 0, ..fetched() };
-        let body = json_body(&topic, 0, &none, Isolation::ReadUncommitted);
-        let value: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(value["records"], json!([]));
-        assert_eq!(value["staged"], json!([]));
-        assert!(ndjson_body(&none).is_empty());
-    }
-
-    #[test]
-    fn lines_become_lines() {
-        let body = String::from_utf8(ndjson_body(&fetched())).unwrap();
-        let lines: Vec<_> = body.lines().collect();
-        assert_eq!(lines[0], format!("{{\"offset\":8,{AT},\"value\":\"\\n\"}}"));
-        assert_eq!(lines[2], format!("{{\"offset\":10,{AT},{ID},\"key\":\"a\",\"value\":1}}"));
-        assert!(body.ends_with('\n') && lines.len() == 3);
-    }
-
-    #[test]
-    fn the_room_is_made_once() {
-        let topic = Name::parse("orders").unwrap();
-        let (fetched, mut far) = (fetched(), fetched());
-        far.slices[1].first_offset = MAX_INTEGER;
-        for fetched in [fetched, far] {
-            let body = json_body(&topic, 3, &fetched, Isolation::ReadCommitted);
-            assert!(body.len() <= body.capacity());
-            assert!(ndjson_body(&fetched).len() <= capacity(&fetched));
-        }
-        let transactional = Row {
-            base_offset: 0,
-            record_count: 0,
-            appended_at: Timestamp(0),
-            transaction_id: Some(Uuid::max()),
-            lines: String::new(),
-        };
-        assert!(row_members(&transactional).len() <= ROW_MEMBERS_BYTES);
-    }
-
-    fn read(query: &str, media: Media) -> Result<(Read, Isolation), Invalid> {
-        query::parse::<ReadQuery>(Some(query))?.checked(media)
-    }
-
-    #[test]
-    fn parameters() {
-        let start = |query| read(query, Media::Json).map(|(read, _)| read.start);
-        assert_eq!(start(""), Ok(Start::Earliest));
-        assert_eq!(start("offset=earliest"), Ok(Start::Earliest));
-        assert_eq!(start("offset=latest"), Ok(Start::Latest));
-        assert_eq!(start("offset=7"), Ok(Start::Offset(7)));
-        let instant = Start::Timestamp(Timestamp(1_795_248_000_000));
-        assert_eq!(start("timestamp=2026-11-21T09:00:00+01:00"), Ok(instant));
-        let (read, isolation) =
-            read("limit=1&max_bytes=2&wait_ms=3&isolation=read_uncommitted", Media::Json).unwrap();
-        assert_eq!((read.limit, read.max_bytes, read.wait_ms), (1, 2, 3));
-        assert!(isolation == Isolation::ReadUncommitted);
-    }
-
-    #[test]
-    fn bad_parameters_are_named() {
-        let table = [
-            ("offset=-1", "?offset"),
-            ("offset=newest", "?offset"),
-            ("offset=9007199254740992", "?offset"),
-            ("timestamp=yesterday", "?timestamp"),
-            ("offset=1&timestamp=2026-11-21T08:00:00Z", "?timestamp"),
-            ("limit=0", "?limit"),
-            ("limit=10001", "?limit"),
-            ("max_bytes=0", "?max_bytes"),
-            ("max_bytes=16777217", "?max_bytes"),
-            ("wait_ms=-1", "?wait_ms"),
-            ("wait_ms=60001", "?wait_ms"),
-            ("isolation=none", "?isolation"),
-            ("cursor=x", "?cursor"),
-        ];
-        for (query, pointer) in table {
-            let invalid = read(query, Media::Json).unwrap_err();
-            assert_eq!(invalid.faults[0].pointer, pointer, "{query}");
-        }
-        let invalid = read("isolation=read_uncommitted", Media::Ndjson).unwrap_err();
-        assert_eq!(invalid.faults[0].pointer, "?isolation");
-    }
-}
+mod tests;

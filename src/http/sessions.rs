@@ -23,7 +23,7 @@ use crate::{
     broker::Error,
     model::{
         Invalid, MAX_INTEGER, Name, ProducerId,
-        session::{self, DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS, Open, Opened},
+        session::{self, Open, Opened},
         uuid_v7,
     },
 };
@@ -61,8 +61,9 @@ pub struct OpenSession {
     /// A new UUIDv7, of about now, that makes this open repeatable; always send one.
     #[schema(value_type = Option<Uuid>)]
     open_id: Option<String>,
-    /// How long a transaction of this session may stay open.
-    #[schema(minimum = 1, maximum = 900000, default = 60000)]
+    /// How long a transaction of this session may stay open, if its begin does not say: at most the
+    /// tenant's `max_transaction_timeout_ms`; without it the tenant's `transaction_timeout_ms`.
+    #[schema(minimum = 1)]
     transaction_timeout_ms: Option<i64>,
     sequencing: Option<Sequencing>,
     sequences: Option<Sequences>,
@@ -83,15 +84,14 @@ impl OpenSession {
         if self.open_id.is_some() && open_id.is_none() {
             faults.add("/open_id", "a UUIDv7 is expected");
         }
-        let timeout = self.transaction_timeout_ms;
-        let range = 1..=MAX_TRANSACTION_TIMEOUT_MS;
-        faults.range("/transaction_timeout_ms", timeout, range);
+        let transaction_timeout_ms = self.transaction_timeout_ms;
+        faults.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
         faults.finish()?;
         Ok(Open {
             transactional_id,
             condition: producer_id.map(ProducerId).zip(epoch),
             open_id,
-            transaction_timeout_ms: timeout.unwrap_or(DEFAULT_TRANSACTION_TIMEOUT_MS),
+            transaction_timeout_ms,
             sequencing: match self.sequencing {
                 None | Some(Sequencing::Contiguous) => session::Sequencing::Contiguous,
                 Some(Sequencing::Monotonic) => session::Sequencing::Monotonic,
@@ -115,7 +115,7 @@ pub struct Session {
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
-    /// How long a transaction of this session may stay open.
+    /// How long a transaction of this session may stay open, if its begin does not say.
     transaction_timeout_ms: i64,
     /// True when the session was ended and not opened since.
     closed: bool,
@@ -145,7 +145,7 @@ pub struct SessionItem {
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
-    /// How long a transaction of this session may stay open.
+    /// How long a transaction of this session may stay open, if its begin does not say.
     transaction_timeout_ms: i64,
     /// True when the session was ended and not opened since.
     closed: bool,

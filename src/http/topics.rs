@@ -291,7 +291,8 @@ pub async fn patch_topic(
 /// Delete a topic
 ///
 /// With all its records, at once and for ever. A topic made again under this name is another one:
-/// its offsets and sequences start at 0.
+/// its offsets and sequences start at 0. While a prepared transaction holds the topic it cannot be
+/// deleted.
 #[utoipa::path(delete, path = "/v1/topics/{topic}", operation_id = "delete_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     responses((status = 204, description = "The topic is gone")),

@@ -6,9 +6,6 @@ use super::{Epoch, Name, Partition, ProducerId, Sequence, Timestamp};
 
 /// Largest number of scopes an open lists; the rest is paged.
 pub const MAX_LISTED_SCOPES: i64 = 1_000;
-/// Default and largest `transaction_timeout_ms`.
-pub const DEFAULT_TRANSACTION_TIMEOUT_MS: i64 = 60_000;
-pub const MAX_TRANSACTION_TIMEOUT_MS: i64 = 900_000;
 /// How many open ids of a producer are remembered.
 pub const REMEMBERED_OPEN_IDS: i64 = 64;
 /// How far from the server's clock the instant inside an `open_id` may lie.
@@ -44,7 +41,8 @@ pub struct Open {
     pub condition: Option<(ProducerId, Epoch)>,
     /// A UUIDv7 that makes the open repeatable.
     pub open_id: Option<Uuid>,
-    pub transaction_timeout_ms: i64,
+    /// None: as the tenant says.
+    pub transaction_timeout_ms: Option<i64>,
     pub sequencing: Sequencing,
     pub sequences: Sequences,
 }

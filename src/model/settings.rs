@@ -48,28 +48,28 @@ macro_rules! settings {
 }
 
 settings! {
-    // key                    name                          default     least most            null  topics
-    TransactionTimeoutMs    "transaction_timeout_ms"        60_000      1      86_400_000          false false
-        "How long a transaction may stay open, when neither its begin nor its session says.";
-    MaxTransactionTimeoutMs "max_transaction_timeout_ms"    900_000     1      86_400_000          false false
-        "The longest timeout a transaction or a session may ask for.";
-    TransactionRetentionMs  "transaction_retention_ms"      604_800_000 1_000  315_360_000_000     false false
+    // key                  name                         default     least most            null  topics
+    TransactionTimeoutMs    "transaction_timeout_ms"     60_000      1     86_400_000      false false
+        "How long a transaction may stay open, if neither its begin nor its session says.";
+    MaxTransactionTimeoutMs "max_transaction_timeout_ms" 900_000     1     86_400_000      false false
+        "The longest timeout that a transaction or a session may ask for, and have.";
+    TransactionRetentionMs  "transaction_retention_ms"   604_800_000 1_000 315_360_000_000 false false
         "How long the outcome of a transaction is remembered after its end; older ids are refused.";
-    MaxTransactionBatches   "max_transaction_batches"       10_000      1      100_000             false false
+    MaxTransactionBatches   "max_transaction_batches"    10_000      1     100_000         false false
         "Most batches of one transaction: one for every partition of every append.";
-    ProducerExpiryMs        "producer_expiry_ms"          604_800_000 1_000 315_360_000_000 true  false
+    ProducerExpiryMs        "producer_expiry_ms"         604_800_000 1_000 315_360_000_000 true  false
         "How long a producer without a name may be idle before it is forgotten.";
-    TransactionalIdExpiryMs "transactional_id_expiry_ms"  604_800_000 1_000 315_360_000_000 true  false
+    TransactionalIdExpiryMs "transactional_id_expiry_ms" 604_800_000 1_000 315_360_000_000 true  false
         "How long a producer with a transactional id may be idle before it is forgotten.";
-    MaxBatchRecords         "max_batch_records"           1_000       1     100_000         false true
+    MaxBatchRecords         "max_batch_records"          1_000       1     100_000         false true
         "Most records of one append.";
-    MaxBatchBytes           "max_batch_bytes"             1_048_576   1     16_777_216      false true
+    MaxBatchBytes           "max_batch_bytes"            1_048_576   1     16_777_216      false true
         "Most bytes of one append.";
-    MaxRecordBytes          "max_record_bytes"            1_048_576   1     16_777_216      false true
+    MaxRecordBytes          "max_record_bytes"           1_048_576   1     16_777_216      false true
         "Most bytes of one record.";
-    MaxTopics               "max_topics"                  1_000       0     100_000         false false
+    MaxTopics               "max_topics"                 1_000       0     100_000         false false
         "Most topics of the tenant.";
-    MaxPartitions           "max_partitions"              10_000      0     1_000_000       false false
+    MaxPartitions           "max_partitions"             10_000      0     1_000_000       false false
         "Most partitions of all topics of the tenant together.";
 }
 

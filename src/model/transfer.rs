@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Batch, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp};
+use super::{Batch, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp, transaction::State};
 
 /// The scope of an append: the URL it was sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +62,16 @@ pub enum Start {
     Timestamp(Timestamp),
 }
 
+/// What a read shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// The log.
+    #[default]
+    ReadCommitted,
+    /// Beside it what open transactions have staged.
+    ReadUncommitted,
+}
+
 /// A read of one partition, as asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
@@ -71,6 +81,7 @@ pub struct Read {
     /// Most bytes of answered record lines; the first record always comes.
     pub max_bytes: usize,
     pub wait_ms: u64,
+    pub isolation: Isolation,
 }
 
 /// Records read, in order.
@@ -80,6 +91,17 @@ pub struct Fetched {
     pub next_offset: Offset,
     pub log_start_offset: Offset,
     pub high_watermark: Offset,
+    /// Of a read of what is uncommitted, by transaction id.
+    pub staged: Option<Vec<Staged>>,
+}
+
+/// What an open transaction has staged for a log: no part of it yet, so without offsets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staged {
+    pub transaction_id: Uuid,
+    pub state: State,
+    /// A line of JSON a record, each ending in a newline.
+    pub lines: String,
 }
 
 /// Neighbouring records of one stored row. The bytes are shared with the cache.

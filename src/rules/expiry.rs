@@ -26,14 +26,34 @@ pub fn limit_ms(session: &SessionRow, tenant: &OwnSettings) -> Option<i64> {
     settings::in_force(limited_by(session.transactional_id.is_some()), &[tenant]).number()
 }
 
-/// `last_appended_at`: of its last row in any log.
+/// What is known of a producer beside its session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Of its last row in any log.
+    pub last_appended_at: Option<Timestamp>,
+    /// When it last began or ended a transaction.
+    pub last_transacted_at: Option<Timestamp>,
+    /// One of its transactions is ongoing or prepared.
+    pub in_transaction: bool,
+    /// Noted by an earlier look, or when the outcome of a transaction was forgotten.
+    pub noted_at: Option<Timestamp>,
+}
+
+impl Activity {
+    fn last_at(&self, session: &SessionRow, now: Timestamp) -> Timestamp {
+        let now = self.in_transaction.then_some(now);
+        let known = [self.last_appended_at, self.last_transacted_at, self.noted_at, now];
+        known.into_iter().flatten().fold(session.opened_at, Timestamp::max)
+    }
+}
+
 pub fn judge(
     session: &SessionRow,
-    last_appended_at: Option<Timestamp>,
+    activity: &Activity,
     limit_ms: Option<i64>,
     now: Timestamp,
 ) -> Verdict {
-    let active_at = last_appended_at.map_or(session.opened_at, |at| at.max(session.opened_at));
+    let active_at = activity.last_at(session, now);
     let Some(limit_ms) = limit_ms else { return Verdict::ActiveAt(active_at) };
     // open ids at or before the horizon are refused by this row alone
     let needed_until_ms = session.open_horizon.0 + OPEN_ID_MEMORY_MS;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     model::{LogId, ProducerId, TenantId, Timestamp},
-    rules::{provenance, session::SessionRow},
+    rules::{expiry::Activity, provenance, session::SessionRow},
 };
 
 statements! {
@@ -28,6 +28,16 @@ statements! {
     LOCK = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
             open_horizon, opened_at, fencing \
         from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update skip locked";
+    /// What was noted, whether a transaction is open, and when the one of the newest id was begun or
+    /// ended.
+    TRANSACTED = "select s.active_at, \
+            exists (select from oncelog.transactions t where t.tenant_id = $1 and t.producer_id = $2 \
+                and t.state in ('ongoing', 'prepared')), \
+            (select greatest(t.created_at, t.ended_at) from oncelog.transactions t \
+                where t.tenant_id = $1 and t.producer_id = $2 order by t.transaction_id desc limit 1) \
+        from oncelog.sessions s where s.tenant_id = $1 and s.producer_id = $2";
+    LAST_TRANSACTED_AT = "select max(greatest(created_at, ended_at)) from oncelog.transactions \
+        where tenant_id = $1 and producer_id = $2";
     SNAPSHOT_APPENDED_AT = "select max(last_appended_at) from oncelog.producer_states \
         where tenant_id = $1 and producer_id = $2";
     /// Rows behind the snapshots that may be the producer's and are not older than an instant.
@@ -83,6 +93,28 @@ pub async fn lock(
     let query = sqlx::query_as(LOCK).bind(tenant.0).bind(producer.0);
     let row: Option<Row> = query.fetch_optional(connection).await?;
     row.map(sessions::session_row).transpose()
+}
+
+/// What is known of the producer of a locked session without its rows. The newest id is looked at
+/// first: of one that is active there may be millions. It need not be of the last transaction, since
+/// ids are chosen by clients; so all count before it is found idle.
+pub async fn transacted(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+    since: Timestamp,
+) -> Result<Activity, Error> {
+    let query = sqlx::query_as(TRANSACTED).bind(tenant.0).bind(producer.0);
+    let (noted_at, in_transaction, newest): (Instant, bool, Option<Instant>) =
+        query.fetch_one(&mut *connection).await?;
+    let mut last = newest.map(Timestamp::from);
+    if !in_transaction && last.is_some_and(|last| last < since) {
+        let query = sqlx::query_scalar(LAST_TRANSACTED_AT).bind(tenant.0).bind(producer.0);
+        let of_all: Option<Instant> = query.fetch_one(connection).await?;
+        last = of_all.map(Timestamp::from);
+    }
+    let noted_at = Some(noted_at.into());
+    Ok(Activity { last_appended_at: None, last_transacted_at: last, in_transaction, noted_at })
 }
 
 /// When the producer's last row was appended, if it has one that is not older than `since`; older

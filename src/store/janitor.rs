@@ -2,6 +2,7 @@
 //! over all tenants without locks and works tenant by tenant.
 
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::{Error, statements};
 use crate::model::{LogId, Offset, TenantId};
@@ -10,10 +11,16 @@ statements! {
     DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
     LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
         for update skip locked";
-    DROP_ROWS = "delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset in ( \
-        select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3)";
-    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id in ( \
-        select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3)";
+    /// Answers to what was staged its rows pointed. (An array: as a join it may be planned to read the
+    /// whole log for each chunk.)
+    DROP_ROWS = "with gone as ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any (array( \
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3)) \
+            returning transaction_id, staged_ordinal) \
+        select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
+    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array( \
+        select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3))";
     /// Locked in their order, as by commits in flight.
     DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
         select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
@@ -26,17 +33,27 @@ statements! {
     LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end, kept_offset \
         from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update skip locked";
-    /// Whole rows before an offset, oldest first; answers where the last of them ends.
+    /// Whole rows before an offset, oldest first; answers where the last of them ends, and to what
+    /// was staged they pointed.
     TRIM_ROWS = "with gone as ( \
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset in ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any (array( \
                 select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 \
-                    and base_offset + record_count <= $3 and base_offset < $3 order by base_offset limit $4) \
-            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes) \
-        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint from gone";
+                    and base_offset + record_count <= $3 and base_offset < $3 order by base_offset limit $4)) \
+            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes, \
+                transaction_id, staged_ordinal) \
+        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint, \
+            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
+    /// What rows of a log have pointed to, one each; answers how large it was.
+    DROP_STAGED = "with gone as ( \
+            delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal) \
+            where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal \
+            returning octet_length(s.records) as size_bytes) \
+        select coalesce(sum(size_bytes), 0)::bigint from gone";
     MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
     OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
-        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_offsets,group_offsets}'::name[]) \
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,group_offsets}'::name[]) \
         and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
@@ -50,9 +67,10 @@ pub struct Chunk {
     pub more: bool,
 }
 
-/// Tables with several indexes that begin with the tenant: which one is right shows in statistics only.
+/// Tables with several indexes that begin with the tenant, or joined: what is right shows in
+/// statistics only.
 const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
-    oncelog.producer_states, oncelog.transactions, oncelog.staged_offsets, oncelog.group_offsets";
+    oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, oncelog.group_offsets";
 
 /// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
 /// for.
@@ -108,7 +126,14 @@ pub async fn remove_doomed(
     if locked.is_none() {
         return Ok(Chunk { rows: 0, more: false });
     }
-    for sql in [DROP_ROWS, DROP_STATES, DROP_OFFSETS] {
+    let query = sqlx::query_as(DROP_ROWS).bind(tenant.0).bind(log.0).bind(chunk);
+    let (count, transactions, ordinals): (i64, Vec<Uuid>, Vec<i64>) =
+        query.fetch_one(&mut *connection).await?;
+    if count > 0 {
+        drop_staged(connection, tenant, transactions, ordinals).await?;
+        return Ok(Chunk { rows: count.unsigned_abs(), more: true });
+    }
+    for sql in [DROP_STATES, DROP_OFFSETS] {
         let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
         let rows = query.execute(&mut *connection).await?.rows_affected();
         if rows > 0 {
@@ -137,12 +162,28 @@ pub async fn trim_rows(
     chunk: i64,
 ) -> Result<Chunk, Error> {
     let query = sqlx::query_as(TRIM_ROWS).bind(tenant.0).bind(log.0).bind(before).bind(chunk);
-    let (count, end, size_bytes): (i64, Option<i64>, i64) =
+    type Gone = (i64, Option<i64>, i64, Vec<Uuid>, Vec<i64>);
+    let (count, end, own_bytes, transactions, ordinals): Gone =
         query.fetch_one(&mut *connection).await?;
+    let size_bytes = own_bytes + drop_staged(connection, tenant, transactions, ordinals).await?;
     let more = count == chunk;
     // a row that reaches past `before` stays; nothing else before it is left
     let kept_offset = if more { end.unwrap_or(before) } else { before };
     let query = sqlx::query(MOVE_KEPT).bind(tenant.0).bind(log.0).bind(kept_offset);
     query.bind(size_bytes).execute(connection).await?;
     Ok(Chunk { rows: count.unsigned_abs(), more })
+}
+
+/// Removes what rows that are gone have pointed to: a pair each. Answers how many bytes it had.
+async fn drop_staged(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    transactions: Vec<Uuid>,
+    ordinals: Vec<i64>,
+) -> Result<i64, Error> {
+    if transactions.is_empty() {
+        return Ok(0);
+    }
+    let query = sqlx::query_scalar(DROP_STAGED).bind(tenant.0).bind(transactions).bind(ordinals);
+    Ok(query.fetch_one(connection).await?)
 }

@@ -1,8 +1,10 @@
 //! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
 //!
 //! Locks are taken in one order everywhere: the tenant's row, session rows by id, transactions by id,
-//! groups by name and their offsets by group and log, heads by log id, producer states by producer. Heads and sessions are locked `for no key update`, never `for update`, which
-//! fights the `for key share` of foreign keys. Each locking statement stands in one place, and what
+//! groups by name and their offsets by group and log, heads by log id, producer states by producer.
+//! Heads and sessions are locked `for no key update`, never `for update`, which fights the
+//! `for key share` of foreign keys; only the heads of a topic that is deleted are, since a prepare
+//! holds them by key share. Each locking statement stands in one place, and what
 //! is read under a lock is read by a later statement: the one that waited still sees the old rows.
 
 pub mod appends;

@@ -6,19 +6,49 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Error, Instant, statements};
-use crate::model::{LogId, Offset, TenantId, Timestamp, transfer::Row};
+use crate::model::{
+    LogId, Offset, TenantId, Timestamp,
+    transaction::State,
+    transfer::{Row, Staged},
+};
 
 statements! {
     /// The rows of [$3, $4), from the one that holds $3, as long as the lines before a row are
     /// fewer than $5 bytes. Offsets are dense, so $4 bounds the rows as well. `octet_length` does
-    /// not decompress.
+    /// not decompress. A row of a committed transaction may point to its lines: they are looked up
+    /// by key, and only for such a row (a join would cost every row a fifth more). One that points
+    /// to nothing is kept, and told as corrupt.
     ROWS = "select base_offset, record_count, appended_at, transaction_id, records from ( \
             select base_offset, record_count, appended_at, transaction_id, records, \
                 sum(octet_length(records)) over (order by base_offset) - octet_length(records) as size_before \
-            from oncelog.batches \
-            where tenant_id = $1 and log_id = $2 and base_offset < $4 and base_offset >= coalesce( \
-                (select max(base_offset) from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3), $3) \
-        ) as page where size_before < $5 order by base_offset";
+            from ( \
+                select base_offset, record_count, appended_at, transaction_id, \
+                    coalesce(records, (select s.records from oncelog.staged_batches s \
+                        where s.tenant_id = $1 and s.transaction_id = b.transaction_id \
+                            and s.ordinal = b.staged_ordinal)) as records \
+                from oncelog.batches b \
+                where tenant_id = $1 and log_id = $2 and base_offset < $4 and base_offset >= coalesce( \
+                    (select max(base_offset) from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3), $3) \
+                order by base_offset \
+            ) as found \
+        ) as page where coalesce(size_before, 0) < $5 order by base_offset";
+    /// What ongoing and prepared transactions have staged for a log, as long as the lines before a
+    /// row are fewer than $3 bytes. An ongoing one past its deadline is an aborted one. A row has a
+    /// record at least, so $4 bounds those as well. Nothing but sizes is carried until it is known
+    /// which rows are wanted; and from the transactions to their rows, never the other way: what is
+    /// staged of committed ones is far more.
+    STAGED = "select transaction_id, state, (select s.records from oncelog.staged_batches s \
+                where s.tenant_id = $1 and s.transaction_id = open.transaction_id and s.ordinal = open.ordinal) \
+        from ( \
+            select t.transaction_id, t.state, s.ordinal, \
+                sum(s.size_bytes) over (order by t.transaction_id, s.ordinal) - s.size_bytes as size_before \
+            from oncelog.transactions t cross join lateral ( \
+                select s.ordinal, octet_length(s.records) as size_bytes from oncelog.staged_batches s \
+                where s.tenant_id = $1 and s.transaction_id = t.transaction_id and s.log_id = $2 \
+                order by s.ordinal) s \
+            where t.tenant_id = $1 and t.state in ('ongoing', 'prepared') \
+                and (t.state = 'prepared' or t.expires_at > statement_timestamp()) \
+        ) as open where size_before < $3 order by transaction_id, ordinal limit $4";
     /// Binary search for the first row appended at or after an instant: `appended_at` never
     /// decreases along a log. The answer lies in [low, high].
     SEARCH = "with recursive search (low, high) as ( \
@@ -57,6 +87,30 @@ pub async fn rows(
         Arc::new(Row { base_offset, record_count, appended_at, transaction_id, lines })
     };
     Ok(rows.into_iter().map(row).collect())
+}
+
+/// What open transactions have staged for a log, by transaction and ordinal, until about
+/// `max_bytes` of lines, or `limit` rows, have come: an item a row.
+pub async fn staged(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    max_bytes: i64,
+    limit: i64,
+) -> Result<Vec<Staged>, Error> {
+    let rows: Vec<(Uuid, String, String)> = sqlx::query_as(STAGED)
+        .bind(tenant.0)
+        .bind(log.0)
+        .bind(max_bytes)
+        .bind(limit)
+        .fetch_all(connection)
+        .await?;
+    let staged = |(transaction_id, state, lines): (Uuid, String, String)| {
+        let known = State::parse(&state);
+        let state = known.ok_or_else(|| Error::Corrupt(format!("a transaction is {state:?}")))?;
+        Ok(Staged { transaction_id, state, lines })
+    };
+    rows.into_iter().map(staged).collect()
 }
 
 /// The first offset in `[start, end]` whose record was appended at or after `instant`. None: rows

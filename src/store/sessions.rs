@@ -185,12 +185,13 @@ pub async fn open_new(
     connection: &mut PgConnection,
     tenant: TenantId,
     open: &Open,
+    transaction_timeout_ms: i64,
 ) -> Result<Option<SessionRow>, Error> {
     let made: Result<Option<Row>, sqlx::Error> = sqlx::query_as(OPEN_NEW)
         .bind(tenant.0)
         .bind(open.transactional_id.as_ref().map(Name::as_str))
         .bind(open.sequencing == Sequencing::Monotonic)
-        .bind(open.transaction_timeout_ms)
+        .bind(transaction_timeout_ms)
         .bind(open.open_id)
         .fetch_optional(connection)
         .await;

@@ -69,8 +69,8 @@ statements! {
     DROP_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and transaction_id = $2";
     /// Over all tenants.
     SWEEPING = "select tenant_id, transaction_id from oncelog.transactions where sweeping limit $1";
-    DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal in ( \
-        select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3)";
+    DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal = any (array( \
+        select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3))";
     SWEPT = "update oncelog.transactions set sweeping = false where tenant_id = $1 and transaction_id = $2 and sweeping";
 }
 

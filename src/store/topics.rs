@@ -1,6 +1,7 @@
 //! Topics and their logs.
 
 use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
 
 use super::{Error, Instant, logs::numbers, statements};
 use crate::model::{
@@ -25,6 +26,11 @@ statements! {
         select $1, $2, generate_series($3::integer, $4::integer - 1)";
     UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
     LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
+    /// As deleting them does, which a prepare's key share is held against; in order, as all who lock
+    /// heads. No foreign key refers to heads, so nothing else holds a key share.
+    LOCK_LOGS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id for update";
+    PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
+        order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
@@ -138,9 +144,37 @@ pub async fn log_ids(
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<LogId>, Error> {
-    let query = sqlx::query_scalar(LOG_IDS).bind(tenant.0).bind(topic.0);
+    ids(connection, LOG_IDS, tenant, topic).await
+}
+
+async fn ids(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    let query = sqlx::query_scalar(sql).bind(tenant.0).bind(topic.0);
     let ids: Vec<i64> = query.fetch_all(connection).await?;
     Ok(ids.into_iter().map(LogId).collect())
+}
+
+/// Locks the heads of a topic to delete them, in the order of their ids.
+pub async fn lock_logs(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    ids(connection, LOCK_LOGS, tenant, topic).await
+}
+
+/// A prepared transaction that holds one of these logs, whose heads must be locked.
+pub async fn pinned_by(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Option<Uuid>, Error> {
+    let query = sqlx::query_scalar(PINNED_BY).bind(tenant.0).bind(numbers(logs));
+    Ok(query.fetch_optional(connection).await?)
 }
 
 /// Removes a topic and its heads, which must be locked, and leaves its rows to the janitor.

@@ -372,6 +372,109 @@ async fn one_with_many_logs_goes_as_a_whole() {
     assert_eq!(code(a.append(p, 2, Scope::Partition(650)).await), Code::UnknownProducer);
 }
 
+impl World {
+    /// A transaction of the producer: its id made, it begun and it ended so many days ago.
+    async fn transaction(&self, producer: ProducerId, state: &str, days: [i64; 3]) {
+        let id = id_made(days[0] * DAY_MS);
+        let [_, begun, ended] = days.map(|days| format!("now() - interval '{days} days'"));
+        let outcome = match state {
+            "committed" => format!("{ended}, null, '[]', {ended}"),
+            "aborted" => format!("{ended}, 'client', null, {ended}"),
+            _ => "null, null, null, null".to_owned(),
+        };
+        self.sql(&format!(
+            "insert into oncelog.transactions (tenant_id, transaction_id, state, producer_id, epoch, \
+                digest, created_at, expires_at, ended_at, reason, appends, remembered_from) \
+            select tenant_id, '{id}', '{state}', producer_id, 0, '', {begun}, now() + interval '1 day', {outcome} \
+            from oncelog.sessions where producer_id = {}",
+            producer.0
+        ))
+        .await;
+    }
+
+    /// When the next look counts the producer as active, in days ago.
+    async fn active_days_ago(&self, producer: ProducerId) -> i64 {
+        let days = "round(extract(epoch from now() - active_at) / 86400)::bigint";
+        let of = format!("from oncelog.sessions where producer_id = {}", producer.0);
+        self.number(&format!("select {days} {of}")).await
+    }
+}
+
+#[tokio::test]
+async fn transactions_are_activity() {
+    let world = world(1).await;
+    let [a, b] = &world.replicas[..] else { panic!() };
+    // (what it did, when it counts as active; none: it is forgotten)
+    let table: &[(&str, [i64; 3], Option<i64>)] = &[
+        ("committed", [3, 3, 3], Some(3)),
+        ("aborted", [3, 3, 3], Some(3)),
+        ("committed", [10, 10, 2], Some(2)),
+        ("committed", [9, 9, 8], None),
+        ("ongoing", [30, 30, 0], Some(0)),
+        ("prepared", [30, 30, 0], Some(0)),
+        ("nothing", [0, 0, 0], None),
+    ];
+    let mut producers = Vec::new();
+    for (n, (state, ..)) in table.iter().enumerate() {
+        producers.push(a.producer(&format!("{state}-{n}")).await);
+    }
+    let clients_clock = a.producer("ids-of-another-time").await;
+    let forgotten = a.producer("outcomes-forgotten").await;
+    world.age(30 * DAY_MS).await;
+    for (producer, (state, days, _)) in producers.iter().zip(table) {
+        if *state != "nothing" {
+            world.transaction(*producer, state, *days).await;
+        }
+    }
+    // the newest id is not of the last transaction
+    for days in [[12, 4, 3], [8, 20, 20]] {
+        world.transaction(clients_clock, "committed", days).await;
+    }
+    // as the removal of an outcome leaves it
+    let noted = "active_at = now() - interval '6 days'";
+    let of = format!("where producer_id = {}", forgotten.0);
+    world.sql(&format!("update oncelog.sessions set {noted} {of}")).await;
+    b.sweep().await;
+    for (producer, (state, days, active)) in producers.iter().zip(table) {
+        assert_eq!(world.is_known(*producer).await, active.is_some(), "{state} {days:?}");
+        if let Some(active) = active {
+            assert_eq!(world.active_days_ago(*producer).await, *active, "{state} {days:?}");
+        }
+    }
+    assert_eq!(world.active_days_ago(clients_clock).await, 3);
+    assert_eq!(world.active_days_ago(forgotten).await, 6);
+    // one that was open is gone a limit after its end
+    let long_ago = "ended_at = created_at, remembered_from = created_at";
+    let abort = format!("set state = 'aborted', reason = 'timeout', {long_ago}");
+    world.sql(&format!("update oncelog.transactions {abort} where ended_at is null")).await;
+    world.age_sessions(8 * DAY_MS).await;
+    b.sweep().await;
+    assert!(!world.is_known(producers[4]).await && !world.is_known(producers[5]).await);
+    assert!(world.is_known(producers[0]).await, "active three days ago");
+}
+
+/// A begin holds its session, as every call on a transaction does: an expiry passes it by, and sees
+/// it the next time.
+#[tokio::test]
+async fn a_begin_in_flight_is_not_overlooked() {
+    let world = world(1).await;
+    let [a, b] = &world.replicas[..] else { panic!() };
+    let p = a.producer("p").await;
+    world.age(8 * DAY_MS).await;
+    let mut begin = world.connect().await;
+    let hold = "begin; select from oncelog.sessions for share";
+    sqlx::raw_sql(hold).execute(&mut begin).await.unwrap();
+    b.sweep().await;
+    assert!(world.is_known(p).await);
+    let insert = "insert into oncelog.transactions (tenant_id, transaction_id, state, producer_id, \
+        epoch, digest, created_at, expires_at) select tenant_id, gen_random_uuid(), 'ongoing', \
+        producer_id, 0, '', now(), now() from oncelog.sessions; commit";
+    sqlx::raw_sql(insert).execute(&mut begin).await.unwrap();
+    b.sweep().await;
+    assert!(world.is_known(p).await);
+    assert_eq!(world.active_days_ago(p).await, 0);
+}
+
 /// Its states in the logs of a deleted topic do not hold it.
 #[tokio::test]
 async fn a_deleted_topic_holds_nobody() {

@@ -13,7 +13,7 @@ use nix::{
 use oncelog::{
     broker::Settings,
     embedded::{DATABASE, Embedded, State},
-    model::transfer::{Read, Start},
+    model::transfer::{Isolation, Read, Start},
     store::Store,
 };
 use serde_json::{Value, json};
@@ -285,8 +285,13 @@ async fn five_thousand(partitions: i32, elsewhere: bool) {
     let mass: Vec<_> = (0..4_800)
         .map(|n| {
             let broker = served.broker.clone();
-            let read =
-                Read { start: Start::Latest, limit: 500, max_bytes: 1 << 20, wait_ms: 60_000 };
+            let read = Read {
+                start: Start::Latest,
+                limit: 500,
+                max_bytes: 1 << 20,
+                wait_ms: 60_000,
+                isolation: Isolation::default(),
+            };
             tokio::spawn(async move {
                 let page = broker.read(tenant, &name("t"), n % partitions, read).await.unwrap();
                 (page, Instant::now())

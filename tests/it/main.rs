@@ -22,6 +22,7 @@ mod reads;
 mod served;
 mod sessions;
 mod settings;
+mod staged;
 mod statements;
 mod stops;
 mod support;

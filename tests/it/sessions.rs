@@ -121,6 +121,63 @@ async fn what_is_wrong_with_an_open_is_named() {
     assert_eq!(list, json!({"sessions": [], "next_after": null}));
 }
 
+/// The tenant's default and maximum; a default above the maximum is the maximum.
+#[tokio::test]
+async fn how_long_transactions_may_take_is_the_sessions_within_the_tenants_maximum() {
+    let server = Server::start().await;
+    let set = async |body: Value| drop(server.patch("/v1/settings").json(body).await.ok());
+    let timeout = async |asked: Value| {
+        let body = json!({"transactional_id": "p", "transaction_timeout_ms": asked});
+        open(&server, body).await.created()["transaction_timeout_ms"].clone()
+    };
+    let beyond = async |asked: i64, maximum: i64| {
+        let before = server.get("/v1/sessions").await.ok();
+        for id in ["p", "new"] {
+            let body = json!({"transactional_id": id, "transaction_timeout_ms": asked});
+            let answer = open(&server, body).await;
+            answer.invalid(&["/transaction_timeout_ms"]);
+            assert!(answer.text().contains(&format!("which is {maximum}")), "{}", answer.text());
+        }
+        open(&server, json!({"transaction_timeout_ms": asked})).await.refused(Code::InvalidRequest);
+        // nobody was made, nobody fenced
+        assert_eq!(server.get("/v1/sessions").await.ok(), before);
+    };
+    assert_eq!(timeout(Value::Null).await, 60_000);
+    assert_eq!(timeout(json!(900_000)).await, 900_000);
+    beyond(900_001, 900_000).await;
+    set(json!({"transaction_timeout_ms": 5_000, "max_transaction_timeout_ms": 7_000})).await;
+    assert_eq!(timeout(Value::Null).await, 5_000);
+    assert_eq!(timeout(json!(7_000)).await, 7_000);
+    assert_eq!(timeout(json!(1)).await, 1);
+    beyond(7_001, 7_000).await;
+    // the patch is taken, in whatever order the two are changed
+    set(json!({"max_transaction_timeout_ms": 3_000})).await;
+    let settings = server.get("/v1/settings").await.ok()["settings"].clone();
+    assert_eq!(settings["transaction_timeout_ms"], 5_000);
+    assert_eq!(timeout(Value::Null).await, 3_000);
+    beyond(5_000, 3_000).await;
+    set(json!({"transaction_timeout_ms": 86_400_000})).await;
+    assert_eq!(timeout(Value::Null).await, 3_000);
+    set(json!({"max_transaction_timeout_ms": 86_400_000})).await;
+    assert_eq!(timeout(Value::Null).await, 86_400_000);
+    // malformed comes before too long, and that before the producer is looked for
+    let body = json!({"producer_id": 999, "epoch": 0, "transaction_timeout_ms": 86_400_001});
+    open(&server, body).await.invalid(&["/transaction_timeout_ms"]);
+}
+
+/// A repeat is answered with what was made, whatever the settings are by now.
+#[tokio::test]
+async fn a_repeated_open_is_not_judged_by_a_newer_maximum() {
+    let server = Server::start().await;
+    let body = json!({"transactional_id": "p", "transaction_timeout_ms": 9_000,
+        "open_id": uuid_at(now_s() * 1_000)});
+    let first = open(&server, body.clone()).await.created();
+    server.patch("/v1/settings").json(json!({"max_transaction_timeout_ms": 5})).await.ok();
+    let again = open(&server, body).await.ok();
+    assert_eq!((&again["duplicate"], &again["epoch"]), (&json!(true), &first["epoch"]));
+    assert_eq!(again["transaction_timeout_ms"], 9_000);
+}
+
 #[tokio::test]
 async fn an_open_id_answers_its_session_again_until_another_open() {
     let server = Server::start().await;

@@ -37,6 +37,10 @@ async fn settings_are_told_with_their_origins_and_maxima() {
     }
     let day_ms = 86_400_000;
     for (key, want) in [
+        ("transaction_timeout_ms", 60_000),
+        ("max_transaction_timeout_ms", 900_000),
+        ("transaction_retention_ms", 7 * day_ms),
+        ("max_transaction_batches", 10_000),
         ("producer_expiry_ms", 7 * day_ms),
         ("transactional_id_expiry_ms", 7 * day_ms),
         ("max_batch_records", 1_000),
@@ -89,6 +93,18 @@ async fn what_is_wrong_is_named_and_nothing_changes() {
         (json!({"max_topics": u64::MAX}), &["/max_topics"]),
         // null is for ever, where a setting knows that
         (json!({"max_topics": null}), &["/max_topics"]),
+        (json!({"transaction_retention_ms": null}), &["/transaction_retention_ms"]),
+        (json!({"max_transaction_timeout_ms": null}), &["/max_transaction_timeout_ms"]),
+        (
+            json!({"transaction_timeout_ms": 0, "max_transaction_timeout_ms": 86_400_001,
+                "transaction_retention_ms": 999, "max_transaction_batches": 100_001}),
+            &[
+                "/transaction_timeout_ms",
+                "/max_transaction_timeout_ms",
+                "/transaction_retention_ms",
+                "/max_transaction_batches",
+            ],
+        ),
         (json!({"producer_expiry_ms": 999}), &["/producer_expiry_ms"]),
         (json!({"transactional_id_expiry_ms": 1_i64 << 40}), &["/transactional_id_expiry_ms"]),
         (

@@ -14,7 +14,7 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, Partition, ProducerId, TenantId,
-        transfer::{Appended, Numbered, Placed, Read, Scope, Start},
+        transfer::{Appended, Isolation, Numbered, Placed, Read, Scope, Start},
     },
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
@@ -239,8 +239,13 @@ async fn read_all(broker: &Broker, tenant: TenantId) -> Vec<Stored> {
         for partition in 0..PARTITIONS {
             let mut next = 0;
             loop {
-                let read =
-                    Read { start: Start::Offset(next), limit: 777, max_bytes: 1 << 20, wait_ms: 0 };
+                let read = Read {
+                    start: Start::Offset(next),
+                    limit: 777,
+                    max_bytes: 1 << 20,
+                    wait_ms: 0,
+                    isolation: Isolation::default(),
+                };
                 let page = broker.read(tenant, &name(topic), partition, read).await.unwrap();
                 for slice in &page.slices {
                     let lines = slice.row.lines[slice.start..slice.end].lines();

@@ -7,12 +7,13 @@ use crate::{
         session::OPEN_ID_MEMORY_MS,
         settings::{Key, OwnSettings, Value},
     },
-    rules::expiry::{Verdict, judge, limit_ms},
+    rules::expiry::{Activity, Verdict, judge, limit_ms},
 };
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// In hours: `o` opened, `a` its last row, `h` its open horizon, `limit`, `now`.
+/// In hours: `o` opened, `a` its last row, `t` its last transaction's begin or end, `n` noted, `h` its
+/// open horizon, `limit`, `now`. `open`: a transaction is.
 #[test]
 fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
     let table = "
@@ -35,26 +36,47 @@ fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
         o100 h110         | limit 1    | now 136 -> expired
         o100 h110 a120    | limit 40   | now 159 -> active 120
         o100 h110 a120    | limit 40   | now 161 -> expired
-        o100 h110         | limit null | now 136 -> active 100";
+        o100 h110         | limit null | now 136 -> active 100
+        o100 t105         | limit 10   | now 115 -> active 105
+        o100 t105         | limit 10   | now 116 -> expired
+        o100 t90          | limit 10   | now 111 -> expired
+        o100 a104 t105    | limit 10   | now 112 -> active 105
+        o100 a105 t104    | limit 10   | now 112 -> active 105
+        o100 t105         | limit null | now 999 -> active 105
+        o100 n105         | limit 10   | now 115 -> active 105
+        o100 n105         | limit 10   | now 116 -> expired
+        o100 n90 a95      | limit 10   | now 110 -> active 100
+        o100 n107 t105    | limit 10   | now 115 -> active 107
+        o100 open         | limit 10   | now 999 -> active 999
+        o100 open t105    | limit 10   | now 110 -> active 110
+        o100 open         | limit null | now 999 -> active 999
+        o100 open h900    | limit 10   | now 920 -> active 920
+        o100 open h910    | limit 10   | now 920 -> active 925";
     assert_eq!(OPEN_ID_MEMORY_MS, 25 * HOUR_MS);
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (given, want) = line.split_once("->").unwrap();
         let [doings, limit, now] = given.split('|').collect::<Vec<_>>()[..] else { panic!() };
         let hours = |text: &str| text.parse::<i64>().unwrap() * HOUR_MS;
-        let (mut session, mut last) = (a_row("P7 pay").unwrap(), None);
+        let (mut session, mut activity) = (a_row("P7 pay").unwrap(), Activity::default());
         for word in doings.split_whitespace() {
+            if word == "open" {
+                activity.in_transaction = true;
+                continue;
+            }
             let at = Timestamp(hours(&word[1..]));
             match &word[..1] {
                 "o" => session.opened_at = at,
                 "h" => session.open_horizon = at,
-                _ => last = Some(at),
+                "t" => activity.last_transacted_at = Some(at),
+                "n" => activity.noted_at = Some(at),
+                _ => activity.last_appended_at = Some(at),
             }
         }
         let number =
             |text: &str, word: &str| text.trim().strip_prefix(word).unwrap().trim().to_owned();
         let limit = number(limit, "limit");
         let limit = (limit != "null").then(|| hours(&limit));
-        let got = match judge(&session, last, limit, Timestamp(hours(&number(now, "now")))) {
+        let got = match judge(&session, &activity, limit, Timestamp(hours(&number(now, "now")))) {
             Verdict::Expired => "expired".to_owned(),
             Verdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
         };

@@ -25,7 +25,7 @@ fn an_open(words: &str) -> Open {
         transactional_id: None,
         condition: None,
         open_id: None,
-        transaction_timeout_ms: 60_000,
+        transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
     };

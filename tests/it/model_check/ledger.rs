@@ -163,7 +163,7 @@ pub fn open_of(producer: ProducerId, sequences: Sequences) -> Open {
         transactional_id: Some(name_of(producer)),
         condition: None,
         open_id: None,
-        transaction_timeout_ms: 0,
+        transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences,
     }

@@ -11,7 +11,7 @@ use oncelog::{
         Code,
         session::Sequences,
         topic::TopicPatch,
-        transfer::{Appended, Placed, Read, Scope, Start},
+        transfer::{Appended, Isolation, Placed, Read, Scope, Start},
     },
 };
 use sqlx::{ConnectOptions, Connection};
@@ -330,7 +330,13 @@ async fn rules_24_and_25_rows_go_only_behind_a_snapshot_and_nothing_is_forgotten
     }
     a.broker.trim(a.tenant, &name(TOPIC), 0, 8).await.unwrap();
     // the log starts there at once, the rows are still needed
-    let read = Read { start: Start::Earliest, limit: 9, max_bytes: 9_999, wait_ms: 0 };
+    let read = Read {
+        start: Start::Earliest,
+        limit: 9,
+        max_bytes: 9_999,
+        wait_ms: 0,
+        isolation: Isolation::default(),
+    };
     let page = b.broker.read(b.tenant, &name(TOPIC), 0, read).await.unwrap();
     assert_eq!((page.log_start_offset, page.slices.len()), (8, 0));
     assert_eq!(world.sql("select count(*) from oncelog.batches").await, 8);

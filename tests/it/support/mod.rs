@@ -108,7 +108,7 @@ pub fn open(transactional_id: Option<&str>) -> Open {
         transactional_id: transactional_id.map(name),
         condition: None,
         open_id: None,
-        transaction_timeout_ms: 60_000,
+        transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
     }
