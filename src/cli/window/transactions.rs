@@ -27,8 +27,8 @@ const OF_A_READ: [&str; 5] = ["offset", "partition", "topic", "appended_at", "tr
 
 const EXPIRED: &str = "\
 a transaction is remembered for the tenant's transaction_retention_ms (7 days unless set), and an id \
-is taken for as long as that after the instant in it; from then on nobody can tell whether it has \
-run. See with `oncelog consume` how far the log goes, and send the rest of the input with a new \
+is taken for as long as that after the instant in it, which this machine's clock gave it; from then \
+on nobody can tell whether it has run. See with `oncelog consume` how far the log goes, and send the rest of the input with a new \
 --transaction-id (`oncelog txn id` makes one)";
 
 pub struct Transactions {
