@@ -55,7 +55,7 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
         (&["settings", "set"], 2, "KEY=VALUE"),
         (&["settings", "set", "max_topics"], 2, "KEY=VALUE"),
-        (&["settings", "set", "max_topic=1"], 2, "max_topic is none of producer_expiry_ms, "),
+        (&["settings", "set", "max_topic=1"], 2, "max_topic is none of transaction_timeout_ms, "),
         (&["settings", "set", "max_topics=-1"], 2, "outside of 0 to"),
         (&["settings", "set", "max_topics=null"], 2, "null is no value"),
         (&["settings", "set", "max_topics=many"], 2, "a value is a number"),
