@@ -56,11 +56,12 @@ Starting again:
 
 Transactions:
   With --transaction-size N, each N lines are one transaction: readers see all of them in one
-  instant, or none. Each is one request with an id made here, so one that is sent again, after a lost
-  answer or a killed server, is stored once. They go one after the other, in the order of the lines.
-  A transaction holds appends of --batch-size records at most, for which the limits of the topic
-  (max_batch_records, max_batch_bytes) hold; it holds max_transaction_batches appends at most,
-  each counted once for every partition, and 16 MiB, which is the largest request.
+  instant, or none. Each is one request with an id made here, so one that is sent again, after a
+  lost answer or a killed server, is stored once. They go one after the other, in the order of the
+  lines. A transaction holds appends of --batch-size records at most, for which the limits of the
+  topic hold (max_batch_records, max_batch_bytes). It is refused when it is larger than 16 MiB,
+  which is the largest request, or holds more than max_transaction_batches appends, each counted
+  once for every partition that it is spread over.
 
   With --transaction-id, a new id that `oncelog txn id` has made, a run that was killed can be
   started again: that is the id of the first transaction, those of the others count on from it, and

@@ -1,7 +1,7 @@
 //! `txn`, and `produce --transaction-size`: whole transactions, each once, whatever is killed or lost.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -11,6 +11,8 @@ use std::{
     },
 };
 
+use futures_util::future::join_all;
+use oncelog::http::Limits;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{
@@ -23,7 +25,11 @@ use super::{client, ended, oncelog, run, run_with};
 use crate::{
     crash::{fixed_port, kill_9_postmaster},
     served::{Client, Process, Served, replica, until},
-    support::{self, proxy::Proxy},
+    support::{
+        self,
+        http::{Server, Setup},
+        proxy::Proxy,
+    },
 };
 
 const SIZE: usize = 20;
@@ -37,6 +43,10 @@ fn numbered(dir: &Path, lines: usize) -> PathBuf {
     };
     fs::write(&path, (0..lines).map(line).collect::<String>()).unwrap();
     path
+}
+
+fn id_of(transaction: &Value) -> String {
+    transaction["transaction_id"].as_str().unwrap().to_owned()
 }
 
 fn new_id() -> String {
@@ -293,7 +303,7 @@ async fn the_limits_of_a_topic_hold_for_the_appends_of_a_transaction() {
     let shown = &run(client(url, &["txn", "show", id])).await.lines()[0];
     assert_eq!((&shown["state"], &shown["append_count"]), (&json!("committed"), &json!(3)));
 
-    // 16 MiB are the largest request
+    // 16 MiB are the largest request, here or as the server is configured
     let huge = format!("{}\n", "x".repeat(1 << 20)).repeat(17);
     let refused = run_with(publish("17", &[]), huge).await;
     assert!(refused.failed(1).contains("give a smaller --transaction-size"), "{}", refused.stderr);
@@ -306,6 +316,20 @@ async fn the_limits_of_a_topic_hold_for_the_appends_of_a_transaction() {
     let values = |records: &[Value]| records.iter().map(|r| r["value"].clone()).collect::<Vec<_>>();
     assert_eq!(values(&copied), values(&read));
     assert!(copied.iter().all(|record| record["transaction_id"] != id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_is_too_large_for_the_server_is_refused_at_once() {
+    let limits = Limits { max_body_bytes: 10_000, ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() }).await;
+    server.topic("t", 1).await;
+    let arguments = ["produce", "--topic", "t", "--plain", "--transaction-size", "1000"];
+    let lines = "a line of text\n".repeat(1_000);
+    let url = format!("http://{}", server.address);
+    let refused = run_with(client(&url, &arguments), lines).await;
+    let told = refused.failed(1);
+    assert!(told.contains("transaction 0, from line 1: ") && told.contains("(payload_too_large, "));
+    assert!(told.contains("max_body_bytes, 16 MiB unless configured"), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -346,17 +370,16 @@ async fn an_operator_sees_transactions_and_ends_what_is_stuck() {
     let session = post("/v1/sessions", json!({})).await.ok(201);
     let [producer, epoch] = [&session["producer_id"], &session["epoch"]];
     let bound = json!({"producer_id": producer, "epoch": epoch});
-    let id = |answer: &Value| answer["transaction_id"].as_str().unwrap().to_owned();
     let records = json!([{"topic": "t", "records": [{"value": 1}, {"value": 2}]}]);
     let whole = json!({"commit": true, "appends": records});
-    let whole = id(&post("/v1/transactions", whole).await.ok(201));
-    let ongoing = id(&post("/v1/transactions", bound.clone()).await.ok(201));
-    let prepared = id(&post("/v1/transactions", json!({"appends": records})).await.ok(201));
+    let whole = id_of(&post("/v1/transactions", whole).await.ok(201));
+    let ongoing = id_of(&post("/v1/transactions", bound.clone()).await.ok(201));
+    let prepared = id_of(&post("/v1/transactions", json!({"appends": records})).await.ok(201));
     post(&format!("/v1/transactions/{prepared}/prepare"), json!({})).await.ok(200);
 
     let list = async |more: &[&str]| {
         let listed = run(client(url, &[&["txn", "list"], more].concat())).await.lines();
-        listed.iter().map(id).collect::<Vec<_>>()
+        listed.iter().map(id_of).collect::<Vec<_>>()
     };
     assert_eq!(list(&[]).await, [&*whole, &*ongoing, &*prepared]);
     assert_eq!(list(&["--state", "prepared"]).await, [&*prepared]);
@@ -392,6 +415,27 @@ async fn an_operator_sees_transactions_and_ends_what_is_stuck() {
     let unknown = txn("show", &new_id()).await;
     let told = unknown.failed(1);
     assert!(told.contains("transaction_not_found") && told.contains("oncelog txn list"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_goes_through_all_pages() {
+    let served = Served::alone().await;
+    let url = served.client.url.as_str();
+    let whole = json!({"commit": true});
+    let ongoing = id_of(&served.client.post("/v1/transactions", &json!({})).await.ok(201));
+    for _ in 0..17 {
+        let begins = (0..64).map(|_| served.client.post("/v1/transactions", &whole));
+        join_all(begins).await.iter().for_each(|begun| drop(begun.ok(201)));
+    }
+    let list =
+        async |more: &[&str]| run(client(url, &[&["txn", "list"], more].concat())).await.lines();
+    let listed = list(&[]).await;
+    let ids: BTreeSet<String> = listed.iter().map(id_of).collect();
+    assert_eq!((listed.len(), ids.len(), ids.contains(&ongoing)), (17 * 64 + 1, 17 * 64 + 1, true));
+    let committed = list(&["--state", "committed"]).await;
+    assert_eq!(committed.len(), 17 * 64);
+    assert!(committed.iter().all(|transaction| transaction["state"] == "committed"));
+    assert_eq!(list(&["--limit", "1003"]).await, listed[..1003]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
