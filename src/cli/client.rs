@@ -1,7 +1,7 @@
 //! The HTTP client of all commands: base URL, token, and trying again.
 //!
 //! Every request that goes through here may be sent again as it stands: an append carries its
-//! sequence, an open its `open_id`, and the others repeat by nature. So a lost connection and a
+//! sequence, an open its `open_id`, a transaction its id, and the others repeat by nature. So a lost connection and a
 //! problem whose `retry` is `same` or `later` are answered by sending it again.
 
 use std::{
@@ -134,6 +134,7 @@ fn advice(problem: &Problem) -> &'static str {
             "; give a token with ONCELOG_TOKEN or --token, and see `oncelog token inspect`"
         }
         "forbidden" => "; the token given needs this scope",
+        "transaction_not_found" => "; `oncelog txn list` lists all that are remembered",
         "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",
         "route_not_found" => "; is --url the address of an oncelog server?",
         _ => "",
@@ -315,12 +316,13 @@ impl Client {
     pub async fn list(
         &self,
         path: &[&str],
+        filter: &[(&str, &str)],
         member: &str,
         mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
         let mut after: Option<String> = None;
         loop {
-            let mut query = vec![("limit", "1000")];
+            let mut query = [&[("limit", "1000")], filter].concat();
             query.extend(after.as_deref().map(|after| ("after", after)));
             let answer = self.send(self.request(Method::GET, path, &query)).await?;
             let page: HashMap<String, Box<RawValue>> = answer.json()?;

@@ -42,6 +42,8 @@ pub(super) struct Cutter<R> {
     kind: Kind,
     key_field: Option<String>,
     batch_size: usize,
+    /// The flag that `batch_size` was given by.
+    size_flag: &'static str,
     /// Lines read.
     line: u64,
     bytes: u64,
@@ -49,8 +51,14 @@ pub(super) struct Cutter<R> {
 }
 
 impl<R: BufRead> Cutter<R> {
-    pub fn new(input: R, kind: Kind, key_field: Option<String>, batch_size: usize) -> Self {
-        Self { input, kind, key_field, batch_size, line: 0, bytes: 0, buffer: Vec::new() }
+    pub fn new(
+        input: R,
+        kind: Kind,
+        key_field: Option<String>,
+        (batch_size, size_flag): (usize, &'static str),
+    ) -> Self {
+        let (line, bytes, buffer) = (0, 0, Vec::new());
+        Self { input, kind, key_field, batch_size, size_flag, line, bytes, buffer }
     }
 
     /// The next batch; none at the end of the input.
@@ -67,8 +75,9 @@ impl<R: BufRead> Cutter<R> {
             if batch.body.len() > MAX_BATCH_BYTES {
                 bail!(
                     "the batch that ends in line {} is larger than {MAX_BATCH_BYTES} bytes: give a \
-                     smaller --batch-size",
-                    self.line
+                     smaller {}",
+                    self.line,
+                    self.size_flag
                 );
             }
         }
@@ -163,8 +172,18 @@ fn key(value: &str, field: &str) -> anyhow::Result<String> {
 mod tests {
     use super::*;
 
+    fn cutter<'a>(
+        input: &'a str,
+        kind: Kind,
+        key_field: Option<&str>,
+        size: usize,
+    ) -> Cutter<&'a [u8]> {
+        let key_field = key_field.map(str::to_owned);
+        Cutter::new(input.as_bytes(), kind, key_field, (size, "--batch-size"))
+    }
+
     fn cut(input: &str, kind: Kind, key_field: Option<&str>, size: usize) -> Vec<Batch> {
-        let mut cutter = Cutter::new(input.as_bytes(), kind, key_field.map(str::to_owned), size);
+        let mut cutter = cutter(input, kind, key_field, size);
         std::iter::from_fn(|| cutter.next().unwrap()).collect()
     }
 
@@ -188,13 +207,13 @@ mod tests {
     fn skipping_lands_where_cutting_would() {
         let input = "1\n\n2\n3\n\n\n4\n5\n";
         for skipped in 0..3 {
-            let mut cutter = Cutter::new(input.as_bytes(), Kind::Value, None, 2);
+            let mut cutter = cutter(input, Kind::Value, None, 2);
             assert_eq!(cutter.skip(skipped).unwrap(), skipped);
             let next = cutter.next().unwrap().unwrap();
             assert_eq!(next, cut(input, Kind::Value, None, 2)[skipped as usize]);
         }
         // the last one is not full
-        let skip = |batches| Cutter::new(input.as_bytes(), Kind::Value, None, 2).skip(batches);
+        let skip = |batches| cutter(input, Kind::Value, None, 2).skip(batches);
         assert_eq!((skip(3).unwrap(), skip(4).unwrap()), (3, 3));
     }
 
@@ -236,7 +255,7 @@ mod tests {
             (&long, Kind::Text, None, "line 1 is longer"),
         ];
         for (input, kind, field, want) in table {
-            let mut cutter = Cutter::new(input.as_bytes(), kind, field.map(str::to_owned), 10);
+            let mut cutter = cutter(input, kind, field, 10);
             let error = format!("{:#}", cutter.next().unwrap_err());
             assert!(error.contains(want), "{error}");
         }

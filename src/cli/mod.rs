@@ -14,6 +14,7 @@ mod service;
 mod settings;
 mod token;
 mod topic;
+mod txn;
 mod window;
 
 use std::process::ExitCode;
@@ -74,6 +75,9 @@ enum Command {
     /// Show and change the tenant's settings
     #[command(subcommand)]
     Settings(settings::Command),
+    /// List, show and end transactions
+    #[command(subcommand, after_help = txn::EXAMPLE)]
+    Txn(txn::Command),
     /// Append lines of a file or of stdin, each once, however often it has to be tried
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
     Produce(produce::Flags),
@@ -133,6 +137,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Token(command) => token::run(command),
         Command::Topic(command) => topic::run(command),
         Command::Settings(command) => settings::run(command),
+        Command::Txn(command) => txn::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),
         Command::Bench(command) => bench::run(command),

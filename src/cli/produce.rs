@@ -13,17 +13,25 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::mpsc;
 
+use uuid::Uuid;
+
 use super::{
-    Interrupted, block_on,
+    Interrupted, WrongUsage, block_on,
     client::{Client, ServerFlags, counted},
     interrupted,
     lines::{Batch, Cutter, Kind},
     topic::name,
-    window::{Scope, Stored, Window},
+    txn,
+    window::{Identity, Scope, Stored, Window, Words},
 };
 use crate::model::Name;
 
 const READ_AHEAD_BYTES: usize = 1 << 18;
+const BATCH_SIZE: u32 = 100;
+/// Of an append in a transaction, which makes a row for every partition: as many as a topic takes
+/// unless set.
+const BATCH_SIZE_IN_TRANSACTION: u32 = 1_000;
+const IN_FLIGHT: u8 = 5;
 
 pub(super) const EXAMPLE: &str = "\
 Example:
@@ -46,6 +54,23 @@ Starting again:
   exit code 1. Without --transactional-id every run is a new producer: each line is stored once by
   this run, and once more by the next.
 
+Transactions:
+  With --transaction-size N, each N lines are one transaction: readers see all of them in one
+  instant, or none. Each is one request with an id made here, so one that is sent again, after a
+  lost answer or a killed server, is stored once. They go one after the other, in the order of the
+  lines. A transaction holds appends of --batch-size records at most, for which the limits of the
+  topic hold (max_batch_records, max_batch_bytes). It is refused when it is larger than 16 MiB,
+  which is the largest request, or holds more than max_transaction_batches appends, each counted
+  once for every partition that it is spread over.
+
+  With --transaction-id, a new id that `oncelog txn id` has made, a run that was killed can be
+  started again: that is the id of the first transaction, those of the others count on from it, and
+  the log knows which it has committed. The input, --transaction-size, --batch-size, --topic and
+  --partition must be the same as before. An id serves for one input, and for as long as
+  transactions are remembered (transaction_retention_ms, 7 days unless set): what is sent under it
+  later is refused, never stored twice. To start it twice at a time is safe: both send the same
+  transactions, and each is stored once. No session is opened, so there is no --transactional-id.
+
 Trying again:
   What gets no answer, or one that asks for it (`retry` is same or later), is sent again after a
   pause of at most 5 s (or what the answer asks for), for ever unless --max-retry-ms is given.
@@ -53,7 +78,9 @@ Trying again:
 Examples:
   oncelog produce orders.ndjson --topic orders --transactional-id import-7
   oncelog consume --topic orders | oncelog produce --topic copy --transactional-id copy-1
-  journalctl -f | oncelog produce --topic lines --plain --batch-size 1";
+  journalctl -f | oncelog produce --topic lines --plain --batch-size 1
+  id=$(oncelog txn id)
+  oncelog produce orders.ndjson --topic orders --transaction-size 500 --transaction-id $id";
 
 #[derive(Args)]
 pub(super) struct Flags {
@@ -78,12 +105,20 @@ pub(super) struct Flags {
     /// has a key keeps it
     #[arg(long, value_name = "FIELD", conflicts_with = "plain")]
     key_field: Option<String>,
-    /// Records in one request
-    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    batch_size: u32,
-    /// Most requests on their way at a time
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u8).range(1..=5))]
-    in_flight: u8,
+    /// Records in one append, which is one request unless there is --transaction-size [default: 100,
+    /// in a transaction 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch_size: Option<u32>,
+    /// Publish so many lines at a time, all or none, each time in a transaction of one request
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    transaction_size: Option<u32>,
+    /// The id of the first transaction, from `oncelog txn id`; started again with it, a run goes on
+    /// where the log ends
+    #[arg(long, value_name = "ID", requires = "transaction_size", value_parser = txn::id)]
+    transaction_id: Option<Uuid>,
+    /// Most requests on their way at a time; transactions go one after the other [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
+    in_flight: Option<u8>,
     /// Give up when one request has been tried for so long [default: never]
     #[arg(long, value_name = "MS")]
     max_retry_ms: Option<u64>,
@@ -101,18 +136,47 @@ struct Tally {
     requests_before: i64,
 }
 
+impl Flags {
+    /// Who runs, and how many lines one of its requests has.
+    fn identity(&self) -> Result<(Identity, u32), WrongUsage> {
+        let Some(size) = self.transaction_size else {
+            let transactional_id = self.transactional_id.clone();
+            let in_flight = usize::from(self.in_flight.unwrap_or(IN_FLIGHT));
+            let identity = Identity::Session { transactional_id, in_flight };
+            return Ok((identity, self.batch_size.unwrap_or(BATCH_SIZE)));
+        };
+        let refused = if self.transactional_id.is_some() {
+            "--transactional-id names a producer of numbered requests, and --transaction-size sends \
+             transactions, which have ids: give --transaction-id (`oncelog txn id` makes one) to \
+             start it again where it ended, or leave --transaction-size out"
+        } else if self.in_flight.is_some() {
+            "--in-flight is for requests without --transaction-size: transactions go one after the \
+             other, so that they stand in the order of the lines"
+        } else if self.batch_size.is_some_and(|batch_size| batch_size > size) {
+            "--batch-size is above --transaction-size, but it is the size of the appends that a \
+             transaction holds: leave it out, or give a smaller one"
+        } else {
+            let batch_size = self.batch_size.unwrap_or(BATCH_SIZE_IN_TRANSACTION) as usize;
+            return Ok((Identity::Transactions { first: self.transaction_id, batch_size }, size));
+        };
+        Err(WrongUsage(refused.into()))
+    }
+}
+
 pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
     block_on(produce(flags))
 }
 
 async fn produce(flags: Flags) -> anyhow::Result<()> {
+    let (identity, batch_size) = flags.identity()?;
+    let words = identity.words();
     let (input, size) = input(flags.file)?;
     let kind = match (flags.plain, flags.values) {
         (true, _) => Kind::Text,
         (_, true) => Kind::Value,
         _ => Kind::Record,
     };
-    let cutter = Cutter::new(input, kind, flags.key_field, flags.batch_size as usize);
+    let cutter = Cutter::new(input, kind, flags.key_field, (batch_size as usize, words.size));
     let patience = flags.max_retry_ms.map(Duration::from_millis);
     let mut client = Client::new(flags.server, patience)?;
     client.progress = progress(size);
@@ -120,12 +184,11 @@ async fn produce(flags: Flags) -> anyhow::Result<()> {
     let scope = Scope { topic: flags.topic, partition: flags.partition };
     let begun = Instant::now();
 
-    let (name, limit) = (flags.transactional_id.as_ref(), usize::from(flags.in_flight));
     let (mut tally, mut signal) = (Tally::default(), None);
     let sent = tokio::select! {
         sent = async {
-            let mut window = Window::open(client.clone(), &scope, name, limit).await?;
-            send_all(cutter, &mut window, &mut tally, &client).await
+            let mut window = Window::open(client.clone(), &scope, &identity).await?;
+            send_all(cutter, &mut window, &mut tally, &client, words).await
         } => sent,
         interrupted = interrupted() => {
             signal = Some(interrupted?);
@@ -133,7 +196,7 @@ async fn produce(flags: Flags) -> anyhow::Result<()> {
         }
     };
     client.progress.finish_and_clear();
-    let stored = summary(&tally, &scope, &client, begun.elapsed());
+    let stored = summary(&tally, &scope, &client, words, begun.elapsed());
     let Err(error) = sent else {
         client.notice(&stored);
         return Ok(());
@@ -143,9 +206,10 @@ async fn produce(flags: Flags) -> anyhow::Result<()> {
         told += &format!("\nbefore that it {stored}");
     }
     let Some(signal) = signal else { return Err(anyhow!(told)) };
-    told += match name {
-        Some(_) => "\nthe same command goes on where the log ends, and stores no line twice",
-        None => "\nwithout --transactional-id it cannot be gone on with",
+    told += &if identity.is_lasting() {
+        "\nthe same command goes on where the log ends, and stores no line twice".to_owned()
+    } else {
+        format!("\nwithout {} it cannot be gone on with", words.id)
     };
     Err(Interrupted { signal, told }.into())
 }
@@ -155,10 +219,11 @@ async fn send_all(
     window: &mut Window,
     tally: &mut Tally,
     client: &Client,
+    words: &'static Words,
 ) -> anyhow::Result<()> {
-    tally.requests_before = window.next_sequence;
-    let mut batches = read_ahead(cutter, window.next_sequence);
-    if window.next_sequence > 0 {
+    tally.requests_before = window.next;
+    let mut batches = read_ahead(cutter, window.next, words);
+    if window.next > 0 {
         let last = batches.recv().await.context("the reader of the input is gone")??;
         client.progress.set_position(last.end_byte);
         window.check(last).await?;
@@ -203,18 +268,18 @@ impl Tally {
     }
 }
 
-fn summary(tally: &Tally, scope: &Scope, client: &Client, took: Duration) -> String {
+fn summary(tally: &Tally, scope: &Scope, client: &Client, words: &Words, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     let mut text = format!(
         "stored {} in {} to {} in {seconds:.1} s ({:.0}/s)",
         counted(tally.records, "record"),
-        counted(tally.requests, "request"),
+        counted(tally.requests, words.unit),
         scope.topic,
         tally.records as f64 / seconds.max(0.001)
     );
     if tally.requests_before > 0 {
         let before = tally.requests_before.unsigned_abs();
-        text += &format!("; {} of earlier runs passed over", counted(before, "request"));
+        text += &format!("; {} of earlier runs passed over", counted(before, words.unit));
     }
     if client.repeats() > 0 {
         let (repeats, known) = (client.repeats(), tally.duplicates);
@@ -240,22 +305,24 @@ fn input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
 /// is the last one that the log holds, if it holds any.
 fn read_ahead(
     mut cutter: Cutter<Input>,
-    next_sequence: i64,
+    held: i64,
+    words: &'static Words,
 ) -> mpsc::Receiver<anyhow::Result<Batch>> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
         let mut first = || -> anyhow::Result<Option<Batch>> {
-            if next_sequence == 0 {
+            if held == 0 {
                 return cutter.next();
             }
-            let skipped = cutter.skip(next_sequence - 1)?;
+            let skipped = cutter.skip(held - 1)?;
             if let Some(batch) = cutter.next()? {
                 return Ok(Some(batch));
             }
+            let Words { unit, size, id } = words;
             bail!(
-                "the log holds {} of this transactional id, but the input has only {skipped}: \
-                 give the same input and --batch-size as before, or another --transactional-id",
-                counted(next_sequence.unsigned_abs(), "request")
+                "the log holds {} of this {id}, but the input has only {skipped}: give the same \
+                 input and {size} as before, or another {id}",
+                counted(held.unsigned_abs(), unit)
             );
         };
         let mut next = first().transpose();

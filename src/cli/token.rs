@@ -119,7 +119,8 @@ fn scope(text: &str) -> Result<String, String> {
     if words.is_empty() { Err("it permits nothing".into()) } else { Ok(words.join(" ")) }
 }
 
-fn life(text: &str) -> Result<Duration, String> {
+/// A time, as people write it.
+pub(super) fn life(text: &str) -> Result<Duration, String> {
     let wrong = || "a time is a number with s, m, h or d, such as 90s, at most 3650d".to_owned();
     let unit_s = match text.chars().last() {
         Some('s') => 1,
@@ -235,15 +236,20 @@ fn word<'a>(object: &'a Map<String, Value>, member: &str) -> &'a str {
 /// `in 59 minutes, 2026-11-21T08:00:00.000Z`
 fn in_words(seconds: i64) -> String {
     let distance = seconds.saturating_sub(now_s());
-    let (count, unit) = match distance.unsigned_abs() {
+    let count = lapse(distance.unsigned_abs());
+    let at = Timestamp(seconds.saturating_mul(1000));
+    if distance < 0 { format!("{count} ago, {at}") } else { format!("in {count}, {at}") }
+}
+
+/// `59 minutes`
+pub(super) fn lapse(seconds: u64) -> String {
+    let (count, unit) = match seconds {
         s @ 0..120 => (s, "second"),
         s @ 120..7_200 => (s / 60, "minute"),
         s @ 7_200..172_800 => (s / 3600, "hour"),
         s => (s / 86_400, "day"),
     };
-    let count = super::client::counted(count, unit);
-    let at = Timestamp(seconds.saturating_mul(1000));
-    if distance < 0 { format!("{count} ago, {at}") } else { format!("in {count}, {at}") }
+    super::client::counted(count, unit)
 }
 
 #[cfg(test)]

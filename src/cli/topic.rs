@@ -142,7 +142,7 @@ async fn list(common: Common) -> anyhow::Result<()> {
     let as_json = common.json || !stdout().is_terminal();
     let mut topics = table(&["topic", "partitions", "made"]);
     client
-        .list(&["topics"], "topics", |topic| {
+        .list(&["topics"], &[], "topics", |topic| {
             if as_json {
                 print(format!("{topic}\n").as_bytes())?;
             } else {

@@ -1,54 +1,67 @@
-//! A run of one producer in one scope: opens the session, and keeps a few sequenced requests in
-//! flight. Answers are taken in the order of the sequences, so what is acknowledged has no gaps.
+//! A run of `produce`: numbered requests, of which a few are in flight. Answers are taken in the order
+//! of the numbers, so what is acknowledged has no gaps.
+
+mod session;
+mod transactions;
 
 use std::{collections::VecDeque, sync::Arc};
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use reqwest::{Method, RequestBuilder, header::CONTENT_TYPE};
+use reqwest::RequestBuilder;
 use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use self::{session::Session, transactions::Transactions};
 use super::{
     client::{Client, Failure, Problem},
     lines::Batch,
 };
 use crate::model::Name;
 
-const NDJSON: &str = "application/x-ndjson";
-
-/// What is appended to: its sequences are counted by themselves.
+/// What is appended to.
 pub(super) struct Scope {
     pub topic: Name,
     pub partition: Option<i32>,
 }
 
-impl Scope {
-    fn path(&self) -> Vec<String> {
-        let topic = self.topic.to_string();
-        match self.partition {
-            Some(partition) => {
-                ["topics", &topic, "partitions", &partition.to_string(), "records"]
-                    .map(String::from)
+/// How a run is told from others, and its requests from each other.
+pub(super) enum Identity {
+    /// By the sequences of a session, which may have a name.
+    Session { transactional_id: Option<Name>, in_flight: usize },
+    /// Each is a transaction, and they may have a first id. They go one after the other.
+    Transactions { first: Option<Uuid>, batch_size: usize },
+}
+
+/// What people know it by.
+pub(super) struct Words {
+    /// A request.
+    pub unit: &'static str,
+    /// The flag that says how many lines one has.
+    pub size: &'static str,
+    /// The flag that says who runs.
+    pub id: &'static str,
+}
+
+impl Identity {
+    pub fn words(&self) -> &'static Words {
+        match self {
+            Self::Session { .. } => {
+                &Words { unit: "request", size: "--batch-size", id: "--transactional-id" }
             }
-            .into(),
-            None => ["topics", &topic, "records"].map(String::from).into(),
+            Self::Transactions { .. } => {
+                &Words { unit: "transaction", size: "--transaction-size", id: "--transaction-id" }
+            }
         }
     }
 
-    fn is(&self, item: &Value) -> bool {
-        item["topic"] == self.topic.as_str()
-            && item["partition"].as_i64() == self.partition.map(i64::from)
+    /// Whether a run started again goes on where this one ended.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Session { transactional_id, .. } => transactional_id.is_some(),
+            Self::Transactions { first, .. } => first.is_some(),
+        }
     }
-}
-
-#[derive(Deserialize)]
-struct Opened {
-    producer_id: i64,
-    epoch: i64,
-    next_sequences: Vec<Value>,
 }
 
 /// What was acknowledged of one batch.
@@ -62,65 +75,65 @@ pub(super) struct Stored {
     pub end_byte: u64,
 }
 
-/// A session and its requests in flight.
+/// A run and its requests in flight.
 pub(super) struct Window {
-    client: Arc<Client>,
-    path: Vec<String>,
-    producer_id: i64,
-    epoch: i64,
-    /// Of the next batch.
-    pub next_sequence: i64,
+    run: Arc<Run>,
+    /// The number of the next batch: so many the log holds, or they are on their way.
+    pub next: i64,
     limit: usize,
     in_flight: VecDeque<JoinHandle<anyhow::Result<Stored>>>,
 }
 
+struct Run {
+    client: Arc<Client>,
+    way: Way,
+    words: &'static Words,
+}
+
+enum Way {
+    Session(Session),
+    Transactions(Transactions),
+}
+
 impl Window {
-    /// Opens the session, which ends every older run of the same transactional id.
     pub async fn open(
         client: Arc<Client>,
         scope: &Scope,
-        transactional_id: Option<&Name>,
-        limit: usize,
+        identity: &Identity,
     ) -> anyhow::Result<Self> {
-        let mut asked = json!({"open_id": Uuid::now_v7()});
-        if let Some(name) = transactional_id {
-            asked["transactional_id"] = name.as_str().into();
-        }
-        let open = client.request(Method::POST, &["sessions"], &[]).json(&asked);
-        let opened: Opened = client.send(open).await.context("cannot open the session")?.json()?;
-        let next_sequence = next_sequence(&client, scope, &opened).await?;
-        Ok(Self {
-            client,
-            path: scope.path(),
-            producer_id: opened.producer_id,
-            epoch: opened.epoch,
-            next_sequence,
-            limit,
-            in_flight: VecDeque::new(),
-        })
+        let (way, next, limit) = match identity {
+            Identity::Session { transactional_id, in_flight } => {
+                let opened = Session::open(&client, scope, transactional_id.as_ref()).await?;
+                (Way::Session(opened.0), opened.1, *in_flight)
+            }
+            Identity::Transactions { first, batch_size } => {
+                let opened = Transactions::open(&client, scope, *first, *batch_size).await?;
+                (Way::Transactions(opened.0), opened.1, 1)
+            }
+        };
+        let run = Arc::new(Run { client, way, words: identity.words() });
+        Ok(Self { run, next, limit, in_flight: VecDeque::new() })
     }
 
-    fn request(&self, sequence: i64, body: Bytes) -> RequestBuilder {
-        let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
-        let [producer, epoch, sequence] =
-            [self.producer_id, self.epoch, sequence].map(|number| number.to_string());
-        let query = [("producer_id", &*producer), ("epoch", &*epoch), ("sequence", &*sequence)];
-        self.client.request(Method::POST, &path, &query).header(CONTENT_TYPE, NDJSON).body(body)
-    }
-
-    /// Sends the batch of the last sequence again: its digest tells whether this input is the one
-    /// that was sent before.
+    /// Sends the last batch that the log holds again: its digest tells whether this input is the
+    /// one that was sent before.
     pub async fn check(&self, batch: Batch) -> anyhow::Result<()> {
-        let sequence = self.next_sequence - 1;
+        let number = self.next - 1;
         let (first, last) = (batch.lines.first().copied(), batch.lines.last().copied());
-        match self.client.send(self.request(sequence, batch.body.into())).await {
-            Err(Failure::Refused(problem)) if problem.code == "sequence_reused" => bail!(
-                "lines {} to {} are not what was sent before as request {sequence}: give the same \
-                 input and --batch-size as the run that is gone on with (also not a longer input, \
-                 unless it ended with a full batch), or another --transactional-id",
-                first.unwrap_or_default(),
-                last.unwrap_or_default()
-            ),
+        let (request, _) = self.run.request(number, batch.body, &batch.lines)?;
+        let Words { unit, size, id } = self.run.words;
+        match self.run.client.send(request).await {
+            Err(Failure::Refused(problem))
+                if ["sequence_reused", "transaction_reused"].contains(&&*problem.code) =>
+            {
+                bail!(
+                    "lines {} to {} are not what was sent before as {unit} {number}: give the same \
+                     input and {size} as the run that is gone on with (also not a longer input, \
+                     unless it ended with a full {unit}), or another {id}",
+                    first.unwrap_or_default(),
+                    last.unwrap_or_default()
+                )
+            }
             answer => answer.context("cannot check the input").map(drop),
         }
     }
@@ -135,19 +148,17 @@ impl Window {
 
     /// Sends the next batch, for which there must be room.
     pub fn send(&mut self, batch: Batch) {
-        let sequence = self.next_sequence;
+        let (run, number) = (self.run.clone(), self.next);
         // all before these were acknowledged
-        let known = sequence - self.in_flight.len() as i64;
-        let body = Bytes::from(batch.body);
-        let (records, end_byte) = (batch.lines.len() as u64, batch.end_byte);
-        let request = self.request(sequence, body);
-        let client = self.client.clone();
+        let known = number - self.in_flight.len() as i64;
+        let Batch { body, lines, end_byte } = batch;
         self.in_flight.push_back(tokio::spawn(async move {
-            let stored = append(&client, request, known).await;
-            let stored = stored.map_err(|failure| explain(failure, sequence, &batch.lines))?;
-            Ok(Stored { records, end_byte, ..stored })
+            let (request, starts) = run.request(number, body, &lines)?;
+            let stored = append(&run.client, request, known).await;
+            let stored = stored.map_err(|failure| run.explain(failure, number, &lines, &starts))?;
+            Ok(Stored { records: lines.len() as u64, end_byte, ..stored })
         }));
-        self.next_sequence += 1;
+        self.next += 1;
     }
 
     /// Waits for the oldest request; none when all are answered. Given up, it loses nothing.
@@ -166,24 +177,6 @@ impl Drop for Window {
     }
 }
 
-async fn next_sequence(client: &Client, scope: &Scope, opened: &Opened) -> anyhow::Result<i64> {
-    let number = |item: &Value| item["next_sequence"].as_i64().context("no next_sequence");
-    if let Some(found) = opened.next_sequences.iter().find(|item| scope.is(item)) {
-        return number(found);
-    }
-    // an open lists a thousand; nearly always that is all
-    let mut found = None;
-    if opened.next_sequences.len() >= crate::model::session::MAX_LISTED_SCOPES as usize {
-        let path = ["sessions", &opened.producer_id.to_string(), "sequences"];
-        let each = |item: &RawValue| {
-            found = Some(serde_json::from_str(item.get())?).filter(|item| scope.is(item));
-            Ok(found.is_none())
-        };
-        client.list(&path, "sequences", each).await?;
-    }
-    found.as_ref().map_or(Ok(0), number)
-}
-
 /// One batch, until it is stored. That the log waits for a sequence at or above `known` is no
 /// failure: that one is on its way, and is being tried again like this one.
 async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<Stored, Failure> {
@@ -195,37 +188,88 @@ async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<
     answer.json().map_err(|error| Failure::Foreign(format!("{error:#}")))
 }
 
-/// The failure in words of the input.
-fn explain(failure: Failure, sequence: i64, lines: &[u64]) -> anyhow::Error {
-    let Failure::Refused(problem) = &failure else { return failure.into() };
-    let hint = match problem.code.as_str() {
-        "producer_fenced" => {
-            "another run with the same --transactional-id was started since, and this one is over. \
-             If that was not meant, give each producer an id of its own"
+impl Run {
+    /// The request, the same whenever it is asked for; and of a transaction, which record each of
+    /// its appends begins with.
+    fn request(
+        &self,
+        number: i64,
+        ndjson: Vec<u8>,
+        lines: &[u64],
+    ) -> anyhow::Result<(RequestBuilder, Vec<usize>)> {
+        match &self.way {
+            Way::Session(session) => {
+                Ok((session.request(&self.client, number, ndjson), Vec::new()))
+            }
+            Way::Transactions(transactions) => {
+                transactions.request(&self.client, number, &ndjson, lines)
+            }
         }
-        "out_of_order_sequence" | "unknown_producer_state" => {
-            "the log no longer knows what it has acknowledged to this run: was the topic deleted \
-             and made again? Start with another --transactional-id"
+    }
+
+    /// The failure in words of the input.
+    fn explain(
+        &self,
+        failure: Failure,
+        number: i64,
+        lines: &[u64],
+        starts: &[usize],
+    ) -> anyhow::Error {
+        let Failure::Refused(problem) = &failure else { return failure.into() };
+        let hint = match (&self.way, problem.code.as_str()) {
+            (_, "invalid_request") => Some(
+                "a line is a record such as {\"key\": \"a\", \"value\": 1}; for lines that are \
+                 values themselves there is --values, for lines of text --plain",
+            ),
+            (Way::Session(_), _) => session::hint(problem),
+            (Way::Transactions(_), _) => transactions::hint(problem),
+        };
+        let Some(hint) = hint else { return failure.into() };
+        let record = problem.errors.first().and_then(|fault| record_at(&fault.pointer, starts));
+        let place = match (record.and_then(|record| lines.get(record)), lines.first()) {
+            (Some(line), _) => format!("line {line}"),
+            (None, first) => {
+                let first = first.copied().unwrap_or_default();
+                format!("{} {number}, from line {first}", self.words.unit)
+            }
+        };
+        anyhow::anyhow!("{place}: {failure}\n{hint}")
+    }
+}
+
+/// Which record of the request a pointer leads to: `/records/7/value`, or in a transaction
+/// `/appends/1/records/7/value`.
+fn record_at(pointer: &str, starts: &[usize]) -> Option<usize> {
+    let mut parts = pointer.split('/').skip(1);
+    let mut start = 0;
+    let mut part = parts.next()?;
+    if part == "appends" {
+        start = *starts.get(parts.next()?.parse::<usize>().ok()?)?;
+        part = parts.next()?;
+    }
+    let index: usize = parts.next().filter(|_| part == "records")?.parse().ok()?;
+    Some(start + index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::record_at;
+
+    #[test]
+    fn pointers_lead_to_records() {
+        let starts = [0, 100];
+        let table = [
+            ("/records/7/value", Some(7)),
+            ("/records/7", Some(7)),
+            ("/appends/0/records/7", Some(7)),
+            ("/appends/1/records/7/value", Some(107)),
+            ("/appends/2/records/7", None),
+            ("/appends/1/topic", None),
+            ("/producer_id", None),
+            ("", None),
+        ];
+        for (pointer, want) in table {
+            assert_eq!(record_at(pointer, &starts), want, "{pointer}");
         }
-        "unknown_producer" => "the session is gone; start again to open another",
-        "batch_too_large" | "payload_too_large" => {
-            "give a smaller --batch-size; with the same --transactional-id only if nothing was \
-             stored yet"
-        }
-        "invalid_request" => {
-            "a line is a record such as {\"key\": \"a\", \"value\": 1}; for lines that are values \
-             themselves there is --values, for lines of text --plain"
-        }
-        _ => return failure.into(),
-    };
-    let pointers = problem.errors.first().map(|mistake| mistake.pointer.as_str());
-    let index = pointers.and_then(|pointer| pointer.strip_prefix("/records/")?.split('/').next());
-    let line = index.and_then(|index| lines.get(index.parse::<usize>().ok()?));
-    let place = match (line, lines.first()) {
-        (Some(line), _) => format!("line {line}"),
-        (None, first) => {
-            format!("request {sequence}, from line {}", first.copied().unwrap_or_default())
-        }
-    };
-    anyhow::anyhow!("{place}: {failure}\n{hint}")
+    }
 }

@@ -76,7 +76,7 @@ impl Answer {
 pub struct Client {
     pub url: String,
     pub http: reqwest::Client,
-    token: Option<String>,
+    pub token: Option<String>,
 }
 
 impl Client {

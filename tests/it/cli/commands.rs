@@ -10,16 +10,44 @@ use crate::{
 
 /// Nobody listens there.
 const NOBODY: &str = "http://127.0.0.1:9";
+const ID: &str = "019aa5b6-5c00-7000-8000-000000000004";
 
 #[tokio::test]
 async fn wrong_usage_ends_with_2_and_failure_with_1() {
-    let table: [(&[&str], i32, &str); 21] = [
+    let table: [(&[&str], i32, &str); 32] = [
         (&[], 2, "Exit codes"),
         (&["serv"], 2, "serve"),
         (&["produce"], 2, "--topic"),
         (&["produce", "--topic", "a b"], 2, "a name is"),
         (&["produce", "--topic", "t", "--in-flight", "6"], 2, "1..=5"),
         (&["produce", "--topic", "t", "--plain", "--key-field", "x"], 2, "cannot be used with"),
+        (&["produce", "--topic", "t", "--transaction-size", "0"], 2, "1..=100000"),
+        (&["produce", "--topic", "t", "--transaction-id", ID], 2, "--transaction-size"),
+        (
+            &["produce", "--topic", "t", "--transaction-size", "9", "--transaction-id", "import-7"],
+            2,
+            "a transaction id is a UUIDv7; `oncelog txn id` makes one",
+        ),
+        (
+            &["produce", "--topic", "t", "--transaction-size", "9", "--transactional-id", "x"],
+            2,
+            "give --transaction-id (`oncelog txn id` makes one)",
+        ),
+        (
+            &["produce", "--topic", "t", "--transaction-size", "9", "--in-flight", "5"],
+            2,
+            "transactions go one after the other",
+        ),
+        (
+            &["produce", "--topic", "t", "--transaction-size", "9", "--batch-size", "10"],
+            2,
+            "--batch-size is above --transaction-size",
+        ),
+        (&["txn", "list", "--state", "open"], 2, "ongoing, prepared, committed, aborted"),
+        (&["txn", "list", "--older-than", "5 minutes"], 2, "such as 90s"),
+        (&["txn", "list", "--producer", "x"], 2, "--producer"),
+        (&["txn", "show", "7"], 2, "is a UUIDv7"),
+        (&["txn", "abort"], 2, "<ID>"),
         (&["consume", "--topic", "t", "--offset", "x1"], 2, "an offset is"),
         (&["consume", "--topic", "t", "--timestamp", "today"], 2, "RFC 3339"),
         (&["consume", "--topic", "t", "--until-end"], 2, "--follow"),
@@ -27,7 +55,7 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
         (&["settings", "set"], 2, "KEY=VALUE"),
         (&["settings", "set", "max_topics"], 2, "KEY=VALUE"),
-        (&["settings", "set", "max_topic=1"], 2, "max_topic is none of producer_expiry_ms, "),
+        (&["settings", "set", "max_topic=1"], 2, "max_topic is none of transaction_timeout_ms, "),
         (&["settings", "set", "max_topics=-1"], 2, "outside of 0 to"),
         (&["settings", "set", "max_topics=null"], 2, "null is no value"),
         (&["settings", "set", "max_topics=many"], 2, "a value is a number"),
@@ -70,6 +98,12 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "topic delete",
         "settings show",
         "settings set",
+        "txn",
+        "txn list",
+        "txn show",
+        "txn abort",
+        "txn commit",
+        "txn id",
         "produce",
         "consume",
         "bench append",

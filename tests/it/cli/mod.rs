@@ -6,6 +6,7 @@ mod consume;
 mod produce;
 mod terminal;
 mod tokens;
+mod transactions;
 
 use std::{
     io::Write,

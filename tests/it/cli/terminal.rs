@@ -152,6 +152,51 @@ async fn people_get_tables_and_programs_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_see_transactions_with_their_ages_and_where_their_records_lie() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let begin = async |body| {
+        let begun = served.client.post("/v1/transactions", &body).await.ok(201);
+        begun["transaction_id"].as_str().unwrap().to_owned()
+    };
+    let appends = json!([{"topic": "t", "records": [{"value": 1}, {"value": 2}]}]);
+    let whole = begin(json!({"commit": true, "appends": appends})).await;
+    let prepared = begin(json!({"appends": appends})).await;
+    let path = format!("/v1/transactions/{prepared}/prepare");
+    served.client.post(&path, &json!({})).await.ok(200);
+    let shown = async |arguments: &[&str]| {
+        let terminal = Terminal::run(client(url, &[&["txn"], arguments].concat()), None);
+        let (code, text) = terminal.end().await;
+        assert_eq!(code, Some(0), "{text}");
+        text
+    };
+    let list = shown(&["list"]).await;
+    println!("{list}");
+    let lines: Vec<&str> = list.lines().collect();
+    let head: Vec<&str> = lines[0].split_whitespace().collect();
+    let heads = ["transaction", "state", "age", "prepared", "for", "producer", "appends"];
+    assert_eq!(head, heads);
+    let row = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (first, second) = (row(lines[1]), row(lines[2]));
+    assert_eq!((&first[..2], &*first[4]), (&[whole.clone(), "committed".to_owned()][..], "1"));
+    assert_eq!(second[..2], [prepared.clone(), "prepared".to_owned()]);
+    // an age, and for how long it is prepared
+    assert!(second[3].starts_with("second") && second[5].starts_with("second"), "{list}");
+
+    let text = shown(&["show", &whole]).await;
+    println!("{text}");
+    assert!(text.starts_with(&format!("{whole}, committed\nbegun 20")), "{text}");
+    assert!(text.contains("\nof no session\nholds 1 append\n"), "{text}");
+    let place: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(place, ["t", "0", "0", "2"]);
+    let text = shown(&["abort", &prepared]).await;
+    println!("{text}");
+    assert!(text.contains(&format!("transaction {prepared} is aborted\n")), "{text}");
+    assert!(text.contains(&format!("{prepared}, aborted (operator)\n")), "{text}");
+    assert!(!text.contains("base offset"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_is_deleted_by_who_types_its_name() {
     let served = one_topic().await;
     let url = served.client.url.as_str();
