@@ -34,7 +34,7 @@ statements! {
         held as materialized ( \
             select l.log_id, l.last_appended_at from oncelog.logs l \
             where l.tenant_id = $1 and l.log_id = any (array (select log_id from want)) \
-            order by l.log_id for no key update), \
+            order by l.log_id for no key update of l), \
         moment as materialized ( \
             select greatest(max(last_appended_at), date_trunc('milliseconds', clock_timestamp())) as ended_at, \
                 count(*) = (select count(*) from want) and (select count(*) from staged) = (select batch_count from t) \

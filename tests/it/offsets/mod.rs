@@ -187,6 +187,18 @@ async fn what_is_wrong_with_a_commit_is_named() {
     for (commit, pointers) in table {
         server.commit("g", commit).await.invalid(&pointers);
     }
+    server.committed("g").await.refused(Code::GroupNotFound);
+}
+
+#[tokio::test]
+async fn what_is_too_much_leaves_no_trace_and_what_just_fits_is_taken() {
+    let server = Server::start().await;
+    server.filled_topic("orders", 1, 5).await;
+    let one = |changes: Value| {
+        let mut item = json!({"topic": "orders", "partition": 0, "offset": 1});
+        item.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        json!({"offsets": [item]})
+    };
     let long = json!({"member_id": "m".repeat(256), "generation": -1, "offsets": [{"topic": "orders",
         "partition": 0, "offset": 0}]});
     server.commit("g", long).await.invalid(&["/generation", "/member_id"]);
