@@ -1,13 +1,25 @@
 //! Transactions over HTTP and in the broker.
 
+mod forgetting;
 mod http;
 mod zombie;
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use uuid::Uuid;
 
-use crate::support::http::{Call, Server, Setup};
+use crate::{
+    served::until,
+    support::{
+        http::{Answer, Call, Server, Setup},
+        proxy::Proxy,
+    },
+};
 
 const ALL: &str = "/v1/transactions";
 
@@ -100,4 +112,44 @@ async fn waiting_for_locks(server: &Server) -> i64 {
 async fn deadlocks(server: &Server) -> i64 {
     let sql = "select deadlocks from pg_stat_database where datname = current_database()";
     number(server, sql).await
+}
+
+/// A transaction id whose instant lies so far from now.
+fn id_at(from_now_ms: i64) -> Uuid {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+    let at = (now + from_now_ms) as u64;
+    let nanos = (at % 1_000) as u32 * 1_000_000;
+    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, at / 1_000, nanos))
+}
+
+/// Makes a call of a server behind a proxy, which is held after so many messages to the database
+/// until something else is done, or waits for what the call has locked.
+async fn held_while<T>(
+    proxy: &Proxy,
+    steps: u64,
+    call: Call,
+    other: impl Future<Output = T>,
+    watcher: &Server,
+) -> (Answer, T) {
+    proxy.close_gate();
+    proxy.let_through(steps);
+    let call = tokio::spawn(call.into_future());
+    let held = async || (call.is_finished() || proxy.held() > 0).then_some(());
+    until("the call to be held", held).await;
+    let done = AtomicBool::new(false);
+    let other = async {
+        let answer = other.await;
+        done.store(true, Ordering::SeqCst);
+        answer
+    };
+    let release = async {
+        let over = async || {
+            let waits = waiting_for_locks(watcher).await > 0;
+            (waits || done.load(Ordering::SeqCst)).then_some(())
+        };
+        until("the other to be done, or to wait", over).await;
+        proxy.open_gate();
+    };
+    let (other, ()) = tokio::join!(other, release);
+    (call.await.unwrap(), other)
 }

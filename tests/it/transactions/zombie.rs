@@ -1,22 +1,16 @@
 //! The zombie story of the field: a producer falls asleep in the middle of a transaction, another
 //! takes its place, and the first one wakes while the second is in the middle of its own.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use oncelog::model::Code;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{
-    append, begin, begun, call, committed_offset, read, replica_of, see, step, values,
-    waiting_for_locks,
+    append, begin, begun, call, committed_offset, held_while, read, replica_of, see, step, values,
 };
-use crate::{
-    served::until,
-    support::{
-        http::{Answer, Server, Setup},
-        proxy::Proxy,
-    },
+use crate::support::{
+    http::{Answer, Server, Setup},
+    proxy::Proxy,
 };
 
 const CALLS: [&str; 5] = ["records", "offsets", "prepare", "commit", "abort"];
@@ -324,26 +318,8 @@ impl Run<'_> {
         } else {
             call(self.server, id, verb, &body)
         };
-        proxy.close_gate();
-        proxy.let_through(steps);
-        let asleep = tokio::spawn(asleep.into_future());
-        let sleeps = async || (asleep.is_finished() || proxy.held() > 0).then_some(());
-        until("the zombie to sleep", sleeps).await;
-        let opened = AtomicBool::new(false);
-        let open = async {
-            let newer = Run::open(other).await;
-            opened.store(true, Ordering::SeqCst);
-            newer
-        };
-        let wake = async {
-            let done = async || {
-                let waits = waiting_for_locks(other).await > 0;
-                (waits || opened.load(Ordering::SeqCst)).then_some(())
-            };
-            until("the newer session to open, or to wait", done).await;
-            proxy.open_gate();
-        };
-        let ((newer, opened), ()) = tokio::join!(open, wake);
-        (asleep.await.unwrap(), newer, opened)
+        let open = Run::open(other);
+        let (answer, (newer, opened)) = held_while(proxy, steps, asleep, open, other).await;
+        (answer, newer, opened)
     }
 }
