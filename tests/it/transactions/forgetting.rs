@@ -380,7 +380,7 @@ async fn a_repeat_overtaken_by_forgetting_at_any_step_does_not_run() {
             let id = id_at(minutes * MINUTE_MS);
             body["transaction_id"] = json!(id);
             if body["offsets"].is_array() {
-                body["offsets"][0]["group"] = json!(format!("g{steps}"));
+                body["offsets"][0]["group"] = json!(format!("g{minutes}"));
             }
             begin(&server, &body).await.created();
             if body["commit"].is_null() {

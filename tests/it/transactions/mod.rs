@@ -2,6 +2,9 @@
 
 mod forgetting;
 mod http;
+mod lost;
+mod races;
+mod transfers;
 mod zombie;
 
 use std::{
