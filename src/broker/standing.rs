@@ -45,14 +45,15 @@ pub async fn hold(
         return Ok(held);
     }
     held.claims = store::whole::claim(connection, tenant, &ids).await?;
-    // what was forgotten before an id came free has moved the horizon by now
-    let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
     let standing = &mut held.standing;
-    standing.memory = Some(Memory { horizon, now });
     for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
         let row = store::transactions::read(connection, tenant, *id).await?;
         standing.rows.extend(row.map(|row| (*id, row)));
     }
+    // last: what was forgotten before an id came free, or its row was looked for, has moved the
+    // horizon by now
+    let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
+    standing.memory = Some(Memory { horizon, now });
     for id in self::sessions(requests) {
         let ongoing = store::transactions::ongoing(connection, tenant, id).await?;
         let ongoing = ongoing.filter(|row| !row.has_expired(now));

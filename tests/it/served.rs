@@ -218,7 +218,7 @@ pub async fn replica(proxy: &Proxy, options: &PgConnectOptions) -> (Process, Cli
     let environment = [("ONCELOG_TOKEN_HS256_SECRET", SECRET), ("ONCELOG_DATABASE_URL", &url)];
     let process = Process::serve(&["--listen", "127.0.0.1:0"], &environment).await;
     let claims = json!({"aud": "oncelog", "iss": "oncelog", "exp": 4_102_444_800_u64,
-        "tenant": "default", "scope": "admin produce consume"});
+        "tenant": "default", "scope": "admin produce consume group"});
     let key = jsonwebtoken::EncodingKey::from_secret(SECRET.as_bytes());
     let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
     let client = Client::new(&process.url, Some(token));

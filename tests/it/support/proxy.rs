@@ -44,12 +44,15 @@ struct Gate {
     allowed: AtomicU64,
     held: AtomicU64,
     passed: AtomicU64,
+    /// Messages that go through and whose answers are lost.
+    losing: AtomicU64,
+    /// The next message that holds this text cuts its connection: true, once it has arrived.
+    cutting: Mutex<Option<(&'static str, bool)>>,
 }
 
 impl Orphans {
     fn takes(&self, message: &[u8]) -> bool {
-        let holds = |text: &mut &str| message.windows(text.len()).any(|w| w == text.as_bytes());
-        self.holding.lock().unwrap().take_if(holds).is_some()
+        self.holding.lock().unwrap().take_if(|text| holds(message, text)).is_some()
     }
 
     async fn arrive(&self, message: &[u8], mut server: UnixStream) {
@@ -61,16 +64,33 @@ impl Orphans {
     }
 }
 
+fn take_one(count: &AtomicU64) -> bool {
+    let less = |n: u64| n.checked_sub(1);
+    count.try_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
+}
+
+fn holds(message: &[u8], text: &str) -> bool {
+    message.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
 impl Gate {
+    /// Whether this message cuts its connection; true: it arrives.
+    fn cuts(&self, message: &[u8]) -> Option<bool> {
+        if take_one(&self.losing) {
+            return Some(true);
+        }
+        let mut cutting = self.cutting.lock().unwrap();
+        cutting.take_if(|(text, _)| holds(message, text)).map(|(_, arrives)| arrives)
+    }
+
     async fn pass(&self) {
         self.held.fetch_add(1, Ordering::SeqCst);
         loop {
             let woken = self.passes.notified();
             let mut woken = std::pin::pin!(woken);
             woken.as_mut().enable();
-            let let_through = |n: u64| n.checked_sub(1);
-            let allowed = self.allowed.try_update(Ordering::SeqCst, Ordering::SeqCst, let_through);
-            if !self.closed.load(Ordering::SeqCst) || allowed.is_ok() {
+            let allowed = take_one(&self.allowed);
+            if !self.closed.load(Ordering::SeqCst) || allowed {
                 break;
             }
             woken.await;
@@ -146,6 +166,20 @@ impl Proxy {
         self.gate.passes.notify_waiters();
     }
 
+    /// What waits at the gate goes on to the server, and its answers never come.
+    pub fn lose_held_answers(&self) {
+        self.gate.losing.store(self.held(), Ordering::SeqCst);
+    }
+
+    /// The next message that holds this text cuts its connection, before it arrives or after.
+    pub fn cut_at(&self, text: &'static str, arrives: bool) {
+        *self.gate.cutting.lock().unwrap() = Some((text, arrives));
+    }
+
+    pub fn cut_nowhere(&self) {
+        *self.gate.cutting.lock().unwrap() = None;
+    }
+
     pub fn open_gate(&self) {
         self.gate.closed.store(false, Ordering::SeqCst);
         self.gate.passes.notify_waiters();
@@ -200,6 +234,13 @@ impl Line {
                 read = client.read(&mut sent) => {
                     let Ok(n @ 1..) = read else { return };
                     self.gate.pass().await;
+                    if let Some(arrives) = self.gate.cuts(&sent[..n]) {
+                        if arrives {
+                            let _ = server.write_all(&sent[..n]).await;
+                            let _ = server.read(&mut answered).await;
+                        }
+                        return;
+                    }
                     if self.orphans.takes(&sent[..n]) {
                         drop(client);
                         return self.orphans.arrive(&sent[..n], server).await;
