@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::Parser;
 use reqwest::Method;
 use serde_json::{Value, json};
