@@ -21,6 +21,7 @@ torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
 
 mutants: ## Leave the rules of the append protocol out, one by one, and see a test fail
 	@scripts/ensure-postgres
+	@scripts/ensure-python3
 	scripts/mutants
 
 check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that what it saw

@@ -55,6 +55,19 @@ async fn committed_offset(client: &Client, group: &str) -> Value {
     listed["offsets"][0]["offset"].clone()
 }
 
+fn transformer(url: &str, form: &str) -> Command {
+    let mut command = Command::new("python3");
+    command
+        .arg(root().join("examples/transform.py"))
+        .args(["--source", "orders", "--target", "invoices", "--group", "billing"])
+        .args(["--url", url, "--form", form, "--batch", "3"])
+        .env_remove("ONCELOG_TOKEN")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
 /// An instance of the transform that is started anew whenever it ends or is killed.
 struct Instance {
     kill: Arc<Notify>,
@@ -67,16 +80,8 @@ impl Instance {
         let killed = kill.clone();
         let task = tokio::spawn(async move {
             loop {
-                let child = Command::new("python3")
-                    .arg(root().join("examples/transform.py"))
-                    .args(["--source", "orders", "--target", "invoices", "--group", "billing"])
-                    .args(["--url", &url, "--form", form, "--batch", "3"])
-                    .env_remove("ONCELOG_TOKEN")
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::piped())
-                    .kill_on_drop(true)
-                    .spawn()
-                    .expect("python3: see scripts/ensure-python3");
+                let child = transformer(&url, form).spawn();
+                let child = child.expect("python3: see scripts/ensure-python3");
                 tokio::select! {
                     output = child.wait_with_output() => {
                         let output = output.unwrap();
@@ -102,7 +107,7 @@ impl Instance {
 
 /// Two instances at once on one partition; they and the server are killed at random places.
 async fn transform(form: &'static str) {
-    const ORDERS: i64 = 2_000;
+    const ORDERS: i64 = 1_200;
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -113,9 +118,10 @@ async fn transform(form: &'static str) {
     let client = Client::new(&server.url, None);
     client.put_topic("orders", 1).await;
     client.put_topic("invoices", 1).await;
-    let orders: Vec<Value> = (0..ORDERS).map(|n| json!({"number": n})).collect();
-    for (index, orders) in orders.chunks(500).enumerate() {
-        assert_eq!(client.append("orders", 0, orders).await, index as i64 * 500);
+    let order = |number: i64| json!({"number": number});
+    let orders: Vec<Value> = (0..ORDERS).map(order).collect();
+    for (index, orders) in orders.chunks(400).enumerate() {
+        assert_eq!(client.append("orders", 0, orders).await, index as i64 * 400);
     }
     let fenced = Arc::<AtomicU32>::default();
     let instances = [(); 2].map(|()| Instance::start(&server.url, form, fenced.clone()));
@@ -142,13 +148,18 @@ async fn transform(form: &'static str) {
     for instance in instances {
         instance.stop().await;
     }
+    // one more, and another that goes on as far as there is something
+    client.append("orders", 0, &[order(ORDERS)]).await;
+    let output = transformer(&server.url, form).arg("--drain").output();
+    let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let invoices = read_all(&client, "invoices").await;
     for (number, invoice) in invoices.iter().enumerate() {
         let value = json!({"invoice": number, "order": {"number": number}});
         assert_eq!(*invoice, json!({"key": null, "value": value}));
     }
-    assert_eq!(invoices.len() as i64, ORDERS);
-    assert_eq!(committed_offset(&client, "billing").await, json!(ORDERS));
+    assert_eq!(invoices.len() as i64, ORDERS + 1);
+    assert_eq!(committed_offset(&client, "billing").await, json!(ORDERS + 1));
     let fenced = fenced.load(Ordering::Relaxed);
     println!("{form}: fenced {fenced} times");
     assert_eq!(form == "session", fenced > 0);
