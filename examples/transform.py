@@ -231,6 +231,8 @@ def main():
             transform.run(transform.commit_whole)
     except Refused as refused:
         sys.exit(str(refused))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

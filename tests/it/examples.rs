@@ -60,7 +60,7 @@ fn transformer(url: &str, form: &str) -> Command {
     command
         .arg(root().join("examples/transform.py"))
         .args(["--source", "orders", "--target", "invoices", "--group", "billing"])
-        .args(["--url", url, "--form", form, "--batch", "3"])
+        .args(["--url", url, "--form", form, "--batch", "5"])
         .env_remove("ONCELOG_TOKEN")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
