@@ -11,6 +11,7 @@ run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 
 test: ## Run all tests; they start a PostgreSQL of their own
 	@scripts/ensure-postgres
+	@scripts/ensure-python3
 	cargo test --locked
 
 torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
@@ -20,6 +21,7 @@ torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
 
 mutants: ## Leave the rules of the append protocol out, one by one, and see a test fail
 	@scripts/ensure-postgres
+	@scripts/ensure-python3
 	scripts/mutants
 
 check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that what it saw

@@ -40,11 +40,12 @@ struct Exchange {
     answer: Option<Value>,
 }
 
-/// The fenced blocks, in order, which must all be examples; those of one block, divided by `---`,
-/// are sent at the same time.
+/// The fenced blocks, in order, which must all be examples, or drawings; those of one block, divided
+/// by `---`, are sent at the same time.
 fn examples(document: &str) -> Vec<Vec<Exchange>> {
     let blocks: Vec<&str> = document.split("```http\n").skip(1).collect();
-    assert_eq!(document.matches("```").count(), 2 * blocks.len(), "a block that is no example");
+    let count = blocks.len() + document.matches("```text\n").count();
+    assert_eq!(document.matches("```").count(), 2 * count, "a block that is no example");
     let block = |text: &str| -> Vec<Exchange> {
         let (block, _) = text.split_once("\n```").unwrap();
         block.split("\n---\n").map(exchange).collect()
@@ -72,21 +73,40 @@ fn exchange(text: &str) -> Exchange {
 /// What stands in the document for what is another one in each run: the same there, the same here.
 #[derive(Default)]
 struct StandIns {
-    open_ids: BTreeMap<String, String>,
+    ids: BTreeMap<Uuid, Uuid>,
     instants: BTreeMap<String, String>,
 }
 
 impl StandIns {
-    /// The body with ids of today.
-    fn fill(&mut self, body: &str) -> String {
-        let word = |word: &str| match Uuid::parse_str(word) {
-            Ok(_) => {
-                let fresh = || Uuid::now_v7().to_string();
-                self.open_ids.entry(word.to_owned()).or_insert_with(fresh).clone()
-            }
-            Err(_) => word.to_owned(),
+    /// The text with ids of today, in the order in which the document first names them. Those of
+    /// years ago stay: they are meant to be old.
+    fn fill(&mut self, text: &str) -> String {
+        const RECENT: u64 = 1_735_689_600; // 2025 began
+        let is_part = |c: char| c.is_ascii_hexdigit() || c == '-';
+        let fill = |piece: &str| {
+            let word = piece.trim_end_matches(|c| !is_part(c));
+            let id = Uuid::try_parse(word).ok().filter(|id| {
+                word.len() == 36 && id.get_timestamp().is_some_and(|t| t.to_unix().0 >= RECENT)
+            });
+            let Some(id) = id else { return piece.to_owned() };
+            let fresh = self.ids.entry(id).or_insert_with(Uuid::now_v7);
+            format!("{fresh}{}", &piece[word.len()..])
         };
-        body.split('"').map(word).collect::<Vec<_>>().join("\"")
+        text.split_inclusive(|c| !is_part(c)).map(fill).collect()
+    }
+
+    /// An exchange with ids of today.
+    fn filled(&mut self, example: &Exchange) -> Exchange {
+        Exchange {
+            method: example.method.clone(),
+            path: self.fill(&example.path),
+            body: example.body.as_ref().map(|body| self.fill(body)),
+            status: example.status.clone(),
+            answer: example
+                .answer
+                .as_ref()
+                .map(|answer| serde_json::from_str(&self.fill(&answer.to_string())).unwrap()),
+        }
     }
 
     /// Every stated field is in the answer as it is stated; others are only where `...` stands.
@@ -120,8 +140,8 @@ fn is_instant(text: &str) -> bool {
     text.len() == 24 && chrono::DateTime::parse_from_rfc3339(text).is_ok()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_example_of_sequences_is_answered_as_it_says() {
+/// Sends all examples of a document to a fresh server; answers the codes of the problems, each once.
+async fn answered_as_it_says(name: &str) -> BTreeSet<String> {
     let dir = support::open_dir();
     let data_dir = dir.path().join("data");
     // the requests that are sent at the same time must find each other on a busy machine too
@@ -131,20 +151,19 @@ async fn every_example_of_sequences_is_answered_as_it_says() {
     let http = reqwest::Client::new();
     let mut stand_ins = StandIns::default();
     let mut codes = BTreeSet::new();
-    for block in examples(&document("docs/sequences.md")) {
+    for block in examples(&document(name)) {
+        let block: Vec<_> = block.iter().map(|example| stand_ins.filled(example)).collect();
         let sent = block.iter().map(|example| {
             let url = format!("{}{}", server.url, example.path);
             let mut request = http.request(example.method.clone(), url);
             if let Some(body) = &example.body {
-                let body = stand_ins.fill(body);
-                request = request.header("content-type", "application/json").body(body);
+                request = request.header("content-type", "application/json").body(body.clone());
             }
             async move {
                 let answer = request.send().await.unwrap();
                 (answer.status(), answer.text().await.unwrap())
             }
         });
-        let sent: Vec<_> = sent.collect();
         for (example, (status, text)) in block.iter().zip(join_all(sent).await) {
             let Exchange { method, path, body, status: stated, answer } = example;
             let wrong = format!("{method} {path} {body:?}: {status} {text}");
@@ -158,10 +177,33 @@ async fn every_example_of_sequences_is_answered_as_it_says() {
             codes.extend(actual.and_then(|actual| Some(actual["code"].as_str()?.to_owned())));
         }
     }
+    codes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_of_sequences_is_answered_as_it_says() {
+    let codes = answered_as_it_says("docs/sequences.md").await;
     let all = ["invalid_producer_epoch", "out_of_order_sequence", "producer_fenced"];
     let all =
         all.into_iter().chain(["sequence_reused", "unknown_producer", "unknown_producer_state"]);
     assert!(all.eq(codes.iter().map(String::as_str)), "{codes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_of_transactions_is_answered_as_it_says() {
+    let codes = answered_as_it_says("docs/transactions.md").await;
+    let all = [
+        "concurrent_transactions",
+        "group_not_found",
+        "invalid_transaction_state",
+        "offset_commit_conflict",
+        "producer_fenced",
+        "topic_in_use",
+        "transaction_expired",
+        "transaction_not_found",
+        "transaction_reused",
+    ];
+    assert!(all.into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
 }
 
 fn status_line(status: StatusCode) -> String {

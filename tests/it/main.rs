@@ -10,6 +10,7 @@ mod crash;
 mod docs;
 mod docs_page;
 mod embedded;
+mod examples;
 mod expiry;
 mod greeting;
 mod long_polls;
