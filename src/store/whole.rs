@@ -165,7 +165,7 @@ pub async fn claim(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Commits claimed ones.
+/// Commits claimed ones: all of them, or nothing was to be appended.
 pub async fn finish(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -173,7 +173,7 @@ pub async fn finish(
     ended_at: Timestamp,
 ) -> Result<(), Error> {
     let session = |e: &Ended<'_>| e.whole.session;
-    sqlx::query(FINISH)
+    let finished = sqlx::query(FINISH)
         .bind(tenant.0)
         .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
         .bind(ended.iter().map(|e| session(e).map(|(id, _)| id.0)).collect::<Vec<_>>())
@@ -183,7 +183,7 @@ pub async fn finish(
         .bind(ended_at.to_chrono())
         .execute(connection)
         .await?;
-    Ok(())
+    if finished.rows_affected() == ended.len() as u64 { Ok(()) } else { Err(Error::overtaken()) }
 }
 
 /// Their ids are free again.

@@ -2,7 +2,6 @@
 
 mod forgetting;
 mod http;
-mod lost;
 mod races;
 mod transfers;
 mod zombie;
