@@ -280,3 +280,40 @@ async fn nobody_waits_for_what_is_staged_or_is_woken_by_it() {
     assert_eq!(staged(&page), []);
     world.sql("rollback").await;
 }
+
+/// As its own requests bring it about.
+#[tokio::test]
+async fn a_transaction_is_shown_in_every_state_it_goes_through() {
+    let mut world = world().await;
+    world.topic("t", 1).await;
+    let call = |call: &str, body: Value| {
+        let path = format!("/v1/transactions/{}{call}", id(1));
+        world.server.post(&path).json(body)
+    };
+    let append = |value: Value| {
+        let records = json!([{"value": value}]);
+        json!({"appends": [{"topic": "t", "partition": 0, "records": records}]})
+    };
+    let of = |state: &str, values: &[i64]| {
+        vec![(id(1), state.to_owned(), values.iter().map(|value| json!(value)).collect::<Vec<_>>())]
+    };
+    let retention = json!({"transaction_retention_ms": 315_360_000_000_i64});
+    world.server.patch("/v1/settings").json(retention).await.ok();
+    let mut begin = append(json!(1));
+    begin["transaction_id"] = json!(id(1));
+    world.server.post("/v1/transactions").json(begin).await.created();
+    assert_eq!(world.staged("").await, of("ongoing", &[1]));
+    call("/records", append(json!(2))).await.ok();
+    assert_eq!(world.staged("").await, of("ongoing", &[1, 2]));
+    call("/prepare", json!({})).await.ok();
+    assert_eq!(world.staged("").await, of("prepared", &[1, 2]));
+    let problem = world.server.delete("/v1/topics/t").await.refused(Code::TopicInUse);
+    assert_eq!(problem["transaction_id"], id(1).to_string());
+    call("/commit", json!({})).await.ok();
+    let page = world.read("isolation=read_uncommitted").await.ok();
+    assert_eq!((offsets(&page), staged(&page)), (vec![0, 1], vec![]));
+    assert!((0..2).all(|n| page["records"][n]["transaction_id"] == id(1).to_string()));
+    world.trim(2).await;
+    assert_eq!(world.sizes().await, (0, 0, 0));
+    world.server.delete("/v1/topics/t").await.no_content();
+}
