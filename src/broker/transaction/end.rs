@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, begin, enter, session_of};
+use super::{Asked, Done, Stop, begin, enter, groups, session_of};
 use crate::{
     broker::{Broker, Error},
     model::{
@@ -20,6 +21,43 @@ use crate::{
     store::{self, Connection, ending::Commit, offsets::Commit as OffsetCommit, staging},
 };
 
+/// A transaction to be committed as it is.
+pub struct Committing {
+    tenant: TenantId,
+    commit: Commit,
+}
+
+impl groups::Call for Committing {
+    fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    fn id(&self) -> Uuid {
+        self.commit.id
+    }
+
+    fn size_bytes(&self) -> i64 {
+        0
+    }
+
+    fn make<'a>(
+        calls: &'a [Self],
+        connection: &'a mut Connection,
+    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>> {
+        Box::pin(async move {
+            let Some(Committing { tenant, .. }) = calls.first() else { return Ok(Vec::new()) };
+            let commits: Vec<Commit> = calls.iter().map(|call| call.commit).collect();
+            let committed = store::ending::commit(connection, *tenant, &commits, false).await?;
+            let mut done: Vec<Done> = committed.rows.into_iter().map(Done::now).collect();
+            // told once for all
+            if let Some(first) = done.first_mut() {
+                first.high_watermarks = committed.high_watermarks;
+            }
+            Ok(done)
+        })
+    }
+}
+
 impl Broker {
     pub(super) async fn commit(
         &self,
@@ -31,15 +69,10 @@ impl Broker {
     ) -> Result<Done, Stop> {
         let begun = Instant::now();
         if asked.is_empty() && caller != Caller::Operator {
-            let session = session_of(caller);
-            let commit = Commit { id, session, expected_appends, judged: false };
-            let committed = self
-                .store
-                .run(move |connection| Box::pin(store::ending::commit(connection, tenant, commit)));
-            if let Some(committed) = committed.await? {
+            let commit = Commit { id, session: session_of(caller), expected_appends };
+            if let Some(done) = self.committing.make(Committing { tenant, commit }).await? {
                 self.transactions.committed(begun);
-                let high_watermarks = committed.high_watermarks;
-                return Ok(Done { row: committed.row, duplicate: false, high_watermarks });
+                return Ok(done);
             }
         }
         let settings = self.settings.of(tenant).await?;
@@ -120,9 +153,10 @@ pub(super) async fn finish(
     if row.state == State::Prepared {
         staging::unpin(connection, tenant, id, &places).await?;
     }
-    let commit = Commit { id, session: row.session, expected_appends, judged: true };
-    let committed = store::ending::commit(connection, tenant, commit).await?;
-    let committed = committed.ok_or(Stop::Again)?;
+    let commit = Commit { id, session: row.session, expected_appends };
+    let committed = store::ending::commit(connection, tenant, &[commit], true).await?;
+    let high_watermarks = committed.high_watermarks;
+    let row = committed.rows.into_iter().next().ok_or(Stop::Again)?;
     let commit =
         |Claimed { place, offset, .. }: Claimed| OffsetCommit { place, offset, metadata: None };
     let commits: Vec<OffsetCommit> = staged.into_iter().map(commit).collect();
@@ -132,8 +166,7 @@ pub(super) async fn finish(
         }
         staging::drop_offsets(connection, tenant, id).await?;
     }
-    let high_watermarks = committed.high_watermarks;
-    Ok(Done { row: committed.row, duplicate: false, high_watermarks })
+    Ok(Done { row, duplicate: false, high_watermarks })
 }
 
 async fn judge_prepare(

@@ -13,14 +13,15 @@ mod asked;
 mod begin;
 mod end;
 pub mod fence;
+mod groups;
 mod records;
 mod see;
-mod stager;
 pub mod sweep;
 mod whole;
 
-pub use records::Waits;
-pub use stager::Stager;
+pub use end::Committing;
+pub use groups::Calls;
+pub use records::{Staging, Waits};
 pub use sweep::Rounds;
 
 use std::sync::Arc;
@@ -74,7 +75,7 @@ impl From<Refusal> for Stop {
 }
 
 /// A call that was done, or had been.
-struct Done {
+pub struct Done {
     row: Row,
     duplicate: bool,
     /// Where the next offsets of its logs are, if it has just made it visible.

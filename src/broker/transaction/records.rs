@@ -6,18 +6,19 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, enter, stager::Job};
+use super::{Asked, Done, Stop, enter, groups};
 use crate::{
     broker::Broker,
-    model::{Sequence, TenantId, settings::OwnSettings, transaction::Caller},
+    model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Caller},
     rules::{
         Refusal,
         transaction::{self, Numbering, Row, Verb},
     },
-    store::{Connection, staging},
+    store::{self, Connection, staging},
 };
 
 /// How often a call that waits for those before it is tried again.
@@ -25,6 +26,45 @@ const CALL_INTERVAL: Duration = Duration::from_millis(5);
 /// Most calls that wait so, of all transactions and of one.
 const WAITING_CALLS: usize = 1_024;
 const WAITING_CALLS_PER_TRANSACTION: usize = 16;
+
+/// Records to be staged.
+pub struct Staging {
+    tenant: TenantId,
+    id: Uuid,
+    session: Option<(ProducerId, Epoch)>,
+    sequence: Option<Sequence>,
+    asked: Arc<Asked>,
+    max_batches: i64,
+}
+
+impl groups::Call for Staging {
+    fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    fn id(&self) -> Uuid {
+        self.id
+    }
+
+    fn size_bytes(&self) -> i64 {
+        self.asked.size_bytes()
+    }
+
+    fn make<'a>(
+        calls: &'a [Self],
+        connection: &'a mut Connection,
+    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>> {
+        Box::pin(async move {
+            let Some(Staging { tenant, max_batches, .. }) = calls.first() else {
+                return Ok(Vec::new());
+            };
+            let call = |call: &'a Staging| call.asked.call(call.id, call.session, call.sequence);
+            let staged: Vec<staging::Call<'_>> = calls.iter().map(call).collect();
+            let rows = staging::stage(connection, *tenant, &staged, *max_batches).await?;
+            Ok(rows.into_iter().map(Done::now).collect())
+        })
+    }
+}
 
 impl Broker {
     pub(super) async fn add_records(
@@ -37,7 +77,7 @@ impl Broker {
     ) -> Result<Done, Stop> {
         let settings = self.settings.of(tenant).await?;
         if asked.too_large.is_none() {
-            let job = Job {
+            let staging = Staging {
                 tenant,
                 id,
                 session: super::session_of(caller),
@@ -45,8 +85,8 @@ impl Broker {
                 asked: asked.clone(),
                 max_batches: transaction::max_batches(&settings),
             };
-            if let Some(row) = self.stager.stage(job).await? {
-                return Ok(Done::now(row));
+            if let Some(done) = self.staging.make(staging).await? {
+                return Ok(done);
             }
         }
         let asked = asked.clone();
