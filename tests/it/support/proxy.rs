@@ -176,8 +176,9 @@ impl Proxy {
         *self.gate.cutting.lock().unwrap() = Some((text, arrives));
     }
 
-    pub fn cut_nowhere(&self) {
-        *self.gate.cutting.lock().unwrap() = None;
+    /// No more; whether it has cut.
+    pub fn cut_nowhere(&self) -> bool {
+        self.gate.cutting.lock().unwrap().take().is_none()
     }
 
     pub fn open_gate(&self) {

@@ -1,5 +1,6 @@
 //! Transactions over HTTP and in the broker.
 
+mod corners;
 mod forgetting;
 mod http;
 mod races;
