@@ -170,7 +170,7 @@ pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> 
         (Caller::Session(id, _), Some((owner, _))) if id == owner => {}
         (Caller::Session(..), _) => return Err(Refusal::ProducerMismatch),
         (Caller::Bearer, Some(_)) => return Err(Refusal::SessionMissing),
-        (Caller::Operator, _) if verb == Verb::Commit && row.state == State::Ongoing => {
+        (Caller::Operator, _) if !may_operate(verb, row.state) => {
             return Err(Refusal::OperatorMayNotCommit);
         }
         (Caller::Bearer, None) | (Caller::Operator, _) => {}
@@ -181,6 +181,11 @@ pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> 
         Some((.., to)) => Ok(Verdict::Go(*to)),
         None => Err(Refusal::InvalidTransactionState { state: row.state, reason: row.reason }),
     }
+}
+
+/// An operator ends what is stuck: fenced or not, and without the session.
+fn may_operate(verb: Verb, state: State) -> bool {
+    verb == Verb::Abort || (verb == Verb::Commit && state != State::Ongoing)
 }
 
 /// What a numbered call to /records means.
