@@ -31,7 +31,7 @@ use crate::model::{
 use super::fold::REMEMBERED_REQUESTS;
 
 /// A transaction's row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     pub transaction_id: Uuid,
     pub state: State,
@@ -214,7 +214,11 @@ pub fn number(row: &Row, sequence: Sequence) -> Result<Numbering, Refusal> {
 pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), Refusal> {
     let limit = max_batches(tenant);
     let received = batches + more;
-    if received > limit { Err(Refusal::TransactionTooLarge { limit, received }) } else { Ok(()) }
+    // a limit lowered meanwhile leaves alone what is there
+    if more > 0 && received > limit {
+        return Err(Refusal::TransactionTooLarge { limit, received });
+    }
+    Ok(())
 }
 
 /// Whether all appends that the client knows of are there.

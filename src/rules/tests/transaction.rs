@@ -1,5 +1,10 @@
 //! Transactions: a row a call. What holds over whole lives is in `properties`.
 
+mod ledger;
+mod ops;
+mod oracle;
+mod properties;
+
 use std::{cell::RefCell, collections::BTreeSet};
 
 use uuid::Uuid;
@@ -382,7 +387,9 @@ fn sizes_hold_on_both_sides_of_the_limit() {
         max_transaction_batches=3 | 0 3         -> fine
         max_transaction_batches=3 | 0 4         -> 4 over 3
         max_transaction_batches=3 | 2 1         -> fine
-        max_transaction_batches=3 | 2 2         -> 4 over 3";
+        max_transaction_batches=3 | 2 2         -> 4 over 3
+        max_transaction_batches=3 | 5 0         -> fine
+        max_transaction_batches=3 | 5 1         -> 6 over 3";
     check(table, |tenant, counts| {
         let (batches, more) = counts.split_once(' ').unwrap();
         fine(check_size(batches.parse().unwrap(), more.parse().unwrap(), &own(tenant)))
