@@ -19,7 +19,7 @@ torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
 	ONCELOG_TEST_SEED=$(SEED) ONCELOG_TEST_ROUNDS=$(ROUNDS) \
 		cargo test --locked --test it -- --ignored --nocapture long_history
 
-mutants: ## Leave the rules of the append protocol out, one by one, and see a test fail
+mutants: ## Leave rules of appends and transactions out, one by one, and see a test fail
 	@scripts/ensure-postgres
 	@scripts/ensure-python3
 	scripts/mutants

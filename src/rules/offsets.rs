@@ -30,7 +30,7 @@ pub struct Claimed {
 }
 
 /// What is committed there, and who may commit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Row {
     /// None: none yet.
     pub committed_offset: Option<Offset>,

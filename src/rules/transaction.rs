@@ -31,7 +31,7 @@ use crate::model::{
 use super::fold::REMEMBERED_REQUESTS;
 
 /// A transaction's row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     pub transaction_id: Uuid,
     pub state: State,
@@ -170,7 +170,7 @@ pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> 
         (Caller::Session(id, _), Some((owner, _))) if id == owner => {}
         (Caller::Session(..), _) => return Err(Refusal::ProducerMismatch),
         (Caller::Bearer, Some(_)) => return Err(Refusal::SessionMissing),
-        (Caller::Operator, _) if verb == Verb::Commit && row.state == State::Ongoing => {
+        (Caller::Operator, _) if !may_operate(verb, row.state) => {
             return Err(Refusal::OperatorMayNotCommit);
         }
         (Caller::Bearer, None) | (Caller::Operator, _) => {}
@@ -181,6 +181,11 @@ pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> 
         Some((.., to)) => Ok(Verdict::Go(*to)),
         None => Err(Refusal::InvalidTransactionState { state: row.state, reason: row.reason }),
     }
+}
+
+/// An operator ends what is stuck: fenced or not, and without the session.
+fn may_operate(verb: Verb, state: State) -> bool {
+    verb == Verb::Abort || (verb == Verb::Commit && state != State::Ongoing)
 }
 
 /// What a numbered call to /records means.
@@ -209,7 +214,11 @@ pub fn number(row: &Row, sequence: Sequence) -> Result<Numbering, Refusal> {
 pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), Refusal> {
     let limit = max_batches(tenant);
     let received = batches + more;
-    if received > limit { Err(Refusal::TransactionTooLarge { limit, received }) } else { Ok(()) }
+    // a limit lowered meanwhile leaves alone what is there
+    if more > 0 && received > limit {
+        return Err(Refusal::TransactionTooLarge { limit, received });
+    }
+    Ok(())
 }
 
 /// Whether all appends that the client knows of are there.

@@ -30,5 +30,6 @@ mod support;
 mod tidy;
 mod topics;
 mod torture;
+mod transaction_check;
 mod transactions;
 mod trims;

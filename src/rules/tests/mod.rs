@@ -14,6 +14,7 @@ mod session;
 mod settings;
 mod spread;
 mod table;
+mod transaction;
 
 use super::{
     Refusal,

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A UUIDv7 made at an instant.
-fn made_at(millis: i64) -> Uuid {
+pub fn made_at(millis: i64) -> Uuid {
     Uuid::from_u128((millis as u128) << 80 | 7 << 76 | 2 << 62 | 0x1234)
 }
 
@@ -76,7 +76,7 @@ pub fn a_row(words: &str) -> Option<SessionRow> {
     })
 }
 
-fn refused(refusal: &Refusal) -> String {
+pub fn refused(refusal: &Refusal) -> String {
     match refusal {
         Refusal::UnknownProducer { producer_id } => format!("unknown P{}", producer_id.0),
         Refusal::ProducerFenced { current_epoch } => format!("fenced by e{current_epoch}"),
@@ -86,7 +86,8 @@ fn refused(refusal: &Refusal) -> String {
     }
 }
 
-fn check(table: &str, judge: impl Fn(&str, &str) -> String) {
+/// A row: `given | event -> what becomes of it`.
+pub fn check(table: &str, judge: impl Fn(&str, &str) -> String) {
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (row, rest) = line.split_once('|').unwrap();
         let (words, want) = rest.split_once("->").unwrap();

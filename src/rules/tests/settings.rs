@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// `max_topics=5 producer_expiry_ms=null`
-fn own(words: &str) -> OwnSettings {
+pub fn own(words: &str) -> OwnSettings {
     let of = |word: &str| {
         let (name, value) = word.split_once('=').unwrap();
         let value =

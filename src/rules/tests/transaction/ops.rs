@@ -1,0 +1,311 @@
+//! What happens in a life: events told relative to what would be right, and the requests that
+//! clients make of what they know, or think to know.
+
+use proptest::{collection::vec, option, prelude::*, sample::select};
+use uuid::Uuid;
+
+use super::{
+    super::{log_of, session::made_at},
+    ledger::{Appends, Begin, Call, Offsets, Request, Work},
+    properties::Life,
+};
+use crate::{
+    model::{
+        Epoch, Name, Offset, Partition, ProducerId, Timestamp,
+        transaction::{Caller, Claim, State},
+    },
+    rules::offsets::Place,
+};
+
+pub const NAMES: usize = 2;
+pub const GROUPS: usize = 2;
+pub const PARTITIONS: Partition = 3;
+pub const START: Timestamp = Timestamp(1_000_000_000);
+
+/// What a call holds, relative to what would be right.
+#[derive(Clone, Debug)]
+pub struct Load {
+    pub appends: Appends,
+    /// Place, offset and right.
+    pub offsets: Vec<(usize, Offset, Right)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Right {
+    /// What holds now.
+    Fitting,
+    /// The committed offset, or so far beside it.
+    Expected(i64),
+    /// A member's, of a generation so far from the newest.
+    Member(usize, i64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    /// Its session as it is now, or nobody where it has none.
+    Owner,
+    /// Its session as it was when the transaction began.
+    Beginner,
+    Stranger,
+    Bearer,
+    Operator,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Verb {
+    Records { number: Option<i64> },
+    Offsets,
+    Prepare,
+    Commit { expect: Option<i64> },
+    Abort,
+    Get,
+}
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// `condition`: of an epoch so far from the current one.
+    Open {
+        name: usize,
+        condition: Option<i64>,
+    },
+    Close {
+        name: usize,
+    },
+    Expire {
+        name: usize,
+    },
+    /// Of an id as old as that, or of one that was used.
+    Begin {
+        age_ms: i64,
+        used: Option<usize>,
+        session: Option<(usize, i64)>,
+        timeout_ms: Option<i64>,
+        load: Load,
+        commit: bool,
+    },
+    /// Of the one begun so many ago, of all or of those still open.
+    Call {
+        back: usize,
+        open: bool,
+        who: Who,
+        verb: Verb,
+        load: Option<Load>,
+    },
+    /// Whatever was sent so many requests ago.
+    Again {
+        back: usize,
+    },
+    Tick(i64),
+    Retain(i64),
+    Limit(i64),
+    Sweep,
+    Rebalance {
+        group: usize,
+        owners: Vec<Option<usize>>,
+    },
+}
+
+fn load() -> impl Strategy<Value = Load> {
+    let part = (0..PARTITIONS, 1..3_i64);
+    let appends = vec(vec(part, 1..3), 0..3);
+    let right = prop_oneof![
+        12 => Just(Right::Fitting), 1 => (-1..2_i64).prop_map(Right::Expected),
+        1 => (0..2_usize, -2..2_i64).prop_map(|(member, by)| Right::Member(member, by)),
+    ];
+    let offset = (0..GROUPS * PARTITIONS as usize, 0..6_i64, right);
+    (appends, prop_oneof![1 => vec(offset.clone(), 0), 1 => vec(offset, 1..3)])
+        .prop_map(|(appends, offsets)| Load { appends, offsets })
+}
+
+fn begin() -> impl Strategy<Value = Op> {
+    let age_ms = prop_oneof![20 => 0..30_i64, 4 => 0..4_000_i64, 1 => Just(-86_400_001_i64)];
+    let epoch = prop_oneof![20 => Just(0), 1 => Just(-1), 1 => Just(1_i64)];
+    let session = option::weighted(0.6, (0..NAMES, epoch));
+    let timeout_ms = option::weighted(0.3, prop_oneof![8 => 1..400_i64, 1 => Just(901_i64)]);
+    let used = option::weighted(0.06, 0..20_usize);
+    let commit = prop::bool::weighted(0.25);
+    (age_ms, used, session, timeout_ms, load(), commit).prop_map(
+        |(age_ms, used, session, timeout_ms, load, commit)| Op::Begin {
+            age_ms,
+            used,
+            session,
+            timeout_ms,
+            load,
+            commit,
+        },
+    )
+}
+
+fn call() -> impl Strategy<Value = Op> {
+    let who = prop_oneof![
+        40 => Just(Who::Owner), 2 => Just(Who::Beginner), 1 => Just(Who::Stranger),
+        1 => Just(Who::Bearer), 4 => Just(Who::Operator)
+    ];
+    let number = prop_oneof![6 => Just(0), 3 => -3..0_i64, 1 => 1..7_i64];
+    let expect = option::weighted(0.3, prop_oneof![8 => Just(0), 1 => -1..2_i64]);
+    let verb = prop_oneof![
+        8 => option::weighted(0.7, number).prop_map(|number| Verb::Records { number }),
+        2 => Just(Verb::Offsets), 3 => Just(Verb::Prepare), 2 => Just(Verb::Abort),
+        8 => expect.prop_map(|expect| Verb::Commit { expect }), 2 => Just(Verb::Get),
+    ];
+    let back = prop_oneof![3 => 0..3_usize, 1 => 0..30_usize];
+    (back, prop::bool::weighted(0.8), who, verb, option::weighted(0.3, load()))
+        .prop_map(|(back, open, who, verb, load)| Op::Call { back, open, who, verb, load })
+}
+
+pub fn op() -> impl Strategy<Value = Op> {
+    let name = || 0..NAMES;
+    let condition = option::weighted(0.4, -1..2_i64);
+    let owner = option::weighted(0.8, prop_oneof![3 => Just(0), 1 => Just(1_usize)]);
+    let owners = prop_oneof![vec(Just(None), 3), vec(owner, 3)];
+    prop_oneof![
+        30 => begin(),
+        60 => call(),
+        20 => prop_oneof![3 => 0..5_usize, 1 => 0..60_usize].prop_map(|back| Op::Again { back }),
+        7 => (name(), condition).prop_map(|(name, condition)| Op::Open { name, condition }),
+        1 => name().prop_map(|name| Op::Close { name }),
+        2 => name().prop_map(|name| Op::Expire { name }),
+        20 => prop_oneof![4 => 0..60_i64, 2 => 60..400_i64, 1 => 400..3_000_i64].prop_map(Op::Tick),
+        4 => select(&[300_i64, 1_000, 3_000, 9_000][..]).prop_map(Op::Retain),
+        2 => select(&[2_i64, 4, 10_000][..]).prop_map(Op::Limit),
+        6 => Just(Op::Sweep),
+        3 => (0..GROUPS, owners).prop_map(|(group, owners)| Op::Rebalance { group, owners }),
+    ]
+}
+
+pub fn names(word: &str, count: usize) -> Vec<Name> {
+    (0..count).map(|index| Name::parse(&format!("{word}{index}")).unwrap()).collect()
+}
+
+pub fn places() -> Vec<Place> {
+    let groups = names("group", GROUPS);
+    let of = |group: Name| {
+        (0..PARTITIONS).map(move |p| Place { group: group.clone(), log_id: log_of(p) })
+    };
+    groups.into_iter().flat_map(of).collect()
+}
+
+impl Life {
+    pub fn session(&self, name: usize) -> Option<(ProducerId, Epoch)> {
+        let row = self.ledger.session_of(&names("name", NAMES)[name])?;
+        Some((row.producer_id, row.facts.epoch))
+    }
+
+    pub fn request(&self, op: &Op) -> Option<Request> {
+        Some(match op {
+            Op::Open { name, condition } => {
+                let (session, distance) = (self.session(*name), *condition);
+                let condition =
+                    session.zip(distance).map(|((id, epoch), by)| (id, (epoch + by).max(0)));
+                Request::Open { name: names("name", NAMES)[*name].clone(), condition }
+            }
+            Op::Close { name } => Request::Close(self.session(*name)?.0),
+            Op::Begin { age_ms, used, session, timeout_ms, load, commit } => {
+                let used = used.and_then(|back| self.back(back));
+                // (ids differ in their last bits)
+                let new = Uuid::from_u128(
+                    made_at(self.ledger.now.0 - age_ms).as_u128()
+                        + 0x10_000
+                        + self.sent.len() as u128,
+                );
+                let session = session.and_then(|(name, by)| {
+                    self.session(name).map(|(id, epoch)| (id, (epoch + by).max(0)))
+                });
+                Request::Begin(Begin {
+                    id: used.unwrap_or(new),
+                    session,
+                    timeout_ms: *timeout_ms,
+                    work: self.work(load),
+                    commit: *commit,
+                })
+            }
+            Op::Call { back, open, who, verb, load } => {
+                let id = if *open { self.open(*back) } else { self.back(*back) };
+                self.call(id.or(self.back(0))?, *who, *verb, load)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Named in a begin, whether that was done or not.
+    fn back(&self, back: usize) -> Option<Uuid> {
+        let named = self.sent.iter().rev().filter_map(|request| match request {
+            Request::Begin(begin) => Some(begin.id),
+            _ => None,
+        });
+        named.skip(back).next()
+    }
+
+    fn open(&self, back: usize) -> Option<Uuid> {
+        let is_open = |id: &&Uuid| {
+            let stored = self.ledger.transactions.get(*id);
+            stored.is_some_and(|stored| {
+                stored.row.state <= State::Prepared && !stored.row.has_expired(self.ledger.now)
+            })
+        };
+        let open: Vec<&Uuid> = self.ran.iter().rev().filter(is_open).collect();
+        (!open.is_empty()).then(|| *open[back % open.len()])
+    }
+
+    fn call(&self, id: Uuid, who: Who, verb: Verb, load: &Option<Load>) -> Request {
+        let stored = self.ledger.transactions.get(&id);
+        let session = self.told.get(&id).and_then(|told| told.session);
+        let caller = match (who, session) {
+            (Who::Operator, _) => Caller::Operator,
+            (Who::Stranger, _) => {
+                let of = |name| self.session(name).map(|(id, e)| Caller::Session(id, e));
+                let name = usize::from(session.is_some_and(|(id, _)| id == ProducerId(0)));
+                of(name).unwrap_or(Caller::Bearer)
+            }
+            (Who::Bearer, _) | (_, None) => Caller::Bearer,
+            (Who::Beginner, Some((producer, epoch))) => Caller::Session(producer, epoch),
+            (Who::Owner, Some((producer, epoch))) => {
+                Caller::Session(producer, self.epochs.get(&producer).copied().unwrap_or(epoch))
+            }
+        };
+        let work = load.as_ref().map_or(Work::default(), |load| self.work(load));
+        let next = stored.map_or(0, |stored| stored.row.next_sequence);
+        let call = match verb {
+            Verb::Get => return Request::Get(id),
+            Verb::Records { number } => {
+                // what a sequence numbers is always the same, but now and then
+                let sequence = number.map(|by| (next + by).max(0));
+                let same = sequence.filter(|_| work.offsets.is_empty());
+                let appends = same.map_or(work.appends, |s| vec![vec![(s as Partition % 3, 1)]]);
+                Call::Records { sequence, appends }
+            }
+            Verb::Offsets => Call::Offsets(work.offsets),
+            Verb::Prepare => Call::Prepare,
+            Verb::Abort => Call::Abort,
+            Verb::Commit { expect } => {
+                let count = stored.map_or(0, |stored| stored.row.append_count);
+                let right = count + work.appends.len() as i64;
+                let expected_appends = expect.map(|by| (right + by).max(0));
+                Call::Commit { expected_appends, work }
+            }
+        };
+        Request::Call(id, caller, call)
+    }
+
+    fn work(&self, load: &Load) -> Work {
+        let places = places();
+        let claim = |(index, offset, right): &(usize, Offset, Right)| {
+            let place = places[*index].clone();
+            let row = self.ledger.offsets.get(&place).cloned().unwrap_or_default();
+            let generation = self.ledger.groups.get(&place.group).map_or(0, |g| g.generation);
+            let claim = match (right, row.owner) {
+                (Right::Fitting, Some((member_id, generation))) => {
+                    Claim::Member { member_id, generation }
+                }
+                (Right::Fitting, None) => Claim::Expected(row.committed_offset),
+                (Right::Expected(by), _) => Claim::Expected(row.committed_offset.map(|o| o + by)),
+                (Right::Member(member, by), _) => {
+                    Claim::Member { member_id: format!("m{member}"), generation: generation + by }
+                }
+            };
+            (place, *offset, claim)
+        };
+        let offsets: Offsets = load.offsets.iter().map(claim).collect();
+        Work { appends: load.appends.clone(), offsets }
+    }
+}

@@ -1,0 +1,234 @@
+//! A model check of transactions with the real rules.
+//!
+//! `rules::{transaction, offsets, session}` judge as in the server; around them stands the smallest
+//! [`ledger`] there can be, and a [`world`] of clients that each run a script over a network that
+//! delivers what was sent late, again, out of order or never, and loses answers. stateright walks
+//! through *every* order (breadth first, so a counterexample is a shortest one).
+//!
+//! A message is handled in one step: in the server it is one Postgres transaction under the locks
+//! of its session, transaction, offsets and heads. What lies between statements there is not seen
+//! here; that is what the tests with Postgres are for.
+//!
+//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
+//! and each rule in [`Rule`] is left out once, in the wiring: the check must then find a violation.
+
+mod ledger;
+mod world;
+
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use world::{Action, Budget, Check, Config, Script, Step};
+
+/// How long a transaction may stay open.
+const TIMEOUT_MS: i64 = 2;
+
+/// What must never happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Broken {
+    NotAtomic,
+    NotDense,
+    AcceptedAfterFence,
+    AcceptedAfterDeadline,
+    ToldWrong,
+    OffsetTwice,
+    OutcomeChanged,
+    PreparedButRefused,
+    RunsTwice,
+}
+
+impl Broken {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAtomic => {
+                "all appends of a committed transaction are in the logs, once, and no others"
+            }
+            Self::NotDense => "offsets are dense",
+            Self::AcceptedAfterFence => "once a session was opened, nothing of an older one counts",
+            Self::AcceptedAfterDeadline => "past its deadline nothing is accepted",
+            Self::ToldWrong => "an answer tells where what was committed lies",
+            Self::OffsetTwice => "a group's offset moves once a transaction, each from the last",
+            Self::OutcomeChanged => "an outcome never changes",
+            Self::PreparedButRefused => "what is prepared can be committed",
+            Self::RunsTwice => "no id runs twice",
+        }
+    }
+}
+
+/// What a check must have met to mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Seen {
+    Committed,
+    /// In one request.
+    Whole,
+    Aborted,
+    TimedOut,
+    AbortedByOpen,
+    FencedCommit,
+    /// Any other call of an old epoch.
+    Fenced,
+    ReplayedBegin,
+    ReplayedAppend,
+    ReplayedCommit,
+    PreparedCommitted,
+    PreparedCommittedAfterOpen,
+    /// The group's offset was another; or was held by a prepared transaction.
+    Conflict,
+    Pinned,
+    Ahead,
+    AppendsMissing,
+    ForgottenAndRefused,
+}
+
+/// What can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    CheckProducer,
+    Deadline,
+    Horizon,
+    /// A prepared transaction keeps others from the offsets it is to commit.
+    Pins,
+    /// An offset is judged when it is committed, not only when it is added.
+    OffsetsAtTheEnd,
+    Numbering,
+    ExpectedAppends,
+    /// An end that was done before is not done again.
+    RepeatedEnds,
+}
+
+const COPY: Script = &[Step::Begin, Step::Append(0), Step::Append(1), Step::Offset, Step::Commit];
+const PREPARED: Script =
+    &[Step::Begin, Step::Append(0), Step::Append(1), Step::Offset, Step::Prepare, Step::Commit];
+const ABORTED: Script = &[Step::Begin, Step::Append(0), Step::Offset, Step::Abort];
+const SHORT: Script = &[Step::Begin, Step::Append(1), Step::Offset, Step::Commit];
+const RECOVERING: Script =
+    &[Step::Recover, Step::Begin, Step::Append(1), Step::Offset, Step::Commit];
+const WHOLE: Script = &[Step::Whole];
+
+fn config(scripts: &[Script], successor: Script) -> Config {
+    let none = Budget { opens: 0, ticks: 0, sweeps: 0, retentions: 0 };
+    Config {
+        scripts: scripts.to_vec(),
+        unbound: Vec::new(),
+        successor,
+        in_flight: 1,
+        budget: none,
+        without: None,
+    }
+}
+
+impl Config {
+    fn opens(mut self, opens: u8) -> Self {
+        self.budget.opens = opens;
+        self
+    }
+
+    fn ticks(mut self, ticks: u8) -> Self {
+        self.budget.ticks = ticks;
+        self
+    }
+
+    fn sweeps(mut self, sweeps: u8, retentions: u8) -> Self {
+        self.budget.sweeps = sweeps;
+        self.budget.retentions = retentions;
+        self
+    }
+
+    fn in_flight(self, in_flight: usize) -> Self {
+        Self { in_flight, ..self }
+    }
+
+    fn unbound(self, scripts: &[Script]) -> Self {
+        Self { unbound: scripts.to_vec(), ..self }
+    }
+}
+
+/// Explores all of it: nothing may be broken, and it must not be vacuous.
+fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
+    let started = Instant::now();
+    let check = Check::new(config);
+    let seen = check.seen.clone();
+    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
+    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
+        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
+    }
+    let seen = seen.lock().unwrap().clone();
+    println!("  seen: {seen:?}");
+    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
+    assert!(missed.is_empty(), "{name} never met {missed:?}");
+    assert!(states >= at_least, "{name}: only {states} states");
+}
+
+/// Leaves a rule out: this part of the contract must break.
+fn breaks(rule: Rule, broken: Broken, config: Config) {
+    let started = Instant::now();
+    let check = Check::new(Config { without: Some(rule), ..config });
+    let until = HasDiscoveries::AnyOf([broken.name()].into());
+    let checker = check.checker().finish_when(until).target_max_depth(14).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let path = checker.discovery(broken.name());
+    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
+    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
+    println!("  {}", told(&path.into_actions()));
+}
+
+fn told(actions: &[Action]) -> String {
+    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
+}
+
+macro_rules! holds {
+    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
+        $($(#[$attribute])*
+        #[test]
+        fn $test() {
+            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
+        })*
+    };
+}
+
+holds! {
+    holds_with_two_producers_and_a_zombie: config(&[COPY, SHORT], SHORT).opens(2), at least 10_000,
+        must see Committed AbortedByOpen FencedCommit Fenced ReplayedBegin ReplayedAppend ReplayedCommit Conflict;
+    holds_with_timeouts: config(&[COPY, SHORT], SHORT).opens(1).ticks(2), at least 10_000,
+        must see Committed TimedOut FencedCommit ReplayedCommit;
+    holds_with_prepared_transactions: config(&[PREPARED, SHORT], RECOVERING).opens(1).ticks(2),
+        at least 50_000, must see PreparedCommitted PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut;
+    holds_with_two_opens_and_a_prepared_one: config(&[PREPARED], RECOVERING).opens(2).ticks(2),
+        at least 10_000, must see PreparedCommittedAfterOpen FencedCommit TimedOut;
+    holds_with_calls_that_overtake_each_other: config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3),
+        at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
+    holds_with_one_request_transactions: config(&[SHORT], SHORT).opens(1).unbound(&[WHOLE, WHOLE]).ticks(2),
+        at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
+    holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[WHOLE]).ticks(6).sweeps(2, 2),
+        at least 10_000, must see ForgottenAndRefused ReplayedBegin ReplayedCommit Committed TimedOut;
+}
+
+macro_rules! without {
+    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
+        $(#[test]
+        fn $test() {
+            breaks(Rule::$rule, Broken::$broken, $config);
+        })*
+    };
+}
+
+without! {
+    without_the_check_of_the_producer: CheckProducer breaks AcceptedAfterFence in config(&[COPY], SHORT).opens(1);
+    without_the_deadline: Deadline breaks AcceptedAfterDeadline in config(&[SHORT], SHORT).ticks(3);
+    without_the_horizon: Horizon breaks RunsTwice in config(&[], SHORT).unbound(&[ABORTED]).ticks(4).sweeps(1, 2);
+    without_pins: Pins breaks OffsetTwice in config(&[PREPARED, SHORT], SHORT);
+    without_judging_offsets_at_the_end: OffsetsAtTheEnd breaks OffsetTwice in config(&[SHORT, SHORT], SHORT);
+    without_numbers: Numbering breaks NotAtomic in config(&[SHORT], SHORT);
+    without_expected_appends: ExpectedAppends breaks NotAtomic in config(&[COPY], SHORT).in_flight(3);
+    without_the_repeat_of_an_end: RepeatedEnds breaks NotAtomic in config(&[SHORT], SHORT);
+}
+
+// cargo test --release --test it -- --ignored --nocapture transaction_check
+holds! {
+    #[ignore = "larger: minutes"]
+    holds_larger: config(&[PREPARED, COPY], RECOVERING).opens(2).ticks(3).in_flight(2),
+        at least 100_000, must see PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut Ahead;
+}
