@@ -10,7 +10,7 @@ use crate::{
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
-        transaction::{Answered, Begin, Caller},
+        transaction::{Answered, Begin, Caller, State},
     },
     rules::{
         Refusal,
@@ -165,11 +165,24 @@ pub(super) async fn add(
     settings: &OwnSettings,
 ) -> Result<Row, Stop> {
     if asked.append_count > 0 {
-        row = records::stage(connection, tenant, &row, None, asked, settings).await?;
+        row = match records::stage(connection, tenant, &row, None, asked, settings).await {
+            Err(Stop::Again) => return Err(too_late(connection, row).await?),
+            staged => staged?,
+        };
     }
     if !asked.offsets.is_empty() {
         let id = row.transaction_id;
         staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
     }
     Ok(row)
+}
+
+/// Why records could not be staged for a locked transaction.
+async fn too_late(connection: &mut Connection, row: Row) -> Result<Stop, Stop> {
+    let now = store::sessions::clock(connection).await?;
+    let Row { state, reason, .. } = row.as_of(now);
+    Ok(match state {
+        State::Aborted => Refusal::InvalidTransactionState { state, reason }.into(),
+        _ => Stop::Again,
+    })
 }

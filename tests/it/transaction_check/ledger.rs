@@ -97,7 +97,7 @@ fn open_again() -> Open {
         transactional_id: None,
         condition: None,
         open_id: None,
-        transaction_timeout_ms: TIMEOUT_MS,
+        transaction_timeout_ms: Some(TIMEOUT_MS),
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
     }
@@ -141,7 +141,7 @@ impl Ledger {
                 reset_epoch: next.reset_epoch,
                 sequencing: open.sequencing,
             },
-            transaction_timeout_ms: open.transaction_timeout_ms,
+            transaction_timeout_ms: open.transaction_timeout_ms.unwrap_or(TIMEOUT_MS),
             open_horizon: Timestamp(0),
             opened_at: self.now,
             fencing: false,

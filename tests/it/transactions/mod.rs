@@ -3,6 +3,7 @@
 mod corners;
 mod forgetting;
 mod http;
+mod lost;
 mod races;
 mod transfers;
 mod zombie;

@@ -146,7 +146,7 @@ impl Ledger {
             transactional_id: Some(name.clone()),
             condition,
             open_id: None,
-            transaction_timeout_ms: SESSION_TIMEOUT_MS,
+            transaction_timeout_ms: Some(SESSION_TIMEOUT_MS),
             sequencing: Sequencing::Contiguous,
             sequences: Sequences::Continue,
         };
@@ -164,7 +164,7 @@ impl Ledger {
             producer_id,
             transactional_id: open.transactional_id,
             facts,
-            transaction_timeout_ms: open.transaction_timeout_ms,
+            transaction_timeout_ms: open.transaction_timeout_ms.unwrap_or(SESSION_TIMEOUT_MS),
             open_horizon: Timestamp(0),
             opened_at: self.now,
             fencing: false,
