@@ -409,16 +409,10 @@ impl Oracle {
         }
         match call {
             Call::Records { sequence, appends } => {
-                if let Some(sequence) = *sequence {
-                    if let Some(known) = story.calls.get(sequence as usize) {
-                        let is_same = known == appends;
-                        let reused = Err(Refusal::SequenceReused { sequence });
-                        return if is_same { Ok(story.told(true)) } else { reused };
-                    }
-                    let expected = story.calls.len() as i64;
-                    if sequence > expected {
-                        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
-                    }
+                if let Some(sequence) = *sequence
+                    && is_known(&story, sequence, appends)?
+                {
+                    return Ok(story.told(true));
                 }
                 check_size(&story.items, appends, limits)?;
                 self.note(Event::Added { id, sequence: *sequence, appends: appends.clone() });
@@ -557,4 +551,17 @@ impl Story {
             _ => {}
         }
     }
+}
+
+/// Whether a numbered call was made before, if it is not too early.
+fn is_known(story: &Story, sequence: i64, appends: &Appends) -> Result<bool, Refusal> {
+    if let Some(known) = story.calls.get(sequence as usize) {
+        let is_same = known == appends;
+        return if is_same { Ok(true) } else { Err(Refusal::SequenceReused { sequence }) };
+    }
+    let expected = story.calls.len() as i64;
+    if sequence > expected {
+        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
+    }
+    Ok(false)
 }
