@@ -345,6 +345,10 @@ impl Oracle {
 
     fn begin(&mut self, begin: &Begin, limits: Limits) -> Result<Answer, Refusal> {
         let id = begin.id;
+        let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
+        if let Some(received) = asked.filter(|asked| *asked > maximum) {
+            return Err(Refusal::TimeoutTooLong { maximum, received });
+        }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
         }
@@ -359,10 +363,6 @@ impl Oracle {
         }
         if Timestamp::of_uuid(&id).unwrap().0 - self.now.0 > DAY_MS {
             return Err(Refusal::InvalidTransactionId);
-        }
-        let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
-        if let Some(received) = asked.filter(|asked| *asked > maximum) {
-            return Err(Refusal::TimeoutTooLong { maximum, received });
         }
         let of_session = begin.session.map(|_| SESSION_TIMEOUT_MS);
         let timeout_ms = asked.or(of_session).unwrap_or(limits.timeout_ms).min(maximum);
