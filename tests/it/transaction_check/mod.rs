@@ -200,7 +200,7 @@ holds! {
         at least 10_000, must see PreparedCommittedAfterOpen FencedCommit TimedOut;
     holds_with_calls_that_overtake_each_other: config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3),
         at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
-    holds_with_one_request_transactions: config(&[SHORT, WHOLE], WHOLE).opens(1).unbound(&[WHOLE]).ticks(2),
+    holds_with_one_request_transactions: config(&[SHORT, WHOLE], WHOLE).opens(2).unbound(&[WHOLE]).ticks(2),
         at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
     holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[WHOLE]).ticks(6).sweeps(2, 2),
         at least 10_000, must see ForgottenAndRefused ReplayedBegin ReplayedCommit Committed TimedOut;

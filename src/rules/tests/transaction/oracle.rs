@@ -409,16 +409,8 @@ impl Oracle {
         }
         match call {
             Call::Records { sequence, appends } => {
-                if let Some(sequence) = *sequence {
-                    if let Some(known) = story.calls.get(sequence as usize) {
-                        let is_same = known == appends;
-                        let reused = Err(Refusal::SequenceReused { sequence });
-                        return if is_same { Ok(story.told(true)) } else { reused };
-                    }
-                    let expected = story.calls.len() as i64;
-                    if sequence > expected {
-                        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
-                    }
+                if is_known(&story, *sequence, appends)? {
+                    return Ok(story.told(true));
                 }
                 check_size(&story.items, appends, limits)?;
                 self.note(Event::Added { id, sequence: *sequence, appends: appends.clone() });
@@ -510,6 +502,20 @@ fn check_size(before: &Appends, more: &Appends, limits: Limits) -> Result<(), Re
     let (limit, received) = (limits.max_batches, count(before) + count(more));
     let too_large = !more.is_empty() && received > limit;
     if too_large { Err(Refusal::TransactionTooLarge { limit, received }) } else { Ok(()) }
+}
+
+/// Whether a call was made before.
+fn is_known(story: &Story, sequence: Option<Sequence>, appends: &Appends) -> Result<bool, Refusal> {
+    let Some(sequence) = sequence else { return Ok(false) };
+    if let Some(known) = story.calls.get(sequence as usize) {
+        let is_same = known == appends;
+        return if is_same { Ok(true) } else { Err(Refusal::SequenceReused { sequence }) };
+    }
+    let expected = story.calls.len() as i64;
+    if sequence > expected {
+        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
+    }
+    Ok(false)
 }
 
 fn check_caller(story: &Story, caller: Caller, call: &Call) -> Result<(), Refusal> {
