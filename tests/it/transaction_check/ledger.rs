@@ -5,36 +5,41 @@ use std::collections::BTreeMap;
 
 use oncelog::{
     model::{
-        Digest, Epoch, Offset, ProducerId, Sequence, Timestamp,
+        Digest, Epoch, LogId, Name, Offset, ProducerId, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::{Key, OwnSettings, Value},
         transaction::{Caller, Claim, PlacedAppend, Reason, State},
     },
     rules::{
         Refusal,
-        offsets::{self, Group, judge_in_transaction},
+        offsets::{self, Claimed, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         session::{self, SessionRow},
         transaction::{
             Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer, judge,
             number, repeat, retention_ms, timeout_ms,
         },
+        whole::{Memory, Standing, Stopped, Whole},
     },
 };
 use uuid::Uuid;
 
 use super::{Rule, TIMEOUT_MS};
 
-/// The appends of a call, each to a partition; with the number of the call.
+/// The appends of a call, each to a partition.
 pub type Appends = Vec<usize>;
+
+/// Digests of the two ways to begin.
+const BEGIN: Digest = [0; 16];
+const WHOLE: Digest = [1; 16];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// `whole`: committed in the same request.
-    Begin {
+    Begin,
+    /// All of a transaction.
+    Whole {
         appends: Appends,
-        offset: Option<(Offset, Claim)>,
-        whole: bool,
+        offset: (Offset, Claim),
     },
     Records {
         sequence: Sequence,
@@ -141,7 +146,7 @@ impl Ledger {
                 reset_epoch: next.reset_epoch,
                 sequencing: open.sequencing,
             },
-            transaction_timeout_ms: open.transaction_timeout_ms.unwrap_or(TIMEOUT_MS),
+            transaction_timeout_ms: TIMEOUT_MS,
             open_horizon: Timestamp(0),
             opened_at: self.now,
             fencing: false,
@@ -169,59 +174,98 @@ impl Ledger {
         }
         let mut then = self.clone();
         let duplicate = match &message.call {
-            Call::Begin { appends, offset, whole } => {
-                then.begin(message, appends, offset.clone(), *whole)?
-            }
+            Call::Begin => then.begin(message)?,
+            Call::Whole { appends, offset } => then.whole(message, appends, offset)?,
             _ => then.call(message)?,
         };
         let row = then.transactions[&message.id].row.clone().as_of(self.now);
         Ok((then, row, duplicate))
     }
 
-    fn begin(
-        &mut self,
-        message: &Message,
-        appends: &Appends,
-        offset: Option<(Offset, Claim)>,
-        whole: bool,
-    ) -> Result<bool, Refusal> {
+    fn begin(&mut self, message: &Message) -> Result<bool, Refusal> {
         let (now, id) = (self.now, message.id);
-        let mut digest = [0; 16];
-        digest[0] = whole.into();
         if let Some(stored) = self.transactions.get(&id) {
-            repeat(&stored.row, &digest)?;
+            repeat(&stored.row, &BEGIN)?;
             return Ok(true);
         }
-        let horizon = if self.has(Rule::Horizon) { self.horizon } else { Timestamp(0) };
-        check_id(&id, horizon, retention_ms(&self.tenant()), now)?;
+        check_id(&id, self.horizon(), retention_ms(&self.tenant()), now)?;
         let producer = message.session.map(|(producer, _)| producer);
         if let Some(row) = producer.and_then(|id| self.of(id, State::Ongoing)) {
             return Err(Refusal::ConcurrentTransactions { transaction_id: row.transaction_id });
         }
         let of_session = producer.map(|id| self.sessions[&id].transaction_timeout_ms);
         let timeout_ms = timeout_ms(None, of_session, &self.tenant())?;
+        self.insert(message, BEGIN, timeout_ms);
+        Ok(false)
+    }
+
+    fn insert(&mut self, message: &Message, digest: Digest, timeout_ms: i64) {
         let row = Row {
-            transaction_id: id,
+            transaction_id: message.id,
             state: State::Ongoing,
             session: message.session,
             digest,
-            created_at: now,
-            expires_at: Timestamp(now.0 + timeout_ms),
+            created_at: self.now,
+            expires_at: Timestamp(self.now.0 + timeout_ms),
             prepared_at: None,
             ended_at: None,
             reason: None,
-            append_count: appends.len() as i64,
-            batch_count: appends.len() as i64,
+            append_count: 0,
+            batch_count: 0,
             next_sequence: 0,
             appends: None,
         };
-        let stored = Stored { row, staged: appends.clone(), offset, calls: Vec::new() };
-        self.transactions.insert(id, stored);
-        if whole {
-            self.check_offset(id)?;
-            self.commit(id);
+        let (staged, offset, calls) = Default::default();
+        self.transactions.insert(message.id, Stored { row, staged, offset, calls });
+    }
+
+    /// A transaction of one request, as a pass decides it.
+    fn whole(
+        &mut self,
+        message: &Message,
+        appends: &Appends,
+        (offset, claim): &(Offset, Claim),
+    ) -> Result<bool, Refusal> {
+        let (id, producer) = (message.id, message.session.map(|(producer, _)| producer));
+        let place = Place { group: Name::parse("group").unwrap(), log_id: LogId(1) };
+        let claimed = Claimed { place: place.clone(), offset: *offset, claim: claim.clone() };
+        let whole = Whole {
+            transaction_id: id,
+            chosen: true,
+            session: message.session,
+            append_count: appends.len() as i64,
+            retention_ms: retention_ms(&self.tenant()),
+            journals: Vec::new(),
+            topics: Vec::new(),
+            offsets: vec![claimed],
+        };
+        let row = self.transactions.get(&id).map(|stored| (id, stored.row.clone()));
+        let facts = producer.map(|id| (id, self.sessions[&id].facts));
+        let ongoing = producer.and_then(|id| Some((id, self.of(id, State::Ongoing)?)));
+        let mut standing = Standing::default();
+        standing.rows.extend(row);
+        standing.sessions.extend(facts);
+        standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
+        standing.groups.insert(place.group.clone(), Group::default());
+        standing.places.insert(place, self.offset.clone());
+        standing.memory = Some(Memory { horizon: self.horizon(), now: self.now });
+        match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
+            Ok(()) => {}
+            Err(Stopped::Before(_)) => return Ok(true),
+            Err(Stopped::Refused(refusal)) => return Err(refusal),
+            Err(Stopped::Stale) => unreachable!(),
         }
+        self.insert(message, WHOLE, 0);
+        let stored = self.transactions.get_mut(&id).unwrap();
+        stored.row.append_count = whole.append_count;
+        stored.staged = appends.clone();
+        stored.offset = Some((*offset, claim.clone()));
+        self.commit(id);
         Ok(false)
+    }
+
+    fn horizon(&self) -> Timestamp {
+        if self.has(Rule::Horizon) { self.horizon } else { Timestamp(0) }
     }
 
     fn call(&mut self, message: &Message) -> Result<bool, Refusal> {
@@ -247,7 +291,7 @@ impl Ledger {
             return Ok(true);
         }
         match &message.call {
-            Call::Begin { .. } => unreachable!(),
+            Call::Begin | Call::Whole { .. } => unreachable!(),
             Call::Records { sequence, appends } => return self.add(id, *sequence, appends),
             Call::Offset(offset, claim) => {
                 stored.offset = Some((*offset, claim.clone()));

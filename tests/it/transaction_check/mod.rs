@@ -1,6 +1,6 @@
 //! A model check of transactions with the real rules.
 //!
-//! `rules::{transaction, offsets, session}` judge as in the server; around them stands the smallest
+//! `rules::{transaction, whole, offsets, session}` judge as in the server; around them stands the smallest
 //! [`ledger`] there can be, and a [`world`] of clients that each run a script over a network that
 //! delivers what was sent late, again, out of order or never, and loses answers. stateright walks
 //! through *every* order (breadth first, so a counterexample is a shortest one).
@@ -200,7 +200,7 @@ holds! {
         at least 10_000, must see PreparedCommittedAfterOpen FencedCommit TimedOut;
     holds_with_calls_that_overtake_each_other: config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3),
         at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
-    holds_with_one_request_transactions: config(&[SHORT], SHORT).opens(1).unbound(&[WHOLE, WHOLE]).ticks(2),
+    holds_with_one_request_transactions: config(&[SHORT, WHOLE], WHOLE).opens(2).unbound(&[WHOLE]).ticks(2),
         at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
     holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[WHOLE]).ticks(6).sweeps(2, 2),
         at least 10_000, must see ForgottenAndRefused ReplayedBegin ReplayedCommit Committed TimedOut;

@@ -146,10 +146,8 @@ impl Client {
         let offset = moves * 10 + (self.id.as_u128() & 7) as i64;
         let mut id = self.id;
         let call = match self.script[step] {
-            Step::Begin => Call::Begin { appends: vec![], offset: None, whole: false },
-            Step::Whole => {
-                Call::Begin { appends: vec![0, 1], offset: Some((offset, claim)), whole: true }
-            }
+            Step::Begin => Call::Begin,
+            Step::Whole => Call::Whole { appends: vec![0, 1], offset: (offset, claim) },
             Step::Append(partition) => Call::Records { sequence, appends: vec![partition] },
             Step::Offset => Call::Offset(offset, claim),
             Step::Prepare => Call::Prepare,
@@ -230,7 +228,7 @@ impl World {
         if duplicate {
             return;
         }
-        if matches!(message.call, Call::Begin { .. }) {
+        if matches!(message.call, Call::Begin | Call::Whole { .. }) {
             let again = !self.begun.insert(own);
             self.breaks(Broken::RunsTwice, again);
             return;
@@ -372,7 +370,7 @@ impl Check {
                 }
                 if answered {
                     then.clients[client].done = step + 1;
-                    if matches!(message.call, Call::Begin { whole: false, .. }) {
+                    if message.call == Call::Begin {
                         then.clients[client].read = then.ledger.offset.committed_offset;
                     }
                 }
@@ -397,8 +395,8 @@ impl Check {
                 }
             }
             (Call::Commit { .. }, Ok(_)) => Seen::Committed,
-            (Call::Begin { whole: true, .. }, Ok((.., false))) => Seen::Whole,
-            (Call::Begin { .. }, Ok((.., true))) => Seen::ReplayedBegin,
+            (Call::Whole { .. }, Ok((.., false))) => Seen::Whole,
+            (Call::Begin | Call::Whole { .. }, Ok((.., true))) => Seen::ReplayedBegin,
             (Call::Records { .. }, Ok((.., true))) => Seen::ReplayedAppend,
             (Call::Abort, Ok((_, row, _))) if row.reason == Some(Reason::Client) => Seen::Aborted,
             (Call::Commit { .. }, Err(Refusal::ProducerFenced { .. })) => Seen::FencedCommit,
@@ -410,7 +408,7 @@ impl Check {
             (_, Err(Refusal::OffsetCommitConflict { .. })) => Seen::Conflict,
             (_, Err(Refusal::OutOfOrderSequence { .. })) => Seen::Ahead,
             (_, Err(Refusal::AppendsMissing { .. })) => Seen::AppendsMissing,
-            (Call::Begin { .. }, Err(Refusal::TransactionExpired))
+            (Call::Begin | Call::Whole { .. }, Err(Refusal::TransactionExpired))
                 if world.begun.contains(&message.id) =>
             {
                 Seen::ForgottenAndRefused

@@ -15,13 +15,14 @@ use crate::{
     },
     rules::{
         Refusal,
-        offsets::{self, Group, Place, judge_in_transaction},
+        offsets::{self, Claimed, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         session::{self, SessionRow},
         transaction::{
             Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer,
             check_size, judge, number, repeat, retention_ms, timeout_ms,
         },
+        whole::{Memory, Standing, Stopped, Whole},
     },
 };
 
@@ -164,7 +165,7 @@ impl Ledger {
             producer_id,
             transactional_id: open.transactional_id,
             facts,
-            transaction_timeout_ms: open.transaction_timeout_ms.unwrap_or(SESSION_TIMEOUT_MS),
+            transaction_timeout_ms: SESSION_TIMEOUT_MS,
             open_horizon: Timestamp(0),
             opened_at: self.now,
             fencing: false,
@@ -208,11 +209,16 @@ impl Ledger {
 
     fn begin(&mut self, begin: &Begin) -> Result<Answered, Refusal> {
         let (now, id) = (self.now, begin.id);
+        timeout_ms(begin.timeout_ms, None, &self.tenant)?;
+        let digest =
+            digest(&format!("{:?}", (begin.session, begin.timeout_ms, &begin.work, begin.commit)));
+        // what has records shares a pass with appends
+        if begin.commit && !begin.work.appends.is_empty() {
+            return self.whole(begin, digest);
+        }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
         }
-        let digest =
-            digest(&format!("{:?}", (begin.session, begin.timeout_ms, &begin.work, begin.commit)));
         if let Some(stored) = self.transactions.get(&id) {
             repeat(&stored.row, &digest)?;
             return self.answered(id, true);
@@ -225,13 +231,23 @@ impl Ledger {
         if let Some(transaction_id) = ongoing {
             return Err(Refusal::ConcurrentTransactions { transaction_id });
         }
+        self.insert(begin, digest, Timestamp(now.0 + timeout_ms));
+        self.add(id, &begin.work)?;
+        if begin.commit {
+            self.check_offsets(id)?;
+            self.commit(id);
+        }
+        self.answered(id, false)
+    }
+
+    fn insert(&mut self, begin: &Begin, digest: Digest, expires_at: Timestamp) {
         let row = Row {
-            transaction_id: id,
+            transaction_id: begin.id,
             state: State::Ongoing,
             session: begin.session,
             digest,
-            created_at: now,
-            expires_at: Timestamp(now.0 + timeout_ms),
+            created_at: self.now,
+            expires_at,
             prepared_at: None,
             ended_at: None,
             reason: None,
@@ -241,13 +257,56 @@ impl Ledger {
             appends: None,
         };
         let (staged, offsets, calls) = Default::default();
-        self.transactions.insert(id, Stored { row, staged, offsets, calls });
-        self.add(id, &begin.work)?;
-        if begin.commit {
-            self.check_offsets(id)?;
-            self.commit(id);
+        self.transactions.insert(begin.id, Stored { row, staged, offsets, calls });
+    }
+
+    /// A transaction of one request, as a pass decides it.
+    fn whole(&mut self, begin: &Begin, digest: Digest) -> Result<Answered, Refusal> {
+        let Work { appends, offsets } = &begin.work;
+        let producer = begin.session.map(|(producer, _)| producer);
+        let last: BTreeMap<&Place, (Offset, &Claim)> =
+            offsets.iter().map(|(place, offset, claim)| (place, (*offset, claim))).collect();
+        let claimed = |(place, (offset, claim)): (&&Place, &(Offset, &Claim))| Claimed {
+            place: (*place).clone(),
+            offset: *offset,
+            claim: (*claim).clone(),
+        };
+        let whole = Whole {
+            transaction_id: begin.id,
+            chosen: true,
+            session: begin.session,
+            append_count: appends.len() as i64,
+            retention_ms: retention_ms(&self.tenant),
+            journals: Vec::new(),
+            topics: Vec::new(),
+            offsets: last.iter().map(claimed).collect(),
+        };
+        let mut standing = Standing::default();
+        standing.memory = Some(Memory { horizon: self.horizon, now: self.now });
+        let row = self.transactions.get(&begin.id).map(|stored| stored.row.clone());
+        standing.rows.extend(row.map(|row| (begin.id, row)));
+        let facts = producer.and_then(|id| self.sessions.get(&id)).map(|row| row.facts);
+        standing.sessions.extend(producer.zip(facts));
+        standing.ongoing.extend(producer.and_then(|id| Some((id, self.ongoing_of(id)?))));
+        for place in last.into_keys() {
+            let row = self.offsets.get(place).cloned().unwrap_or_default();
+            let group = self.groups.get(&place.group).cloned().unwrap_or_default();
+            standing.places.insert(place.clone(), row);
+            standing.groups.insert(place.group.clone(), group);
         }
-        self.answered(id, false)
+        match standing.judge(&whole, &digest) {
+            Ok(()) => {}
+            Err(Stopped::Before(_)) => return self.answered(begin.id, true),
+            Err(Stopped::Refused(refusal)) => return Err(refusal),
+            Err(Stopped::Stale) => unreachable!(),
+        }
+        self.insert(begin, digest, self.now);
+        self.add(begin.id, &begin.work)?;
+        if let Err(Stopped::Refused(refusal)) = standing.judge_offsets(&whole) {
+            return Err(refusal);
+        }
+        self.commit(begin.id);
+        self.answered(begin.id, false)
     }
 
     fn call(&mut self, id: Uuid, caller: Caller, call: &Call) -> Result<Answered, Refusal> {

@@ -229,11 +229,11 @@ impl Life {
 
     /// Named in a begin, whether that was done or not.
     fn back(&self, back: usize) -> Option<Uuid> {
-        let named = self.sent.iter().rev().filter_map(|request| match request {
+        let mut named = self.sent.iter().rev().filter_map(|request| match request {
             Request::Begin(begin) => Some(begin.id),
             _ => None,
         });
-        named.skip(back).next()
+        named.nth(back)
     }
 
     fn open(&self, back: usize) -> Option<Uuid> {

@@ -345,6 +345,10 @@ impl Oracle {
 
     fn begin(&mut self, begin: &Begin, limits: Limits) -> Result<Answer, Refusal> {
         let id = begin.id;
+        let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
+        if let Some(received) = asked.filter(|asked| *asked > maximum) {
+            return Err(Refusal::TimeoutTooLong { maximum, received });
+        }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
         }
@@ -359,10 +363,6 @@ impl Oracle {
         }
         if Timestamp::of_uuid(&id).unwrap().0 - self.now.0 > DAY_MS {
             return Err(Refusal::InvalidTransactionId);
-        }
-        let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
-        if let Some(received) = asked.filter(|asked| *asked > maximum) {
-            return Err(Refusal::TimeoutTooLong { maximum, received });
         }
         let of_session = begin.session.map(|_| SESSION_TIMEOUT_MS);
         let timeout_ms = asked.or(of_session).unwrap_or(limits.timeout_ms).min(maximum);
@@ -409,9 +409,7 @@ impl Oracle {
         }
         match call {
             Call::Records { sequence, appends } => {
-                if let Some(sequence) = *sequence
-                    && is_known(&story, sequence, appends)?
-                {
+                if is_known(&story, *sequence, appends)? {
                     return Ok(story.told(true));
                 }
                 check_size(&story.items, appends, limits)?;
@@ -506,6 +504,20 @@ fn check_size(before: &Appends, more: &Appends, limits: Limits) -> Result<(), Re
     if too_large { Err(Refusal::TransactionTooLarge { limit, received }) } else { Ok(()) }
 }
 
+/// Whether a call was made before.
+fn is_known(story: &Story, sequence: Option<Sequence>, appends: &Appends) -> Result<bool, Refusal> {
+    let Some(sequence) = sequence else { return Ok(false) };
+    if let Some(known) = story.calls.get(sequence as usize) {
+        let is_same = known == appends;
+        return if is_same { Ok(true) } else { Err(Refusal::SequenceReused { sequence }) };
+    }
+    let expected = story.calls.len() as i64;
+    if sequence > expected {
+        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
+    }
+    Ok(false)
+}
+
 fn check_caller(story: &Story, caller: Caller, call: &Call) -> Result<(), Refusal> {
     let (has_session, state) = (story.begin.session.is_some(), story.state);
     match caller {
@@ -551,17 +563,4 @@ impl Story {
             _ => {}
         }
     }
-}
-
-/// Whether a numbered call was made before, if it is not too early.
-fn is_known(story: &Story, sequence: i64, appends: &Appends) -> Result<bool, Refusal> {
-    if let Some(known) = story.calls.get(sequence as usize) {
-        let is_same = known == appends;
-        return if is_same { Ok(true) } else { Err(Refusal::SequenceReused { sequence }) };
-    }
-    let expected = story.calls.len() as i64;
-    if sequence > expected {
-        return Err(Refusal::OutOfOrderSequence { expected, received: sequence });
-    }
-    Ok(false)
 }
