@@ -110,7 +110,7 @@ impl Broker {
     ) -> Result<Option<SessionRow>, Error> {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
-        let make = self.store.run(move |connection| {
+        let make = self.store.write(move |connection| {
             Box::pin(async move {
                 check_open_id(connection, &open).await?;
                 let open_new = store::sessions::open_new(connection, tenant, &open, timeout_ms);

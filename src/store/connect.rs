@@ -164,9 +164,26 @@ impl Store {
         .await
     }
 
-    /// Runs statements on a pooled connection, each by itself. The work goes on when the caller is
-    /// cancelled: a half-run statement must never go back to the pool.
+    /// Runs statements that write nothing on a pooled connection, each by itself. The work goes on
+    /// when the caller is cancelled: a half-run statement must never go back to the pool.
     pub async fn run<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        self.within(work, Error::Unavailable(sqlx::Error::PoolTimedOut)).await
+    }
+
+    /// Runs a statement that writes by itself: if nothing is heard of it, it may have been done.
+    pub async fn write<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        self.within(work, Error::silent_peer()).await
+    }
+
+    async fn within<T, E>(&self, work: impl Work<T, E>, silence: Error) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
@@ -185,7 +202,7 @@ impl Store {
                 Err(_) => {
                     // a silent peer would keep the pool's permit for ever
                     connection.close_on_drop();
-                    Err(Error::Unavailable(sqlx::Error::PoolTimedOut).into())
+                    Err(silence.into())
                 }
             }
         }))

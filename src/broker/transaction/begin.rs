@@ -73,7 +73,7 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.run(move |connection| {
+            let begin = self.store.write(move |connection| {
                 Box::pin(async move {
                     store::transactions::begin_new(connection, tenant, &begun, &limits).await
                 })

@@ -86,7 +86,7 @@ impl Broker {
         tenant: TenantId,
         ids: Vec<Uuid>,
     ) -> Result<(), Error> {
-        let expire = self.store.run(move |connection| {
+        let expire = self.store.write(move |connection| {
             Box::pin(async move {
                 let expired = store::ending::expire(connection, tenant, &ids).await;
                 expired.map_err(store::Error::of_a_write)
