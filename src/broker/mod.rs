@@ -97,6 +97,7 @@ pub struct Broker {
     signals: Arc<signals::Signals>,
     appends: measures::Appends,
     transactions: measures::Transactions,
+    herald: transaction::Herald,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
     /// Calls of transactions that wait for those before them.
@@ -131,6 +132,7 @@ impl Broker {
         let watches = Arc::new(watches::Watches::new(looks.clone()));
         let signals = Arc::new(signals::Signals::new(store.clone()));
         let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
+        let herald = transaction::Herald { watches: watches.clone(), signals: signals.clone() };
         let broker = Arc::new(Self {
             topics: topic::Topics::new(store.clone()),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
@@ -143,8 +145,9 @@ impl Broker {
             signals: signals.clone(),
             appends: measures::Appends::new(),
             transactions: measures::Transactions::new(),
-            staging: transaction::Calls::start(&store, &tasks, &stop),
-            committing: transaction::Calls::start(&store, &tasks, &stop),
+            staging: transaction::Calls::start(&store, &herald, &tasks, &stop),
+            committing: transaction::Calls::start(&store, &herald, &tasks, &stop),
+            herald,
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             forgetting: transaction::Rounds::default(),

@@ -47,7 +47,7 @@ impl Broker {
                 self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await
             };
             match begun {
-                Ok(done) => return Ok(self.answer(tenant, "begin", done)),
+                Ok(done) => return Ok(self.answer("begin", done)),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
                 Err(Stop::Ahead(refusal)) => return Err(refusal.into()),

@@ -76,14 +76,18 @@ impl Broker {
             }
         }
         let settings = self.settings.of(tenant).await?;
-        let asked = asked.clone();
-        let commit = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                judge_commit(connection, tenant, id, caller, expected_appends, &asked, &settings)
-                    .await
-            })
+        let (asked, store, herald) = (asked.clone(), self.store.clone(), self.herald.clone());
+        let commit = self.tasks.spawn(async move {
+            let judge = store.transaction(move |c| {
+                Box::pin(async move {
+                    judge_commit(c, tenant, id, caller, expected_appends, &asked, &settings).await
+                })
+            });
+            let done = judge.await?;
+            herald.tell(tenant, &done);
+            Ok::<_, Stop>(done)
         });
-        let done = commit.await?;
+        let done = commit.await.unwrap_or_else(|_| Err(Error::internal().into()))?;
         if !done.duplicate {
             self.transactions.committed(begun);
         }

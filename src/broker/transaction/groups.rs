@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-use super::Done;
+use super::{Done, Herald};
 use crate::{
     broker::Error,
     model::TenantId,
@@ -54,9 +54,15 @@ type Waiting<C> = (C, oneshot::Sender<Made>);
 pub struct Calls<C>(mpsc::Sender<Waiting<C>>);
 
 impl<C: Call> Calls<C> {
-    pub fn start(store: &Store, tasks: &TaskTracker, stop: &CancellationToken) -> Self {
+    pub fn start(
+        store: &Store,
+        herald: &Herald,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUED_CALLS);
-        let maker = Maker { store: store.clone(), connection: None, queue: VecDeque::new() };
+        let (store, herald) = (store.clone(), herald.clone());
+        let maker = Maker { store, herald, connection: None, queue: VecDeque::new() };
         tasks.spawn(maker.run(receiver, stop.clone()));
         Self(sender)
     }
@@ -75,6 +81,7 @@ impl<C: Call> Calls<C> {
 
 struct Maker<C> {
     store: Store,
+    herald: Herald,
     connection: Option<Connection>,
     queue: VecDeque<Waiting<C>>,
 }
@@ -125,7 +132,9 @@ impl<C: Call> Maker<C> {
         match made.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
             Ok(mut done) => waiting.for_each(|(call, answer)| {
                 let at = done.iter().position(|done| done.row.transaction_id == call.id());
-                let _ = answer.send(Ok(at.map(|at| done.swap_remove(at))));
+                let done = at.map(|at| done.swap_remove(at));
+                done.iter().for_each(|done| self.herald.tell(call.tenant(), done));
+                let _ = answer.send(Ok(done));
             }),
             // judged one by one
             Err(store::Error::Contended(_)) => waiting.for_each(|(_, answer)| {

@@ -29,7 +29,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use self::asked::Asked;
-use super::{Broker, Error, append::RESOLVE_ATTEMPTS, watches::News};
+use super::{
+    Broker, Error,
+    append::RESOLVE_ATTEMPTS,
+    signals::Signals,
+    watches::{News, Watches},
+};
 use crate::{
     model::{
         LogId, Offset, ProducerId, TenantId, Timestamp,
@@ -92,6 +97,24 @@ impl Done {
     }
 }
 
+/// Tells those that wait for logs what has become visible. It goes with the work, not with the
+/// request: a client that hangs up keeps nobody waiting.
+#[derive(Clone)]
+pub struct Herald {
+    pub watches: Arc<Watches>,
+    pub signals: Arc<Signals>,
+}
+
+impl Herald {
+    fn tell(&self, tenant: TenantId, done: &Done) {
+        for (log_id, high_watermark) in &done.high_watermarks {
+            self.watches.tell(tenant, *log_id, News::HighWatermark(*high_watermark));
+        }
+        let logs = done.high_watermarks.iter().map(|(log_id, _)| (tenant, *log_id));
+        self.signals.changed(logs);
+    }
+}
+
 impl Broker {
     pub async fn call_transaction(
         &self,
@@ -107,7 +130,7 @@ impl Broker {
             let (appends, offsets) = work(&call);
             let asked = Arc::new(self.ask(tenant, appends, offsets, attempt > 0).await?);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
-                Ok(done) => return Ok(self.answer(tenant, name, done)),
+                Ok(done) => return Ok(self.answer(name, done)),
                 Err(stop) => stop,
             };
             match stop {
@@ -146,13 +169,8 @@ impl Broker {
         }
     }
 
-    /// Tells those that wait for the logs, and the client.
-    fn answer(&self, tenant: TenantId, call: &'static str, done: Done) -> Answered {
-        let Done { row, duplicate, high_watermarks } = done;
-        for (log_id, high_watermark) in &high_watermarks {
-            self.watches.tell(tenant, *log_id, News::HighWatermark(*high_watermark));
-        }
-        self.signals.changed(high_watermarks.into_iter().map(|(log_id, _)| (tenant, log_id)));
+    fn answer(&self, call: &'static str, done: Done) -> Answered {
+        let Done { row, duplicate, .. } = done;
         if !duplicate && let Some(reason) = row.reason {
             sweep::count_aborted(reason, 1);
         }
