@@ -26,6 +26,12 @@ pub struct Watermarks {
     pub high_watermark: Offset,
 }
 
+impl Watermarks {
+    pub fn ends(&self) -> (Offset, Offset) {
+        (self.log_start_offset, self.high_watermark)
+    }
+}
+
 /// None: the log has vanished with its topic.
 pub type Seen = Option<Watermarks>;
 

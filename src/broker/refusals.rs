@@ -73,6 +73,9 @@ impl From<Refusal> for Error {
             Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
                 Self::offset_commit_conflict(expected_offset, committed_offset, pinned_by)
             }
+            Refusal::OffsetOutOfRange { offset, log_start_offset, high_watermark } => {
+                Self::offset_out_of_range(offset, log_start_offset, high_watermark)
+            }
             Refusal::UnknownMember => Self::unknown_member(),
             Refusal::IllegalGeneration { generation } => Self::illegal_generation(generation),
             Refusal::GroupNotEmpty => Self::group_not_empty(),
@@ -246,6 +249,20 @@ impl Error {
             Some(id) => error.fact("transaction_id", Value::from(id.to_string())),
             None => error,
         }
+    }
+
+    fn offset_out_of_range(
+        offset: Offset,
+        log_start_offset: Offset,
+        high_watermark: Offset,
+    ) -> Self {
+        let detail = format!(
+            "/offsets: {offset} lies above the high watermark {high_watermark}; a group goes on at \
+             most there."
+        );
+        Self::new(Code::OffsetOutOfRange, detail)
+            .fact("log_start_offset", log_start_offset)
+            .fact("high_watermark", high_watermark)
     }
 
     fn unknown_member() -> Self {

@@ -6,7 +6,9 @@ use uuid::Uuid;
 
 use super::group::Group;
 use crate::{
-    model::{Digest, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend},
+    model::{
+        Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
+    },
     rules::{
         append::{Plan, Request},
         offsets::Place,
@@ -66,6 +68,11 @@ pub async fn hold(
     if !places.is_empty() {
         let places: Vec<Place> = places.into_iter().collect();
         standing.places = store::offsets::lock(connection, tenant, &places).await?;
+        let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
+        let logs: Vec<LogId> = logs.into_iter().collect();
+        let ends = store::logs::watermarks(connection, tenant, &logs).await?;
+        let ends = ends.into_iter().map(|(log_id, start, end)| (log_id, (start, end)));
+        standing.ends = Some(ends.collect());
         let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
         let names: Vec<Name> = names.into_iter().collect();
         standing.groups = store::offsets::groups(connection, tenant, &names).await?;

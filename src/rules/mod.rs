@@ -106,6 +106,12 @@ pub enum Refusal {
         committed_offset: Option<Offset>,
         pinned_by: Option<Uuid>,
     },
+    /// The group's offset lies above the log.
+    OffsetOutOfRange {
+        offset: Offset,
+        log_start_offset: Offset,
+        high_watermark: Offset,
+    },
     UnknownMember,
     /// Another member owns the partition, or owned it since that generation.
     IllegalGeneration {

@@ -117,6 +117,17 @@ fn judge(asked: &Asked<'_>, group: &Group) -> Result<Verdict, Refusal> {
     })
 }
 
+/// A group goes on at most at the end of a log; a log is (log start, high watermark).
+pub fn check_range(
+    offset: Offset,
+    (log_start_offset, high_watermark): (Offset, Offset),
+) -> Result<(), Refusal> {
+    if offset > high_watermark {
+        return Err(Refusal::OffsetOutOfRange { offset, log_start_offset, high_watermark });
+    }
+    Ok(())
+}
+
 /// Whether a transaction may commit an offset. `transaction`: its own pin is none to it.
 pub fn judge_in_transaction(
     row: &Row,

@@ -42,9 +42,11 @@ pub struct Standing {
     pub ongoing: HashMap<ProducerId, Uuid>,
     pub places: BTreeMap<Place, offsets::Row>,
     pub groups: BTreeMap<Name, Group>,
+    /// Where the logs of the places begin and end. None: offsets are not held against them here.
+    pub ends: Option<BTreeMap<LogId, (Offset, Offset)>>,
     /// None: ids are not judged here.
     pub memory: Option<Memory>,
-    moves: BTreeMap<Place, (Option<Offset>, Offset)>,
+    moves: BTreeMap<Place, OffsetMove>,
 }
 
 /// An offset that a pass commits, as it is before and after all of it.
@@ -53,6 +55,8 @@ pub struct OffsetMove {
     pub place: Place,
     pub from: Option<Offset>,
     pub to: Offset,
+    /// The greatest one on the way.
+    pub highest: Offset,
 }
 
 /// What ids are judged by.
@@ -132,6 +136,10 @@ impl Standing {
         for Claimed { place, offset, claim } in &whole.offsets {
             let row = self.places.get(place).ok_or(Stopped::Stale)?;
             let group = self.groups.get(&place.group).ok_or(Stopped::Stale)?;
+            if let Some(ends) = &self.ends {
+                let ends = ends.get(&place.log_id).ok_or(Stopped::Stale)?;
+                offsets::check_range(*offset, *ends)?;
+            }
             offsets::judge_in_transaction(row, group, claim, *offset, whole.transaction_id)?;
         }
         Ok(())
@@ -141,8 +149,14 @@ impl Standing {
     pub fn apply(&mut self, whole: &Whole) {
         for Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.entry(place.clone()).or_default();
-            let moved = self.moves.entry(place.clone()).or_insert((row.committed_offset, *offset));
-            moved.1 = *offset;
+            let moved = self.moves.entry(place.clone()).or_insert_with(|| OffsetMove {
+                place: place.clone(),
+                from: row.committed_offset,
+                to: *offset,
+                highest: *offset,
+            });
+            moved.to = *offset;
+            moved.highest = moved.highest.max(*offset);
             row.committed_offset = Some(*offset);
             row.metadata = None;
         }
@@ -150,11 +164,6 @@ impl Standing {
 
     /// The offsets that those applied commit.
     pub fn moves(&self) -> Vec<OffsetMove> {
-        let moved = |(place, (from, to)): (&Place, &(Option<Offset>, Offset))| OffsetMove {
-            place: place.clone(),
-            from: *from,
-            to: *to,
-        };
-        self.moves.iter().map(moved).collect()
+        self.moves.values().cloned().collect()
     }
 }

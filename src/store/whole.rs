@@ -31,7 +31,8 @@ statements! {
             order by t.transaction_id \
             returning created_at), \
         moved as materialized ( \
-            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[]) as m (group_name, log_id, from_offset, to_offset)), \
+            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $25::bigint[]) \
+                as m (group_name, log_id, from_offset, to_offset, highest_offset)), \
         place as materialized ( \
             select o.log_id from ( \
                 select * from moved where (select count(*) from done) = cardinality($2) order by group_name collate \"C\", log_id) m \
@@ -39,6 +40,7 @@ statements! {
                 select o.log_id from oncelog.group_offsets o \
                 where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
                     and o.committed_offset = m.from_offset and o.member_id is null and o.pinned_by is null \
+                    and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
                 for no key update of o) as o), \
         want as materialized ( \
             select * from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::timestamptz[], $14::bigint[], $15::bigint[]) \
@@ -140,6 +142,7 @@ pub async fn append_if(
         .bind(instants().min().map(Timestamp::to_chrono))
         .bind(instants().max().map(Timestamp::to_chrono))
         .bind(retention_ms)
+        .bind(offsets.iter().map(|o| o.highest).collect::<Vec<_>>())
         .fetch_all(connection)
         .await;
     match returned.map_err(Error::from) {

@@ -8,12 +8,10 @@ use super::super::{
     Broker, Error,
     append::{place, too_large},
     group::Lines,
-    looks::Watermarks,
 };
 use crate::{
     model::{
-        Code, Digest, Epoch, LogId, Name, Offset, Partition, ProducerId, Sequence, TenantId,
-        TopicId,
+        Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
         transaction::{AppendItem, OffsetItem, appends_digest},
         transfer::Scope,
     },
@@ -46,12 +44,14 @@ pub struct Asked {
 }
 
 impl Broker {
-    /// `anew`: what is remembered of the topics has proved wrong.
+    /// `anew`: what is remembered of the topics has proved wrong. `in_pass`: a pass looks whether the
+    /// offsets lie in their logs.
     pub async fn ask(
         &self,
         tenant: TenantId,
         appends: &[AppendItem],
         offsets: &[OffsetItem],
+        in_pass: bool,
         anew: bool,
     ) -> Result<Asked, Error> {
         let mut asked = Asked {
@@ -63,7 +63,7 @@ impl Broker {
             append_count: appends.len() as i64,
             digest: appends_digest(appends),
             too_large: None,
-            offsets: self.ask_offsets(tenant, offsets, anew).await?,
+            offsets: self.ask_offsets(tenant, offsets, in_pass, anew).await?,
         };
         if appends.is_empty() {
             return Ok(asked);
@@ -91,11 +91,13 @@ impl Broker {
         Ok(asked)
     }
 
-    /// The last one for each place; all must lie in their logs as they are now.
+    /// The last one for each place; all must lie in their logs as they are now, unless a pass will
+    /// look.
     async fn ask_offsets(
         &self,
         tenant: TenantId,
         offsets: &[OffsetItem],
+        in_pass: bool,
         anew: bool,
     ) -> Result<Vec<Claimed>, Error> {
         if offsets.is_empty() {
@@ -106,35 +108,26 @@ impl Broker {
             let topic = self.topics.partition(tenant, &item.topic, item.partition, anew).await?;
             logs.push(topic.logs[item.partition as usize]);
         }
-        let seen = self.looks.read(tenant, logs.clone()).await?;
-        let mut last: BTreeMap<Place, Claimed> = BTreeMap::new();
-        for (index, (item, log_id)) in offsets.iter().zip(logs).enumerate() {
-            let Some(watermarks) = seen.get(&log_id) else {
-                if !anew {
-                    return Box::pin(self.ask_offsets(tenant, offsets, true)).await;
-                }
-                return Err(Error::topic_not_found(&item.topic));
-            };
-            if item.offset > watermarks.high_watermark {
-                return Err(above_the_log(index, item.offset, *watermarks));
+        if !in_pass {
+            let seen = self.looks.read(tenant, logs.clone()).await?;
+            for (item, log_id) in offsets.iter().zip(&logs) {
+                let Some(watermarks) = seen.get(log_id) else {
+                    if !anew {
+                        return Box::pin(self.ask_offsets(tenant, offsets, false, true)).await;
+                    }
+                    return Err(Error::topic_not_found(&item.topic));
+                };
+                rules::offsets::check_range(item.offset, watermarks.ends())?;
             }
+        }
+        let mut last: BTreeMap<Place, Claimed> = BTreeMap::new();
+        for (item, log_id) in offsets.iter().zip(logs) {
             let place = Place { group: item.group.clone(), log_id };
             let (offset, claim) = (item.offset, item.claim.clone());
             last.insert(place.clone(), Claimed { place, offset, claim });
         }
         Ok(last.into_values().collect())
     }
-}
-
-fn above_the_log(index: usize, offset: Offset, watermarks: Watermarks) -> Error {
-    let Watermarks { log_start_offset, high_watermark } = watermarks;
-    let detail = format!(
-        "/offsets/{index}/offset: {offset} lies above the high watermark {high_watermark}; a \
-         group goes on at most there."
-    );
-    Error::new(Code::OffsetOutOfRange, detail)
-        .fact("log_start_offset", log_start_offset)
-        .fact("high_watermark", high_watermark)
 }
 
 impl Asked {

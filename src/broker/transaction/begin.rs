@@ -38,7 +38,9 @@ impl Broker {
         let new = Arc::new(new);
         for attempt in 0..RESOLVE_ATTEMPTS {
             let work = &begin.work;
-            let asked = self.ask(tenant, &work.appends, &work.offsets, attempt > 0).await?;
+            let in_pass = begin.commit && !work.appends.is_empty();
+            let asked =
+                self.ask(tenant, &work.appends, &work.offsets, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
             let begun = if begin.commit {

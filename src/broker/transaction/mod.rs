@@ -128,7 +128,7 @@ impl Broker {
         let mut wait = None;
         for attempt in 0.. {
             let (appends, offsets) = work(&call);
-            let asked = Arc::new(self.ask(tenant, appends, offsets, attempt > 0).await?);
+            let asked = Arc::new(self.ask(tenant, appends, offsets, false, attempt > 0).await?);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
                 Ok(done) => return Ok(self.answer(name, done)),
                 Err(stop) => stop,
