@@ -201,7 +201,7 @@ holds! {
         at least 10_000, must see PreparedCommittedAfterOpen FencedCommit TimedOut;
     holds_with_calls_that_overtake_each_other: config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3),
         at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
-    holds_with_one_request_transactions: config(&[SHORT, WHOLE], WHOLE).opens(1).unbound(&[APPENDS]).ticks(2),
+    holds_with_one_request_transactions: config(&[WHOLE, SHORT], WHOLE).opens(1).unbound(&[APPENDS]).ticks(2),
         at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
     holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[APPENDS]).ticks(6).sweeps(2, 2),
         at least 10_000, must see ForgottenAndRefused Whole ReplayedBegin ReplayedCommit Committed TimedOut;
@@ -231,13 +231,13 @@ without! {
 holds! {
     #[ignore = "larger: a minute"]
     holds_larger_one_request_transactions:
-        config(&[SHORT, WHOLE], WHOLE).opens(2).unbound(&[APPENDS]).ticks(2), at least 100_000,
+        config(&[WHOLE, SHORT], WHOLE).opens(2).unbound(&[APPENDS]).ticks(2), at least 100_000,
         must see Whole ReplayedBegin Conflict Committed TimedOut FencedCommit;
     #[ignore = "larger: a minute"]
     holds_larger_timeouts: config(&[COPY, SHORT], SHORT).opens(2).ticks(3), at least 100_000,
         must see Committed TimedOut FencedCommit ReplayedCommit Conflict;
     #[ignore = "larger: minutes"]
     holds_larger_prepared_transactions:
-        config(&[PREPARED, SHORT], RECOVERING).opens(1).ticks(3).in_flight(2), at least 100_000,
-        must see PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut Ahead;
+        config(&[PREPARED, COPY], RECOVERING).opens(1).ticks(3), at least 100_000,
+        must see PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut;
 }
