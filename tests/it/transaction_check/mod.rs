@@ -233,7 +233,7 @@ holds! {
     holds_larger_one_request_transactions:
         config(&[WHOLE, SHORT], WHOLE).opens(2).unbound(&[APPENDS]).ticks(2), at least 100_000,
         must see Whole ReplayedBegin Conflict Committed TimedOut FencedCommit;
-    #[ignore = "larger: a minute"]
+    #[ignore = "larger: minutes"]
     holds_larger_timeouts: config(&[COPY, SHORT], SHORT).opens(2).ticks(3), at least 100_000,
         must see Committed TimedOut FencedCommit ReplayedCommit Conflict;
     #[ignore = "larger: minutes"]
