@@ -31,8 +31,10 @@ pub enum Step {
     Prepare,
     Commit,
     Abort,
-    /// The whole transaction in one request.
-    Whole,
+    /// The whole transaction in one request, with the group's offset or without.
+    Whole {
+        offset: bool,
+    },
     /// Commits what was found prepared by the open.
     Recover,
 }
@@ -131,7 +133,7 @@ impl Client {
     fn appends(&self) -> Vec<usize> {
         let of = |step: &Step| match step {
             Step::Append(partition) => vec![*partition],
-            Step::Whole => vec![0, 1],
+            Step::Whole { .. } => vec![0, 1],
             _ => vec![],
         };
         self.script.iter().flat_map(of).collect()
@@ -147,7 +149,9 @@ impl Client {
         let mut id = self.id;
         let call = match self.script[step] {
             Step::Begin => Call::Begin,
-            Step::Whole => Call::Whole { appends: vec![0, 1], offset: (offset, claim) },
+            Step::Whole { offset: has_offset } => {
+                Call::Whole { appends: vec![0, 1], offset: has_offset.then_some((offset, claim)) }
+            }
             Step::Append(partition) => Call::Records { sequence, appends: vec![partition] },
             Step::Offset => Call::Offset(offset, claim),
             Step::Prepare => Call::Prepare,
@@ -167,7 +171,7 @@ impl Client {
         // it begins before it goes on
         let begins = self.script[self.done..]
             .first()
-            .is_some_and(|step| matches!(step, Step::Begin | Step::Whole | Step::Recover));
+            .is_some_and(|step| matches!(step, Step::Begin | Step::Whole { .. } | Step::Recover));
         let ahead = if begins { 1 } else { in_flight };
         0..(self.done + ahead).min(self.script.len())
     }
