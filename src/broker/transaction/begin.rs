@@ -42,11 +42,12 @@ impl Broker {
             let asked =
                 self.ask(tenant, &work.appends, &work.offsets, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
-            transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
-            let begun = if begin.commit {
-                self.whole(tenant, &new, begin.timeout_ms, asked, settings).await
-            } else {
-                self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await
+            let begun = match transaction::timeout_ms(begin.timeout_ms, None, &settings) {
+                Err(refusal) => self.begun_before(tenant, &new, refusal).await,
+                Ok(_) if begin.commit => {
+                    self.whole(tenant, &new, begin.timeout_ms, asked, settings).await
+                }
+                Ok(_) => self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await,
             };
             match begun {
                 Ok(done) => return Ok(self.answer("begin", done)),
@@ -57,6 +58,31 @@ impl Broker {
             }
         }
         Err(Error::unavailable("Too many begins of this transaction at once. Nothing was changed."))
+    }
+
+    /// A begin that is refused now may have been done before the maximum was lowered.
+    async fn begun_before(
+        &self,
+        tenant: TenantId,
+        new: &Arc<New>,
+        refusal: Refusal,
+    ) -> Result<Done, Stop> {
+        let new = new.clone();
+        let find = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                if let Some((id, epoch)) = new.session {
+                    hold_session(connection, tenant, Caller::Session(id, epoch)).await?;
+                }
+                let locked = store::transactions::lock(connection, tenant, &[new.id]).await?;
+                let row = locked.into_iter().next().ok_or(refusal)?;
+                if row.has_expired(store::sessions::clock(connection).await?) {
+                    return Err(Stop::Expired(new.id));
+                }
+                transaction::repeat(&row, &new.digest)?;
+                Ok(Done::before(row))
+            })
+        });
+        find.await
     }
 
     async fn try_begin(

@@ -515,3 +515,18 @@ async fn of_many_sendings_at_once_one_runs() {
         assert_eq!(values(&there, "orders", partition).await, wanted);
     }
 }
+
+#[tokio::test]
+async fn a_begin_that_would_be_refused_today_is_still_known() {
+    let server = served().await;
+    let long = |id: Uuid| json!({"transaction_id": id, "timeout_ms": 600_000});
+    let id = Uuid::now_v7();
+    server.post("/v1/transactions").json(long(id)).await.created();
+    let lower = json!({"max_transaction_timeout_ms": 1_000});
+    server.patch("/v1/settings").json(lower).await.ok();
+    let again = server.post("/v1/transactions").json(long(id)).await.ok();
+    assert_eq!((&again["duplicate"], &again["state"]), (&json!(true), &json!("ongoing")));
+    server.post("/v1/transactions").json(long(Uuid::now_v7())).await.invalid(&["/timeout_ms"]);
+    let other = json!({"transaction_id": id, "timeout_ms": 600_001});
+    server.post("/v1/transactions").json(other).await.refused(Code::TransactionReused);
+}
