@@ -27,13 +27,11 @@ use super::{
     pass::{Full, Passed, Quick, Writer},
     queue::{Queue, scope},
     signals::Signals,
+    standing::placed,
     watches::{News, Watches},
 };
 use crate::{
-    model::{
-        LogId, Name, TenantId, TopicId,
-        transaction::{PlacedAppend, State},
-    },
+    model::{LogId, TenantId, TopicId, transaction::State},
     rules::{
         Refusal,
         append::{Decision, Part, Plan, Request, Spread},
@@ -213,7 +211,8 @@ impl Lane {
         }
     }
 
-    /// After a failure: numbered requests and transactions are done again (whoever writes first makes the other's
+    /// After a failure: numbered requests and transactions are done again (whoever writes first makes the
+    /// other's
     /// compare fail), as long as the database is not away for too long. Of others whose answer was
     /// lost it is not known whether they were written.
     fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
@@ -317,13 +316,10 @@ fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
 
 fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written) -> Row {
     let ended_at = written.ended_at.unwrap_or(written.appended_at);
-    let parts = request.parts.iter().zip(&whole.topics).zip(deltas);
-    let placed = |((part, topic), delta): ((&Part, &Name), &i64)| PlacedAppend {
-        topic: topic.to_string(),
-        partition: part.partition,
-        base_offset: written.bases.get(&part.log_id).map_or(0, |base| base + delta),
-        record_count: part.record_count,
+    let base = |(part, delta): (&Part, &i64)| {
+        written.bases.get(&part.log_id).map_or(0, |base| base + delta)
     };
+    let base_offsets = request.parts.iter().zip(deltas).map(base);
     Row {
         transaction_id: whole.transaction_id,
         state: State::Committed,
@@ -337,6 +333,6 @@ fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written
         append_count: whole.append_count,
         batch_count: 0,
         next_sequence: 0,
-        appends: Some(parts.map(placed).collect()),
+        appends: Some(placed(request, whole, base_offsets)),
     }
 }

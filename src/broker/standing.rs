@@ -83,16 +83,26 @@ pub async fn hold(
 /// The transactions that a plan commits, with where their appends lie.
 pub fn ended<'a>(group: &'a Group, plan: &'a Plan) -> Vec<Ended<'a>> {
     let ended = |(request, whole, base_offsets): (&'a Request, &'a Whole, Vec<Offset>)| {
-        let placed = request.parts.iter().zip(&whole.topics).zip(base_offsets);
-        let appends = placed.map(|((part, topic), base_offset)| PlacedAppend {
-            topic: topic.to_string(),
-            partition: part.partition,
-            base_offset,
-            record_count: part.record_count,
-        });
-        Ended { whole, digest: request.digest, appends: appends.collect() }
+        let appends = placed(request, whole, base_offsets);
+        Ended { whole, digest: request.digest, appends }
     };
     plan.committed(&group.requests).map(ended).collect()
+}
+
+/// Where the parts of a transaction lie, as its outcome tells.
+pub fn placed(
+    request: &Request,
+    whole: &Whole,
+    base_offsets: impl IntoIterator<Item = Offset>,
+) -> Vec<PlacedAppend> {
+    let placed = request.parts.iter().zip(&whole.topics).zip(base_offsets);
+    let placed = placed.map(|((part, topic), base_offset)| PlacedAppend {
+        topic: topic.to_string(),
+        partition: part.partition,
+        base_offset,
+        record_count: part.record_count,
+    });
+    placed.collect()
 }
 
 /// Writes the outcomes and offsets of a plan whose rows are written, and frees the ids that it does

@@ -34,6 +34,7 @@ pub struct Whole {
 }
 
 /// What is known of a group's transactions, their sessions and their groups' offsets.
+/// (An id comes once in a group.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub rows: HashMap<Uuid, Row>,

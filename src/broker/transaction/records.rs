@@ -218,3 +218,24 @@ impl Drop for Wait {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_bounded_for_each_transaction_and_in_all() {
+        let waits = Arc::new(Waits::default());
+        let enter = |id: u128| waits.enter(Uuid::from_u128(id), Duration::ZERO);
+        let mut waiting: Vec<Wait> =
+            (0..WAITING_CALLS_PER_TRANSACTION).map(|_| enter(0).unwrap()).collect();
+        assert!(enter(0).is_none());
+        waiting.pop();
+        waiting.push(enter(0).unwrap());
+        let others = WAITING_CALLS_PER_TRANSACTION..WAITING_CALLS;
+        waiting.extend(others.map(|id| enter(id as u128).unwrap()));
+        assert!(enter(u128::MAX).is_none());
+        waiting.clear();
+        assert!(waits.0.lock().unwrap().is_empty());
+    }
+}

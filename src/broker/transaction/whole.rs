@@ -11,7 +11,7 @@ use crate::{
         Broker, Error,
         group::{Job, Outcome, Ticket},
     },
-    model::{TenantId, settings::OwnSettings},
+    model::{TenantId, TopicId, settings::OwnSettings},
     rules::{append::Request, transaction, whole::Whole},
     store::transactions::New,
 };
@@ -27,7 +27,7 @@ impl Broker {
     ) -> Result<Done, Stop> {
         let begun = Instant::now();
         let done = match asked.topic {
-            Some(_) => self.submit(tenant, new, asked, &settings).await?,
+            Some(topic) => self.submit(tenant, topic, new, asked, &settings).await?,
             None => self.without_records(tenant, new, asked_timeout_ms, asked, settings).await?,
         };
         if !done.duplicate {
@@ -39,11 +39,11 @@ impl Broker {
     async fn submit(
         &self,
         tenant: TenantId,
+        topic: TopicId,
         new: &New,
         asked: Asked,
         settings: &OwnSettings,
     ) -> Result<Done, Stop> {
-        let Some(topic) = asked.topic else { return Err(Stop::Again) };
         let size = transaction::check_size(0, asked.batch_count(), settings);
         let too_large = asked.too_large.clone().or(size.err());
         let (parts, lines): (Vec<_>, Vec<_>) = asked.parts.into_iter().unzip();
