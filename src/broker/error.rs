@@ -38,6 +38,11 @@ impl Error {
         Self::new(Code::TopicNotFound, format!("There is no topic {topic}."))
     }
 
+    pub fn group_not_found(group: &Name) -> Self {
+        let detail = format!("There is no group {group}: none has committed or joined.");
+        Self::new(Code::GroupNotFound, detail)
+    }
+
     pub fn topic_in_use(topic: &Name, transaction_id: Uuid) -> Self {
         let detail = format!(
             "The prepared transaction {transaction_id} holds topic {topic}: it may still commit \

@@ -24,24 +24,23 @@ pub async fn run(broker: Arc<Broker>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
         // what failed was logged, and will be tried again
-        let _ = sweep(&broker.store, &broker.expiry, &broker.forgetting).await;
+        let _ = sweep(&broker).await;
     }
 }
 
 /// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
-pub async fn sweep(
-    store: &Store,
-    rounds: &expiry::Rounds,
-    forgetting: &transactions::Rounds,
-) -> Result<(), store::Error> {
+pub async fn sweep(broker: &Broker) -> Result<(), store::Error> {
+    let store = &broker.store;
+    // the sooner a member is gone, the sooner others go on
+    let members = task("members", settle_groups(broker)).await;
     let aborted = task("transactions", abort_late(store)).await;
     let unstaged = task("staged", remove_staged(store)).await;
-    let forgotten = task("outcomes", forget_outcomes(store, forgetting)).await;
-    let transactions = aborted.and(unstaged).and(forgotten);
+    let forgotten = task("outcomes", forget_outcomes(store, &broker.forgetting)).await;
+    let transactions = members.and(aborted).and(unstaged).and(forgotten);
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
-    let expired = task("expiry", expire(store, rounds)).await;
+    let expired = task("expiry", expire(store, &broker.expiry)).await;
     let dropped = task("open_ids", drop_open_ids(store)).await;
     let analyzed = task("statistics", refresh_statistics(store)).await;
     transactions.and(trimmed).and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
@@ -118,6 +117,19 @@ async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
             })
         };
         while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Members whose lease has run out are gone; partitions that were made are assigned.
+async fn settle_groups(broker: &Broker) -> Result<(), store::Error> {
+    let store = &broker.store;
+    let late = store.run(|c| Box::pin(store::members::late(c, LOGS_PER_SWEEP))).await?;
+    let outdated = store.run(|c| Box::pin(store::members::outdated(c, LOGS_PER_SWEEP))).await?;
+    let late = late.into_iter().map(|due| (due, "late"));
+    let outdated = outdated.into_iter().map(|due| (due, "topics"));
+    for ((tenant, group), cause) in count_due("members", late.chain(outdated).collect()) {
+        broker.settle_group(tenant, &group, cause).await;
     }
     Ok(())
 }

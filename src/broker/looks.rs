@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::Error;
 use crate::{
-    model::{LogId, Offset, TenantId},
+    model::{GroupId, LogId, Offset, TenantId},
     store::{self, Store},
     telemetry,
 };
@@ -103,6 +103,30 @@ impl Looks {
                 }
             }
         }
+    }
+
+    /// The high watermarks of those of these that are logs, and the generations of those that are
+    /// groups.
+    pub async fn numbers(
+        &self,
+        tenant: TenantId,
+        watched: Vec<LogId>,
+    ) -> Result<HashMap<LogId, i64>, store::Error> {
+        let seen = self.read(tenant, watched.clone()).await?;
+        let others = watched.into_iter().filter(|id| !seen.contains_key(id));
+        let groups: Vec<GroupId> = others.map(|id| GroupId(id.0)).collect();
+        let mut numbers: HashMap<LogId, i64> =
+            seen.into_iter().map(|(log, watermarks)| (log, watermarks.high_watermark)).collect();
+        if !groups.is_empty() {
+            let read = self.store.run(move |connection| {
+                Box::pin(
+                    async move { store::beats::generations(connection, tenant, &groups).await },
+                )
+            });
+            let number = |(group, generation): (GroupId, i64)| (LogId(group.0), generation);
+            numbers.extend(read.await?.into_iter().map(number));
+        }
+        Ok(numbers)
     }
 
     /// The watermarks of those logs that exist.

@@ -11,10 +11,13 @@
 //!   other replicas', by polling for what was lost. A waiting read holds no connection;
 //! - *settings* (`settings`) of a tenant are remembered for a second;
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
+//! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
+//!   began; what changes a group (`membership`) locks it whole;
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
 //!   producers that have been idle too long (`expiry`).
 
 mod append;
+mod beats;
 mod error;
 mod expiry;
 mod group;
@@ -23,6 +26,8 @@ mod lane;
 mod load;
 mod looks;
 mod measures;
+mod membership;
+mod names;
 mod offsets;
 mod pace;
 mod pages;
@@ -88,16 +93,17 @@ pub struct Broker {
     store: Store,
     tenants: Cache<Name, TenantId>,
     topics: topic::Topics,
+    names: names::Names,
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
     lanes: lane::Lanes,
     looks: looks::Looks,
+    beats: beats::Beats,
     pages: Arc<pages::Pages>,
     watches: Arc<watches::Watches>,
-    signals: Arc<signals::Signals>,
     appends: measures::Appends,
     transactions: measures::Transactions,
-    herald: transaction::Herald,
+    herald: watches::Herald,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
     /// Calls of transactions that wait for those before them.
@@ -132,17 +138,18 @@ impl Broker {
         let watches = Arc::new(watches::Watches::new(looks.clone()));
         let signals = Arc::new(signals::Signals::new(store.clone()));
         let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
-        let herald = transaction::Herald { watches: watches.clone(), signals: signals.clone() };
+        let herald = watches::Herald { watches: watches.clone(), signals: signals.clone() };
         let broker = Arc::new(Self {
             topics: topic::Topics::new(store.clone()),
+            names: names::Names::new(store.clone()),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
+            beats: beats::Beats::new(store.clone()),
             pages: Arc::new(pages::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
-            signals: signals.clone(),
             appends: measures::Appends::new(),
             transactions: measures::Transactions::new(),
             staging: transaction::Calls::start(&store, &herald, &tasks, &stop),
@@ -224,6 +231,6 @@ impl Broker {
 
     /// One round of the janitor, as far as there is something to do.
     pub async fn sweep(&self) -> Result<(), Error> {
-        Ok(janitor::sweep(&self.store, &self.expiry, &self.forgetting).await?)
+        Ok(janitor::sweep(self).await?)
     }
 }

@@ -133,10 +133,7 @@ impl Broker {
         let list = self.store.run(move |connection| {
             Box::pin(async move { store::offsets::list(connection, tenant, &name).await })
         });
-        list.await?.ok_or_else(|| {
-            let detail = format!("There is no group {group}: none has committed or joined.");
-            Error::new(Code::GroupNotFound, detail)
-        })
+        list.await?.ok_or_else(|| Error::group_not_found(group))
     }
 }
 

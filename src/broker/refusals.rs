@@ -79,6 +79,13 @@ impl From<Refusal> for Error {
             Refusal::UnknownMember => Self::unknown_member(),
             Refusal::IllegalGeneration { generation } => Self::illegal_generation(generation),
             Refusal::GroupNotEmpty => Self::group_not_empty(),
+            Refusal::NowhereToBegin { committed_offset, log_start_offset, high_watermark } => {
+                Self::nowhere_to_begin(committed_offset, (log_start_offset, high_watermark))
+            }
+            Refusal::TooMany { what, limit } => {
+                let detail = format!("There may be {limit} {what}, and there are as many.");
+                Self::new(Code::QuotaExceeded, detail).fact("limit", limit)
+            }
         }
     }
 }
@@ -259,6 +266,23 @@ impl Error {
         let detail = format!(
             "/offsets: {offset} lies above the high watermark {high_watermark}; a group goes on at \
              most there."
+        );
+        Self::new(Code::OffsetOutOfRange, detail)
+            .fact("log_start_offset", log_start_offset)
+            .fact("high_watermark", high_watermark)
+    }
+
+    fn nowhere_to_begin(
+        committed_offset: Option<Offset>,
+        (log_start_offset, high_watermark): (Offset, Offset),
+    ) -> Self {
+        let why = match committed_offset {
+            Some(offset) => format!("its committed offset {offset} has been trimmed away"),
+            None => "it has committed none".to_owned(),
+        };
+        let detail = format!(
+            "The group's auto_offset_reset is error, and {why}: the log holds [{log_start_offset}, \
+             {high_watermark}). Reset its offsets, or join with another auto_offset_reset."
         );
         Self::new(Code::OffsetOutOfRange, detail)
             .fact("log_start_offset", log_start_offset)

@@ -166,6 +166,8 @@ impl Broker {
         let name = topic.clone();
         let delete = self.store.transaction(move |connection| {
             Box::pin(async move {
+                // the tenant's row comes first
+                store::tenants::topics_changed(connection, tenant).await?;
                 let Some((id, ..)) = store::topics::lock(connection, tenant, &name).await? else {
                     return Err(Error::topic_not_found(&name));
                 };
@@ -180,10 +182,8 @@ impl Broker {
         });
         let logs: Vec<LogId> = delete.await?;
         self.topics.forget(tenant, topic).await;
-        for log in &logs {
-            self.watches.tell(tenant, *log, News::Gone);
-        }
-        self.signals.changed(logs.into_iter().map(|log| (tenant, log)));
+        let news: Vec<_> = logs.into_iter().map(|log| (log, News::Gone)).collect();
+        self.herald.logs_changed(tenant, &news);
         Ok(())
     }
 
@@ -238,6 +238,7 @@ async fn put(
             check_quota(connection, tenant, &limits, (1, wanted)).await?;
             let settings = own(&settings.unwrap_or_default());
             store::topics::insert(connection, tenant, name, wanted, &settings).await?;
+            store::tenants::topics_changed(connection, tenant).await?;
             return Ok(true);
         }
     }
@@ -300,6 +301,7 @@ async fn patch_locked(
         store::logs::lock(connection, tenant, &logs).await?;
         store::logs::raise_fences(connection, tenant, &logs).await?;
         store::topics::add_partitions(connection, tenant, id, count, wanted).await?;
+        store::tenants::topics_changed(connection, tenant).await?;
     }
     let settings = rules::settings::patched(&former, &patch.settings);
     store::topics::update(connection, tenant, id, wanted, &settings).await?;

@@ -1,5 +1,7 @@
 //! Waiting reads. A read registers its watch before it looks, or a wake-up between the two would be
 //! lost. Commits of this replica wake at once; notices and the slow poll only ask for a look.
+//!
+//! A group is watched as a log is: its generation only grows, and its number is never a log's.
 
 use std::{
     collections::HashMap,
@@ -10,8 +12,8 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::looks::Looks;
-use crate::model::{LogId, Offset, TenantId};
+use super::{looks::Looks, signals::Signals};
+use crate::model::{GroupId, LogId, Offset, TenantId};
 
 /// How often watched heads are looked at even if nobody called: covers lost notices.
 const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
@@ -19,9 +21,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 /// What is known to a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The log reaches at least up to here.
+    /// The log reaches at least up to here; of a group: its generation is at least this.
     HighWatermark(Offset),
-    /// The log's topic was deleted.
+    /// The log's topic, or the group, was deleted.
     Gone,
 }
 
@@ -89,6 +91,10 @@ impl Watches {
         Watch { watches: self.clone(), key, receiver: sender.subscribe() }
     }
 
+    pub fn watch_group(self: &Arc<Self>, tenant: TenantId, group: GroupId) -> Watch {
+        self.watch(tenant, number(group))
+    }
+
     /// A commit of this replica.
     pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
         self.heard(tenant, log, Heard { news, source: Source::Commit, since: Instant::now() });
@@ -137,15 +143,38 @@ impl Watches {
         }
         for (tenant, logs) in by_tenant {
             // away: the next poll looks again
-            let Ok(seen) = self.looks.read(tenant, logs.clone()).await else { return };
+            let Ok(seen) = self.looks.numbers(tenant, logs.clone()).await else { return };
             for log in logs {
-                let news = match seen.get(&log) {
-                    Some(watermarks) => News::HighWatermark(watermarks.high_watermark),
-                    None => News::Gone,
-                };
+                let news = seen.get(&log).map_or(News::Gone, |now| News::HighWatermark(*now));
                 self.heard(tenant, log, Heard { news, source, since });
             }
         }
+    }
+}
+
+/// As it is watched.
+fn number(group: GroupId) -> LogId {
+    LogId(group.0)
+}
+
+/// Tells those that wait, here and on other replicas, what has changed. It goes with the work, not
+/// with the request: a client that hangs up keeps nobody waiting.
+#[derive(Clone)]
+pub struct Herald {
+    pub watches: Arc<Watches>,
+    pub signals: Arc<Signals>,
+}
+
+impl Herald {
+    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, News)]) {
+        for (log_id, news) in news {
+            self.watches.tell(tenant, *log_id, *news);
+        }
+        self.signals.changed(news.iter().map(|(log_id, _)| (tenant, *log_id)));
+    }
+
+    pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
+        self.logs_changed(tenant, &[(number(group), News::HighWatermark(generation))]);
     }
 }
 

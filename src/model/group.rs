@@ -1,11 +1,147 @@
-//! Offsets of groups as a client commits and sees them.
+//! Groups, their members and their offsets, as a client asks for and sees them.
 
-use super::{Name, Offset, Partition};
+use std::collections::{BTreeMap, BTreeSet};
+
+use regex::{Regex, RegexBuilder};
+
+use super::{Name, Offset, Partition, Timestamp, transaction::MAX_MEMBER_ID_BYTES};
 
 /// Most offsets that one commit may hold.
 pub const MAX_OFFSETS: usize = 10_000;
 /// Longest metadata kept with a committed offset, in bytes.
 pub const MAX_METADATA_BYTES: usize = 4_096;
+/// Most members of one group.
+pub const MAX_MEMBERS: usize = 1_000;
+/// Most topics that one member names.
+pub const MAX_TOPICS: usize = 1_000;
+/// Most patterns that a group subscribes with in its life.
+pub const MAX_PATTERNS: usize = 100;
+/// Longest pattern, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1_000;
+/// Largest program that a pattern may become.
+const MAX_PATTERN_PROGRAM_BYTES: usize = 256 * 1024;
+/// Longest `instance_id`, in bytes.
+pub const MAX_INSTANCE_ID_BYTES: usize = MAX_MEMBER_ID_BYTES;
+/// The lease of a member that asks for none, as far as its tenant permits.
+pub const DEFAULT_SESSION_TIMEOUT_MS: i64 = 45_000;
+
+/// Where a group begins in a partition in which it has committed nothing, or whose committed offset
+/// has been trimmed away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AutoOffsetReset {
+    /// At the first record there is.
+    #[default]
+    Earliest,
+    /// At the next record to come.
+    Latest,
+    /// Nowhere: it is an error.
+    Error,
+}
+
+impl AutoOffsetReset {
+    pub const ALL: &'static [Self] = &[Self::Earliest, Self::Latest, Self::Error];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AutoOffsetReset::Earliest => "earliest",
+            AutoOffsetReset::Latest => "latest",
+            AutoOffsetReset::Error => "error",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reset| reset.as_str() == text)
+    }
+}
+
+/// Topics by a regular expression, found anywhere in a name unless anchored. It takes time in
+/// proportion to the name, whatever it says.
+#[derive(Clone, Debug)]
+pub struct TopicPattern(Regex);
+
+impl TopicPattern {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
+            return Err(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes"));
+        }
+        // PostgreSQL's text has none
+        if text.contains('\0') {
+            return Err("U+0000 cannot be kept".into());
+        }
+        let built = RegexBuilder::new(text).size_limit(MAX_PATTERN_PROGRAM_BYTES).build();
+        let regex = built.map_err(|why| match why {
+            regex::Error::CompiledTooBig(_) => "this pattern is too large".to_owned(),
+            why => format!("not a regular expression (RE2 syntax, as Rust's regex): {why}"),
+        })?;
+        Ok(Self(regex))
+    }
+
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    pub fn matches(&self, topic: &Name) -> bool {
+        self.0.is_match(topic.as_str())
+    }
+}
+
+impl PartialEq for TopicPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for TopicPattern {}
+
+/// What a member subscribes to: both together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subscription {
+    pub topics: BTreeSet<Name>,
+    pub pattern: Option<TopicPattern>,
+}
+
+impl Subscription {
+    pub fn covers(&self, topic: &Name) -> bool {
+        self.topics.contains(topic) || self.pattern.as_ref().is_some_and(|p| p.matches(topic))
+    }
+}
+
+/// A join as asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    pub subscription: Subscription,
+    /// The stable name of the member: who joins with it takes the place of the one before.
+    pub instance_id: Option<String>,
+    /// None: [`DEFAULT_SESSION_TIMEOUT_MS`].
+    pub session_timeout_ms: Option<i64>,
+    /// None: as the group has it.
+    pub auto_offset_reset: Option<AutoOffsetReset>,
+}
+
+/// Partitions, by topic.
+pub type Partitions = BTreeMap<Name, BTreeSet<Partition>>;
+
+/// A member that has joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    pub member_id: String,
+    pub generation: i64,
+    pub assignment: Partitions,
+    /// A third of its lease.
+    pub heartbeat_interval_ms: i64,
+    pub lease_expires_at: Timestamp,
+}
+
+/// What every answer tells a member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    pub generation: i64,
+    /// What it owns and keeps.
+    pub assignment: Partitions,
+    /// What it is to let go of: its next call does. Of a fetch also what its cursor names and it
+    /// does not own any more.
+    pub revoked: Partitions,
+}
 
 /// A member, and the newest generation it knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,4 +176,16 @@ pub struct CommittedOffset {
     pub partition: Partition,
     pub offset: Offset,
     pub metadata: Option<String>,
+}
+
+/// A fetch of a member, as asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// None: from the committed offsets.
+    pub cursor: Option<String>,
+    /// Most records, of all partitions together.
+    pub limit: usize,
+    /// Most bytes of answered record lines, of all partitions together; the first always comes.
+    pub max_bytes: usize,
+    pub wait_ms: u64,
 }

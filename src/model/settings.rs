@@ -61,6 +61,12 @@ settings! {
         "How long a producer without a name may be idle before it is forgotten.";
     TransactionalIdExpiryMs "transactional_id_expiry_ms" 604_800_000 1_000 315_360_000_000 true  false
         "How long a producer with a transactional id may be idle before it is forgotten.";
+    SessionTimeoutMinMs     "session_timeout_min_ms"     1_000       1     86_400_000      false false
+        "The shortest lease that a member of a group may ask for.";
+    SessionTimeoutMaxMs     "session_timeout_max_ms"     300_000     1     86_400_000      false false
+        "The longest lease that a member of a group may ask for.";
+    OffsetsExpiryMs         "offsets_expiry_ms"          604_800_000 1_000 315_360_000_000 true  false
+        "How long a group without members keeps its committed offsets after the last of them.";
     MaxBatchRecords         "max_batch_records"          1_000       1     100_000         false true
         "Most records of one append.";
     MaxBatchBytes           "max_batch_bytes"            1_048_576   1     16_777_216      false true

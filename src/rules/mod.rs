@@ -2,10 +2,12 @@
 //! random number or knows SQL, HTTP or a task.
 
 pub mod append;
+pub mod assign;
 pub mod draft;
 pub mod expiry;
 pub mod fold;
 pub mod ground;
+pub mod group;
 pub mod memory;
 pub mod offsets;
 pub mod provenance;
@@ -112,10 +114,21 @@ pub enum Refusal {
         log_start_offset: Offset,
         high_watermark: Offset,
     },
+    /// The group has committed nothing there that still is, and is to begin nowhere else.
+    NowhereToBegin {
+        committed_offset: Option<Offset>,
+        log_start_offset: Offset,
+        high_watermark: Offset,
+    },
     UnknownMember,
     /// Another member owns the partition, or owned it since that generation.
     IllegalGeneration {
         generation: i64,
     },
     GroupNotEmpty,
+    /// There may be no more of these.
+    TooMany {
+        what: &'static str,
+        limit: i64,
+    },
 }

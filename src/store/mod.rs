@@ -8,12 +8,14 @@
 //! is read under a lock is read by a later statement: the one that waited still sees the old rows.
 
 pub mod appends;
+pub mod beats;
 pub mod ending;
 pub mod expiry;
 pub mod forgetting;
 pub mod janitor;
 pub mod loading;
 pub mod logs;
+pub mod members;
 pub mod notices;
 pub mod offsets;
 pub mod reads;
@@ -45,6 +47,7 @@ use statements;
 /// Every statement there is, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
+    ("beats", beats::STATEMENTS),
     ("connect", connect::STATEMENTS),
     ("ending", ending::STATEMENTS),
     ("expiry", expiry::STATEMENTS),
@@ -52,6 +55,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("janitor", janitor::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
+    ("members", members::STATEMENTS),
     ("notices", notices::STATEMENTS),
     ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),

@@ -12,6 +12,7 @@ statements! {
     /// Changes of the settings, and creations of topics, which they limit, follow each other.
     LOCK = "select settings, settings_version from oncelog.tenants where tenant_id = $1 for no key update";
     UPDATE = "update oncelog.tenants set settings = $2, settings_version = settings_version + 1 where tenant_id = $1";
+    TOPICS_CHANGED = "update oncelog.tenants set topics_version = topics_version + 1 where tenant_id = $1";
     PAGE = "select tenant_id, settings from oncelog.tenants where tenant_id > $1 order by tenant_id limit $2";
 }
 
@@ -47,6 +48,13 @@ async fn stored(
     let (settings, version): (Json<OwnSettings>, i64) =
         sqlx::query_as(sql).bind(tenant.0).fetch_one(connection).await?;
     Ok((settings.0, version))
+}
+
+/// Partitions were made, or are to be deleted: groups that subscribe to them are looked at again.
+/// Locks the tenant's row.
+pub async fn topics_changed(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
+    sqlx::query(TOPICS_CHANGED).bind(tenant.0).execute(connection).await?;
+    Ok(())
 }
 
 /// Writes the settings of a locked tenant.

@@ -101,11 +101,12 @@ labels! {
     PASS_OUTCOME "outcome" Values::These(PASS_OUTCOMES);
     POOL_STATE "state" Values::These(&["idle", "in_use"]);
     PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
+    REBALANCE_CAUSE "cause" Values::These(&["join", "leave", "late", "topics", "handover"]);
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes"]);
+        "transactions", "staged", "outcomes", "members"]);
     TRANSACTION_CALL "call" Values::These(
         &["begin", "records", "offsets", "prepare", "commit", "abort"]);
     TRANSACTION_FORM "form" Values::These(&["staged", "whole"]);
@@ -212,6 +213,8 @@ metrics_table! {
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
 
+    REBALANCES_TOTAL Counter "oncelog_rebalances_total" [REBALANCE_CAUSE]
+        "Changes of groups that made a new generation, by cause: a member joined, left, was late, or let go of partitions, or there are other partitions.";
     OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
         "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
 

@@ -84,7 +84,7 @@ impl Broker {
                 })
             });
             let done = judge.await?;
-            herald.tell(tenant, &done);
+            done.tell(tenant, &herald);
             Ok::<_, Stop>(done)
         });
         let done = commit.await.unwrap_or_else(|_| Err(Error::internal().into()))?;

@@ -15,9 +15,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-use super::{Done, Herald};
+use super::Done;
 use crate::{
-    broker::Error,
+    broker::{Error, watches::Herald},
     model::TenantId,
     store::{self, Connection, Store},
     telemetry,
@@ -133,7 +133,7 @@ impl<C: Call> Maker<C> {
             Ok(mut done) => waiting.for_each(|(call, answer)| {
                 let at = done.iter().position(|done| done.row.transaction_id == call.id());
                 let done = at.map(|at| done.swap_remove(at));
-                done.iter().for_each(|done| self.herald.tell(call.tenant(), done));
+                done.iter().for_each(|done| done.tell(call.tenant(), &self.herald));
                 let _ = answer.send(Ok(done));
             }),
             // judged one by one

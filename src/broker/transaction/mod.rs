@@ -32,8 +32,7 @@ use self::asked::Asked;
 use super::{
     Broker, Error,
     append::RESOLVE_ATTEMPTS,
-    signals::Signals,
-    watches::{News, Watches},
+    watches::{Herald, News},
 };
 use crate::{
     model::{
@@ -97,21 +96,11 @@ impl Done {
     }
 }
 
-/// Tells those that wait for logs what has become visible. It goes with the work, not with the
-/// request: a client that hangs up keeps nobody waiting.
-#[derive(Clone)]
-pub struct Herald {
-    pub watches: Arc<Watches>,
-    pub signals: Arc<Signals>,
-}
-
-impl Herald {
-    fn tell(&self, tenant: TenantId, done: &Done) {
-        for (log_id, high_watermark) in &done.high_watermarks {
-            self.watches.tell(tenant, *log_id, News::HighWatermark(*high_watermark));
-        }
-        let logs = done.high_watermarks.iter().map(|(log_id, _)| (tenant, *log_id));
-        self.signals.changed(logs);
+impl Done {
+    /// Tells those that wait for logs what has become visible.
+    fn tell(&self, tenant: TenantId, herald: &Herald) {
+        let news = self.high_watermarks.iter().map(|(log, now)| (*log, News::HighWatermark(*now)));
+        herald.logs_changed(tenant, &news.collect::<Vec<_>>());
     }
 }
 

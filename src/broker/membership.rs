@@ -1,0 +1,275 @@
+//! Joining a group, staying in it, leaving it. All that changes who owns what goes one way: the
+//! group's row is locked, all of the group loaded, the rule asked, and what differs written.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use uuid::Uuid;
+
+use super::{Broker, Error};
+use crate::{
+    model::{
+        Code, GroupId, Name, TenantId, Timestamp,
+        group::{Join, Joined, Membership, Subscription},
+        settings::OwnSettings,
+    },
+    rules::{
+        self, Refusal,
+        group::{State, Topics},
+    },
+    store::{self, Connection, beats::Beat},
+    telemetry,
+};
+
+/// How often a change starts again when others were quicker at the same rows.
+const CHANGE_ATTEMPTS: usize = 5;
+
+/// What a change is decided on, beside the group.
+pub(super) struct Ground {
+    pub topics: Topics,
+    pub now: Timestamp,
+}
+
+/// A change that was made.
+pub(super) struct Changed {
+    pub group_id: GroupId,
+    pub before: State,
+    pub after: State,
+}
+
+impl Broker {
+    /// The member's lease begins now. The group is made at its first join.
+    pub async fn join_group(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        join: Join,
+    ) -> Result<Joined, Error> {
+        let settings = self.settings.of(tenant).await?;
+        let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
+        let member_id = Uuid::now_v7().to_string();
+        let subscription = join.subscription.clone();
+        let id = member_id.clone();
+        let change = move |state: &mut State, ground: &Ground| {
+            let known: BTreeSet<&Name> =
+                ground.topics.partitions.iter().map(|(_, name, _)| name).collect();
+            if let Some(topic) = join.subscription.topics.iter().find(|t| !known.contains(t)) {
+                return Err(Error::topic_not_found(topic));
+            }
+            Ok(state.join(&id, &join, timeout_ms, &ground.topics, ground.now)?)
+        };
+        let changed = self.change_group(tenant, group, "join", Some(subscription), change).await?;
+        let Membership { generation, assignment, .. } = changed.after.membership(&member_id);
+        let Some(member) = changed.after.members.get(&member_id) else {
+            return Err(Error::internal());
+        };
+        let instance_id = member.instance_id.as_deref();
+        tracing::debug!(tenant_id = tenant.0, %group, member_id, instance_id, generation, "a member has joined");
+        Ok(Joined {
+            generation,
+            assignment,
+            heartbeat_interval_ms: member.heartbeat_interval_ms(),
+            lease_expires_at: member.lease_expires_at,
+            member_id,
+        })
+    }
+
+    /// Renews the lease.
+    pub async fn heartbeat(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member_id: &str,
+    ) -> Result<Membership, Error> {
+        let Some(beat) = self.beats.heartbeat(tenant, group, member_id).await? else {
+            return Err(self.no_member(tenant, group).await);
+        };
+        self.membership(tenant, group, member_id, &beat, true).await
+    }
+
+    /// What the member owns goes to others at once.
+    pub async fn leave_group(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member_id: &str,
+    ) -> Result<(), Error> {
+        let id = member_id.to_owned();
+        let change = move |state: &mut State, ground: &Ground| {
+            Ok(state.leave(&id, &ground.topics, ground.now)?)
+        };
+        self.change_group(tenant, group, "leave", None, change).await?;
+        tracing::debug!(tenant_id = tenant.0, %group, member_id, "a member has left");
+        Ok(())
+    }
+
+    /// What the member is told. `lets_go`: of what it was told before.
+    pub(super) async fn membership(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member_id: &str,
+        beat: &Beat,
+        lets_go: bool,
+    ) -> Result<Membership, Error> {
+        if beat.owned.iter().any(|owned| owned.is_to_move) {
+            let id = member_id.to_owned();
+            let change =
+                move |state: &mut State, ground: &Ground| Ok(state.beat(&id, lets_go, ground.now)?);
+            let changed = self.change_group(tenant, group, "handover", None, change).await?;
+            return Ok(changed.after.membership(member_id));
+        }
+        let logs = beat.owned.iter().map(|owned| owned.log_id);
+        let mut membership = Membership { generation: beat.generation, ..Membership::default() };
+        for (topic, partition) in self.names.of(tenant, logs).await?.into_values() {
+            membership.assignment.entry(topic).or_default().insert(partition);
+        }
+        Ok(membership)
+    }
+
+    /// Why there is no such member.
+    pub(super) async fn no_member(&self, tenant: TenantId, group: &Name) -> Error {
+        match self.group_id(tenant, group).await {
+            Ok(_) => Refusal::UnknownMember.into(),
+            Err(error) => error,
+        }
+    }
+
+    /// A group's number, and its newest generation.
+    pub(super) async fn group_id(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+    ) -> Result<(GroupId, i64), Error> {
+        let name = group.clone();
+        let find = self.store.run(move |connection| {
+            Box::pin(async move { store::beats::group_id(connection, tenant, &name).await })
+        });
+        find.await?.ok_or_else(|| Error::group_not_found(group))
+    }
+
+    /// Members whose lease has run out go, partitions that were made meanwhile come in.
+    pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
+        // what failed was logged, and is due again; a group that was deleted needs nothing
+        let _ = self.change_group(tenant, group, cause, None, |_, _| Ok(())).await;
+    }
+
+    /// Changes a group, and tells its members. Whatever is asked for, members whose lease has run
+    /// out go first, and partitions that were made meanwhile come in. `joins`: makes the group if
+    /// there is none.
+    pub(super) async fn change_group(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        cause: &'static str,
+        joins: Option<Subscription>,
+        rule: impl Rule,
+    ) -> Result<Changed, Error> {
+        let (rule, joins) = (Arc::new(rule), Arc::new(joins));
+        let mut attempt = 1;
+        let changed = loop {
+            match self.try_change(tenant, group, joins.clone(), rule.clone()).await {
+                Ok(changed) => break changed,
+                Err(Stop::Again(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
+                Err(Stop::Again(error)) => return Err(error.into()),
+                Err(Stop::Failed(error)) => return Err(error),
+            }
+        };
+        let (before, after) = (changed.before.generation, changed.after.generation);
+        if after != before {
+            metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
+        }
+        Ok(changed)
+    }
+
+    async fn try_change(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        joins: Arc<Option<Subscription>>,
+        rule: Arc<impl Rule>,
+    ) -> Result<Changed, Stop> {
+        let (group, store, herald) = (group.clone(), self.store.clone(), self.herald.clone());
+        // goes with the work: a client that hangs up keeps no member waiting
+        let change = self.tasks.spawn(async move {
+            let work = store.transaction(move |connection| {
+                Box::pin(async move {
+                    decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
+                })
+            });
+            let changed = work.await?;
+            let generation = changed.after.generation;
+            if generation != changed.before.generation {
+                herald.group_changed(tenant, changed.group_id, generation);
+            }
+            Ok(changed)
+        });
+        change.await.unwrap_or_else(|_| Err(Error::internal().into()))
+    }
+}
+
+/// What is to become of a group.
+pub(super) trait Rule:
+    Fn(&mut State, &Ground) -> Result<(), Error> + Send + Sync + 'static
+{
+}
+impl<F> Rule for F where F: Fn(&mut State, &Ground) -> Result<(), Error> + Send + Sync + 'static {}
+
+/// Why one attempt of a change ended without a result.
+enum Stop {
+    Failed(Error),
+    /// Others were quicker at the same rows.
+    Again(store::Error),
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        match error {
+            store::Error::Contended(_) => Stop::Again(error),
+            error => Stop::Failed(error.into()),
+        }
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+async fn decide(
+    connection: &mut Connection,
+    tenant: TenantId,
+    group: &Name,
+    joins: Option<&Subscription>,
+    rule: &impl Rule,
+) -> Result<Changed, Stop> {
+    if joins.is_some() {
+        store::members::make(connection, tenant, group).await?;
+    }
+    let Some(locked) = store::members::lock(connection, tenant, group).await? else {
+        return Err(Error::group_not_found(group).into());
+    };
+    let before = locked.state;
+    let subscriptions = || before.members.values().map(|m| &m.subscription).chain(joins);
+    let names: BTreeSet<&Name> = subscriptions().flat_map(|s| &s.topics).collect();
+    let all = subscriptions().any(|subscription| subscription.pattern.is_some());
+    let topics = store::members::topics(connection, tenant, &names, all).await?;
+    let ground = Ground { topics, now: store::sessions::clock(connection).await? };
+    let mut after = before.clone();
+    after.expire(&ground.topics, ground.now);
+    after.refresh(&ground.topics, ground.now);
+    rule(&mut after, &ground)?;
+    store::members::write(connection, tenant, group, (&before, &after), ground.now).await?;
+    Ok(Changed { group_id: locked.group_id, before, after })
+}
+
+/// How long a lease is to be, if the tenant permits it.
+fn session_timeout_ms(asked_ms: Option<i64>, settings: &OwnSettings) -> Result<i64, Error> {
+    rules::group::session_timeout_ms(asked_ms, settings).map_err(|range| {
+        let (least, most) = (range.start(), range.end());
+        let detail = format!(
+            "{least} to {most} is expected: session_timeout_min_ms and session_timeout_max_ms say so"
+        );
+        Error::invalid("/session_timeout_ms", &detail)
+    })
+}

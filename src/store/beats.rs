@@ -1,0 +1,194 @@
+//! What members ask at every call: whether they still are, and what they own. Their leases.
+
+use sqlx::PgConnection;
+
+use super::{
+    Error, Instant,
+    logs::numbers,
+    members::{stored_reset, stored_starts},
+    statements,
+    topics::stored_name,
+};
+use crate::{
+    model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
+    rules::group::Starts,
+};
+
+statements! {
+    /// Each by its keys, whatever the tables were like when it was planned.
+    BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp(), \
+            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned \
+        from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
+        cross join lateral ( \
+            select group_id, generation, auto_offset_reset from oncelog.groups \
+            where tenant_id = $1 and name = w.group_name offset 0) as g \
+        cross join lateral ( \
+            select session_timeout_ms, lease_expires_at from oncelog.group_members \
+            where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m \
+        cross join lateral ( \
+            select array_agg(log_id) as log_ids, array_agg(owned_since) as since, \
+                array_agg(assigned_to is distinct from member_id) as moving, array_agg(committed_offset) as committed, \
+                array_agg(starts) as starts, \
+                array_agg(case when pinned_by is not null then ( \
+                    select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
+                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned \
+            from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
+    /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time.
+    RENEW = "update oncelog.group_members m set lease_expires_at = w.lease_expires_at \
+        from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
+        cross join lateral ( \
+            select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
+            for no key update skip locked) as held \
+        where m.tenant_id = $1 and m.group_name = w.group_name and m.member_id = w.member_id";
+    GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
+    GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
+    NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \
+        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        where l.tenant_id = $1 and l.log_id = any($2) and l.partition is not null";
+}
+
+/// A member, and what it owns.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    pub group_id: GroupId,
+    pub generation: i64,
+    pub auto_offset_reset: AutoOffsetReset,
+    pub session_timeout_ms: i64,
+    pub lease_expires_at: Timestamp,
+    /// When this was read.
+    pub now: Timestamp,
+    pub owned: Vec<Owned>,
+}
+
+/// A partition that a member owns.
+#[derive(Clone, Debug)]
+pub struct Owned {
+    pub log_id: LogId,
+    /// The generation in which it got it.
+    pub since: i64,
+    /// It is assigned to another.
+    pub is_to_move: bool,
+    pub committed_offset: Option<Offset>,
+    pub starts: Option<Starts>,
+    /// A prepared transaction is to commit this offset here.
+    pub pinned_offset: Option<Offset>,
+}
+
+type Row = (
+    i64,
+    i64,
+    i64,
+    String,
+    i64,
+    Instant,
+    Instant,
+    Option<Vec<i64>>,
+    Option<Vec<i64>>,
+    Option<Vec<bool>>,
+    Option<Vec<Option<i64>>>,
+    Option<Vec<Option<String>>>,
+    Option<Vec<Option<i64>>>,
+);
+
+/// The members as they are, each by (group, member id); None: there is no such member.
+pub async fn beats(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    members: &[(&Name, &str)],
+) -> Result<Vec<Option<Beat>>, Error> {
+    let (groups, ids): (Vec<&str>, Vec<&str>) =
+        members.iter().map(|(group, id)| (group.as_str(), *id)).unzip();
+    let query = sqlx::query_as(BEATS).bind(tenant.0).bind(groups).bind(ids);
+    let rows: Vec<Row> = query.fetch_all(connection).await?;
+    let mut beats: Vec<Option<Beat>> = vec![None; members.len()];
+    for row in rows {
+        let (n, beat) = beat(row)?;
+        if let Some(place) = beats.get_mut(n) {
+            *place = Some(beat);
+        }
+    }
+    Ok(beats)
+}
+
+fn beat(row: Row) -> Result<(usize, Beat), Error> {
+    let (n, group_id, generation, reset, timeout_ms, lease, now, logs, since, moving, ..) = row;
+    let (committed, starts, pinned) = (row.10, row.11, row.12);
+    let columns = (since.unwrap_or_default(), moving.unwrap_or_default());
+    let offsets = (committed.unwrap_or_default(), pinned.unwrap_or_default());
+    let mut starts = starts.unwrap_or_default().into_iter();
+    let mut owned = Vec::new();
+    for (index, log_id) in logs.unwrap_or_default().into_iter().enumerate() {
+        let starts = starts.next().flatten();
+        owned.push(Owned {
+            log_id: LogId(log_id),
+            since: columns.0.get(index).copied().unwrap_or_default(),
+            is_to_move: columns.1.get(index).copied().unwrap_or_default(),
+            committed_offset: offsets.0.get(index).copied().flatten(),
+            starts: starts.as_deref().map(stored_starts).transpose()?,
+            pinned_offset: offsets.1.get(index).copied().flatten(),
+        });
+    }
+    let beat = Beat {
+        group_id: GroupId(group_id),
+        generation,
+        auto_offset_reset: stored_reset(&reset)?,
+        session_timeout_ms: timeout_ms,
+        lease_expires_at: lease.into(),
+        now: now.into(),
+        owned,
+    };
+    Ok((usize::try_from(n - 1).unwrap_or(usize::MAX), beat))
+}
+
+/// Moves leases on: (group, member id, until when).
+pub async fn renew(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    leases: &[(&Name, &str, Timestamp)],
+) -> Result<(), Error> {
+    sqlx::query(RENEW)
+        .bind(tenant.0)
+        .bind(leases.iter().map(|(group, ..)| group.as_str()).collect::<Vec<_>>())
+        .bind(leases.iter().map(|(_, id, _)| *id).collect::<Vec<_>>())
+        .bind(leases.iter().map(|(.., until)| until.to_chrono()).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// The generations of groups; of those there are.
+pub async fn generations(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    groups: &[GroupId],
+) -> Result<Vec<(GroupId, i64)>, Error> {
+    let ids: Vec<i64> = groups.iter().map(|group| group.0).collect();
+    let query = sqlx::query_as(GENERATIONS).bind(tenant.0).bind(ids);
+    let rows: Vec<(i64, i64)> = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(group, generation)| (GroupId(group), generation)).collect())
+}
+
+/// A group's number and generation. None: there is no such group.
+pub async fn group_id(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    group: &Name,
+) -> Result<Option<(GroupId, i64)>, Error> {
+    let query = sqlx::query_as(GROUP_ID).bind(tenant.0).bind(group.as_str());
+    let row: Option<(i64, i64)> = query.fetch_optional(connection).await?;
+    Ok(row.map(|(group_id, generation)| (GroupId(group_id), generation)))
+}
+
+/// What logs are called; of those there are.
+pub async fn names(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<(LogId, Name, Partition)>, Error> {
+    let query = sqlx::query_as(NAMES).bind(tenant.0).bind(numbers(logs));
+    let rows: Vec<(i64, String, i32)> = query.fetch_all(connection).await?;
+    let named = |(log_id, topic, partition): (i64, String, i32)| {
+        Ok((LogId(log_id), stored_name(&topic)?, partition))
+    };
+    rows.into_iter().map(named).collect()
+}
