@@ -28,6 +28,10 @@ pub struct TopicId(pub i64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LogId(pub i64);
 
+/// One life of a group; of the numbers of logs, as a group is watched as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub i64);
+
 /// A logical producer, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProducerId(pub i64);

@@ -3,6 +3,7 @@
 
 pub mod batch;
 pub mod code;
+pub mod cursor;
 pub mod group;
 pub mod id;
 pub mod invalid;
@@ -18,8 +19,8 @@ pub mod transfer;
 pub use batch::{Batch, Envelope};
 pub use code::{Code, Retry, SideEffects};
 pub use id::{
-    Digest, Epoch, LogId, MAX_INTEGER, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
-    uuid_v7,
+    Digest, Epoch, GroupId, LogId, MAX_INTEGER, Offset, Partition, ProducerId, Sequence, TenantId,
+    TopicId, uuid_v7,
 };
 pub use invalid::{Fault, Invalid};
 pub use name::{Name, Pattern};
