@@ -3,6 +3,7 @@
 
 pub mod batch;
 pub mod code;
+pub mod cursor;
 pub mod group;
 pub mod id;
 pub mod invalid;

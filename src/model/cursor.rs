@@ -1,0 +1,222 @@
+//! Cursors: where a read of several partitions goes on, opaque to clients.
+//!
+//! A cursor is good for its tenant and one life of its topic or group: these are no part of the
+//! text, but of its checksum. Whatever was mangled, or belongs elsewhere, does not parse. It proves
+//! nothing (its holder could compute another), so what it says is held against the logs.
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId};
+
+/// Longest cursor, in bytes of its text: the head of a request holds no longer one.
+pub const MAX_CURSOR_BYTES: usize = 64 << 10;
+/// Of what a cursor holds. One of another version does not parse.
+const VERSION: u8 = 1;
+const CHECKSUM_BYTES: usize = 4;
+
+/// Whose a cursor is.
+#[derive(Clone, Copy)]
+enum Owner {
+    Topic(TopicId),
+    Group(GroupId),
+}
+
+/// Where a read of all partitions of a topic goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicCursor {
+    /// By partition. Those beyond have come later, and are read from their beginning.
+    pub positions: Vec<Offset>,
+    /// Which partition has its turn first.
+    pub first: usize,
+}
+
+/// Where a member of a group goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupCursor {
+    /// By log, each once.
+    pub positions: Vec<Position>,
+    /// Which of them has its turn first.
+    pub first: usize,
+}
+
+/// Where a member goes on in one partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub log_id: LogId,
+    /// The generation in which the member got the partition.
+    pub owned_since: i64,
+    pub offset: Offset,
+}
+
+impl TopicCursor {
+    /// Every partition's beginning.
+    pub fn start() -> Self {
+        Self { positions: Vec::new(), first: 0 }
+    }
+
+    /// Where a partition goes on; none for one that has come later.
+    pub fn position(&self, partition: Partition) -> Option<Offset> {
+        self.positions.get(usize::try_from(partition).ok()?).copied()
+    }
+
+    pub fn encode(&self, tenant: TenantId, topic: TopicId) -> String {
+        let mut written = Written::new(self.first);
+        let mut offset = 0;
+        for position in &self.positions {
+            written.step(&mut offset, *position);
+        }
+        written.seal(tenant, Owner::Topic(topic))
+    }
+
+    pub fn parse(text: &str, tenant: TenantId, topic: TopicId) -> Option<Self> {
+        let bytes = unsealed(text, tenant, Owner::Topic(topic))?;
+        let mut rest = Rest(&bytes);
+        let (first, mut offset, mut positions) = (rest.first()?, 0, Vec::new());
+        while !rest.is_empty() {
+            positions.push(rest.step(&mut offset)?);
+        }
+        is_turn(first, positions.len()).then_some(Self { positions, first })
+    }
+}
+
+impl GroupCursor {
+    pub fn encode(&self, tenant: TenantId, group: GroupId) -> String {
+        let mut written = Written::new(self.first);
+        let (mut log, mut since, mut at) = (0, 0, 0);
+        for Position { log_id, owned_since, offset } in &self.positions {
+            written.step(&mut log, log_id.0);
+            written.step(&mut since, *owned_since);
+            written.step(&mut at, *offset);
+        }
+        written.seal(tenant, Owner::Group(group))
+    }
+
+    pub fn parse(text: &str, tenant: TenantId, group: GroupId) -> Option<Self> {
+        let bytes = unsealed(text, tenant, Owner::Group(group))?;
+        let mut rest = Rest(&bytes);
+        let (first, mut positions) = (rest.first()?, Vec::<Position>::new());
+        let (mut log, mut since, mut at) = (0, 0, 0);
+        while !rest.is_empty() {
+            let log_id = LogId(rest.step(&mut log)?);
+            let (owned_since, offset) = (rest.step(&mut since)?, rest.step(&mut at)?);
+            if positions.last().is_some_and(|last| last.log_id >= log_id) {
+                return None;
+            }
+            positions.push(Position { log_id, owned_since, offset });
+        }
+        is_turn(first, positions.len()).then_some(Self { positions, first })
+    }
+}
+
+fn is_turn(first: usize, count: usize) -> bool {
+    first < count.max(1)
+}
+
+impl Owner {
+    fn kind(self) -> u8 {
+        match self {
+            Owner::Topic(_) => b't',
+            Owner::Group(_) => b'g',
+        }
+    }
+
+    fn id(self) -> i64 {
+        match self {
+            Owner::Topic(TopicId(id)) | Owner::Group(GroupId(id)) => id,
+        }
+    }
+
+    /// Of all that makes a cursor: 32 bits.
+    fn checksum(self, tenant: TenantId, body: &[u8]) -> [u8; CHECKSUM_BYTES] {
+        let mut hash = Xxh3::new();
+        hash.update(&[VERSION, self.kind()]);
+        hash.update(&tenant.0.to_be_bytes());
+        hash.update(&self.id().to_be_bytes());
+        hash.update(body);
+        (hash.digest() as u32).to_be_bytes()
+    }
+}
+
+/// Version and kind, numbers of 7 bits a byte, the lowest first, and the checksum.
+struct Written(Vec<u8>);
+
+impl Written {
+    fn new(first: usize) -> Self {
+        let mut written = Self(vec![VERSION, 0]);
+        written.number(first as u64);
+        written
+    }
+
+    fn number(&mut self, mut number: u64) {
+        while number > 0x7f {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    /// As the difference from the one before: neighbours are often close. (Its sign is the lowest
+    /// bit.)
+    fn step(&mut self, former: &mut i64, value: i64) {
+        let difference = value - *former;
+        self.number(((difference << 1) ^ (difference >> 63)) as u64);
+        *former = value;
+    }
+
+    fn seal(mut self, tenant: TenantId, owner: Owner) -> String {
+        self.0[1] = owner.kind();
+        let checksum = owner.checksum(tenant, &self.0[2..]);
+        self.0.extend(checksum);
+        BASE64_URL_SAFE_NO_PAD.encode(self.0)
+    }
+}
+
+/// The numbers of a cursor that is whole, and its owner's.
+fn unsealed(text: &str, tenant: TenantId, owner: Owner) -> Option<Vec<u8>> {
+    if text.len() > MAX_CURSOR_BYTES {
+        return None;
+    }
+    let mut bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let checksum = bytes.split_off(bytes.len().checked_sub(CHECKSUM_BYTES)?);
+    let body = bytes.strip_prefix(&[VERSION, owner.kind()])?;
+    (checksum == owner.checksum(tenant, body)).then(|| body.to_vec())
+}
+
+/// What is still to be read.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..63).step_by(7) {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if *byte <= 0x7f {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn first(&mut self) -> Option<usize> {
+        usize::try_from(self.number()?).ok()
+    }
+
+    /// A number from 0 to 2^53 - 1.
+    fn step(&mut self, former: &mut i64) -> Option<i64> {
+        let number = self.number()?;
+        let difference = (number >> 1) as i64 ^ -((number & 1) as i64);
+        let value = former.checked_add(difference)?;
+        *former = value;
+        (0..=MAX_INTEGER).contains(&value).then_some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests;
