@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Broker, Error};
 use crate::{
     model::{
-        Code, GroupId, Name, TenantId, Timestamp,
+        GroupId, Name, TenantId, Timestamp,
         group::{Join, Joined, Membership, Subscription},
         settings::OwnSettings,
     },
@@ -118,7 +118,7 @@ impl Broker {
             let changed = self.change_group(tenant, group, "handover", None, change).await?;
             return Ok(changed.after.membership(member_id));
         }
-        let logs = beat.owned.iter().map(|owned| owned.log_id);
+        let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
         let mut membership = Membership { generation: beat.generation, ..Membership::default() };
         for (topic, partition) in self.names.of(tenant, logs).await?.into_values() {
             membership.assignment.entry(topic).or_default().insert(partition);
@@ -128,23 +128,11 @@ impl Broker {
 
     /// Why there is no such member.
     pub(super) async fn no_member(&self, tenant: TenantId, group: &Name) -> Error {
-        match self.group_id(tenant, group).await {
-            Ok(_) => Refusal::UnknownMember.into(),
+        match self.group_ids.find(tenant, group, |_, _| false).await {
+            Ok(Some(_)) => Refusal::UnknownMember.into(),
+            Ok(None) => Error::group_not_found(group),
             Err(error) => error,
         }
-    }
-
-    /// A group's number, and its newest generation.
-    pub(super) async fn group_id(
-        &self,
-        tenant: TenantId,
-        group: &Name,
-    ) -> Result<(GroupId, i64), Error> {
-        let name = group.clone();
-        let find = self.store.run(move |connection| {
-            Box::pin(async move { store::beats::group_id(connection, tenant, &name).await })
-        });
-        find.await?.ok_or_else(|| Error::group_not_found(group))
     }
 
     /// Members whose lease has run out go, partitions that were made meanwhile come in.

@@ -18,9 +18,11 @@
 
 mod append;
 mod beats;
+mod cursors;
 mod error;
 mod expiry;
 mod group;
+mod group_ids;
 mod janitor;
 mod lane;
 mod load;
@@ -94,6 +96,7 @@ pub struct Broker {
     tenants: Cache<Name, TenantId>,
     topics: topic::Topics,
     names: names::Names,
+    group_ids: group_ids::GroupIds,
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
     lanes: lane::Lanes,
@@ -142,6 +145,7 @@ impl Broker {
         let broker = Arc::new(Self {
             topics: topic::Topics::new(store.clone()),
             names: names::Names::new(store.clone()),
+            group_ids: group_ids::GroupIds::new(store.clone()),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
             tenants: Cache::new(REMEMBERED_TENANTS),

@@ -28,7 +28,7 @@ impl Names {
     pub async fn of(
         &self,
         tenant: TenantId,
-        logs: impl IntoIterator<Item = LogId>,
+        logs: Vec<LogId>,
     ) -> Result<BTreeMap<LogId, (Name, Partition)>, Error> {
         let (mut names, mut unknown) = (BTreeMap::new(), Vec::new());
         for log in logs {

@@ -1,13 +1,14 @@
 //! Committed offsets of groups, outside of transactions: committed whole or not at all, and shown.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
-use super::{Broker, Error};
+use super::{Broker, Error, looks::Watermarks};
 use crate::{
     model::{
-        Code, LogId, Name, Offset, Partition, TenantId,
+        Code, LogId, Name, Partition, TenantId,
+        cursor::Position,
         group::{CommittedOffset, Member, OffsetCommit, OffsetItem},
     },
     rules::{
@@ -65,21 +66,14 @@ impl Broker {
         &self,
         tenant: TenantId,
         group: &Name,
-        OffsetCommit { member, items }: OffsetCommit,
+        commit: OffsetCommit,
     ) -> Result<Committed, Error> {
-        // the last item for a partition wins
-        let key = |item: OffsetItem| ((item.topic.clone(), item.partition), item);
-        let items: BTreeMap<_, _> = items.into_iter().map(key).collect();
-        let commit = OffsetCommit { member, items: items.into_values().collect() };
-        let (group, commit) = (group.clone(), Arc::new(commit));
         for attempt in 0..COMMIT_ATTEMPTS {
-            let items = commit.items.iter().map(|i| (&i.topic, i.partition, i.offset));
-            let Some(logs) = self.logs_of_offsets(tenant, items, attempt > 0).await? else {
-                continue;
-            };
-            let (group, commit) = (group.clone(), commit.clone());
+            let wanted = self.wanted(tenant, group, &commit, attempt > 0).await?;
+            let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
+            let group = group.clone();
             let write = self.store.transaction(move |connection| {
-                Box::pin(async move { write(connection, tenant, &group, &commit, &logs).await })
+                Box::pin(async move { write(connection, tenant, &group, wanted).await })
             });
             match write.await {
                 Ok(committed) => return Ok(committed),
@@ -92,25 +86,73 @@ impl Broker {
         ))
     }
 
-    /// The logs of offsets (by topic) that lie within them as of now. None: a log has vanished since
-    /// its name was resolved. `anew`: that has happened.
-    pub(super) async fn logs_of_offsets(
+    /// What is to be committed, by topic and partition. `anew`: a log has vanished since its name was
+    /// resolved.
+    async fn wanted(
         &self,
         tenant: TenantId,
-        offsets: impl Iterator<Item = (&Name, Partition, Offset)> + Clone,
+        group: &Name,
+        commit: &OffsetCommit,
         anew: bool,
-    ) -> Result<Option<Vec<LogId>>, Error> {
-        let (mut logs, mut former) = (Vec::new(), None);
-        for (topic, partition, _) in offsets.clone() {
-            let is_next = former.replace(topic) != Some(topic);
-            let found = self.topics.partition(tenant, topic, partition, anew && is_next).await?;
-            logs.push(found.logs[partition as usize]);
+    ) -> Result<Vec<Wanted>, Error> {
+        match commit {
+            OffsetCommit::Items { member, items } => {
+                // the last item for a partition wins
+                let key = |item: &OffsetItem| ((item.topic.clone(), item.partition), item.clone());
+                let items: BTreeMap<_, _> = items.iter().map(key).collect();
+                let (mut wanted, mut former) = (Vec::with_capacity(items.len()), None);
+                for ((topic, partition), item) in items {
+                    let is_next = former.replace(topic.clone()).as_ref() != Some(&topic);
+                    let anew = anew && is_next;
+                    let found = self.topics.partition(tenant, &topic, partition, anew).await?;
+                    let log_id = found.logs[partition as usize];
+                    let right = match (member, item.expected_offset) {
+                        (Some(member), _) => Right::Member(member.clone()),
+                        (None, Some(expected)) => Right::Expected(expected),
+                        (None, None) => Right::Free,
+                    };
+                    wanted.push(Wanted { log_id, item, right, by_cursor: false });
+                }
+                Ok(wanted)
+            }
+            OffsetCommit::Cursor { member, cursor } => {
+                let positions = self.positions(tenant, group, member, cursor, "/cursor").await?;
+                let logs = positions.iter().map(|position| position.log_id).collect();
+                let names = self.names.of(tenant, logs).await?;
+                let wanted = positions.into_iter().filter_map(|position| {
+                    let Position { log_id, owned_since: generation, offset } = position;
+                    // where a topic is gone a cursor has nothing to say any more
+                    let (topic, partition) = names.get(&log_id)?.clone();
+                    let (metadata, expected_offset) = (None, None);
+                    let item = OffsetItem { topic, partition, offset, metadata, expected_offset };
+                    let right = Right::Member(Member { generation, ..member.clone() });
+                    Some(Wanted { log_id, item, right, by_cursor: true })
+                });
+                let mut wanted: Vec<Wanted> = wanted.collect();
+                wanted.sort_by(|one, other| one.place().cmp(&other.place()));
+                Ok(wanted)
+            }
         }
-        let looks = try_join_all(logs.iter().map(|log| self.looks.look(tenant, *log))).await?;
-        for ((topic, partition, offset), seen) in offsets.zip(looks) {
-            let Some(seen) = seen else { return Ok(None) };
-            let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
-            if offset > high_watermark {
+    }
+
+    /// All must lie in their logs as of now. None: a log has vanished since its name was resolved.
+    async fn within_logs(
+        &self,
+        tenant: TenantId,
+        wanted: Vec<Wanted>,
+    ) -> Result<Option<Vec<Wanted>>, Error> {
+        let looks = wanted.iter().map(|wanted| self.looks.look(tenant, wanted.log_id));
+        let looks = try_join_all(looks).await?;
+        let mut within = Vec::with_capacity(wanted.len());
+        for (wanted, seen) in wanted.into_iter().zip(looks) {
+            let OffsetItem { topic, partition, offset, .. } = &wanted.item;
+            let Some(Watermarks { log_start_offset, high_watermark }) = seen else {
+                if wanted.by_cursor {
+                    continue;
+                }
+                return Ok(None);
+            };
+            if *offset > high_watermark {
                 let detail = format!(
                     "Offset {offset} lies above the high watermark {high_watermark} of \
                      {topic}/{partition}: nothing is there to go on from. Nothing was committed."
@@ -119,8 +161,9 @@ impl Broker {
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
             }
+            within.push(wanted);
         }
-        Ok(Some(logs))
+        Ok(Some(within))
     }
 
     /// All that the group has committed, by topic and partition, as of now.
@@ -137,38 +180,52 @@ impl Broker {
     }
 }
 
-/// `logs`: one an item.
+/// An offset that is to be committed, and by what right.
+struct Wanted {
+    log_id: LogId,
+    item: OffsetItem,
+    right: Right,
+    by_cursor: bool,
+}
+
+impl Wanted {
+    fn place(&self) -> (&Name, Partition) {
+        (&self.item.topic, self.item.partition)
+    }
+}
+
 async fn write(
     connection: &mut Connection,
     tenant: TenantId,
     group: &Name,
-    commit: &OffsetCommit,
-    logs: &[LogId],
+    wanted: Vec<Wanted>,
 ) -> Result<Committed, Stop> {
-    let place = |log_id: &LogId| Place { group: group.clone(), log_id: *log_id };
-    let places: Vec<Place> = logs.iter().map(place).collect();
+    let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
+    let places: Vec<Place> = wanted.iter().map(place).collect();
     let mut rows = store::offsets::lock(connection, tenant, &places).await?;
     let facts = store::offsets::groups(connection, tenant, std::slice::from_ref(group)).await?;
     let rows: Option<Vec<Row>> = places.iter().map(|place| rows.remove(place)).collect();
     let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
-    let member = commit.member.as_ref();
-    let asked: Vec<Asked<'_>> = commit
-        .items
+    let asked: Vec<Asked<'_>> = wanted
         .iter()
         .zip(&rows)
-        .map(|(item, row)| Asked { row, right: right(member, item), offset: item.offset })
+        .map(|(wanted, row)| Asked { row, right: &wanted.right, offset: wanted.item.offset })
         .collect();
-    let verdicts = judge_all(&asked, facts).map_err(|refused| refusal(refused, &commit.items))?;
+    let verdicts = judge_all(&asked, facts).map_err(|refused| refusal(refused, &wanted))?;
     let (mut commits, mut offsets) = (Vec::new(), Vec::new());
-    for (((item, row), place), verdict) in commit.items.iter().zip(rows).zip(places).zip(verdicts) {
+    for (((wanted, row), place), verdict) in wanted.into_iter().zip(rows).zip(places).zip(verdicts)
+    {
+        let OffsetItem { topic, partition, offset, metadata, .. } = wanted.item;
         let (offset, metadata) = match (verdict, row.committed_offset) {
-            (Verdict::Keep, Some(offset)) => (offset, row.metadata),
-            _ => (item.offset, item.metadata.clone()),
+            (Verdict::Keep, Some(committed)) => (committed, row.metadata),
+            _ => {
+                if row.committed_offset != Some(offset) || row.metadata != metadata {
+                    let metadata = metadata.clone();
+                    commits.push(store::offsets::Commit { place, offset, metadata });
+                }
+                (offset, metadata)
+            }
         };
-        if verdict == Verdict::Commit {
-            commits.push(store::offsets::Commit { place, offset, metadata: metadata.clone() });
-        }
-        let (topic, partition) = (item.topic.clone(), item.partition);
         offsets.push(CommittedOffset { topic, partition, offset, metadata });
     }
     if !store::offsets::commit(connection, tenant, &commits).await? {
@@ -177,19 +234,11 @@ async fn write(
     Ok(Committed { offsets, is_new: !commits.is_empty() })
 }
 
-fn right<'a>(member: Option<&'a Member>, item: &OffsetItem) -> Right<'a> {
-    match (member, item.expected_offset) {
-        (Some(member), _) => Right::Member(member),
-        (None, Some(expected)) => Right::Expected(expected),
-        (None, None) => Right::Free,
-    }
-}
-
 /// What was refused, by name where that tells more.
-fn refusal(refused: Refused, items: &[OffsetItem]) -> Stop {
+fn refusal(refused: Refused, wanted: &[Wanted]) -> Stop {
     let Refused { refusal, items: concerned } = refused;
-    let named = concerned.iter().take(NAMED_PARTITIONS).filter_map(|index| items.get(*index));
-    let named: Vec<_> = named.map(|item| format!("{}/{}", item.topic, item.partition)).collect();
+    let named = concerned.iter().take(NAMED_PARTITIONS).filter_map(|index| wanted.get(*index));
+    let named: Vec<_> = named.map(|w| format!("{}/{}", w.item.topic, w.item.partition)).collect();
     let more = match concerned.len().saturating_sub(NAMED_PARTITIONS) {
         0 => String::new(),
         more => format!(" and {more} more"),

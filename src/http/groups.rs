@@ -15,7 +15,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Code, Name, Partition,
+        Name, Partition,
         group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
         transaction::MAX_MEMBER_ID_BYTES,
     },
@@ -83,11 +83,10 @@ impl CommitOffsets {
             }
         }
         faults.finish()?;
-        if self.cursor.is_some() {
-            let detail = "/cursor: this is no cursor of a fetch of this group.";
-            return Err(Error::new(Code::InvalidCursor, detail));
-        }
-        Ok(OffsetCommit { member, items })
+        Ok(match (self.cursor, member) {
+            (Some(cursor), Some(member)) => OffsetCommit::Cursor { member, cursor },
+            (_, member) => OffsetCommit::Items { member, items },
+        })
     }
 }
 

@@ -152,10 +152,11 @@ pub struct Member {
 
 /// A commit outside of transactions, as asked for: all of it or nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OffsetCommit {
-    /// None: the group has no members.
-    pub member: Option<Member>,
-    pub items: Vec<OffsetItem>,
+pub enum OffsetCommit {
+    /// Member none: the group has no members.
+    Items { member: Option<Member>, items: Vec<OffsetItem> },
+    /// In all partitions that the cursor of a member's fetch names.
+    Cursor { member: Member, cursor: String },
 }
 
 /// An offset for a group to go on from in one partition.

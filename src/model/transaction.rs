@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, transfer::Scope,
+    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, group::Member,
+    transfer::Scope,
 };
 
 /// How far ahead of the server's clock the instant inside a transaction id may lie.
@@ -43,14 +44,21 @@ pub struct AppendItem {
     pub batch: Arc<Batch>,
 }
 
-/// An offset for a group to go on from in one partition.
+/// Where a group is to go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OffsetItem {
-    pub group: Name,
-    pub topic: Name,
-    pub partition: Partition,
-    pub offset: Offset,
-    pub claim: Claim,
+pub enum OffsetItem {
+    /// In one partition.
+    At { group: Name, topic: Name, partition: Partition, offset: Offset, claim: Claim },
+    /// In all that the cursor of a member's fetch names.
+    Cursor { group: Name, member: Member, cursor: String },
+}
+
+impl OffsetItem {
+    pub fn group(&self) -> &Name {
+        match self {
+            OffsetItem::At { group, .. } | OffsetItem::Cursor { group, .. } => group,
+        }
+    }
 }
 
 /// By what right an offset is committed in a transaction.
@@ -222,21 +230,36 @@ impl Fields {
 
     fn offsets(&mut self, offsets: &[OffsetItem]) {
         self.number(offsets.len() as i64);
-        for OffsetItem { group, topic, partition, offset, claim } in offsets {
-            self.text(group.as_str());
-            self.text(topic.as_str());
-            self.number(i64::from(*partition));
-            self.number(*offset);
-            match claim {
-                Claim::Member { member_id, generation } => {
-                    self.number(1);
-                    self.text(member_id);
-                    self.number(*generation);
+        for item in offsets {
+            self.text(item.group().as_str());
+            match item {
+                OffsetItem::At { topic, partition, offset, claim, .. } => {
+                    self.text(topic.as_str());
+                    self.number(i64::from(*partition));
+                    self.number(*offset);
+                    self.claim(claim);
                 }
-                Claim::Expected(expected) => {
-                    self.number(0);
-                    self.optional(*expected);
+                // no topic has an empty name
+                OffsetItem::Cursor { member, cursor, .. } => {
+                    self.text("");
+                    self.text(cursor);
+                    self.text(&member.member_id);
+                    self.number(member.generation);
                 }
+            }
+        }
+    }
+
+    fn claim(&mut self, claim: &Claim) {
+        match claim {
+            Claim::Member { member_id, generation } => {
+                self.number(1);
+                self.text(member_id);
+                self.number(*generation);
+            }
+            Claim::Expected(expected) => {
+                self.number(0);
+                self.optional(*expected);
             }
         }
     }

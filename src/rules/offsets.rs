@@ -50,9 +50,9 @@ pub struct Group {
 }
 
 /// By what right an offset is committed outside of transactions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right<'a> {
-    Member(&'a Member),
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Right {
+    Member(Member),
     /// This is the committed offset; none: none yet.
     Expected(Option<Offset>),
     /// Whatever is committed.
@@ -71,7 +71,7 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     pub row: &'a Row,
-    pub right: Right<'a>,
+    pub right: &'a Right,
     pub offset: Offset,
 }
 
@@ -103,10 +103,11 @@ fn judge(asked: &Asked<'_>, group: &Group) -> Result<Verdict, Refusal> {
         Right::Expected(_) | Right::Free => check_no_members(row, group)?,
     }
     let expected_offset = match right {
-        Right::Expected(expected) => expected,
+        Right::Expected(expected) => *expected,
         Right::Member(_) | Right::Free => None,
     };
-    let is_another = matches!(right, Right::Expected(expected) if expected != row.committed_offset);
+    let is_another =
+        matches!(right, Right::Expected(expected) if *expected != row.committed_offset);
     if row.pinned_by.is_some() || is_another {
         return Err(conflict(row, expected_offset, row.pinned_by));
     }

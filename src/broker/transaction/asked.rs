@@ -12,7 +12,8 @@ use super::super::{
 use crate::{
     model::{
         Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
-        transaction::{AppendItem, OffsetItem, appends_digest},
+        cursor::Position,
+        transaction::{AppendItem, Claim, OffsetItem, appends_digest},
         transfer::Scope,
     },
     rules::{
@@ -100,33 +101,63 @@ impl Broker {
         in_pass: bool,
         anew: bool,
     ) -> Result<Vec<Claimed>, Error> {
-        if offsets.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut logs = Vec::with_capacity(offsets.len());
-        for item in offsets {
-            let topic = self.topics.partition(tenant, &item.topic, item.partition, anew).await?;
-            logs.push(topic.logs[item.partition as usize]);
-        }
-        if !in_pass {
-            let seen = self.looks.read(tenant, logs.clone()).await?;
-            for (item, log_id) in offsets.iter().zip(&logs) {
-                let Some(watermarks) = seen.get(log_id) else {
-                    if !anew {
-                        return Box::pin(self.ask_offsets(tenant, offsets, false, true)).await;
-                    }
-                    return Err(Error::topic_not_found(&item.topic));
-                };
-                rules::offsets::check_range(item.offset, watermarks.ends())?;
+        let mut last: BTreeMap<Place, (Claimed, Option<&Name>)> = BTreeMap::new();
+        for (index, item) in offsets.iter().enumerate() {
+            for (claimed, topic) in self.claims(tenant, index, item, anew).await? {
+                last.insert(claimed.place.clone(), (claimed, topic));
             }
         }
-        let mut last: BTreeMap<Place, Claimed> = BTreeMap::new();
-        for (item, log_id) in offsets.iter().zip(logs) {
-            let place = Place { group: item.group.clone(), log_id };
-            let (offset, claim) = (item.offset, item.claim.clone());
-            last.insert(place.clone(), Claimed { place, offset, claim });
+        if last.is_empty() || in_pass && !anew {
+            return Ok(last.into_values().map(|(claimed, _)| claimed).collect());
         }
-        Ok(last.into_values().collect())
+        let logs = last.keys().map(|place| place.log_id).collect();
+        let seen = self.looks.read(tenant, logs).await?;
+        let mut claims = Vec::with_capacity(last.len());
+        for (claimed, topic) in last.into_values() {
+            match (seen.get(&claimed.place.log_id), topic) {
+                (Some(watermarks), _) => {
+                    rules::offsets::check_range(claimed.offset, watermarks.ends())?;
+                    claims.push(claimed);
+                }
+                // where a topic is gone a cursor has nothing to say any more
+                (None, None) => {}
+                (None, Some(_)) if !anew => {
+                    return Box::pin(self.ask_offsets(tenant, offsets, in_pass, true)).await;
+                }
+                (None, Some(topic)) => return Err(Error::topic_not_found(topic)),
+            }
+        }
+        Ok(claims)
+    }
+
+    /// What an item claims, with its topic where it names one.
+    async fn claims<'a>(
+        &self,
+        tenant: TenantId,
+        index: usize,
+        item: &'a OffsetItem,
+        anew: bool,
+    ) -> Result<Vec<(Claimed, Option<&'a Name>)>, Error> {
+        match item {
+            OffsetItem::At { group, topic, partition, offset, claim } => {
+                let found = self.topics.partition(tenant, topic, *partition, anew).await?;
+                let log_id = found.logs[*partition as usize];
+                let place = Place { group: group.clone(), log_id };
+                let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
+                Ok(vec![(claimed, Some(topic))])
+            }
+            OffsetItem::Cursor { group, member, cursor } => {
+                let pointer = format!("/offsets/{index}/cursor");
+                let positions = self.positions(tenant, group, member, cursor, &pointer).await?;
+                let claimed = |position: Position| {
+                    let place = Place { group: group.clone(), log_id: position.log_id };
+                    let (member_id, generation) = (member.member_id.clone(), position.owned_since);
+                    let claim = Claim::Member { member_id, generation };
+                    (Claimed { place, offset: position.offset, claim }, None)
+                };
+                Ok(positions.into_iter().map(claimed).collect())
+            }
+        }
     }
 }
 

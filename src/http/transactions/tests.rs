@@ -2,8 +2,9 @@ use super::{sent::Called, *};
 use crate::{
     http::json,
     model::{
-        Code,
-        transaction::{Begin, Call, Caller, Claim, Work},
+        Code, Name,
+        group::Member,
+        transaction::{Begin, Call, Caller, Claim, OffsetItem, Work},
         transfer::Scope,
     },
 };
@@ -89,10 +90,12 @@ async fn everything_arrives_as_it_was_sent() {
         ]
     );
     let member = Claim::Member { member_id: "m-1".into(), generation: 3 };
-    let claims = [member, Claim::Expected(Some(120)), Claim::Expected(None)];
-    assert_eq!(offsets.iter().map(|item| item.claim.clone()).collect::<Vec<_>>(), claims);
-    let places = offsets.iter().map(|item| (item.topic.as_str(), item.partition, item.offset));
-    assert_eq!(places.collect::<Vec<_>>(), [("carts", 0, 121), ("carts", 0, 0), ("carts", 1, 9)]);
+    let at = |partition, offset, claim| {
+        let name = |name| Name::parse(name).unwrap();
+        OffsetItem::At { group: name("billing"), topic: name("carts"), partition, offset, claim }
+    };
+    let (over, none) = (Claim::Expected(Some(120)), Claim::Expected(None));
+    assert_eq!(offsets, [at(0, 121, member), at(0, 0, over), at(1, 9, none)]);
 }
 
 /// One item that is right, and what is to be judged.
@@ -222,16 +225,20 @@ async fn all_mistakes_around_the_work_come_at_once() {
 }
 
 #[tokio::test]
-async fn an_id_is_a_uuid_v7_and_a_cursor_is_one_that_was_answered() {
+async fn an_id_is_a_uuid_v7_and_a_cursor_stands_for_offsets() {
     for id in ["", "x", "9f1c8d6e-1111-4111-8111-111111111111", &ID.replace('-', "")] {
         let error = begin(&format!(r#"{{"transaction_id":"{id}"}}"#)).await.unwrap_err();
         assert_eq!(error.code, Code::InvalidTransactionId, "{id}");
     }
     let right = r#"{"group":"g","expected_offset":null,"topic":"t","partition":0,"offset":1}"#;
     let cursor = r#"{"group":"g","member_id":"m","generation":1,"cursor":"c"}"#;
-    let error = offsets(&second("offsets", right, cursor)).await.unwrap_err();
-    assert_eq!(error.code, Code::InvalidCursor);
-    assert!(error.detail.starts_with("/offsets/1/cursor: "), "{}", error.detail);
+    let (_, Call::Offsets(items)) = offsets(&second("offsets", right, cursor)).await.unwrap()
+    else {
+        panic!("offsets are expected");
+    };
+    let member = Member { member_id: "m".into(), generation: 1 };
+    let group = Name::parse("g").unwrap();
+    assert_eq!(items[1], OffsetItem::Cursor { group, member, cursor: "c".into() });
 }
 
 #[tokio::test]

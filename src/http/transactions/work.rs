@@ -15,8 +15,8 @@ use crate::{
         json::{Faults, Object, given},
     },
     model::{
-        Batch, Code,
-        group::MAX_OFFSETS,
+        Batch,
+        group::{MAX_OFFSETS, Member},
         transaction::{AppendItem, Claim, MAX_MEMBER_ID_BYTES, OffsetItem, Work},
         transfer::Scope,
     },
@@ -70,8 +70,6 @@ pub struct TransactionOffset<'a> {
 /// Work as read: it is nobody's yet.
 pub struct Asked {
     work: Work,
-    /// The first item of `offsets` that has a cursor.
-    cursor: Option<usize>,
 }
 
 impl Asked {
@@ -81,7 +79,7 @@ impl Asked {
         traceparent: Option<&str>,
         faults: &mut Faults,
     ) -> Self {
-        let mut asked = Self { work: Work::default(), cursor: None };
+        let mut asked = Self { work: Work::default() };
         for (index, Object(append)) in appends.into_iter().flatten().enumerate() {
             let item = append.checked(&format!("/appends/{index}"), traceparent, faults);
             asked.work.appends.extend(item);
@@ -91,9 +89,6 @@ impl Asked {
             return asked;
         }
         for (index, Object(offset)) in offsets.into_iter().flatten().enumerate() {
-            if offset.cursor.is_some() {
-                asked.cursor = asked.cursor.or(Some(index));
-            }
             asked.work.offsets.extend(offset.checked(&format!("/offsets/{index}"), faults));
         }
         asked
@@ -105,17 +100,9 @@ impl Asked {
             grant.demand(Word::Produce, &append.topic)?;
         }
         for offset in &self.work.offsets {
-            grant.demand(Word::Group, &offset.group)?;
+            grant.demand(Word::Group, offset.group())?;
         }
-        match self.cursor {
-            None => Ok(self.work),
-            // no fetch of a group has ever answered one
-            Some(index) => {
-                let detail =
-                    format!("/offsets/{index}/cursor: this is no cursor of a fetch of this group.");
-                Err(Error::new(Code::InvalidCursor, detail))
-            }
-        }
+        Ok(self.work)
     }
 }
 
@@ -135,7 +122,6 @@ impl TransactionAppend<'_> {
 }
 
 impl TransactionOffset<'_> {
-    /// None: it is wrong, or has a cursor.
     fn checked(self, at: &str, faults: &mut Faults) -> Option<OffsetItem> {
         let of = |name: &str| format!("{at}/{name}");
         let group = faults.name(&of("group"), Some(&self.group));
@@ -154,18 +140,21 @@ impl TransactionOffset<'_> {
                 _ => {}
             }
         }
-        let by_cursor = self.cursor.is_some();
+        let cursor = self.cursor.as_deref().map(str::to_owned);
         let claim = self.claim(at, faults);
-        if by_cursor {
-            return None;
+        let group = group?;
+        match (cursor, claim?) {
+            (None, claim) => {
+                let (topic, partition, offset) = (topic?, partition?, offset?);
+                Some(OffsetItem::At { group, topic, partition, offset, claim })
+            }
+            (Some(cursor), Claim::Member { member_id, generation }) => {
+                let member = Member { member_id, generation };
+                Some(OffsetItem::Cursor { group, member, cursor })
+            }
+            // which was refused above
+            (Some(_), Claim::Expected(_)) => None,
         }
-        Some(OffsetItem {
-            group: group?,
-            topic: topic?,
-            partition: partition?,
-            offset: offset?,
-            claim: claim?,
-        })
     }
 
     fn claim(self, at: &str, faults: &mut Faults) -> Option<Claim> {

@@ -63,9 +63,9 @@ fn a_claim(words: &str) -> (Claimed, Offset) {
 }
 
 impl Claimed {
-    fn right(&self) -> Right<'_> {
+    fn right(&self) -> Right {
         match self {
-            Claimed::Member(member) => Right::Member(member),
+            Claimed::Member(member) => Right::Member(member.clone()),
             Claimed::Expected(expected) => Right::Expected(*expected),
             Claimed::Free => Right::Free,
         }
@@ -98,7 +98,7 @@ fn show(refusal: &Refusal) -> String {
 }
 
 fn plainly(row: &Row, group: &Group, (claimed, offset): &(Claimed, Offset)) -> String {
-    let asked = Asked { row, right: claimed.right(), offset: *offset };
+    let asked = Asked { row, right: &claimed.right(), offset: *offset };
     match judge_all(&[asked], group) {
         Ok(verdicts) if verdicts == [Verdict::Commit] => "commits".into(),
         Ok(verdicts) if verdicts == [Verdict::Keep] => "keeps".into(),
@@ -195,9 +195,11 @@ fn a_commit_is_whole_or_nothing() {
             (a_row(row), a_claim(claim))
         });
         let items: Vec<_> = items.collect();
+        let rights: Vec<Right> = items.iter().map(|(_, (claimed, _))| claimed.right()).collect();
         let asked: Vec<Asked<'_>> = items
             .iter()
-            .map(|(row, (claimed, offset))| Asked { row, right: claimed.right(), offset: *offset })
+            .zip(&rights)
+            .map(|((row, (_, offset)), right)| Asked { row, right, offset: *offset })
             .collect();
         let got = match judge_all(&asked, &a_group(group)) {
             Ok(verdicts) => verdicts.iter().map(|v| format!("{v:?} ")).collect::<String>(),
