@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 /// What is known to a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The log reaches at least up to here.
+    /// The log reaches at least up to here; the topic of a journal has at least so many partitions.
     HighWatermark(Offset),
     /// The log's topic was deleted.
     Gone,
@@ -61,6 +61,22 @@ impl Watch {
         // the sender lives in `watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
+    }
+
+    /// Waits until the log has grown past an offset or is gone.
+    pub async fn beyond(&mut self, offset: Offset) -> Heard {
+        loop {
+            let heard = self.news().await;
+            match heard.news {
+                News::HighWatermark(now) if now <= offset => {}
+                _ => return heard,
+            }
+        }
+    }
+
+    /// What is known already.
+    pub fn known(&self) -> News {
+        self.receiver.borrow().news
     }
 }
 
