@@ -277,7 +277,11 @@ impl Lane {
 
     fn tell(&mut self, tenant: TenantId, plan: &Plan, written: &Written) {
         for write in &plan.writes {
-            if let Some(base) = written.bases.get(&write.log_id) {
+            // of a journal not this is watched, but how its topic grows
+            let is_journal = write.rows.iter().all(|row| row.lines.is_empty());
+            if let Some(base) = written.bases.get(&write.log_id)
+                && !is_journal
+            {
                 let news = News::HighWatermark(base + write.record_count);
                 self.watches.tell(tenant, write.log_id, news);
             }

@@ -19,7 +19,8 @@ use crate::{
 /// Most heads one statement looks at.
 const LOGS_PER_LOOK: usize = 1_000;
 
-/// Where a partition's log starts and ends.
+/// Where a partition's log starts and ends. The high watermark of a journal is the partition count
+/// of its topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
     pub log_start_offset: Offset,
@@ -35,7 +36,7 @@ impl Watermarks {
 /// None: the log has vanished with its topic.
 pub type Seen = Option<Watermarks>;
 
-type Waiting = Vec<(LogId, oneshot::Sender<Result<Seen, Error>>)>;
+type Waiting = Vec<(Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>)>;
 
 #[derive(Clone)]
 pub struct Looks {
@@ -58,11 +59,20 @@ impl Looks {
 
     /// The log's watermarks, as of now or later.
     pub async fn look(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+        Ok(self.look_at_all(tenant, vec![log]).await?.pop().flatten())
+    }
+
+    /// The watermarks of each of the logs, as of now or later.
+    pub async fn look_at_all(
+        &self,
+        tenant: TenantId,
+        logs: Vec<LogId>,
+    ) -> Result<Vec<Seen>, Error> {
         let (answer, answered) = oneshot::channel();
         let idle = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             let idle = !waiting.contains_key(&tenant);
-            waiting.entry(tenant).or_default().push((log, answer));
+            waiting.entry(tenant).or_default().push((logs, answer));
             idle
         };
         if idle {
@@ -84,7 +94,7 @@ impl Looks {
                     }
                 }
             };
-            let mut logs: Vec<LogId> = lot.iter().map(|(log, _)| *log).collect();
+            let mut logs: Vec<LogId> = lot.iter().flat_map(|(logs, _)| logs).copied().collect();
             logs.sort_unstable();
             logs.dedup();
             let begun = Instant::now();
@@ -92,8 +102,9 @@ impl Looks {
             self.duration.record(begun.elapsed().as_secs_f64());
             self.reads.record(lot.len() as f64);
             match seen {
-                Ok(seen) => lot.into_iter().for_each(|(log, answer)| {
-                    let _ = answer.send(Ok(seen.get(&log).copied()));
+                Ok(seen) => lot.into_iter().for_each(|(logs, answer)| {
+                    let seen = logs.iter().map(|log| seen.get(log).copied()).collect();
+                    let _ = answer.send(Ok(seen));
                 }),
                 Err(error) => {
                     let error = Error::from(error);

@@ -7,7 +7,8 @@
 //!   all its logs always goes to the same lane;
 //! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
 //! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
-//! - *watches* (`watches`) wake waiting reads: at once for this replica's commits, by NOTIFY for
+//! - *several* logs (`several`, `room`) share the room of one answer;
+//! - *watches* (`watches`, `wait`) wake waiting reads: at once for this replica's commits, by NOTIFY for
 //!   other replicas', by polling for what was lost. A waiting read holds no connection;
 //! - *settings* (`settings`) of a tenant are remembered for a second;
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
@@ -37,12 +38,16 @@ mod pass;
 mod queue;
 mod read;
 mod refusals;
+mod room;
 mod session;
 mod settings;
+mod several;
 mod signals;
 mod standing;
 mod topic;
+mod topic_read;
 mod transaction;
+mod wait;
 mod watches;
 
 use std::{sync::Arc, time::Duration};

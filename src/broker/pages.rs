@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A page takes rows until it has this many bytes of lines ...
-const PAGE_BYTES: i64 = 512 * 1024;
+pub const PAGE_BYTES: usize = 512 * 1024;
 /// ... or covers this many offsets.
 const PAGE_RECORDS: i64 = 4_096;
 /// What a page or a row costs beside its lines.
@@ -30,6 +30,9 @@ pub struct Page {
     /// The offset behind its last record.
     pub end: Offset,
 }
+
+/// A page that is there.
+pub type Loaded = Arc<OnceCell<Page>>;
 
 #[derive(Clone)]
 struct Entry {
@@ -80,20 +83,22 @@ impl Pages {
 
     /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
     /// None: no row holds `from`; it was trimmed, or its topic deleted, since the watermarks were
-    /// seen.
+    /// seen. `size_bytes`: of the page, if it is to be loaded.
     pub async fn covering(
         &self,
         tenant: TenantId,
         log: LogId,
         from: Offset,
         high_watermark: Offset,
-    ) -> Result<Option<Arc<OnceCell<Page>>>, Error> {
+        size_bytes: usize,
+    ) -> Result<Option<Loaded>, Error> {
         let (key, cell) = self.shelf().find(log, from);
         if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
         let load = || async {
             let to = high_watermark.min(from + PAGE_RECORDS);
+            let size_bytes = i64::try_from(size_bytes).unwrap_or(i64::MAX);
             let read = self.store.run(move |connection| {
-                Box::pin(store::reads::rows(connection, tenant, log, from, to, PAGE_BYTES))
+                Box::pin(store::reads::rows(connection, tenant, log, from, to, size_bytes))
             });
             let rows = read.await.map_err(|error| Some(Error::from(error)))?;
             self.loaded_bytes.increment(rows.iter().map(|row| row.lines.len() as u64).sum());
@@ -127,7 +132,9 @@ impl Pages {
         if missing < high_watermark {
             let pages = self.clone();
             // whoever wants the page loads it again if this fails
-            tokio::spawn(async move { pages.covering(tenant, log, missing, high_watermark).await });
+            tokio::spawn(async move {
+                pages.covering(tenant, log, missing, high_watermark, PAGE_BYTES).await
+            });
         }
     }
 

@@ -151,7 +151,10 @@ impl Broker {
             Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
         });
         patched.await?;
-        self.topics.forget(tenant, topic).await;
+        // who reads all of it has waited for new partitions as well
+        let grown = self.topics.resolve(tenant, topic, true).await?;
+        let news = News::HighWatermark(grown.summary.partition_count.into());
+        self.herald.logs_changed(tenant, &[(grown.journal, news)]);
         self.topic(tenant, topic).await
     }
 

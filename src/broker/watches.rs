@@ -21,7 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 /// What is known to a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The log reaches at least up to here; of a group: its generation is at least this.
+    /// The log reaches at least up to here; the topic of a journal has at least so many partitions;
+    /// the generation of a group is at least this.
     HighWatermark(Offset),
     /// The log's topic, or the group, was deleted.
     Gone,
@@ -63,6 +64,22 @@ impl Watch {
         // the sender lives in `watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
+    }
+
+    /// Waits until the log has grown past an offset or is gone.
+    pub async fn beyond(&mut self, offset: Offset) -> Heard {
+        loop {
+            let heard = self.news().await;
+            match heard.news {
+                News::HighWatermark(now) if now <= offset => {}
+                _ => return heard,
+            }
+        }
+    }
+
+    /// What is known already.
+    pub fn known(&self) -> News {
+        self.receiver.borrow().news
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Batch, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp, transaction::State};
+use super::{
+    Batch, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, transaction::State,
+};
 
 /// The scope of an append: the URL it was sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +97,67 @@ pub struct Fetched {
     pub staged: Option<Vec<Staged>>,
 }
 
+/// Where a read of all partitions of a topic starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TopicStart {
+    Earliest,
+    Latest,
+    /// In each partition the first record appended at or after this instant.
+    Timestamp(Timestamp),
+    /// As an answer gave it.
+    Cursor(String),
+}
+
+/// A read of all partitions of a topic, as asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicRead {
+    pub start: TopicStart,
+    /// Most records, of all partitions together.
+    pub limit: usize,
+    /// Most bytes of answered record lines, together; the first record always comes.
+    pub max_bytes: usize,
+    pub wait_ms: u64,
+}
+
+/// Records read from a topic, those of a partition together and in order.
+#[derive(Clone, Debug)]
+pub struct TopicFetched {
+    pub parts: Vec<Part>,
+    pub partitions: Vec<PartitionEnds>,
+    pub cursor: String,
+}
+
+/// Where a partition is read on, and where it starts and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionEnds {
+    pub partition: Partition,
+    pub next_offset: Offset,
+    pub log_start_offset: Offset,
+    pub high_watermark: Offset,
+}
+
+/// Records of one log among several.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Whose they are: what [`origin`] says.
+    pub origin: String,
+    pub slices: Vec<Slice>,
+}
+
+/// The first members of a record that is answered among those of other partitions, of one topic or
+/// of several: `"topic":"t","partition":3,`. (Names are plain ASCII: they need no escapes.)
+pub fn origin(topic: Option<&Name>, partition: Partition) -> String {
+    let topic = topic.map(|topic| format!("\"topic\":\"{topic}\",")).unwrap_or_default();
+    format!("{topic}\"partition\":{partition},")
+}
+
+/// Bytes of [`origin`].
+pub fn origin_bytes(topic: Option<&Name>, partition: Partition) -> usize {
+    let topic = topic.map_or(0, |topic| r#""topic":"","#.len() + topic.as_str().len());
+    let digits = partition.checked_ilog10().unwrap_or(0) as usize + 1;
+    topic + r#""partition":,"#.len() + digits
+}
+
 /// What an open transaction has staged for a log: no part of it yet, so without offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
@@ -138,5 +201,22 @@ impl Row {
         let digits = offset.checked_ilog10().unwrap_or(0) as usize + 1;
         let transaction = if self.transaction_id.is_some() { TRANSACTION } else { 0 };
         OFFSET_AND_INSTANT + digits + transaction + line_bytes - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_record_is_from() {
+        let topic = Name::parse("orders.eu").unwrap();
+        assert_eq!(origin(None, 3), r#""partition":3,"#);
+        assert_eq!(origin(Some(&topic), 0), r#""topic":"orders.eu","partition":0,"#);
+        for partition in [0, 9, 10, 99, 100, 9_999, Partition::MAX] {
+            for topic in [None, Some(&topic)] {
+                assert_eq!(origin_bytes(topic, partition), origin(topic, partition).len());
+            }
+        }
     }
 }

@@ -20,8 +20,12 @@ statements! {
     PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
         where l.tenant_id = $1 and l.log_id = any($2)";
-    WATERMARKS = "select log_id, log_start_offset, next_offset from oncelog.logs \
-        where tenant_id = $1 and log_id = any($2)";
+    /// Nobody reads a journal: what of it is watched, and only grows as well, is how many partitions
+    /// its topic has.
+    WATERMARKS = "select log_id, log_start_offset, case when partition is not null then next_offset \
+            else (select t.partition_count from oncelog.topics t \
+                where t.tenant_id = $1 and t.topic_id = l.topic_id) end \
+        from oncelog.logs l where tenant_id = $1 and log_id = any($2)";
 }
 
 type HeadRow = (i64, i64, i64, Instant, i64, i64);
@@ -99,7 +103,8 @@ pub async fn partition_counts(
     Ok(rows.into_iter().map(|(log_id, count)| (LogId(log_id), count)).collect())
 }
 
-/// (log start offset, high watermark) of a log.
+/// (log start offset, high watermark) of a log; of a journal the partition count of its topic in
+/// place of the latter.
 pub type Watermarks = (LogId, Offset, Offset);
 
 /// The watermarks of logs; vanished ones are left out.

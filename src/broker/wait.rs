@@ -1,0 +1,87 @@
+//! Waiting for news of logs: without a connection, however many logs there are.
+
+use std::{future::Future, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Broker, Error,
+    measures::Waited,
+    watches::{Heard, News, Watch},
+};
+use crate::{
+    model::{Code, Offset},
+    telemetry,
+};
+
+/// How soon a woken read tries again when the database is away.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+/// Who waits for many logs counts as often as he has this many.
+const LOGS_PER_PERMIT: usize = 16;
+
+/// A log that is waited for until it reaches beyond an offset.
+pub struct Awaited {
+    pub watch: Watch,
+    pub beyond: Offset,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug)]
+pub enum Wake {
+    /// A log, by its place among those awaited, has grown or is gone.
+    Log(usize, Heard),
+    /// The time is over, or the server drains.
+    Nothing,
+}
+
+impl Broker {
+    /// Waits until one of the logs has grown or is gone.
+    pub(super) async fn wait(
+        &self,
+        logs: &mut [Awaited],
+        deadline: Instant,
+    ) -> Result<Wake, Error> {
+        let permits = logs.len().div_ceil(LOGS_PER_PERMIT).clamp(1, self.max_waiting_reads.max(1));
+        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        let Ok(_permits) = self.waiting_reads.try_acquire_many(permits) else {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
+                .increment(1);
+            return Err(Error::unavailable("Too many reads are waiting here already."));
+        };
+        let _counted = self.reads.waiting();
+        let begun = Instant::now();
+        let news = logs
+            .iter_mut()
+            .enumerate()
+            .map(|(index, log)| async move { (index, log.watch.beyond(log.beyond).await) });
+        let mut news: FuturesUnordered<_> = news.collect();
+        let woken = timeout_at(deadline, self.drain.run_until_cancelled(news.next())).await;
+        let woken = match woken.ok().flatten().flatten() {
+            Some((index, heard)) => Wake::Log(index, heard),
+            None => Wake::Nothing,
+        };
+        let how = match woken {
+            Wake::Log(_, Heard { news: News::HighWatermark(_), .. }) => Waited::Records,
+            Wake::Log(_, Heard { news: News::Gone, .. }) => Waited::Gone,
+            Wake::Nothing => Waited::Nothing,
+        };
+        self.reads.waited(begun, &how);
+        Ok(woken)
+    }
+}
+
+/// A read that may still wait does not fail because the database is just away.
+pub async fn patient<T, F: Future<Output = Result<T, Error>>>(
+    deadline: Instant,
+    attempt: impl Fn() -> F,
+) -> Result<T, Error> {
+    loop {
+        match attempt().await {
+            Err(error) if error.code == Code::Unavailable && Instant::now() < deadline => {
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+            result => return result,
+        }
+    }
+}
