@@ -22,6 +22,7 @@ mod beats;
 mod cursors;
 mod error;
 mod expiry;
+mod fetch;
 mod group;
 mod group_ids;
 mod janitor;

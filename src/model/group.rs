@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regex::{Regex, RegexBuilder};
 
-use super::{Name, Offset, Partition, Timestamp, transaction::MAX_MEMBER_ID_BYTES};
+use super::{Name, Offset, Partition, Timestamp, transaction::MAX_MEMBER_ID_BYTES, transfer::Part};
 
 /// Most offsets that one commit may hold.
 pub const MAX_OFFSETS: usize = 10_000;
@@ -189,4 +189,12 @@ pub struct Fetch {
     /// Most bytes of answered record lines, of all partitions together; the first always comes.
     pub max_bytes: usize,
     pub wait_ms: u64,
+}
+
+/// What a fetch answers: records of the member's partitions, those of each together and in order.
+#[derive(Clone, Debug)]
+pub struct GroupFetched {
+    pub membership: Membership,
+    pub parts: Vec<Part>,
+    pub cursor: String,
 }

@@ -338,6 +338,12 @@ fn too_many(what: &'static str, limit: usize) -> Refusal {
     Refusal::TooMany { what, limit: i64::try_from(limit).unwrap_or(i64::MAX) }
 }
 
+/// Where a prepared transaction is to commit an offset, records are withheld from all but its owner
+/// that has passed it. `named`: where a cursor of this ownership goes on.
+pub fn is_withheld(named: Option<Offset>, pinned_offset: Option<Offset>) -> bool {
+    pinned_offset.is_some_and(|pinned| named.is_none_or(|named| named < pinned))
+}
+
 /// Where a group goes on in a partition that holds [start, end).
 pub fn position(
     committed_offset: Option<Offset>,

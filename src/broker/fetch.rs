@@ -1,0 +1,288 @@
+//! A member's fetch: records of all its partitions, fair between them, waiting without a connection.
+//!
+//! Every round begins with a beat, which tells what the member owns now, and goes on with its lease.
+//! A wait ends for records, for a new generation, and for the lease; then another round decides.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Broker, Error,
+    looks::Watermarks,
+    read::GROUND_ATTEMPTS,
+    room::Room,
+    several::{Several, Source, Taken},
+    wait::{Awaited, Wake, patient},
+    watches::{Heard, News, Watch},
+};
+use crate::{
+    model::{
+        Code, GroupId, LogId, Name, Offset, Partition, TenantId,
+        cursor::{GroupCursor, Position},
+        group::{Fetch, GroupFetched, Membership},
+        transfer::{Part, origin, origin_bytes},
+    },
+    rules::group::{is_withheld, position},
+    store::{self, beats::Beat, beats::Owned},
+};
+
+/// How soon a wait looks again at partitions that a prepared transaction holds: nothing tells of its
+/// end.
+const WITHHELD_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A member that fetches.
+struct Fetching<'a> {
+    tenant: TenantId,
+    group: &'a Name,
+    member_id: &'a str,
+    fetch: &'a Fetch,
+    /// What the cursor names, and what was found in this fetch: once found, a place is kept.
+    known: BTreeMap<LogId, Position>,
+    /// Which partition has its turn first.
+    first: usize,
+}
+
+type GroupWatch = (GroupId, Watch);
+
+/// What a round stands on.
+struct Ground {
+    beat: Arc<Beat>,
+    membership: Membership,
+    /// What is read, by log.
+    places: Vec<Place>,
+    awaited: Vec<Awaited>,
+    /// Something is withheld.
+    withholds: bool,
+}
+
+struct Place {
+    topic: Name,
+    partition: Partition,
+    position: Position,
+    watermarks: Watermarks,
+}
+
+impl Broker {
+    pub async fn fetch_group(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member_id: &str,
+        fetch: Fetch,
+    ) -> Result<GroupFetched, Error> {
+        let begun = Instant::now();
+        let deadline = begun + Duration::from_millis(fetch.wait_ms);
+        let (known, first) = (BTreeMap::new(), 0);
+        let mut fetching = Fetching { tenant, group, member_id, fetch: &fetch, known, first };
+        let mut watch = self.watch_group(&fetching).await?;
+        let (mut is_first, mut woken) = (true, None);
+        let mut attempts = 0..GROUND_ATTEMPTS;
+        while attempts.next().is_some() {
+            let patience = if is_first { begun } else { deadline };
+            let beat = patient(patience, || self.beats.beat(tenant, group, member_id)).await?;
+            let Some(beat) = beat else { return Err(self.no_member(tenant, group).await) };
+            if is_first && let Some(text) = &fetch.cursor {
+                fetching.begin(text, beat.group_id)?;
+            }
+            let ground = self.fetch_ground(&mut fetching, beat, is_first).await?;
+            is_first = false;
+            let sources = ground.sources();
+            let found = || async {
+                let mut room = Room::new(fetch.limit, fetch.max_bytes);
+                self.several(tenant, &sources, fetching.first, &mut room).await
+            };
+            // without: rows are gone since the look, so the ground is another
+            let Some(found) = patient(patience, found).await? else { continue };
+            let has_news = !found.parts.is_empty() || !ground.membership.revoked.is_empty();
+            if has_news || Instant::now() >= deadline || self.draining() {
+                self.reads.answered(found.records(), found.size_bytes());
+                if let Some(Heard { source, since, .. }) = woken {
+                    self.reads.woken(source, since);
+                }
+                return self.answer_fetch(&fetching, ground, found).await;
+            }
+            woken = self.await_news(&fetching, ground, &mut watch, deadline).await?;
+            attempts.start = 0;
+        }
+        let what = format!("partitions of group {group} lack rows they should have");
+        Err(Error::from(store::Error::Corrupt(what)))
+    }
+
+    /// Registered before the first beat, if the fetch may wait.
+    async fn watch_group(&self, fetching: &Fetching<'_>) -> Result<Option<GroupWatch>, Error> {
+        let Fetching { tenant, group, fetch, .. } = *fetching;
+        if fetch.wait_ms == 0 {
+            return Ok(None);
+        }
+        let found = self.group_ids.find(tenant, group, |_, _| true).await?;
+        Ok(found.map(|(id, _)| (id, self.watches.watch_group(tenant, id))))
+    }
+
+    /// What the member owns, registers and looks at; in that order, so that no commit slips between.
+    async fn fetch_ground(
+        &self,
+        fetching: &mut Fetching<'_>,
+        beat: Arc<Beat>,
+        lets_go: bool,
+    ) -> Result<Ground, Error> {
+        let Fetching { tenant, group, member_id, fetch, .. } = *fetching;
+        let membership = self.membership(tenant, group, member_id, &beat, lets_go).await?;
+        let logs: Vec<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
+        let names = self.names.of(tenant, logs).await?;
+        let is_kept = |owned: &&Owned| {
+            let name = names.get(&owned.log_id);
+            let kept = |(topic, partition): &(Name, Partition)| {
+                membership.assignment.get(topic).is_some_and(|kept| kept.contains(partition))
+            };
+            !owned.is_to_move && name.is_some_and(kept)
+        };
+        let mut kept: Vec<Owned> = beat.owned.iter().filter(is_kept).cloned().collect();
+        kept.sort_by_key(|owned| owned.log_id);
+        let logs: Vec<LogId> = kept.iter().map(|owned| owned.log_id).collect();
+        let watched = logs.iter().filter(|_| fetch.wait_ms > 0);
+        let watches: Vec<Watch> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
+        let seen = self.looks.look_at_all(tenant, logs).await?;
+        let (mut places, mut awaited, mut withholds) = (Vec::new(), Vec::new(), false);
+        let mut watches = watches.into_iter();
+        for (owned, seen) in kept.iter().zip(seen) {
+            let watch = watches.next();
+            // without: its topic is being deleted
+            let (Some(watermarks), Some((topic, partition))) = (seen, names.get(&owned.log_id))
+            else {
+                continue;
+            };
+            let position = fetching.position(owned, &beat, watermarks);
+            let Some(position) = position.map_err(|error| named(error, topic, *partition))? else {
+                withholds = true;
+                continue;
+            };
+            let beyond = watermarks.high_watermark;
+            awaited.extend(watch.map(|watch| Awaited { watch, beyond }));
+            let (topic, partition) = (topic.clone(), *partition);
+            places.push(Place { topic, partition, position, watermarks });
+        }
+        Ok(Ground { beat, membership, places, awaited, withholds })
+    }
+
+    /// Until there may be another answer, or the lease is to be renewed.
+    async fn await_news(
+        &self,
+        fetching: &Fetching<'_>,
+        ground: Ground,
+        watch: &mut Option<GroupWatch>,
+        deadline: Instant,
+    ) -> Result<Option<Heard>, Error> {
+        let Ground { beat, mut awaited, withholds, .. } = ground;
+        let timeout_ms = u64::try_from(beat.session_timeout_ms).unwrap_or_default();
+        let mut until = deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
+        if withholds {
+            until = until.min(Instant::now() + WITHHELD_INTERVAL);
+        }
+        let Some((group_id, of_group)) = watch.take().filter(|(id, _)| *id == beat.group_id) else {
+            // it was of a group of this name that was deleted: nothing may come between
+            let of_group = self.watches.watch_group(fetching.tenant, beat.group_id);
+            *watch = Some((beat.group_id, of_group));
+            return Ok(None);
+        };
+        awaited.push(Awaited { watch: of_group, beyond: beat.generation });
+        let woken = self.wait(&mut awaited, until).await?;
+        *watch = awaited.pop().map(|awaited| (group_id, awaited.watch));
+        Ok(match woken {
+            Wake::Log(index, heard) if index < awaited.len() => {
+                Some(heard).filter(|heard| matches!(heard.news, News::HighWatermark(_)))
+            }
+            Wake::Log(..) | Wake::Nothing => None,
+        })
+    }
+
+    async fn answer_fetch(
+        &self,
+        fetching: &Fetching<'_>,
+        ground: Ground,
+        found: Several,
+    ) -> Result<GroupFetched, Error> {
+        let Fetching { tenant, .. } = *fetching;
+        let Ground { beat, mut membership, places, .. } = ground;
+        let Several { parts, first } = found;
+        let mut positions: Vec<Position> = places.iter().map(|place| place.position).collect();
+        for part in &parts {
+            positions[part.source].offset = part.next_offset;
+        }
+        let part = |Taken { source, slices, .. }| {
+            let Place { topic, partition, .. } = &places[source];
+            Part { origin: origin(Some(topic), *partition), slices }
+        };
+        let parts = parts.into_iter().map(part).collect();
+        let owned: BTreeSet<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
+        let lost = fetching.known.keys().filter(|log_id| !owned.contains(log_id));
+        let lost = self.names.of(tenant, lost.copied().collect()).await?;
+        for (topic, partition) in lost.into_values() {
+            membership.revoked.entry(topic).or_default().insert(partition);
+        }
+        let cursor = GroupCursor { positions, first }.encode(tenant, beat.group_id);
+        Ok(GroupFetched { membership, parts, cursor })
+    }
+}
+
+impl Fetching<'_> {
+    fn begin(&mut self, cursor: &str, group_id: GroupId) -> Result<(), Error> {
+        let Some(cursor) = GroupCursor::parse(cursor, self.tenant, group_id) else {
+            let detail = format!(
+                "?cursor: this is no cursor of a fetch of group {} as it is now: it is mangled, of \
+                 another group or tenant, or of a group of this name that was deleted. Send one as \
+                 an answer gave it, or none.",
+                self.group
+            );
+            return Err(Error::new(Code::InvalidCursor, detail));
+        };
+        self.first = cursor.first;
+        self.known = cursor.positions.into_iter().map(|p| (p.log_id, p)).collect();
+        Ok(())
+    }
+
+    /// Where the partition is read from; none: it is withheld. What a cursor of another ownership
+    /// says does not count.
+    fn position(
+        &mut self,
+        owned: &Owned,
+        beat: &Beat,
+        watermarks: Watermarks,
+    ) -> Result<Option<Position>, Error> {
+        let Owned { log_id, since: owned_since, committed_offset, starts, pinned_offset, .. } =
+            *owned;
+        let named = self.known.get(&log_id).filter(|named| named.owned_since == owned_since);
+        let named: Option<Offset> = named.map(|named| named.offset);
+        if is_withheld(named, pinned_offset) {
+            return Ok(None);
+        }
+        let from = named.or(committed_offset);
+        let offset = position(from, starts, beat.auto_offset_reset, watermarks.ends())?;
+        let position = Position { log_id, owned_since, offset };
+        self.known.insert(log_id, position);
+        Ok(Some(position))
+    }
+}
+
+impl Ground {
+    fn sources(&self) -> Vec<Source> {
+        let source = |place: &Place| Source {
+            log: place.position.log_id,
+            from: place.position.offset,
+            high_watermark: place.watermarks.high_watermark,
+            origin_bytes: origin_bytes(Some(&place.topic), place.partition),
+        };
+        self.places.iter().map(source).collect()
+    }
+}
+
+/// Where it happened.
+fn named(error: Error, topic: &Name, partition: Partition) -> Error {
+    let detail = format!("{topic}/{partition}: {}", error.detail);
+    let error = Error { detail, ..error };
+    error.fact("topic", topic.to_string()).fact("partition", partition)
+}
