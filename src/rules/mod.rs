@@ -2,6 +2,7 @@
 //! random number or knows SQL, HTTP or a task.
 
 pub mod append;
+pub mod assign;
 pub mod draft;
 pub mod expiry;
 pub mod fold;
