@@ -12,14 +12,14 @@
 //! members subscribe to are alike but for their holders, so they flow as one pool:
 //!
 //! ```text
-//! pool --(share)--> member       a member's n-th partition costs n, before all else;
-//!      <-(give back)-             one more than it held costs a move, giving that back regains it
+//! pool -- share --> member    a member's n-th partition costs n, before all else;
+//!      <-- back ---           one more than it holds costs a move, regained on the way back
 //! ```
 //!
-//! Partition after partition goes to the member with the fewest that any chain of shares reaches,
-//! along the chain with the fewest moves: successive shortest paths, many at a time. What a chain
-//! reaches when counts are n has n each, so rounds grow smaller as counts grow; the work is about
-//! partitions x pools, not partitions x members.
+//! Partition after partition goes to the member that has the fewest of all that a chain of shares
+//! reaches, along the chain with the fewest moves (successive shortest paths, many in a round).
+//! Members still in reach have equally many or one more, so there are the fewer of them the more
+//! they have: all rounds together cost about partitions x pools, and not partitions x members.
 
 use std::{
     cmp::Reverse,
@@ -72,8 +72,8 @@ struct Pool {
     readers: Vec<usize>,
 }
 
-/// All that anybody subscribes to. Members that subscribe alike are asked once: with patterns
-/// there may be as many topics as partitions.
+/// All that anybody subscribes to. Members that subscribe alike are asked once: a pattern may cover
+/// as many topics as there are partitions.
 fn pools(members: &[&Subscriber], pieces: &[Piece<'_>]) -> Vec<Pool> {
     let mut alike: BTreeMap<&BTreeSet<Name>, Vec<usize>> = BTreeMap::new();
     for (index, member) in members.iter().enumerate() {
@@ -102,8 +102,8 @@ fn pools(members: &[&Subscriber], pieces: &[Piece<'_>]) -> Vec<Pool> {
 
 /// What a member has of a pool.
 struct Share {
-    /// Both as nodes.
     pool: usize,
+    /// Its node.
     member: usize,
     held: usize,
     given: usize,
@@ -119,8 +119,8 @@ struct Flow {
     count: Vec<usize>,
     /// Pools with something left.
     open: Vec<usize>,
-    /// Fewest moves by which something not yet given gets to a node. It never falls; a node once out
-    /// of reach stays so.
+    /// The fewest moves by which something not yet given gets to each node. It never falls, and
+    /// what is out of reach stays so.
     price: Vec<i64>,
 }
 
@@ -161,8 +161,8 @@ impl Flow {
         self.edges[pool].iter().map(|share| self.shares[*share].given)
     }
 
-    /// Gives everything away. A round serves members with the lowest count in reach, by the fewest
-    /// moves that any of them takes.
+    /// Gives everything away. A round serves members with the lowest count in reach, those that
+    /// take the fewest moves; always one, if not all.
     fn run(&mut self) {
         loop {
             let reached = self.reprice();
@@ -171,7 +171,7 @@ impl Flow {
             let nodes = self.edges.len();
             let mut walk = Walk { next: vec![0; nodes], seen: vec![false; nodes] };
             for pool in self.open.clone() {
-                // one at a lower price is reached better from another
+                // at a lower price it is better reached from another
                 while self.price[pool] == 0 && self.count[pool] > 0 {
                     let Some(path) = self.path(pool, goal, &mut walk) else { break };
                     self.push(pool, &path);
@@ -196,8 +196,8 @@ impl Flow {
         }
     }
 
-    /// Sets the price of every node in reach and returns them. Dijkstra over what prices rise by:
-    /// that is never less than nothing, while a step may regain a move.
+    /// Sets the price of every node in reach and returns them. Dijkstra's search is by what prices
+    /// rise, as steps that regain a move cost less than nothing.
     fn reprice(&mut self) -> Vec<usize> {
         let mut reached = Vec::new();
         let mut is_reached = vec![false; self.edges.len()];
@@ -221,8 +221,8 @@ impl Flow {
         reached
     }
 
-    /// A chain of shares from a pool to a member of that rank, none of them a detour: from where, and
-    /// which.
+    /// A chain of shares from a pool to a member of that rank, none of them a detour: from where,
+    /// and which.
     fn path(
         &self,
         pool: usize,
@@ -288,10 +288,12 @@ fn deal(
     let mut kept_first = pool.pieces.clone();
     kept_first.sort_by_key(|piece| pieces[*piece].partition);
     for piece in kept_first {
-        let holder = holders[piece].filter(|holder| left.get(holder).is_some_and(|left| *left > 0));
-        if let Some(left) = holder.and_then(|holder| left.get_mut(&holder)) {
+        if let Some(holder) = holders[piece]
+            && let Some(left) = left.get_mut(&holder)
+            && *left > 0
+        {
             *left -= 1;
-            owners[piece] = holder;
+            owners[piece] = Some(holder);
         }
     }
     let mut takers: VecDeque<_> = left.into_iter().filter(|(_, left)| *left > 0).collect();

@@ -1,6 +1,7 @@
 //! The rules, held by tables, by properties, and against an oracle that remembers everything.
 
 mod append;
+mod assign;
 mod expiry;
 mod fold;
 mod ledger;
