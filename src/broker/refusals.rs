@@ -24,10 +24,7 @@ impl From<Refusal> for Error {
             Refusal::OutOfOrderSequence { expected, received } => {
                 Self::out_of_order_sequence(expected, received)
             }
-            Refusal::SequenceReused { sequence } => {
-                let detail = format!("Sequence {sequence} was used here with other records.");
-                Self::new(Code::SequenceReused, detail)
-            }
+            Refusal::SequenceReused { sequence } => Self::sequence_reused(sequence),
             Refusal::OffsetMismatch { expected_offset, next_offset } => {
                 Self::offset_mismatch(expected_offset, next_offset)
             }
@@ -36,11 +33,7 @@ impl From<Refusal> for Error {
                 Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
             }
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
-            Refusal::OpenIdReused => {
-                let detail = "This open_id was used by an open of another transactional_id or \
-                              producer_id. Make a new one for every open.";
-                Self::new(Code::IdempotencyKeyReused, detail)
-            }
+            Refusal::OpenIdReused => Self::open_id_reused(),
             Refusal::InvalidOpenId => Self::invalid(
                 "/open_id",
                 "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock",
@@ -82,10 +75,7 @@ impl From<Refusal> for Error {
             Refusal::NowhereToBegin { committed_offset, log_start_offset, high_watermark } => {
                 Self::nowhere_to_begin(committed_offset, (log_start_offset, high_watermark))
             }
-            Refusal::TooMany { what, limit } => {
-                let detail = format!("There may be {limit} {what}, and there are as many.");
-                Self::new(Code::QuotaExceeded, detail).fact("limit", limit)
-            }
+            Refusal::TooMany { what, limit } => Self::too_many(what, limit),
         }
     }
 }
@@ -128,6 +118,17 @@ impl Error {
         Self::new(Code::OutOfOrderSequence, detail)
             .fact("expected", expected)
             .fact("received", received)
+    }
+
+    fn sequence_reused(sequence: Sequence) -> Self {
+        let detail = format!("Sequence {sequence} was used here with other records.");
+        Self::new(Code::SequenceReused, detail)
+    }
+
+    fn open_id_reused() -> Self {
+        let detail = "This open_id was used by an open of another transactional_id or producer_id. \
+                      Make a new one for every open.";
+        Self::new(Code::IdempotencyKeyReused, detail)
     }
 
     fn offset_mismatch(expected_offset: Offset, next_offset: Offset) -> Self {
@@ -270,6 +271,11 @@ impl Error {
         Self::new(Code::OffsetOutOfRange, detail)
             .fact("log_start_offset", log_start_offset)
             .fact("high_watermark", high_watermark)
+    }
+
+    fn too_many(what: &str, limit: i64) -> Self {
+        let detail = format!("There may be {limit} {what}, and there are as many.");
+        Self::new(Code::QuotaExceeded, detail).fact("limit", limit)
     }
 
     fn nowhere_to_begin(
