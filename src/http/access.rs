@@ -17,7 +17,7 @@ use metrics::{Counter, Histogram};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use ends::{EndAccess, EndQuery};
-pub use paths::{PartitionPath, ProducerPath, TransactionPath};
+pub use paths::{MemberPath, PartitionPath, ProducerPath, TransactionPath};
 
 use super::{
     Limits,
@@ -177,7 +177,7 @@ impl Permission for SeeTransactions {
 }
 
 impl Grant {
-    /// Permission for a name in a body.
+    /// Permission for a name that is not the path's.
     pub fn demand(&self, word: Word, name: &Name) -> Result<(), Error> {
         let any_of = &[word];
         if self.covers(any_of, name) { Ok(()) } else { Err(forbidden(any_of, Some(name))) }
@@ -251,6 +251,7 @@ impl<P: Permission> FromRequestParts<Door> for TopicAccess<P> {
 pub struct GroupAccess<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
+    pub grant: Arc<Grant>,
     pub group: Name,
     permission: PhantomData<P>,
 }
@@ -261,7 +262,7 @@ impl<P: Permission> FromRequestParts<Door> for GroupAccess<P> {
     async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
         let (grant, group) = admit_to(&door.gate, parts, P::ANY_OF, "group").await?;
         let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, group, permission: PhantomData })
+        Ok(Self { broker: door.broker.clone(), tenant, grant, group, permission: PhantomData })
     }
 }
 

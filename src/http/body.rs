@@ -311,7 +311,7 @@ fn busy() -> Error {
 
 /// Dedup windows are 0 until dedup by key exists; then a key is refused, not ignored.
 const NO_WINDOW: &str = "Idempotency-Key is not remembered here (the dedup window is 0); \
-    use sequences, or open_id to open a session";
+    use sequences, open_id to open a session, instance_id to join a group";
 const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
     begin with a transaction_id of your own";
 

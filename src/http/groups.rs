@@ -1,4 +1,6 @@
-//! Groups: where they go on in each partition.
+//! Groups: where they go on in each partition, and their members.
+
+pub mod members;
 
 use axum::Json;
 use serde::{Deserialize, Serialize};

@@ -36,7 +36,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use openapi::openapi;
 
-use self::{access::Door, auth::Keys, observe::Operations};
+use self::{access::Door, auth::Keys, groups::members, observe::Operations};
 use crate::broker::Broker;
 
 /// Every route there is.
@@ -53,13 +53,16 @@ fn routes() -> OpenApiRouter<Door> {
             topics::patch_topic,
             topics::delete_topic
         ))
-        .routes(routes!(appends::append_to_topic))
+        .routes(routes!(appends::append_to_topic, reads::topic::read_topic))
         .routes(routes!(
             appends::append_to_partition,
             reads::read_partition,
             topics::trim_partition
         ))
         .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
+        .routes(routes!(members::join_group))
+        .routes(routes!(members::heartbeat))
+        .routes(routes!(members::leave_group))
         .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::append_to_transaction))

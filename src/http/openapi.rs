@@ -21,7 +21,7 @@ use utoipa::{
 };
 
 use super::{problem, routes};
-use crate::model::{Code, name::MAX_NAME_BYTES};
+use crate::model::{Code, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES};
 
 const DESCRIPTION: &str = "\
 An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
@@ -114,8 +114,9 @@ pub fn document() -> Bytes {
             asked for."),
         (name = "reads", description = "Records out: by offset or from an instant on, waiting \
             for those that are not there yet."),
-        (name = "groups", description = "Consumers that share partitions. A group's committed \
-            offsets are where it goes on after a restart."),
+        (name = "groups", description = "Consumers that share partitions. Each is a member: a lease \
+            on a share of them, which every call renews, whatever replica answers it. A group's \
+            committed offsets are where it goes on after a restart."),
         (name = "settings", description = "What holds for the tenant: the limits of its appends \
             and topics, and how long producers may be idle before they are forgotten."),
         (name = "service", description = "Probes, metrics, this document and its page. They \
@@ -170,6 +171,10 @@ fn describe_parameters(operation: &mut Operation) {
             "partition" => {
                 parameter.schema =
                     Some(of(Type::Integer).minimum(Some(0)).maximum(Some(i32::MAX)).into());
+            }
+            "member_id" => {
+                let id = of(Type::String).min_length(Some(1)).max_length(Some(MAX_MEMBER_ID_BYTES));
+                parameter.schema = Some(id.into());
             }
             _ => {}
         }

@@ -22,14 +22,26 @@ enum Needs {
     Named(&'static [&'static str]),
     /// One of these words, for whatever name, and `group` for the group in the body.
     WithGroup(&'static [&'static str]),
+    /// One of these words, for the group in the path, and `consume` for the topics it reads.
+    Consuming(&'static [&'static str]),
 }
-use Needs::{Named, Nothing, Tenant, WithGroup, Word};
+use Needs::{Consuming, Named, Nothing, Tenant, WithGroup, Word};
 
 impl Needs {
     fn words(self) -> &'static [&'static str] {
         match self {
             Nothing => &[],
-            Word(words) | Tenant(words) | Named(words) | WithGroup(words) => words,
+            Word(words) | Tenant(words) | Named(words) => words,
+            WithGroup(words) | Consuming(words) => words,
+        }
+    }
+
+    /// The scope that is needed beside them.
+    fn beside(self) -> &'static str {
+        match self {
+            Nothing | Word(_) | Tenant(_) | Named(_) => "",
+            WithGroup(_) => "group:g",
+            Consuming(_) => "consume:orders.*",
         }
     }
 }
@@ -48,6 +60,7 @@ type Row = (&'static str, &'static str, Option<&'static str>, Needs, u16);
 
 const RECORDS: Option<&str> = Some(r#"{"records":[{"value":1}]}"#);
 const COMMIT: Option<&str> = Some(r#"{"offsets":[{"topic":"{topic}","partition":0,"offset":0}]}"#);
+const JOIN: Option<&str> = Some(r#"{"topics":["{topic}"],"instance_id":"i"}"#);
 const APPENDS: Option<&str> = Some(r#"{"appends":[{"topic":"{topic}","records":[{"value":1}]}]}"#);
 const OFFSETS: Option<&str> = Some(
     r#"{"offsets":[{"group":"g","topic":"{topic}","partition":0,"offset":0,"expected_offset":null}]}"#,
@@ -79,6 +92,7 @@ const OPERATIONS: &[Row] = &[
         Named(PRODUCE),
         200,
     ),
+    ("read_topic", "GET /v1/topics/{topic}/records", None, Named(CONSUME), 200),
     (
         "read_partition",
         "GET /v1/topics/{topic}/partitions/{partition}/records",
@@ -95,6 +109,15 @@ const OPERATIONS: &[Row] = &[
     ),
     ("commit_group_offsets", "POST /v1/groups/{group}/offsets", COMMIT, Named(GROUP), 200),
     ("list_group_offsets", "GET /v1/groups/{group}/offsets", None, Named(GROUP), 200),
+    ("join_group", "POST /v1/groups/{group}/members", JOIN, Consuming(GROUP), 201),
+    (
+        "heartbeat",
+        "POST /v1/groups/{group}/members/{member_id}/heartbeat",
+        Some("{}"),
+        Named(GROUP),
+        200,
+    ),
+    ("leave_group", "DELETE /v1/groups/{group}/members/{member_id}", None, Named(GROUP), 204),
     ("begin_transaction", "POST /v1/transactions", APPENDS, Named(PRODUCE), 201),
     ("list_transactions", "GET /v1/transactions", None, Tenant(SEE_TRANSACTIONS), 200),
     ("get_transaction", "GET /v1/transactions/{id}", None, Word(SEE_TRANSACTIONS), 200),
@@ -128,10 +151,12 @@ fn all_words() -> String {
     WORDS.join(" ")
 }
 
-/// A server, and in tenant `acme` a topic, a group of the same name, a session, a transaction.
+/// A server, and in tenant `acme` a topic, a group of the same name (with a member, for those that
+/// need one), a session, a transaction.
 struct World {
     server: Server,
     producer_id: String,
+    member_id: Mutex<String>,
     transaction_id: Mutex<String>,
 }
 
@@ -139,6 +164,7 @@ struct World {
 struct Names {
     topic: String,
     producer_id: String,
+    member_id: String,
     transaction_id: String,
 }
 
@@ -147,6 +173,7 @@ impl Names {
         Self {
             topic: "nothing".into(),
             producer_id: "987654321".into(),
+            member_id: Uuid::now_v7().to_string(),
             transaction_id: Uuid::now_v7().to_string(),
         }
     }
@@ -154,6 +181,7 @@ impl Names {
     fn written_into(&self, text: &str) -> String {
         let text = text.replace("{topic}", &self.topic).replace("{group}", &self.topic);
         let text = text.replace("{id}", &self.transaction_id);
+        let text = text.replace("{member_id}", &self.member_id);
         text.replace("{producer_id}", &self.producer_id)
     }
 
@@ -162,6 +190,7 @@ impl Names {
         let mut body = answer.json();
         body["instance"] = Value::Null;
         let text = body.to_string().replace(&self.topic, "TOPIC").replace(&self.producer_id, "ID");
+        let text = text.replace(&self.member_id, "ID");
         (answer.status, text.replace(&self.transaction_id, "ID"))
     }
 }
@@ -174,7 +203,12 @@ impl World {
         let all = token("acme", &all_words());
         let open = server.post("/v1/sessions").json(r#"{"transactional_id":"p"}"#).token(&all);
         let producer_id = open.await.created()["producer_id"].to_string();
-        let world = Self { server, producer_id, transaction_id: Mutex::default() };
+        let world = Self {
+            server,
+            producer_id,
+            member_id: Mutex::default(),
+            transaction_id: Mutex::default(),
+        };
         world.prepare().await;
         world
     }
@@ -183,18 +217,36 @@ impl World {
     async fn prepare(&self) {
         let all = token("acme", &all_words());
         self.server.put(&format!("/v1/topics/{TOPIC}")).token(&all).await;
+        // whoever has joined; without members anybody commits
+        let member_id = self.join().await;
+        let member = format!("/v1/groups/{TOPIC}/members/{member_id}");
+        self.server.delete(&member).token(&all).await.no_content();
         let commit = self.server.post(&format!("/v1/groups/{TOPIC}/offsets")).token(&all);
         commit.json(COMMIT.unwrap().replace("{topic}", TOPIC)).await.ok();
         let begun = self.server.post("/v1/transactions").token(&all).await.created();
         *self.transaction_id.lock().unwrap() = begun["transaction_id"].as_str().unwrap().to_owned();
     }
 
-    /// All that the operation of this row needs: an operator commits what is prepared.
+    /// The member of the instance of `JOIN`, anew.
+    async fn join(&self) -> String {
+        let all = token("acme", &all_words());
+        let join = self.server.post(&format!("/v1/groups/{TOPIC}/members")).token(&all);
+        let joined = join.json(JOIN.unwrap().replace("{topic}", TOPIC)).await.created();
+        let member_id = joined["member_id"].as_str().unwrap().to_owned();
+        self.member_id.lock().unwrap().clone_from(&member_id);
+        member_id
+    }
+
+    /// All that the operation of this row needs: a member, or, as an operator commits nothing else,
+    /// a prepared transaction.
     async fn prepare_for(&self, row: &Row) {
         self.prepare().await;
         if row.1 == AS_OPERATOR[0] {
             let path = self.names().written_into("/v1/transactions/{id}/prepare");
             self.server.post(&path).token(&token("acme", &all_words())).await.ok();
+        }
+        if row.1.contains("{member_id}") {
+            self.join().await;
         }
     }
 
@@ -202,6 +254,7 @@ impl World {
         Names {
             topic: TOPIC.into(),
             producer_id: self.producer_id.clone(),
+            member_id: self.member_id.lock().unwrap().clone(),
             transaction_id: self.transaction_id.lock().unwrap().clone(),
         }
     }
@@ -292,7 +345,7 @@ async fn the_right_scope_opens_and_no_other() {
         if words.is_empty() {
             continue;
         }
-        let beside = if *needs == WithGroup(words) { "group:g" } else { "" };
+        let beside = needs.beside();
         // every other word together, for every name
         let others: Vec<_> = WORDS.iter().filter(|w| !words.contains(w)).copied().collect();
         for scope in [others.join(" "), String::new(), "PRODUCE produce: xproduce".to_owned()] {
@@ -315,7 +368,7 @@ async fn the_right_scope_opens_and_no_other() {
                     assert_eq!(answer.status, *status, "{id} with {scope}: {}", answer.text());
                 }
             }
-            if *needs != Named(words) {
+            if ![Named(words), Consuming(words)].contains(needs) {
                 continue;
             }
             for pattern in ["orders", "orders.", "orders.eu2", "*us", "ORDERS.*", "."] {
@@ -326,6 +379,21 @@ async fn the_right_scope_opens_and_no_other() {
                 let wanted: Vec<_> = words.iter().map(|word| format!("{word}:{TOPIC}")).collect();
                 assert_eq!(problem["required_scope"], wanted.join(" | "), "{id}: {scope}");
             }
+        }
+    }
+}
+
+/// Whoever shares the partitions of a group reads its topics.
+#[tokio::test]
+async fn a_group_opens_no_topic() {
+    let world = World::new().await;
+    let rows = OPERATIONS.iter().filter(|row| row.3 == Consuming(GROUP));
+    for row in rows {
+        for scope in ["group", "group:orders.eu", "group consume:orders", "group consume:*.us"] {
+            world.prepare_for(row).await;
+            let problem =
+                world.call(row, Some(&token("acme", scope))).await.refused(Code::Forbidden);
+            assert_eq!(problem["required_scope"], "consume:orders.eu", "{}: {scope}", row.0);
         }
     }
 }

@@ -190,9 +190,14 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("append_to_partition", JSON, 200, Exactly),
     ("read_partition", JSON, 200, Exactly),
     ("read_partition", NDJSON, 200, Exactly),
+    ("read_topic", JSON, 200, Exactly),
+    ("read_topic", NDJSON, 200, Exactly),
     ("commit_group_offsets", "compare_and_set", 200, Exactly),
     ("commit_group_offsets", "unconditional", 200, Exactly),
     ("list_group_offsets", "", 200, Exactly),
+    ("join_group", "by_name", 201, Exactly),
+    ("heartbeat", JSON, 200, Exactly),
+    ("leave_group", "", 204, Exactly),
     ("append_to_topic", NDJSON, 200, Alike),
     ("append_to_partition", NDJSON, 200, Alike),
     ("get_session", "", 200, Exactly),
@@ -214,15 +219,23 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("abort_transaction", JSON, 200, Exactly),
     ("open_session", "by_name", 201, Alike),
     ("end_session", "", 204, Exactly),
+    ("join_group", "static", 201, Alike),
     ("trim_partition", "", 204, Exactly),
     ("delete_topic", "", 204, Exactly),
 ];
 
-/// How ids begin in the document that must be new.
+/// What stands in the document, and for what: how ids begin that must be new, and the id of the
+/// member that has joined last.
+type Stands = [(&'static str, String)];
 const OLD: &str = "019aa5b6-5c00-7000-8000-";
+const MEMBER: &str = "019aa5b6-5c00-7000-8000-00000000000a";
 
-/// Sends the example as it stands, but for the age of its ids.
-async fn send(server: &Server, id: &str, show: &str, new: &str) -> (Answer, &'static Value) {
+fn told_here(text: &str, stands: &Stands) -> String {
+    stands.iter().fold(text.to_owned(), |text, (old, new)| text.replace(old, new))
+}
+
+/// Sends the example as it stands, but for ids.
+async fn send(server: &Server, id: &str, show: &str, stands: &Stands) -> (Answer, &'static Value) {
     let found = operations().find(|(.., operation)| operation["operationId"] == id);
     let (method, path, operation) = found.unwrap_or_else(|| panic!("there is no operation {id}"));
     let mut path = path.to_owned();
@@ -236,13 +249,13 @@ async fn send(server: &Server, id: &str, show: &str, new: &str) -> (Answer, &'st
             path += &format!("?{name}={text}");
         }
     }
-    let mut call = server.call(&method.to_uppercase(), &path.replace(OLD, new));
+    let mut call = server.call(&method.to_uppercase(), &told_here(&path, stands));
     if let Some(body) = operation.get("requestBody") {
         let media = if show.contains('/') { show } else { JSON };
         let shown = examples(&body["content"][media]);
         let example = shown.iter().find(|(name, _)| name.is_empty() || *name == show).unwrap().1;
         let text = example.as_str().map_or_else(|| example.to_string(), ToOwned::to_owned);
-        call = call.header("content-type", media).body(text.replace(OLD, new));
+        call = call.header("content-type", media).body(told_here(&text, stands));
     } else if !show.is_empty() {
         call = call.header("accept", show);
     }
@@ -250,8 +263,9 @@ async fn send(server: &Server, id: &str, show: &str, new: &str) -> (Answer, &'st
 }
 
 /// An answer as the document would show it.
-fn shown_as(answer: &Answer, new: &str) -> Value {
-    let text = answer.text().replace(new, OLD);
+fn shown_as(answer: &Answer, stands: &Stands) -> Value {
+    let text = answer.text().to_owned();
+    let text = stands.iter().fold(text, |text, (old, new)| text.replace(new, old));
     if answer.header("content-type") != Some(NDJSON) {
         return at_the_documents_time(&serde_json::from_str(&text).unwrap());
     }
@@ -267,17 +281,20 @@ fn lines(text: &str) -> Value {
 async fn the_examples_are_a_true_story() {
     let server = Server::start().await;
     let new = Uuid::now_v7().to_string();
-    let new = &new[..OLD.len()];
+    let mut stands = [(MEMBER, "nobody".to_owned()), (OLD, new[..OLD.len()].to_owned())];
     let mut told: BTreeSet<(String, String)> = BTreeSet::new();
     for (id, show, status, how) in STORY {
-        let (answer, operation) = send(&server, id, show, new).await;
+        let (answer, operation) = send(&server, id, show, &stands).await;
         assert_eq!(answer.status, *status, "{id} {show}: {}", answer.text());
+        if *id == "join_group" {
+            stands[0].1 = answer.json()["member_id"].as_str().unwrap().to_owned();
+        }
         told.insert(((*id).to_owned(), (*show).to_owned()));
         if *how == Exactly && *status != 204 {
             let media = answer.header("content-type").unwrap();
             let example = &operation["responses"][status.to_string()]["content"][media]["example"];
             let example = example.as_str().map_or_else(|| example.clone(), lines);
-            assert_eq!(shown_as(&answer, new), example, "{id} {show}");
+            assert_eq!(shown_as(&answer, &stands), example, "{id} {show}");
         }
     }
     // no operation and no example of a request is left out

@@ -11,7 +11,9 @@ use uuid::Uuid;
 use super::super::query;
 use crate::{
     broker::Error,
-    model::{Invalid, MAX_INTEGER, Partition, ProducerId, uuid_v7},
+    model::{
+        Invalid, MAX_INTEGER, Partition, ProducerId, transaction::MAX_MEMBER_ID_BYTES, uuid_v7,
+    },
 };
 
 pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Error> {
@@ -48,6 +50,23 @@ impl<S: Sync> FromRequestParts<S> for ProducerPath {
         let why = "a producer id is an integer below 2^53";
         let id = canonical(&text).ok_or_else(|| Invalid::at("/path/producer_id", why))?;
         Ok(Self(ProducerId(id)))
+    }
+}
+
+/// `{member_id}` of the path.
+pub struct MemberPath(pub String);
+
+impl<S: Sync> FromRequestParts<S> for MemberPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        let text = segment(parts, "member_id").await?;
+        // PostgreSQL's text has no U+0000
+        if text.len() > MAX_MEMBER_ID_BYTES || text.contains('\0') {
+            let why = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+            return Err(Invalid::at("/path/member_id", why).into());
+        }
+        Ok(Self(text))
     }
 }
 

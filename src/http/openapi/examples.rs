@@ -6,7 +6,10 @@ use utoipa::openapi::{
     example::{Example, ExampleBuilder},
 };
 
-use crate::{http::transactions::examples as transactions, model::Code};
+use crate::{
+    http::{groups::members, transactions::examples as transactions},
+    model::Code,
+};
 
 /// What a parameter may be; a test holds that every parameter has one.
 pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
@@ -18,12 +21,14 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "as") => json!("operator"),
         (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
+        (_, "cursor") => json!("CURSOR"),
         (_, "epoch" | "sequence" | "expected_offset") => json!(0),
         (_, "group") => json!("billing"),
         (_, "file") => json!("start.js"),
         (_, "isolation") => json!("read_committed"),
         (_, "limit") => json!(50),
         (_, "max_bytes") => json!(65_536),
+        (_, "member_id") => json!(members::MEMBER),
         (_, "offset") => json!("latest"),
         (_, "older_than_ms") => json!(60_000),
         (_, "partition") => json!(0),

@@ -48,6 +48,9 @@ const CLAIMING: &[Code] = &[
     Code::OffsetCommitConflict,
 ];
 
+/// Of whatever a member of a group asks for.
+const OF_MEMBER: &[Code] = &[Code::GroupNotFound, Code::UnknownMember];
+
 /// The sets of each operation; a test holds that every operation has its row.
 const TABLE: &[(&str, &[&[Code]])] = &[
     ("livez", &[]),
@@ -87,8 +90,12 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         ],
     ),
     ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
+    ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
     ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
+    ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], WRITING]),
+    ("heartbeat", &[EVERY, ANSWERING, TAKING, OF_MEMBER, WRITING]),
+    ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
         "begin_transaction",
         &[
