@@ -68,6 +68,9 @@ pub struct Record {
 /// A record as it is read; fields it was appended without are left out.
 #[derive(ToSchema)]
 pub struct ReadRecord {
+    /// Its partition; where several are read.
+    #[schema(minimum = 0)]
+    pub partition: Option<i32>,
     /// Its place in the partition, from 0 without holes.
     #[schema(minimum = 0)]
     pub offset: i64,
@@ -108,6 +111,32 @@ pub struct ReadAnswer {
     pub high_watermark: i64,
     /// With `isolation=read_uncommitted`: records of open transactions, by transaction.
     pub staged: Option<Vec<StagedTransaction>>,
+}
+
+/// Records of all partitions of a topic, those of a partition together and in order.
+#[derive(ToSchema)]
+pub struct TopicReadAnswer {
+    /// The topic read.
+    pub topic: String,
+    /// The records; none when there are none yet.
+    pub records: Vec<ReadRecord>,
+    /// Every partition there is.
+    pub partitions: Vec<PartitionEnds>,
+    /// Where to read on: the `cursor` of the next read.
+    pub cursor: String,
+}
+
+/// Where a partition is read on, and where it starts and ends.
+#[derive(ToSchema)]
+pub struct PartitionEnds {
+    /// The partition.
+    pub partition: i32,
+    /// Where the cursor goes on in it.
+    pub next_offset: i64,
+    /// The first offset that can be read.
+    pub log_start_offset: i64,
+    /// The next offset to be given.
+    pub high_watermark: i64,
 }
 
 /// Records of one open transaction; they have no offsets yet.

@@ -53,7 +53,7 @@ fn routes() -> OpenApiRouter<Door> {
             topics::patch_topic,
             topics::delete_topic
         ))
-        .routes(routes!(appends::append_to_topic))
+        .routes(routes!(appends::append_to_topic, reads::topic::read_topic))
         .routes(routes!(
             appends::append_to_partition,
             reads::read_partition,

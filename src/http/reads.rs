@@ -1,16 +1,17 @@
-//! Reads of one partition.
-//!
-//! Stored lines go out as they came in: what the log adds (`offset`, `appended_at`,
-//! `transaction_id`) is put behind the opening brace of each, and nothing is parsed again.
+//! Reads of one partition, and (`topic`) of all partitions of a topic. Both are answered by
+//! `records`, within `bounds`.
 
-use std::{fmt::Write, sync::Arc};
+mod bounds;
+mod records;
+pub mod topic;
+
+use std::sync::Arc;
 
 use axum::{
     extract::State,
     http::{HeaderValue, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use memchr::memchr_iter;
 use serde::{
     Deserialize, Deserializer,
     de::{self},
@@ -24,6 +25,10 @@ use utoipa::{
     },
 };
 
+use self::{
+    bounds::Bounds,
+    records::{drop_last, write_records},
+};
 use super::{
     access::{Consume, Gate, PartitionPath, TopicAccess},
     docs::ReadAnswer,
@@ -34,16 +39,10 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Invalid, MAX_INTEGER, Name, Offset, Partition, Timestamp,
-        transfer::{self, Fetched, Read, Row, Slice, Staged, Start},
+        Invalid, MAX_INTEGER, Name, Partition, Timestamp,
+        transfer::{self, Fetched, Read, Staged, Start},
     },
 };
-
-const DEFAULT_LIMIT: i64 = 500;
-const MAX_LIMIT: i64 = 10_000;
-const DEFAULT_BYTES: i64 = 1 << 20;
-const MAX_BYTES: i64 = 16 << 20;
-const MAX_WAIT_MS: i64 = 60_000;
 
 #[derive(Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -112,12 +111,7 @@ impl ToSchema for OffsetParameter {}
 impl ReadQuery {
     fn checked(self, media: Media) -> Result<Read, Invalid> {
         let mut faults = Faults::default();
-        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
-        let max_bytes = self.max_bytes.unwrap_or(DEFAULT_BYTES);
-        let wait_ms = self.wait_ms.unwrap_or(0);
-        faults.range("?limit", Some(limit), 1..=MAX_LIMIT);
-        faults.range("?max_bytes", Some(max_bytes), 1..=MAX_BYTES);
-        faults.range("?wait_ms", Some(wait_ms), 0..=MAX_WAIT_MS);
+        let bounds = Bounds::checked(&mut faults, self.limit, self.max_bytes, self.wait_ms);
         let start = match (self.offset, self.timestamp.as_deref().map(Timestamp::parse)) {
             (Some(_), Some(_)) => {
                 faults.add("?timestamp", "offset and timestamp exclude each other");
@@ -139,10 +133,8 @@ impl ReadQuery {
             faults.add("?isolation", "NDJSON has no place for staged records; ask for JSON");
         }
         faults.finish()?;
-        // All three are within their ranges now.
-        let size = |value: i64| usize::try_from(value).unwrap_or_default();
-        let wait_ms = u64::try_from(wait_ms).unwrap_or_default();
-        Ok(Read { start, limit: size(limit), max_bytes: size(max_bytes), wait_ms, isolation })
+        let Bounds { limit, max_bytes, wait_ms } = bounds;
+        Ok(Read { start, limit, max_bytes, wait_ms, isolation })
     }
 }
 
@@ -205,7 +197,7 @@ fn json_body(topic: &Name, partition: Partition, fetched: &Fetched) -> Vec<u8> {
     let ends = head.len() + tail.len() + "}".len();
     let mut body = Vec::with_capacity(ends + capacity(fetched));
     body.extend_from_slice(head.as_bytes());
-    write_records(&mut body, fetched, b',');
+    write_records(&mut body, "", &fetched.slices, b',');
     drop_last(&mut body, b',');
     body.extend_from_slice(tail.as_bytes());
     if let Some(staged) = &fetched.staged {
@@ -213,13 +205,6 @@ fn json_body(topic: &Name, partition: Partition, fetched: &Fetched) -> Vec<u8> {
     }
     body.push(b'}');
     body
-}
-
-/// What separates the members of a list follows each of them.
-fn drop_last(body: &mut Vec<u8>, separator: u8) {
-    if body.last() == Some(&separator) {
-        body.pop();
-    }
 }
 
 const STAGED: &str = ",\"staged\":[";
@@ -246,51 +231,15 @@ fn write_staged(body: &mut Vec<u8>, staged: &[Staged]) {
 
 fn ndjson_body(fetched: &Fetched) -> Vec<u8> {
     let mut body = Vec::with_capacity(capacity(fetched));
-    write_records(&mut body, fetched, b'\n');
+    write_records(&mut body, "", &fetched.slices, b'\n');
     body
 }
 
-/// Room for the stored lines and what is put in front of each, and for what is staged.
+/// Room for the records, and for what is staged.
 fn capacity(fetched: &Fetched) -> usize {
     let staged = fetched.staged.iter().flatten();
     let staged: usize = staged.map(|staged| staged.lines.len() + STAGED_MEMBERS_BYTES).sum();
-    let first = fetched.slices.first().map_or(fetched.next_offset, |slice| slice.first_offset);
-    // Offsets are dense, so they count the records.
-    let records = usize::try_from(fetched.next_offset - first).unwrap_or_default();
-    let lines: usize = fetched.slices.iter().map(|slice| slice.end - slice.start).sum();
-    let added: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
-    lines + records.min(lines) * added + staged + STAGED.len() + "]".len()
-}
-
-/// Longest text of [`row_members`].
-const ROW_MEMBERS_BYTES: usize = 32 + 24 + 19 + 36;
-
-/// What is the same for all records of a row, ready to follow the offset.
-fn row_members(row: &Row) -> String {
-    let mut members = format!(",\"appended_at\":\"{}\",", row.appended_at);
-    if let Some(id) = row.transaction_id {
-        // Writing to a String cannot fail.
-        let _ = write!(members, "\"transaction_id\":\"{id}\",");
-    }
-    members
-}
-
-/// One stored line is `{...}` and a newline; it leaves as `{"offset":N,...}` and `end`.
-fn write_records(body: &mut Vec<u8>, fetched: &Fetched, end: u8) {
-    for Slice { row, first_offset, start, end: slice_end, .. } in &fetched.slices {
-        let members = row_members(row);
-        let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
-        let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
-        let mut digits = itoa::Buffer::new();
-        for newline in memchr_iter(b'\n', lines) {
-            body.extend_from_slice(b"{\"offset\":");
-            body.extend_from_slice(digits.format(offset).as_bytes());
-            body.extend_from_slice(members.as_bytes());
-            body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
-            body.push(end);
-            (from, offset) = (newline + 1, offset + 1);
-        }
-    }
+    records::capacity("", &fetched.slices) + staged + STAGED.len() + "]".len()
 }
 
 #[cfg(test)]

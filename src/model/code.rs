@@ -53,7 +53,7 @@ macro_rules! codes {
 codes! {
     InvalidRequest          "invalid_request"           400 Never  None    "The request is malformed";
     InvalidTransactionId    "invalid_transaction_id"    400 Never  None    "Not a transaction id of about now";
-    InvalidCursor           "invalid_cursor"            400 Never  None    "Not a cursor of this group";
+    InvalidCursor           "invalid_cursor"            400 Never  None    "Not a cursor of this topic or group";
     Unauthenticated         "unauthenticated"           401 Never  None    "No valid token";
     Forbidden               "forbidden"                 403 Never  None    "The token does not permit this";
     RouteNotFound           "route_not_found"           404 Never  None    "No such route";

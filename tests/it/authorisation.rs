@@ -79,6 +79,7 @@ const OPERATIONS: &[Row] = &[
         Named(PRODUCE),
         200,
     ),
+    ("read_topic", "GET /v1/topics/{topic}/records", None, Named(CONSUME), 200),
     (
         "read_partition",
         "GET /v1/topics/{topic}/partitions/{partition}/records",

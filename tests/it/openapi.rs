@@ -190,6 +190,8 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("append_to_partition", JSON, 200, Exactly),
     ("read_partition", JSON, 200, Exactly),
     ("read_partition", NDJSON, 200, Exactly),
+    ("read_topic", JSON, 200, Exactly),
+    ("read_topic", NDJSON, 200, Exactly),
     ("commit_group_offsets", "compare_and_set", 200, Exactly),
     ("commit_group_offsets", "unconditional", 200, Exactly),
     ("list_group_offsets", "", 200, Exactly),

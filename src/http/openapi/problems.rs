@@ -87,6 +87,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         ],
     ),
     ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
+    ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
     ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
     (

@@ -3,10 +3,17 @@ use std::sync::Arc;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::*;
-use crate::model::transaction::State;
+use super::{
+    records::{ROW_MEMBERS_BYTES, row_members},
+    *,
+};
+use crate::model::{
+    transaction::State,
+    transfer::{Row, Slice},
+};
 
-fn fetched() -> Fetched {
+/// Of offsets 8 to 10.
+pub fn slices() -> Vec<Slice> {
     let lines = ["{\"key\":\"a\",\"value\":1}\n", "{\"value\":\"\\n\"}\n", "{\"value\":3}\n"];
     let row = |base_offset, transaction_id| {
         let appended_at = Timestamp(1_795_248_000_123);
@@ -15,7 +22,7 @@ fn fetched() -> Fetched {
     };
     let (plain, transactional) = (row(7, None), row(10, Some(Uuid::from_u128(1))));
     let end = plain.lines.len();
-    let slices = vec![
+    vec![
         Slice { row: plain, first_offset: 8, start: lines[0].len(), end, end_offset: 10 },
         Slice {
             row: transactional,
@@ -24,8 +31,17 @@ fn fetched() -> Fetched {
             end: lines[0].len(),
             end_offset: 11,
         },
-    ];
-    Fetched { slices, next_offset: 11, log_start_offset: 0, high_watermark: 13, staged: None }
+    ]
+}
+
+fn fetched() -> Fetched {
+    Fetched {
+        slices: slices(),
+        next_offset: 11,
+        log_start_offset: 0,
+        high_watermark: 13,
+        staged: None,
+    }
 }
 
 const AT: &str = "\"appended_at\":\"2026-11-21T08:00:00.123Z\"";
@@ -92,7 +108,7 @@ fn lines_become_lines() {
 fn the_room_is_made_once() {
     let topic = Name::parse("orders").unwrap();
     let (fetched, mut far) = (fetched(), fetched());
-    far.slices[1].first_offset = MAX_INTEGER;
+    (far.slices[1].first_offset, far.slices[1].end_offset) = (MAX_INTEGER - 1, MAX_INTEGER);
     let (transaction_id, lines) = (Uuid::max(), "{\"value\":1}\n".to_owned());
     let staged = vec![Staged { transaction_id, state: State::Prepared, lines }; 9];
     let staged = Fetched { staged: Some(staged), ..far.clone() };

@@ -1,0 +1,65 @@
+//! Stored records as they are answered: lines go out as they came in. What the log adds (`offset`,
+//! `appended_at`, `transaction_id`) is put behind the opening brace of each, and in front of that
+//! where it is from, if it is one of several; nothing is parsed again.
+
+use std::fmt::Write;
+
+use memchr::memchr_iter;
+
+use crate::model::{
+    Offset,
+    transfer::{Row, Slice},
+};
+
+/// Longest text in front of a record, but for where it is from.
+const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
+/// Longest text of [`row_members`].
+pub const ROW_MEMBERS_BYTES: usize = 32 + 24 + 19 + 36;
+
+/// Room for the stored lines and what is put in front of each.
+pub fn capacity(origin: &str, slices: &[Slice]) -> usize {
+    // Offsets are dense, so they count the records.
+    let size = |Slice { first_offset, start, end, end_offset, .. }: &Slice| {
+        let records = usize::try_from(end_offset - first_offset).unwrap_or_default();
+        let lines = end - start;
+        lines + records.min(lines) * (ADDED_BYTES + origin.len())
+    };
+    slices.iter().map(size).sum()
+}
+
+/// What is the same for all records of a row, ready to follow the offset.
+pub fn row_members(row: &Row) -> String {
+    let mut members = format!(",\"appended_at\":\"{}\",", row.appended_at);
+    if let Some(id) = row.transaction_id {
+        // Writing to a String cannot fail.
+        let _ = write!(members, "\"transaction_id\":\"{id}\",");
+    }
+    members
+}
+
+/// One stored line is `{...}` and a newline; it leaves as `{"offset":N,...}` and `end`, with what
+/// tells where it is from (`transfer::origin`, or nothing) in front of the offset.
+pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8) {
+    let head = format!("{{{origin}\"offset\":");
+    for Slice { row, first_offset, start, end: slice_end, .. } in slices {
+        let members = row_members(row);
+        let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
+        let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
+        let mut digits = itoa::Buffer::new();
+        for newline in memchr_iter(b'\n', lines) {
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(digits.format(offset).as_bytes());
+            body.extend_from_slice(members.as_bytes());
+            body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
+            body.push(end);
+            (from, offset) = (newline + 1, offset + 1);
+        }
+    }
+}
+
+/// What separates the members of a list follows each of them.
+pub fn drop_last(body: &mut Vec<u8>, separator: u8) {
+    if body.last() == Some(&separator) {
+        body.pop();
+    }
+}
