@@ -15,6 +15,7 @@ mod settings;
 mod spread;
 mod table;
 mod transaction;
+mod whole;
 
 use super::{
     Refusal,
