@@ -148,6 +148,21 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
             brokers.stop().await?;
             result
         }
+        Work::Counted { arguments } => {
+            Brokers::start(place, &database, 1).await?.stop().await?;
+            let before = place.transactions(&database).await?;
+            let brokers = Brokers::start(place, &database, 1).await?;
+            place.settle().await?;
+            let result = brokers.bench(arguments, effort).await;
+            brokers.stop().await?;
+            let count = place.transactions(&database).await? - before;
+            result.and_then(|mut result| {
+                let appends = result.pointer("/check/acknowledged").and_then(Value::as_f64);
+                let each = count as f64 / appends.context("nobody counted the appends")?;
+                result["database_transactions_per_append"] = each.into();
+                Ok(result)
+            })
+        }
         Work::Stored { arguments } => {
             let events = effort.stored_events.to_string();
             let arguments = [arguments, &["--topic", "stored", "--events", &events][..]].concat();

@@ -161,6 +161,22 @@ impl Place {
         self.sql(format!("drop database {name} with (force)")).await
     }
 
+    /// How many transactions a database has had, once nobody is connected to it any more: a session
+    /// tells of its last ones as it ends.
+    pub async fn transactions(&mut self, database: &str) -> anyhow::Result<i64> {
+        let begun = Instant::now();
+        let sql = "select numbackends, xact_commit + xact_rollback from pg_stat_database where datname = $1";
+        loop {
+            let query = sqlx::query_as(sql).bind(database);
+            let (sessions, count): (i32, i64) = query.fetch_one(&mut self.admin).await?;
+            if sessions == 0 {
+                return Ok(count);
+            }
+            ensure!(begun.elapsed() < PATIENCE, "{sessions} sessions stay in {database}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Nobody pays for what was written before.
     pub async fn settle(&mut self) -> anyhow::Result<()> {
         self.sql("checkpoint").await

@@ -152,12 +152,17 @@ fn raw(measured: &Measured) -> anyhow::Result<Value> {
 
 /// By the name of a value.
 fn unit(pointer: &str) -> &'static str {
-    if pointer.ends_with("_us") { "us" } else { "/s" }
+    match pointer {
+        _ if pointer.ends_with("_us") => "us",
+        rows::DATABASE_TRANSACTIONS => "",
+        _ => "/s",
+    }
 }
 
 pub fn amount(value: f64, unit: &str) -> String {
     match (unit, value) {
         ("us", value) => format!("{:.2} ms", value / 1e3),
+        ("", value) => format!("{value:.2}"),
         (_, value) if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
         (_, value) if value >= 1e4 => format!("{:.1} k/s", value / 1e3),
         (_, value) => format!("{value:.0}/s"),

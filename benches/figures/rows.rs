@@ -9,7 +9,9 @@ pub struct Run {
 pub enum Work {
     /// `oncelog bench` with these arguments, against fresh brokers on a fresh database.
     Oncelog { brokers: usize, arguments: &'static [&'static str] },
-    /// The same reading: a first broker stores the events and ends, another one is measured.
+    /// The same on a database that a first broker has set up; its transactions are counted.
+    Counted { arguments: &'static [&'static str] },
+    /// The same on stored events: a first broker stores them and ends, another one is measured.
     Stored { arguments: &'static [&'static str] },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
@@ -55,10 +57,16 @@ pub struct Row {
 }
 
 const EVENTS: &str = "/events_per_s";
+/// Of all sessions, for each append.
+pub const DATABASE_TRANSACTIONS: &str = "/database_transactions_per_append";
 const APPEND_P50: &str = "/latencies/append/p50_us";
 
 const fn oncelog(title: &'static str, arguments: &'static [&'static str]) -> Run {
     Run { title, work: Work::Oncelog { brokers: 1, arguments } }
+}
+
+const fn counted(title: &'static str, arguments: &'static [&'static str]) -> Run {
+    Run { title, work: Work::Counted { arguments } }
 }
 
 const fn two_brokers(title: &'static str, arguments: &'static [&'static str]) -> Run {
@@ -304,6 +312,29 @@ pub const ROWS: &[Row] = &[
         ],
     },
     Row {
+        name: "readers",
+        title: "1,000 readers long-polling one partition, RATE events/s",
+        slow_flush: false,
+        runs: &[
+            counted("wake, 1,000 readers", &["wake", "--rate", "20", "--readers", "1000"]),
+            counted("wake, 1 reader", &["wake", "--rate", "20"]),
+        ],
+        figures: &[
+            Figure {
+                title: "database transactions of an append and its readers, against 1",
+                of: Value(0, DATABASE_TRANSACTIONS),
+                by: Some(Value(1, DATABASE_TRANSACTIONS)),
+                aim: Aim::AtMost(1.0),
+            },
+            ratio("appends, against 1", 0, 1, Aim::AtLeast(0.8)),
+            absolute(
+                "answer to arrival, p99",
+                Value(0, "/latencies/answer_to_arrival/p99_us"),
+                Aim::None,
+            ),
+        ],
+    },
+    Row {
         name: "brokers",
         title: "two brokers appending to one partition, singles, 64 connections",
         slow_flush: false,
@@ -340,5 +371,29 @@ pub const ROWS: &[Row] = &[
             ratio("against single appends", 0, 1, Aim::AtLeast(0.5)),
             ratio("against the same in three requests", 0, 2, Aim::AtLeast(3.0)),
         ],
+    },
+    Row {
+        name: "groups",
+        title: "consume-transform-produce, 4 members, a one-request transaction per 100 events",
+        slow_flush: false,
+        runs: &[
+            Run {
+                title: "4 members, 16 partitions to 16",
+                work: Work::Stored { arguments: &["transform", "--partitions", "16"] },
+            },
+            oncelog(
+                "100 a request, 4 connections, 16 partitions",
+                &[
+                    "append",
+                    "--connections",
+                    "4",
+                    "--records-per-request",
+                    "100",
+                    "--partitions",
+                    "16",
+                ],
+            ),
+        ],
+        figures: &[ratio("against appends of the same", 0, 1, Aim::AtLeast(0.5))],
     },
 ];

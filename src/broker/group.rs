@@ -1,16 +1,17 @@
 //! Requests on their way through a lane, and what becomes of them.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{Error, measures::Parked};
 use crate::{
-    model::{Batch, TenantId, Timestamp},
+    model::{Batch, LogId, TenantId, Timestamp},
     rules::{
         Refusal,
         append::{Plan, Request},
         fold::Placement,
+        ground::Compare,
         transaction,
     },
 };
@@ -95,8 +96,8 @@ pub struct Group {
     /// A statement with some of these requests was sent and its answer lost: it may still take
     /// effect.
     pub is_redo: bool,
-    /// A quick pass of it has just failed to compare.
-    pub overtaken: bool,
+    /// What a quick pass of it has just compared in vain.
+    pub compared: BTreeMap<LogId, Compare>,
 }
 
 impl Group {

@@ -175,7 +175,7 @@ impl Lane {
         match quick {
             Ok(Quick::Passed(passed)) => return self.answer(group, passed),
             Ok(Quick::Unknown) => {}
-            Ok(Quick::Overtaken) => group.overtaken = true,
+            Ok(Quick::Overtaken(compared)) => group.compared = compared,
             Err(error) => self.sort_out_lost(&mut group, &error),
         }
         let mut contended = 0;

@@ -122,7 +122,7 @@ impl LaneMeasures {
     pub fn quick(&self, begun: Instant, result: &Result<Quick, store::Error>) {
         match result {
             Ok(Quick::Passed(_)) => self.quick.ended(begun, "passed"),
-            Ok(Quick::Overtaken) => self.quick.ended(begun, "overtaken"),
+            Ok(Quick::Overtaken(_)) => self.quick.ended(begun, "overtaken"),
             // nothing was sent
             Ok(Quick::Unknown) => {}
             Err(error) => self.quick.ended(begun, error.kind()),

@@ -22,7 +22,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
-        ground,
+        ground::{self, Compare},
         memory::{Head, Memory},
         whole::Standing,
     },
@@ -46,8 +46,8 @@ pub enum Quick {
     Passed(Passed),
     /// The memory does not know enough.
     Unknown,
-    /// Somebody else wrote or fenced meanwhile.
-    Overtaken,
+    /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
+    Overtaken(BTreeMap<LogId, Compare>),
 }
 
 pub enum Full {
@@ -105,7 +105,7 @@ impl Writer {
                 if writes {
                     self.forget(group);
                 }
-                Ok(Quick::Overtaken)
+                Ok(Quick::Overtaken(plan.compares().collect()))
             }
             Err(store::Error::Unavailable(error)) if writes => {
                 Err(self.fail(group, store::Error::OutcomeUnknown(error)))
@@ -287,7 +287,8 @@ async fn full_attempt(
     for (log_id, position) in &now_at {
         if let Some(log) = memory.get_mut(log_id) {
             let moved = known.get(log_id).is_some_and(|known| known != position);
-            log.looked(group.overtaken || moved);
+            let compared = group.compared.get(log_id);
+            log.looked(moved || compared.is_some_and(|compare| !compare.holds(log)));
         }
     }
 

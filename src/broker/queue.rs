@@ -1,6 +1,6 @@
 //! What waits for a lane, and how it becomes groups.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use metrics::{Gauge, Histogram};
 use tokio::{
@@ -103,7 +103,7 @@ impl Queue {
             requests: Vec::new(),
             tickets: Vec::new(),
             is_redo: false,
-            overtaken: false,
+            compared: BTreeMap::new(),
         };
         self.add_to(&mut group, |_| true);
         group

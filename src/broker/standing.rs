@@ -24,7 +24,7 @@ pub struct Held {
     claims: Vec<Uuid>,
 }
 
-pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &Whole> {
+pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &Whole> + Clone {
     requests.iter().filter_map(|request| request.whole.as_ref())
 }
 

@@ -12,6 +12,7 @@ mod measure;
 mod read;
 mod session;
 mod transaction;
+mod transform;
 mod wake;
 
 use std::{sync::Arc, time::Duration};
@@ -48,8 +49,9 @@ Example:
   oncelog bench read --events 1000000";
 
 const WAKE_EXAMPLE: &str = "\
-Example:
+Examples:
   oncelog bench wake --rate 200
+  oncelog bench wake --rate 20 --readers 1000
 
 Both latencies end when the reader has the record; one begins when the append is sent, the other
 when its answer has come. A reader may have the record before that answer: this counts as 0.";
@@ -64,6 +66,12 @@ Examples:
   oncelog bench transaction --form three
   oncelog bench transaction --form staged --appends 10 --records-per-append 100";
 
+const TRANSFORM_EXAMPLE: &str = "\
+Example:
+  oncelog bench transform --members 4 --partitions 16
+
+The members read the topic TOPIC-source, which is filled before, and commit to the topic.";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Append as fast as the answers come
@@ -72,7 +80,7 @@ pub(super) enum Command {
     /// Read stored events from the first to the last, page by page
     #[command(after_help = READ_EXAMPLE)]
     Read(read::Flags),
-    /// Append at a fixed rate, and see how soon a waiting reader has it
+    /// Append at a fixed rate, and see how soon waiting readers have it
     #[command(after_help = WAKE_EXAMPLE)]
     Wake(wake::Flags),
     /// Open a fresh session and append once with it, again and again
@@ -81,6 +89,9 @@ pub(super) enum Command {
     /// Commit transactions, in one request or in several
     #[command(after_help = TRANSACTION_EXAMPLE)]
     Transaction(transaction::Flags),
+    /// Commit what members of a group read to another topic, with how far they have come
+    #[command(after_help = TRANSFORM_EXAMPLE)]
+    Transform(transform::Flags),
 }
 
 /// What all workloads ask.
@@ -137,7 +148,8 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
         | Command::Read(read::Flags { common, .. })
         | Command::Wake(wake::Flags { common, .. })
         | Command::Session(session::Flags { common, .. })
-        | Command::Transaction(transaction::Flags { common, .. })) = &command;
+        | Command::Transaction(transaction::Flags { common, .. })
+        | Command::Transform(transform::Flags { common, .. })) = &command;
         let stage = Stage::set(common).await?;
         let work = async {
             match &command {
@@ -146,6 +158,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 Command::Wake(flags) => wake::run(flags, &stage).await,
                 Command::Session(flags) => session::run(flags, &stage).await,
                 Command::Transaction(flags) => transaction::run(flags, &stage).await,
+                Command::Transform(flags) => transform::run(flags, &stage).await,
             }
         };
         let outcome = tokio::select! {

@@ -13,7 +13,7 @@ use super::{
     Refusal,
     draft::Draft,
     fold::{Entry, Placement, Remembered},
-    ground::{Ground, grounds},
+    ground::{Compare, Ground, compare, grounds},
     memory::{Memory, Producer},
     sequence::{self, Verdict},
     transaction,
@@ -88,14 +88,6 @@ pub enum Decision {
     Refused(Refusal),
     /// The topic has another number of partitions than it was spread over.
     Respread,
-}
-
-/// What has to be unchanged in a head for the decision to stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compare {
-    pub fence: i64,
-    /// With the fingerprint of the history. None: only the fence counts.
-    pub position: Option<(Offset, Timestamp)>,
 }
 
 /// One row to be written.
@@ -197,18 +189,6 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
         registrations: registrations.into_iter().collect(),
         offsets: standing.moves(),
         touched: touched.into_iter().collect(),
-    }
-}
-
-fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
-    let log = memory.get(&log_id)?;
-    match ground {
-        Ground::Nothing => None,
-        Ground::Fence => Some(Compare { fence: log.fence, position: None }),
-        Ground::Position => Some(Compare {
-            fence: log.fence,
-            position: Some((log.next_offset, log.last_appended_at)),
-        }),
     }
 }
 
@@ -349,6 +329,11 @@ impl Plan {
             let placed = request.parts.iter().zip(deltas).map(|(part, delta)| base(part) + delta);
             Some((request, whole, placed.collect()))
         })
+    }
+
+    /// What is compared, by log.
+    pub fn compares(&self) -> impl Iterator<Item = (LogId, Compare)> {
+        self.writes.iter().filter_map(|write| Some((write.log_id, write.compare?)))
     }
 
     pub fn writes_anything(&self) -> bool {

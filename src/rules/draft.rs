@@ -3,8 +3,9 @@
 use uuid::Uuid;
 
 use super::{
-    append::{Compare, LogWrite, Part, Row},
+    append::{LogWrite, Part, Row},
     fold::Entry,
+    ground::Compare,
     provenance,
 };
 use crate::model::LogId;

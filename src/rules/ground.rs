@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{append::Request, memory::Memory};
-use crate::model::{LogId, Partition};
+use super::{
+    append::Request,
+    memory::{LogMemory, Memory},
+};
+use crate::model::{LogId, Offset, Partition, Timestamp};
 
 /// How much of a log's memory the answers of a group stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,6 +15,21 @@ pub enum Ground {
     Nothing,
     Fence,
     Position,
+}
+
+/// What has to be unchanged in a head for the decision to stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compare {
+    pub fence: i64,
+    /// With the fingerprint of the history. None: only the fence counts.
+    pub position: Option<(Offset, Timestamp)>,
+}
+
+impl Compare {
+    pub fn holds(&self, log: &LogMemory) -> bool {
+        let position = (log.next_offset, log.last_appended_at);
+        log.fence == self.fence && self.position.is_none_or(|compared| compared == position)
+    }
 }
 
 /// What a group stands on, by log.
@@ -38,6 +56,18 @@ pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
     grounds
+}
+
+pub fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
+    let log = memory.get(&log_id)?;
+    match ground {
+        Ground::Nothing => None,
+        Ground::Fence => Some(Compare { fence: log.fence, position: None }),
+        Ground::Position => Some(Compare {
+            fence: log.fence,
+            position: Some((log.next_offset, log.last_appended_at)),
+        }),
+    }
 }
 
 /// The logs whose memory the answers of a group stand on, by id.

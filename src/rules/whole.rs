@@ -50,10 +50,14 @@ pub struct Standing {
     moves: BTreeMap<Place, OffsetMove>,
 }
 
-/// An offset that a pass commits, as it is before and after all of it.
+/// An offset that a pass commits: the place as it is before all of it, and what it commits there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetMove {
     pub place: Place,
+    /// The member that owns it, and since when.
+    pub owner: Option<(String, i64)>,
+    /// The group's.
+    pub generation: i64,
     pub from: Option<Offset>,
     pub to: Offset,
     /// The greatest one on the way.
@@ -84,33 +88,56 @@ impl From<Refusal> for Stopped {
 }
 
 impl Whole {
-    /// Whether a statement can confirm what a quick pass assumes of it (`Standing::assumed`).
+    /// Whether a statement can confirm what a quick pass assumes of it (`Standing::assumed`). It does
+    /// not hold the heads that the first commit in a partition has to hold.
     pub fn may_be_assumed(&self) -> bool {
-        let expects = |claimed: &Claimed| matches!(claimed.claim, Claim::Expected(Some(_)));
-        self.session.is_none() && self.offsets.iter().all(expects)
+        let is_first = |claimed: &Claimed| claimed.claim == Claim::Expected(None);
+        self.session.is_none() && !self.offsets.iter().any(is_first)
     }
 }
 
 impl Standing {
-    /// That none of these has run, and every committed offset is the first that is expected there.
-    /// None: what one expects is not what those before it leave, so not all of them can be committed.
-    pub fn assumed<'a>(wholes: impl Iterator<Item = &'a Whole>) -> Option<Self> {
-        let mut standing = Self::default();
-        let mut left: BTreeMap<&Place, Offset> = BTreeMap::new();
-        for Claimed { place, offset, claim } in wholes.flat_map(|whole| &whole.offsets) {
-            let Claim::Expected(expected) = *claim else { return None };
-            match left.insert(place, *offset) {
-                Some(before) if Some(before) != expected => return None,
-                Some(_) => {}
-                None => {
-                    let row =
-                        offsets::Row { committed_offset: expected, ..offsets::Row::default() };
-                    standing.places.insert(place.clone(), row);
-                    standing.groups.entry(place.group.clone()).or_default();
+    /// The least with which all of these can be committed: none has run; what is committed is what
+    /// the first one expects, or, where a member is to commit, nothing greater than its first offset;
+    /// and the members own their places since the oldest of their generations, or before, of a group
+    /// that has reached the newest. None: nothing would let them all be committed.
+    pub fn assumed<'a>(wholes: impl Iterator<Item = &'a Whole> + Clone) -> Option<Self> {
+        let mut assumed = Self::default();
+        for claimed in wholes.clone().flat_map(|whole| &whole.offsets) {
+            assumed.assume(claimed);
+        }
+        let mut then = assumed.clone();
+        for whole in wholes {
+            then.judge_offsets(whole).ok()?;
+            then.apply(whole);
+        }
+        Some(assumed)
+    }
+
+    fn assume(&mut self, Claimed { place, offset, claim }: &Claimed) {
+        let group = self.groups.entry(place.group.clone()).or_default();
+        let row = self.places.entry(place.clone());
+        match claim {
+            Claim::Expected(expected) => {
+                row.or_insert(offsets::Row { committed_offset: *expected, ..Default::default() });
+            }
+            Claim::Member { member_id, generation } => {
+                let row = row.or_insert_with(|| offsets::Row {
+                    committed_offset: Some(*offset),
+                    owner: Some((member_id.clone(), *generation)),
+                    ..Default::default()
+                });
+                if let Some((owner, since)) = &mut row.owner
+                    && owner == member_id
+                {
+                    *since = (*since).min(*generation);
+                }
+                group.generation = group.generation.max(*generation);
+                if !group.members.contains(member_id) {
+                    group.members.push(member_id.clone());
                 }
             }
         }
-        Some(standing)
     }
 
     /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.)
@@ -152,6 +179,8 @@ impl Standing {
             let row = self.places.entry(place.clone()).or_default();
             let moved = self.moves.entry(place.clone()).or_insert_with(|| OffsetMove {
                 place: place.clone(),
+                owner: row.owner.clone(),
+                generation: self.groups.get(&place.group).map_or(0, |group| group.generation),
                 from: row.committed_offset,
                 to: *offset,
                 highest: *offset,

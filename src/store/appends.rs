@@ -9,7 +9,10 @@ use sqlx::PgConnection;
 use super::{Error, Instant, statements};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
-    rules::append::{Compare, LogWrite, Row},
+    rules::{
+        append::{LogWrite, Row},
+        ground::Compare,
+    },
 };
 
 statements! {

@@ -19,8 +19,10 @@ use crate::{
 statements! {
     /// The write of a pass with transactions, all or nothing (its last line divides by zero). First
     /// their rows, by id: one that runs elsewhere is waited for, one that has run undoes this. Then the
-    /// offsets they move, as they are expected and nobody's; then the heads. At the end the ids are
-    /// judged: what was forgotten before a row could be made has moved the horizon as this sees it.
+    /// offsets they move: as they are expected and nobody's; or owned by the member that moves them
+    /// forward, since then or before, in a group of that generation or a newer one (which only grows:
+    /// an old view of it does no harm). Then the heads. At the end the ids are judged: what was
+    /// forgotten before a row could be made has moved the horizon as this sees it.
     APPEND_TRANSACTIONS = "with done as ( \
             insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
                 append_count, appends, remembered_from) \
@@ -31,15 +33,18 @@ statements! {
             order by t.transaction_id \
             returning created_at), \
         moved as materialized ( \
-            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $25::bigint[]) \
-                as m (group_name, log_id, from_offset, to_offset, highest_offset)), \
+            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $25::bigint[], $26::text[], $27::bigint[], $28::bigint[]) \
+                as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation)), \
         place as materialized ( \
             select o.log_id from ( \
                 select * from moved where (select count(*) from done) = cardinality($2) order by group_name collate \"C\", log_id) m \
             cross join lateral ( \
                 select o.log_id from oncelog.group_offsets o \
                 where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
-                    and o.committed_offset = m.from_offset and o.member_id is null and o.pinned_by is null \
+                    and o.member_id is not distinct from m.member_id and o.pinned_by is null \
+                    and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and o.owned_since is not null) \
+                    and (o.owned_since > m.since) is not true \
+                    and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
                     and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
                 for no key update of o) as o), \
         want as materialized ( \
@@ -55,7 +60,7 @@ statements! {
         moment as materialized ( \
             select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
                 count(*) = cardinality($10) and not exists (select from oncelog.group_members gm \
-                    where gm.tenant_id = $1 and gm.group_name = any($6)) as complete \
+                    where gm.tenant_id = $1 and gm.group_name = any(array(select group_name from moved where member_id is null))) as complete \
             from held), \
         committed as ( \
             insert into oncelog.group_offsets (tenant_id, group_name, log_id, committed_offset, committed_at) \
@@ -113,6 +118,7 @@ pub async fn append_if(
 ) -> Result<Option<Written>, Error> {
     let compares: Vec<_> = writes.iter().map(|write| columns(write.compare)).collect();
     let rows = || writes.iter().flat_map(|w| w.rows.iter().map(move |row| (w.log_id.0, row)));
+    let owners = || offsets.iter().map(|moved| moved.owner.as_ref());
     let chosen = || ended.iter().filter(|ended| ended.whole.chosen);
     let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.whole.transaction_id));
     let retention_ms = chosen().map(|ended| ended.whole.retention_ms).min();
@@ -143,6 +149,9 @@ pub async fn append_if(
         .bind(instants().max().map(Timestamp::to_chrono))
         .bind(retention_ms)
         .bind(offsets.iter().map(|o| o.highest).collect::<Vec<_>>())
+        .bind(owners().map(|owner| Some(owner?.0.as_str())).collect::<Vec<_>>())
+        .bind(owners().map(|owner| Some(owner?.1)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.generation).collect::<Vec<_>>())
         .fetch_all(connection)
         .await;
     match returned.map_err(Error::from) {

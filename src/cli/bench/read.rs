@@ -35,7 +35,11 @@ pub(in crate::cli) struct Flags {
 
 pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
     let path = stage.partition_path(0);
-    let filled = fill(flags, stage, &path).await?;
+    let records = usize::from(flags.records_per_request);
+    let missing = usize::try_from(i64::from(flags.events) - stage.events_before).unwrap_or(0);
+    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false };
+    fill(stage, &path, missing.div_ceil(records), shape).await?;
+    let filled = stage.events().await?;
     let clock = stage.phases.clock();
     let tally = SharedTally::new(clock)?;
     let server = stage.server(0);
@@ -62,12 +66,13 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     Ok(report)
 }
 
-/// Returns how many events there are then.
-async fn fill(flags: &Flags, stage: &Stage, path: &str) -> anyhow::Result<i64> {
-    let missing = i64::from(flags.events) - stage.events_before;
-    let records = usize::from(flags.records_per_request);
-    let requests = usize::try_from(missing).unwrap_or(0).div_ceil(records);
-    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false };
+/// Appends so many requests of this shape.
+pub(super) async fn fill(
+    stage: &Stage,
+    path: &str,
+    requests: usize,
+    shape: Shape,
+) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     for index in 0..FILLERS {
         let share = (requests + index) / FILLERS;
@@ -84,7 +89,7 @@ async fn fill(flags: &Flags, stage: &Stage, path: &str) -> anyhow::Result<i64> {
     while let Some(filled) = tasks.join_next().await {
         filled?.context("cannot fill the topic")?;
     }
-    stage.events().await
+    Ok(())
 }
 
 struct Reader {

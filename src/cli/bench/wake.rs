@@ -1,4 +1,4 @@
-//! One producer at a fixed rate, and one reader that waits at the end of the log.
+//! One producer at a fixed rate, and readers that wait at the end of the log.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,6 +25,9 @@ pub(in crate::cli) struct Flags {
     /// Appends of one event each second
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     rate: u16,
+    /// Readers, each with a connection of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    readers: u16,
     #[command(flatten)]
     pub(super) common: Common,
 }
@@ -43,12 +46,17 @@ enum Seen {
 
 pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
     let (path, offset) = (stage.partition_path(0), stage.events_before.unsigned_abs());
-    // with several servers the reader is at another one than the producer
-    let (near, far) = (stage.server(0), stage.server(stage.servers.len() - 1));
+    // with several servers the first reader is at another one than the producer
+    let (near, readers) = (stage.server(0), usize::from(flags.readers));
     let session = open(&near).await?;
     let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false };
     let requests = Requests::new(&near, &path, 0, shape);
-    let (sender, reader) = (near.connect().await?, far.connect().await?);
+    let sender = near.connect().await?;
+    let mut waiting = Vec::with_capacity(readers);
+    for index in 0..readers {
+        let server = stage.server(stage.servers.len() - 1 + index);
+        waiting.push((server.connect().await.context("cannot connect")?, server));
+    }
 
     let period = Duration::from_secs(1) / u32::from(flags.rate);
     let whole = stage.phases.warmup + stage.phases.measured;
@@ -57,18 +65,21 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     let tally = SharedTally::new(clock)?;
     let mut tasks = JoinSet::new();
     tasks.spawn(produce(sender, requests, session, (period, count), tally.clone()));
-    tasks.spawn(wait(reader, far, path, offset, count));
+    for (connection, server) in waiting {
+        tasks.spawn(wait(connection, server, path.clone(), offset, count));
+    }
     let (seen, cpu) = watch(tasks, clock, &tally).await?;
 
     let (mut sent, mut arrived) = (Vec::new(), Vec::new());
     for seen in seen {
         match seen? {
             Seen::Sent(all) => sent = all,
-            Seen::Arrived(all) => arrived = all,
+            Seen::Arrived(all) => arrived.push(all),
         }
     }
-    let mut report = stage.report("wake", 2);
+    let mut report = stage.report("wake", 1 + readers);
     report.note("rate", flags.rate);
+    report.note("readers", readers);
     report.tally("append", &tally.lock(), cpu)?;
     compare(&sent, &arrived, clock, &mut report)?;
     let acknowledged = tally.lock().acknowledged;
@@ -121,13 +132,14 @@ async fn wait(
 
 fn compare(
     sent: &[Sent],
-    arrived: &[Instant],
+    arrived: &[Vec<Instant>],
     clock: Clock,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let (mut from_send, mut from_answer) = (Latencies::new()?, Latencies::new()?);
     let mut before_answer: u64 = 0;
-    for (sent, arrived) in sent.iter().zip(arrived) {
+    let arrivals = arrived.iter().flat_map(|arrived| sent.iter().zip(arrived));
+    for (sent, arrived) in arrivals {
         if clock.measures(sent.at) {
             from_send.note(arrived.saturating_duration_since(sent.at));
             from_answer.note(arrived.saturating_duration_since(sent.answered));

@@ -9,10 +9,10 @@ use super::{
 use crate::{
     model::{LogId, Offset, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
-        append::{Compare, Decision, Part, Request, Spread, decide},
+        append::{Decision, Part, Request, Spread, decide},
         draft::ROW_TARGET_BYTES,
         fold::ProducerState,
-        ground::{grounded_logs, is_known, may_join, touched_logs},
+        ground::{Compare, grounded_logs, is_known, may_join, touched_logs},
         memory::{LogMemory, Memory, Producer},
         provenance,
         sequence::SessionFacts,

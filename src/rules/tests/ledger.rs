@@ -9,9 +9,9 @@ use crate::{
         Epoch, LogId, Offset, Partition, ProducerId, Sequence, Timestamp, session::Sequencing,
     },
     rules::{
-        append::{self, Compare, Plan, Request},
+        append::{self, Plan, Request},
         fold::{self, ProducerState},
-        ground,
+        ground::{self, Compare},
         memory::{Head, LogMemory, Memory, Producer, TailRow},
         provenance,
         sequence::SessionFacts,
@@ -294,7 +294,7 @@ impl Ledger {
         ids: &[u64],
         lose: bool,
     ) -> Passed {
-        let mut overtaken = false;
+        let mut compared = None;
         if ground::is_known(memory, group) {
             let plan = append::decide(memory, group, &mut Standing::default());
             let writes = plan.writes_anything();
@@ -305,15 +305,18 @@ impl Ledger {
             if writes {
                 ground::touched_logs(group).iter().for_each(|log_id| drop(memory.remove(log_id)));
             }
-            overtaken = true;
+            compared = Some(plan.compares().collect::<BTreeMap<_, _>>());
         }
+        let overtaken = compared.is_some();
+        let compared = compared.unwrap_or_default();
         let known = positions(memory);
         self.load(memory, group);
         let now_at = positions(memory);
         for log_id in ground::grounded_logs(group) {
             let moved = known.get(&log_id).is_some_and(|known| *known != now_at[&log_id]);
             let log = memory.get_mut(&log_id).unwrap();
-            log.looked(overtaken || moved);
+            let compare = compared.get(&log_id);
+            log.looked(moved || compare.is_some_and(|compare| !compare.holds(log)));
             // one such look is enough here
             log.contended_passes = log.contended_passes.min(1);
         }

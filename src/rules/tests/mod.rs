@@ -16,6 +16,7 @@ mod settings;
 mod spread;
 mod table;
 mod transaction;
+mod whole;
 
 use super::{
     Refusal,

@@ -40,14 +40,14 @@ fn a_group(words: &str) -> Group {
 }
 
 /// By what right a row of a table commits, and what.
-enum Claimed {
+pub enum Claimed {
     Member(Member),
     Expected(Option<Offset>),
     Free,
 }
 
 /// `m1 g3 at 6`, `over 5 at 6`, `over none at 6`, `at 6`
-fn a_claim(words: &str) -> (Claimed, Offset) {
+pub fn a_claim(words: &str) -> (Claimed, Offset) {
     let (right, offset) = words.rsplit_once("at ").unwrap();
     let claimed = match right.split_whitespace().collect::<Vec<_>>()[..] {
         [] => Claimed::Free,
@@ -72,7 +72,7 @@ impl Claimed {
     }
 
     /// None: not in a transaction.
-    fn claim(&self) -> Option<Claim> {
+    pub fn claim(&self) -> Option<Claim> {
         match self {
             Claimed::Member(Member { member_id, generation }) => {
                 Some(Claim::Member { member_id: member_id.clone(), generation: *generation })

@@ -27,7 +27,7 @@ fn number(report: &Value, pointer: &str) -> f64 {
 async fn every_workload_reports_and_leaves_nothing_behind() {
     let served = Served::alone().await;
     let url = served.client.url.as_str();
-    let table: [(&[&str], &str); 6] = [
+    let table: [(&[&str], &str); 7] = [
         (&["append", "--connections", "4"], "append"),
         (
             &["append", "--connections", "3", "--unsequenced", "--records-per-request", "7"],
@@ -36,6 +36,7 @@ async fn every_workload_reports_and_leaves_nothing_behind() {
         (&["append", "--scope", "topic", "--partitions", "3", "--connections", "2"], "append"),
         (&["read", "--events", "2500"], "page"),
         (&["wake", "--rate", "50"], "send_to_arrival"),
+        (&["wake", "--rate", "50", "--readers", "20"], "answer_to_arrival"),
         (&["session", "--connections", "2"], "open_and_append"),
     ];
     for (arguments, latency) in table {

@@ -4,6 +4,7 @@ mod corners;
 mod forgetting;
 mod http;
 mod lost;
+mod members;
 mod races;
 mod transfers;
 mod zombie;

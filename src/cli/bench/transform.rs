@@ -1,0 +1,267 @@
+//! Consume, transform, produce: members of a group fetch events of one topic, and commit each lot to
+//! another topic together with how far they have come, in one request.
+
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use memchr::memmem;
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use uuid::Uuid;
+
+use super::{
+    Common, Stage,
+    append::PAUSE,
+    connection::{Connection, Failure, Server},
+    counted,
+    events::Shape,
+    measure::{Clock, Report, SharedTally, watch},
+    read::fill,
+};
+
+/// How often members are asked whether each has its part.
+const REBALANCE_ROUNDS: usize = 100;
+
+#[derive(Args)]
+pub(in crate::cli) struct Flags {
+    /// Members of the group, each with a connection of its own and one lot at a time
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    members: u16,
+    /// Events of a lot
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    records_per_request: u16,
+    /// Append until the topic that is read has so many events; what is there already counts
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1..))]
+    events: u32,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+    let source = format!("{}-source", stage.topic);
+    let stored = store_events(flags, stage, &source).await?;
+    let group = format!("/groups/bench-{}", Uuid::now_v7().simple());
+    let mut members = Vec::new();
+    for index in 0..usize::from(flags.members) {
+        members.push(Member::join(flags, stage, &group, &source, index).await?);
+    }
+    settle(&members, stage.partitions).await?;
+    let clock = stage.phases.clock();
+    let tally = SharedTally::new(clock)?;
+    let mut tasks = JoinSet::new();
+    for member in members {
+        tasks.spawn(member.run(clock, tally.clone()));
+    }
+    let (ended, cpu) = watch(tasks, clock, &tally).await?;
+
+    let mut report = stage.report("transform", ended.len());
+    report.note("records_per_request", flags.records_per_request);
+    report.note("stored", stored);
+    report.tally("turn", &tally.lock(), cpu)?;
+    let acknowledged = tally.lock().acknowledged;
+    let unresolved = ended.iter().map(|member| member.unresolved).sum();
+    report.note("check", stage.check(acknowledged, unresolved).await?);
+    for member in &ended {
+        member.server.call("DELETE", &member.path, None).await.context("cannot leave the group")?;
+    }
+    stage.first().call("DELETE", &group, None).await.context("cannot delete the group")?;
+    if stage.made {
+        stage.first().call("DELETE", &format!("/topics/{source}"), None).await?;
+    }
+    Ok(report)
+}
+
+/// In equal parts to all partitions of the topic that is read.
+async fn store_events(flags: &Flags, stage: &Stage, source: &str) -> anyhow::Result<i64> {
+    let wanted = json!({"partition_count": stage.partitions});
+    let path = format!("/topics/{source}");
+    stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot make the topic")?;
+    let shape = Shape { records: 100, record_bytes: stage.record_bytes, keyed: false };
+    let described = stage.first().call("GET", &path, None).await?;
+    let partitions = described["partitions"].as_array().context("a topic without partitions")?;
+    let mut stored = 0;
+    for (index, partition) in partitions.iter().enumerate() {
+        let count = partition["high_watermark"].as_i64().context("no high watermark")?;
+        let missing = (i64::from(flags.events) / stage.partitions - count).max(0);
+        let path = format!("{path}/partitions/{index}/records");
+        let requests = usize::try_from(missing)?.div_ceil(shape.records);
+        fill(stage, &path, requests, shape).await?;
+        stored += count + (requests * shape.records) as i64;
+    }
+    Ok(stored)
+}
+
+/// Until every partition has its member, and no member has more than its part.
+async fn settle(members: &[Member], partitions: i64) -> anyhow::Result<()> {
+    let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
+    for _ in 0..REBALANCE_ROUNDS {
+        let mut owned = Vec::new();
+        for member in members {
+            let path = format!("{}/heartbeat", member.path);
+            let told = member.server.call("POST", &path, Some(&json!({}))).await?;
+            let assignment = told["assignment"].as_array().context("no assignment")?.iter();
+            let count = |topic: &Value| topic["partitions"].as_array().map_or(0, Vec::len) as u64;
+            owned.push(assignment.map(count).sum::<u64>());
+        }
+        let all: u64 = owned.iter().sum();
+        if all == partitions.unsigned_abs() && owned.iter().all(|owned| *owned <= share) {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the members do not come to share the partitions")
+}
+
+struct Member {
+    server: Arc<Server>,
+    connection: Connection,
+    /// Of its own, and of what it commits to.
+    path: String,
+    target: String,
+    /// What says who commits, up to the generation.
+    claim: String,
+    limit: usize,
+    record_bytes: usize,
+    cursor: String,
+    body: String,
+    /// Events of which it is not known whether they are stored.
+    unresolved: u64,
+}
+
+impl Member {
+    async fn join(
+        flags: &Flags,
+        stage: &Stage,
+        group: &str,
+        source: &str,
+        index: usize,
+    ) -> anyhow::Result<Self> {
+        let server = stage.server(index);
+        let join = json!({"topics": [source], "auto_offset_reset": "earliest"});
+        let joined = server.call("POST", &format!("{group}/members"), Some(&join)).await;
+        let joined = joined.context("cannot join the group")?;
+        let member_id = joined["member_id"].as_str().context("a member without its id")?;
+        let name = group.trim_start_matches("/groups/");
+        let partition = index as u64 % stage.partitions.unsigned_abs();
+        Ok(Self {
+            connection: server.connect().await.context("cannot connect")?,
+            server,
+            path: format!("{group}/members/{member_id}"),
+            target: format!(r#"{{"topic":"{}","partition":{partition},"records":["#, stage.topic),
+            claim: format!(r#"{{"group":"{name}","member_id":"{member_id}","generation":"#),
+            limit: flags.records_per_request.into(),
+            record_bytes: stage.record_bytes,
+            cursor: String::new(),
+            body: String::new(),
+            unresolved: 0,
+        })
+    }
+
+    async fn run(mut self, clock: Clock, tally: SharedTally) -> Self {
+        loop {
+            let begun = Instant::now();
+            if begun >= clock.until {
+                return self;
+            }
+            match self.turn().await {
+                Ok(0) => {
+                    let what = "all events were read before the time was over: give more --events";
+                    tally.lock().error("no_more_events", || what.into());
+                    return self;
+                }
+                Ok(events) => tally.lock().done(begun, Instant::now(), events),
+                Err(failure) => {
+                    tally.lock().failed(&failure);
+                    self.unresolved += self.limit as u64;
+                    sleep(PAUSE).await;
+                    if let (false, Ok(connection)) =
+                        (failure.leaves_connection(), self.server.connect().await)
+                    {
+                        self.connection = connection;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches a lot and commits it; how many events it had.
+    async fn turn(&mut self) -> Result<u64, Failure> {
+        let path = format!("{}/records?limit={}{}", self.path, self.limit, self.cursor);
+        let request = self.server.request("GET", &path);
+        let answer = self.connection.exchange(request.as_bytes()).await?;
+        let lot = Lot::of(answer, self.record_bytes)
+            .map_err(|error| Failure::Foreign(format!("a fetch that says {error}")))?;
+        let (events, cursor) = (lot.values.len() as u64, lot.cursor);
+        if events == 0 {
+            return Ok(0);
+        }
+        self.body.clear();
+        self.body += r#"{"appends":["#;
+        self.body += &self.target;
+        for (index, value) in lot.values.iter().enumerate() {
+            self.body += if index == 0 { r#"{"value":"# } else { r#",{"value":"# };
+            self.body += value;
+            self.body += "}";
+        }
+        self.body += r#"]}],"offsets":["#;
+        self.body += &self.claim;
+        self.body += &format!(r#"{},"cursor":"{cursor}"}}],"commit":true}}"#, lot.generation);
+        self.cursor = format!("&cursor={cursor}");
+        let head = self.server.post_head("/transactions");
+        let request = format!("{head}{}\r\n\r\n{}", self.body.len(), self.body);
+        self.connection.exchange(request.as_bytes()).await?;
+        Ok(events)
+    }
+}
+
+/// What a fetch has brought.
+#[derive(Debug, PartialEq, Eq)]
+struct Lot<'a> {
+    generation: u64,
+    values: Vec<&'a str>,
+    cursor: &'a str,
+}
+
+impl<'a> Lot<'a> {
+    /// The events are those of `events`: of one size, and nothing in them looks like a member.
+    fn of(answer: &'a [u8], record_bytes: usize) -> anyhow::Result<Self> {
+        let answer = str::from_utf8(answer)?;
+        let after = |name: &str| {
+            let at = memmem::rfind(answer.as_bytes(), name.as_bytes());
+            let at = at.with_context(|| format!("nothing of {name}"))?;
+            anyhow::Ok(&answer[at + name.len()..])
+        };
+        let generation = after("\"generation\":")?;
+        let digits = generation.bytes().take_while(u8::is_ascii_digit).count();
+        let (cursor, _) = after("\"cursor\":\"")?.split_once('"').context("half a cursor")?;
+        let value = |at: usize| {
+            let from = at + "\"value\":".len();
+            answer.get(from..from + record_bytes).context("half a value")
+        };
+        let values = memmem::find_iter(answer.as_bytes(), b"\"value\":").map(value);
+        let values = values.collect::<anyhow::Result<Vec<_>>>()?;
+        let whole = values.iter().all(|value| value.starts_with('{') && value.ends_with('}'));
+        ensure!(whole, "not all of {} are whole", counted(values.len() as u64, "event"));
+        Ok(Self { generation: generation[..digits].parse()?, values, cursor })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lot_is_cut_from_an_answer() {
+        let text = r#"{"generation":12,"assignment":[{"topic":"t","partitions":[0]}],"revoked":[],
+            "records":[{"topic":"t","partition":0,"offset":8,"value":{"a":1}},
+            {"topic":"t","partition":0,"offset":9,"value":{"a":2}}],"cursor":"AbC-_"}"#;
+        let values = vec![r#"{"a":1}"#, r#"{"a":2}"#];
+        let lot = Lot::of(text.as_bytes(), 7).unwrap();
+        assert_eq!(lot, Lot { generation: 12, values, cursor: "AbC-_" });
+        assert!(Lot::of(text.as_bytes(), 8).is_err());
+        assert!(Lot::of(b"{}", 7).is_err());
+    }
+}
