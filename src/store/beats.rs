@@ -33,17 +33,20 @@ statements! {
                     select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
                         and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned \
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
-    /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time.
-    RENEW = "update oncelog.group_members m set lease_expires_at = w.lease_expires_at \
+    /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
+    /// others are held: an upsert finds each by its key, whatever the table was like when planned.
+    RENEW = "insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
+        select $1, w.group_name, w.member_id, w.lease_expires_at \
         from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
         cross join lateral ( \
             select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
             for no key update skip locked) as held \
-        where m.tenant_id = $1 and m.group_name = w.group_name and m.member_id = w.member_id";
+        on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
     GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
     GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
     NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        cross join lateral ( \
+            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t \
         where l.tenant_id = $1 and l.log_id = any($2) and l.partition is not null";
 }
 

@@ -23,8 +23,10 @@ statements! {
         from oncelog.group_members where tenant_id = $1 and group_name = $2 order by member_id for no key update";
     PLACES = "select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.announced, o.starts \
         from oncelog.group_offsets o \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        cross join lateral ( \
+            select topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) as l \
+        cross join lateral ( \
+            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t \
         where o.tenant_id = $1 and o.group_name = $2";
     TOPICS_VERSION = "select topics_version from oncelog.tenants where tenant_id = $1";
     PARTITIONS = "select l.log_id, t.name, l.partition from oncelog.topics t \
