@@ -1,5 +1,6 @@
 //! Groups: where they go on in each partition, and their members.
 
+pub mod fetch;
 pub mod members;
 
 use axum::Json;
@@ -104,8 +105,11 @@ fn member(
         _ => {}
     }
     let generation = faults.count("/generation", generation);
-    if member_id.as_ref().is_some_and(|id| !(1..=MAX_MEMBER_ID_BYTES).contains(&id.len())) {
-        faults.add("/member_id", format!("1 to {MAX_MEMBER_ID_BYTES} bytes are expected"));
+    // PostgreSQL's text has no U+0000
+    let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
+    if member_id.as_deref().is_some_and(|id| !fits(id)) {
+        let detail = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+        faults.add("/member_id", detail);
     }
     Some(Member { member_id: member_id?, generation: generation? })
 }

@@ -63,6 +63,7 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))
         .routes(routes!(members::leave_group))
+        .routes(routes!(groups::fetch::fetch_group))
         .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::append_to_transaction))

@@ -117,6 +117,13 @@ const OPERATIONS: &[Row] = &[
         Named(GROUP),
         200,
     ),
+    (
+        "fetch_group",
+        "GET /v1/groups/{group}/members/{member_id}/records",
+        None,
+        Consuming(GROUP),
+        200,
+    ),
     ("leave_group", "DELETE /v1/groups/{group}/members/{member_id}", None, Named(GROUP), 204),
     ("begin_transaction", "POST /v1/transactions", APPENDS, Named(PRODUCE), 201),
     ("list_transactions", "GET /v1/transactions", None, Tenant(SEE_TRANSACTIONS), 200),

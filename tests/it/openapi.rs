@@ -197,6 +197,8 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("list_group_offsets", "", 200, Exactly),
     ("join_group", "by_name", 201, Exactly),
     ("heartbeat", JSON, 200, Exactly),
+    ("fetch_group", JSON, 200, Exactly),
+    ("fetch_group", NDJSON, 200, Exactly),
     ("leave_group", "", 204, Exactly),
     ("append_to_topic", NDJSON, 200, Alike),
     ("append_to_partition", NDJSON, 200, Alike),

@@ -95,6 +95,10 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
     ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], WRITING]),
     ("heartbeat", &[EVERY, ANSWERING, TAKING, OF_MEMBER, WRITING]),
+    (
+        "fetch_group",
+        &[EVERY, ANSWERING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
+    ),
     ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
         "begin_transaction",
