@@ -206,7 +206,10 @@ fn example() -> serde_json::Value {
                 "metadata": "worker-1", "expected_offset": null}]}))),
         ("unconditional" = (summary = "Whatever is committed",
             value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
-                "metadata": "worker-1"}]}))))),
+                "metadata": "worker-1"}]}))),
+        ("by_cursor" = (summary = "By a member, all that a fetch answered",
+            value = json!({"member_id": members::MEMBER, "generation": 1,
+                "cursor": fetch::CURSOR}))))),
     responses((status = 200, description = "What is committed now in these partitions",
         body = GroupOffsets, example = json!(example()))),
     security(("bearer" = ["group"])))]

@@ -14,6 +14,7 @@ mod examples;
 mod expiry;
 mod greeting;
 mod long_polls;
+mod members;
 mod metrics;
 mod model_check;
 mod offsets;

@@ -199,6 +199,7 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("heartbeat", JSON, 200, Exactly),
     ("fetch_group", JSON, 200, Exactly),
     ("fetch_group", NDJSON, 200, Exactly),
+    ("commit_group_offsets", "by_cursor", 200, Alike),
     ("leave_group", "", 204, Exactly),
     ("append_to_topic", NDJSON, 200, Alike),
     ("append_to_partition", NDJSON, 200, Alike),

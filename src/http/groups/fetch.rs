@@ -61,6 +61,9 @@ impl FetchQuery {
     }
 }
 
+/// What the fetch of the document's story answers.
+pub const CURSOR: &str = "AWcCBAIEAgABAgABAgAC40W8Ag";
+
 fn example() -> Value {
     json!({"generation": 1, "assignment": assignment(), "revoked": [],
         "records": [
@@ -70,7 +73,7 @@ fn example() -> Value {
             {"topic": "orders", "partition": 3, "offset": 0,
                 "appended_at": "2026-11-21T08:00:00.000Z", "key": "customer-7",
                 "value": {"total": 12.5}, "headers": {"source": "web"}}],
-        "cursor": "CURSOR"})
+        "cursor": CURSOR})
 }
 
 /// Fetch records

@@ -7,7 +7,10 @@ use utoipa::openapi::{
 };
 
 use crate::{
-    http::{groups::members, transactions::examples as transactions},
+    http::{
+        groups::{fetch, members},
+        transactions::examples as transactions,
+    },
     model::Code,
 };
 
@@ -21,6 +24,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "as") => json!("operator"),
         (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
+        ("fetch_group", "cursor") => json!(fetch::CURSOR),
         (_, "cursor") => json!("CURSOR"),
         (_, "epoch" | "sequence" | "expected_offset") => json!(0),
         (_, "group") => json!("billing"),
