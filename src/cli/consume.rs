@@ -3,7 +3,9 @@
 //! An answer is printed when all of it has arrived, so no line is ever half or twice there,
 //! whatever breaks off on the way from the server.
 
-use std::{sync::Arc, time::Duration};
+mod whole;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -13,8 +15,9 @@ use reqwest::{
     header::{ACCEPT, HeaderMap},
 };
 use serde::Deserialize;
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tokio::time::Instant;
 
+use self::whole::{Until, Whole};
 use super::{
     WrongUsage, block_on,
     client::{ANSWER_TIMEOUT, Client, ServerFlags},
@@ -28,8 +31,6 @@ const WAIT: Duration = Duration::from_secs(20);
 /// An empty answer that came sooner than this did not wait: a server that stops.
 const NO_WAIT: Duration = Duration::from_secs(1);
 const MAX_LIMIT: u64 = 10_000;
-/// Each is followed by a request of its own.
-const MAX_FOLLOWED: usize = 100;
 
 pub(super) const EXAMPLE: &str = "\
 Example:
@@ -37,8 +38,8 @@ Example:
 
 pub(super) const HELP: &str = "\
 Each line is a record with its `offset` and `appended_at`. Without --partition all partitions are
-read, one after the other (with --follow all at a time), and each line has its `partition`; only
-records of one partition have an order.
+read, also those that are added meanwhile, and each line has its `partition`; only records of one
+partition have an order.
 
 Without --follow it ends where the log ended when it started. With --follow it waits for more for
 ever, also while the server restarts, until Ctrl-C; with --until-end it ends once it has printed
@@ -58,7 +59,7 @@ pub(super) struct Flags {
     /// Read only this partition
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
-    /// Where to start: a number, earliest or latest
+    /// Where to start: a number (with --follow: of the --partition), earliest or latest
     #[arg(long, value_name = "OFFSET", default_value = "earliest", value_parser = offset)]
     offset: String,
     /// Start at the first record appended at or after this instant (RFC 3339)
@@ -158,61 +159,49 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
         Some(instant) => ("timestamp", instant),
         None => ("offset", flags.offset),
     };
-    let readers = topic.partitions.iter().map(|partition| Reader {
-        client: client.clone(),
-        topic: flags.topic.clone(),
-        partition: partition.partition,
-        from: from.clone(),
-        end: match (flags.follow, flags.until_end) {
-            (false, _) => End::At(partition.high_watermark),
-            (true, true) => End::Found,
-            (true, false) => End::Never,
-        },
-        tagged: flags.partition.is_none(),
-    });
     let mut left = flags.limit.unwrap_or(u64::MAX);
-    if flags.follow && readers.len() > 1 {
-        return all_at_a_time(readers.collect(), &mut left).await;
+    let is_number = from.0 == "offset" && !["earliest", "latest"].contains(&from.1.as_str());
+    if flags.partition.is_none() && !is_number {
+        let until = match (flags.follow, flags.until_end) {
+            (false, _) => {
+                let end = |p: &Partition| (p.partition, p.high_watermark);
+                Until::Ends(topic.partitions.iter().map(end).collect())
+            }
+            (true, true) => Until::Found(BTreeSet::new()),
+            (true, false) => Until::Never,
+        };
+        // `latest` lies behind the ends
+        let is_over = !flags.follow && from.1 == "latest";
+        let mut whole = Whole { client, topic: flags.topic, from, until, is_over };
+        while left > 0
+            && let Some(lines) = whole.next(left).await?
+        {
+            show(&lines, &mut left)?;
+        }
+        return Ok(());
     }
-    for mut reader in readers {
+    if flags.follow && flags.partition.is_none() {
+        let what = "with --follow, a number for --offset needs the --partition it is of";
+        return Err(WrongUsage(what.into()).into());
+    }
+    for partition in topic.partitions {
+        let mut reader = Reader {
+            client: client.clone(),
+            topic: flags.topic.clone(),
+            partition: partition.partition,
+            from: from.clone(),
+            end: match (flags.follow, flags.until_end) {
+                (false, _) => End::At(partition.high_watermark),
+                (true, true) => End::Found,
+                (true, false) => End::Never,
+            },
+            tagged: flags.partition.is_none(),
+        };
         while left > 0
             && let Some(page) = reader.next(left).await?
         {
             show(&page.lines, &mut left)?;
         }
-    }
-    Ok(())
-}
-
-/// Prints what arrives from any of them; a page of each is held at most.
-async fn all_at_a_time(readers: Vec<Reader>, left: &mut u64) -> anyhow::Result<()> {
-    if readers.len() > MAX_FOLLOWED {
-        let what = format!(
-            "the topic has {} partitions; with --follow at most {MAX_FOLLOWED} are read at a \
-             time: give --partition",
-            readers.len()
-        );
-        return Err(WrongUsage(what).into());
-    }
-    let (sender, mut pages) = mpsc::channel(1);
-    // dropped at the end, which ends those that still wait
-    let mut tasks = JoinSet::new();
-    for mut reader in readers {
-        let sender = sender.clone();
-        tasks.spawn(async move {
-            while let Some(page) = reader.next(u64::MAX).await.transpose() {
-                let failed = page.is_err();
-                if sender.send(page).await.is_err() || failed {
-                    return;
-                }
-            }
-        });
-    }
-    drop(sender);
-    while *left > 0
-        && let Some(page) = pages.recv().await
-    {
-        show(&page?.lines, left)?;
     }
     Ok(())
 }

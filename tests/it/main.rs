@@ -29,6 +29,7 @@ mod statements;
 mod stops;
 mod support;
 mod tidy;
+mod topic_reads;
 mod topics;
 mod torture;
 mod transaction_check;

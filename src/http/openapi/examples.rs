@@ -25,7 +25,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
         ("fetch_group", "cursor") => json!(fetch::CURSOR),
-        (_, "cursor") => json!("CURSOR"),
+        (_, "cursor") => json!("AXQBBAEBAlqhJaQ"),
         (_, "epoch" | "sequence" | "expected_offset") => json!(0),
         (_, "group") => json!("billing"),
         (_, "file") => json!("start.js"),
