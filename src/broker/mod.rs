@@ -14,14 +14,18 @@
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
 //!   began; what changes a group (`membership`) locks it whole;
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
-//!   producers that have been idle too long (`expiry`).
+//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
+//!   far groups are behind (`lags`).
 
 mod append;
 mod beats;
 mod error;
 mod expiry;
 mod group;
+mod group_expiry;
+mod groups;
 mod janitor;
+mod lags;
 mod lane;
 mod load;
 mod looks;
@@ -73,6 +77,8 @@ pub struct Settings {
     pub snapshot_rows: i64,
     /// Producers a lane remembers; beyond it, logs are forgotten.
     pub remembered_producers: usize,
+    /// Groups and topics whose lag is shown by name; 0: no lag is measured.
+    pub max_lag_series: usize,
 }
 
 impl Default for Settings {
@@ -84,6 +90,7 @@ impl Default for Settings {
             page_cache_bytes: 128 << 20,
             snapshot_rows: 1_000,
             remembered_producers: 200_000,
+            max_lag_series: 1_000,
         }
     }
 }
@@ -96,6 +103,8 @@ pub struct Broker {
     names: names::Names,
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
+    group_expiry: group_expiry::Rounds,
+    lags: lags::Lags,
     lanes: lane::Lanes,
     looks: looks::Looks,
     beats: beats::Beats,
@@ -144,6 +153,8 @@ impl Broker {
             names: names::Names::new(store.clone()),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
+            group_expiry: group_expiry::Rounds::default(),
+            lags: lags::Lags::new(settings.max_lag_series),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
