@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry, transaction::sweep as transactions};
+use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -41,9 +41,13 @@ pub async fn sweep(broker: &Broker) -> Result<(), store::Error> {
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
     let expired = task("expiry", expire(store, &broker.expiry)).await;
+    let forgotten = task("groups", expire_groups(store, &broker.group_expiry)).await;
+    let measured = task("lag", broker.lags.measure(store)).await;
+    let groups = forgotten.and(measured);
     let dropped = task("open_ids", drop_open_ids(store)).await;
     let analyzed = task("statistics", refresh_statistics(store)).await;
-    transactions.and(trimmed).and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
+    let logs = trimmed.and(snapped).and(removed);
+    transactions.and(logs).and(expired).and(groups).and(dropped).and(analyzed)
 }
 
 async fn task(
@@ -161,6 +165,14 @@ async fn forget_outcomes(store: &Store, rounds: &transactions::Rounds) -> Result
 async fn expire(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
     for (tenant, producer) in count_due("expiry", rounds.idle(store).await?) {
         count_rows("expiry", expiry::look_at(store, tenant, producer).await?);
+    }
+    Ok(())
+}
+
+/// Forgets groups that have been idle too long.
+async fn expire_groups(store: &Store, rounds: &group_expiry::Rounds) -> Result<(), store::Error> {
+    for (tenant, group) in count_due("groups", rounds.idle(store).await?) {
+        count_rows("groups", group_expiry::look_at(store, tenant, group).await?);
     }
     Ok(())
 }

@@ -59,6 +59,9 @@ impl Broker {
             Err(_) => "failed",
         };
         metrics::counter!(telemetry::OFFSET_COMMITS_TOTAL, "outcome" => outcome).increment(1);
+        if let Err(error) = &committed {
+            count_fenced("plain", error);
+        }
         Ok(committed?.offsets)
     }
 
@@ -191,6 +194,13 @@ struct Wanted {
 impl Wanted {
     fn place(&self) -> (&Name, Partition) {
         (&self.item.topic, self.item.partition)
+    }
+}
+
+/// Counts a refused commit, if it was of a member that had lost what it was to commit.
+pub(super) fn count_fenced(form: &'static str, refused: &Error) {
+    if matches!(refused.code, Code::UnknownMember | Code::IllegalGeneration) {
+        metrics::counter!(telemetry::FENCED_COMMITS_TOTAL, "form" => form).increment(1);
     }
 }
 

@@ -243,7 +243,10 @@ async fn judge_offsets(
     }
     let rows = store::offsets::lock(connection, tenant, &places).await?;
     if rows.len() < places.len() {
-        return Err(topic_gone().into());
+        let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
+        check_topics(connection, tenant, &logs.into_iter().collect::<Vec<_>>()).await?;
+        // a group was deleted meanwhile: it is made anew
+        return Err(Stop::Again);
     }
     if row.state == State::Prepared {
         return Ok(places);

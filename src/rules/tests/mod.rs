@@ -10,6 +10,7 @@ mod offsets;
 mod oracle;
 mod properties;
 mod provenance;
+mod reset;
 mod sequence;
 mod session;
 mod settings;
