@@ -3,11 +3,7 @@
 //! Every round begins with a beat, which tells what the member owns now, and goes on with its lease.
 //! A wait ends for records, for a new generation, and for the lease; then another round decides.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -218,11 +214,13 @@ impl Broker {
             Part { origin: origin(Some(topic), *partition), slices }
         };
         let parts = parts.into_iter().map(part).collect();
-        let owned: BTreeSet<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
-        let lost = fetching.known.keys().filter(|log_id| !owned.contains(log_id));
-        let lost = self.names.of(tenant, lost.copied().collect()).await?;
-        for (topic, partition) in lost.into_values() {
-            membership.revoked.entry(topic).or_default().insert(partition);
+        // what a cursor names, or was read, before it was lost
+        let known = self.names.of(tenant, fetching.known.keys().copied().collect()).await?;
+        for (topic, partition) in known.into_values() {
+            let kept = membership.assignment.get(&topic);
+            if !kept.is_some_and(|kept| kept.contains(&partition)) {
+                membership.revoked.entry(topic).or_default().insert(partition);
+            }
         }
         let cursor = GroupCursor { positions, first }.encode(tenant, beat.group_id);
         Ok(GroupFetched { membership, parts, cursor })
