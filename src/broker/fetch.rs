@@ -3,7 +3,11 @@
 //! Every round begins with a beat, which tells what the member owns now, and goes on with its lease.
 //! A wait ends for records, for a new generation, and for the lease; then another round decides.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -214,9 +218,12 @@ impl Broker {
             Part { origin: origin(Some(topic), *partition), slices }
         };
         let parts = parts.into_iter().map(part).collect();
-        // what a cursor names, or was read, before it was lost
-        let known = self.names.of(tenant, fetching.known.keys().copied().collect()).await?;
-        for (topic, partition) in known.into_values() {
+        // what the cursor names and the member keeps not, let go of in this very call as well
+        let read: BTreeSet<LogId> = positions.iter().map(|position| position.log_id).collect();
+        let other = fetching.known.keys().filter(|log_id| !read.contains(log_id));
+        for (topic, partition) in
+            self.names.of(tenant, other.copied().collect()).await?.into_values()
+        {
             let kept = membership.assignment.get(&topic);
             if !kept.is_some_and(|kept| kept.contains(&partition)) {
                 membership.revoked.entry(topic).or_default().insert(partition);
