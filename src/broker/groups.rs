@@ -234,7 +234,8 @@ async fn reset(
 ) -> Result<Vec<CommittedOffset>, Stop> {
     let held = store::groups::hold(connection, tenant, group).await?;
     let auto_offset_reset = held.ok_or_else(|| Error::group_not_found(group))?;
-    let facts = store::offsets::groups(connection, tenant, std::slice::from_ref(group)).await?;
+    let (groups, nobody) = (std::slice::from_ref(group), Default::default());
+    let facts = store::offsets::groups(connection, tenant, groups, &nobody).await?;
     let has_members = facts.get(group).is_some_and(|facts| !facts.members.is_empty());
     reset::check(has_members, None).map_err(|refusal| stop(refusal, NOTHING_RESET))?;
     let place = |target: &Target| Place { group: group.clone(), log_id: target.log_id };

@@ -213,7 +213,12 @@ async fn write(
     let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<Place> = wanted.iter().map(place).collect();
     let mut rows = store::offsets::lock(connection, tenant, &places).await?;
-    let facts = store::offsets::groups(connection, tenant, std::slice::from_ref(group)).await?;
+    let members = wanted.iter().filter_map(|wanted| match &wanted.right {
+        Right::Member(member) => Some(member.member_id.as_str()),
+        Right::Expected(_) | Right::Free => None,
+    });
+    let (groups, members) = (std::slice::from_ref(group), members.collect());
+    let facts = store::offsets::groups(connection, tenant, groups, &members).await?;
     let rows: Option<Vec<Row>> = places.iter().map(|place| rows.remove(place)).collect();
     let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
     let asked: Vec<Asked<'_>> = wanted

@@ -35,8 +35,10 @@ statements! {
     MAKE_ROWS = "insert into oncelog.group_offsets (tenant_id, group_name, log_id) \
         select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
         order by group_name collate \"C\", log_id on conflict do nothing";
+    /// With those of these members that there are, and with one at least if there is any.
     GROUPS = "select name, generation, array( \
-            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name order by member_id) \
+            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3) \
+            union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1)) \
         from oncelog.groups where tenant_id = $1 and name = any($2)";
     /// All are there: an upsert finds each by its key, whatever the table was like when it was planned.
     /// Answers whether it is the first commit there.
@@ -122,14 +124,16 @@ async fn lock_rows(
     rows.into_iter().map(row).collect()
 }
 
-/// What is known of the groups' members; of a group that there is not, none.
+/// Whether the groups have members, and these; of a group that there is not, none.
 pub async fn groups(
     connection: &mut PgConnection,
     tenant: TenantId,
     groups: &[Name],
+    members: &BTreeSet<&str>,
 ) -> Result<BTreeMap<Name, Group>, Error> {
     let names: Vec<&str> = groups.iter().map(Name::as_str).collect();
-    let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names);
+    let members: Vec<&str> = members.iter().copied().collect();
+    let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names).bind(members);
     let rows: Vec<(String, i64, Vec<String>)> = query.fetch_all(connection).await?;
     let mut found: BTreeMap<Name, Group> =
         groups.iter().map(|group| (group.clone(), Group::default())).collect();

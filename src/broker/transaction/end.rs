@@ -253,7 +253,8 @@ async fn judge_offsets(
     }
     let names: BTreeSet<Name> = places.iter().map(|place| place.group.clone()).collect();
     let names: Vec<Name> = names.into_iter().collect();
-    let groups = store::offsets::groups(connection, tenant, &names).await?;
+    let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
+    let groups = store::offsets::groups(connection, tenant, &names, &members).await?;
     for Claimed { place, offset, claim } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;
