@@ -3,6 +3,7 @@
 //! An answer is printed when all of it has arrived, so no line is ever half or twice there,
 //! whatever breaks off on the way from the server.
 
+mod group;
 mod whole;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -17,10 +18,13 @@ use reqwest::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use self::whole::{Until, Whole};
+use self::{
+    group::GroupFlags,
+    whole::{Until, Whole},
+};
 use super::{
     WrongUsage, block_on,
-    client::{ANSWER_TIMEOUT, Client, ServerFlags},
+    client::{ANSWER_TIMEOUT, Client, Patience, ServerFlags},
     output::{closed, print},
     topic::name,
 };
@@ -46,16 +50,26 @@ ever, also while the server restarts, until Ctrl-C; with --until-end it ends onc
 all there is, what arrived meanwhile included. A record that was trimmed before it could be read
 is an error, never passed over.
 
+With --group it is a member of a group: it shares the partitions with all others that are, goes on
+where the group has committed, and commits what it has printed; each line has its `topic` and its
+`partition`. Whatever is cut short is printed again, by whoever comes next: commit in a transaction
+of your own to be exactly-once (docs/groups.md). Without --follow it ends once its partitions have
+nothing more, what arrived meanwhile included. At its end, by Ctrl-C or SIGTERM as well, it leaves
+the group, and others get its partitions at once; with --instance-id it stays, and the same command
+goes on with them if it starts before the lease has run out. What comes and goes is told on stderr.
+
 Examples:
   oncelog consume --topic orders | jq .value
   oncelog consume --topic orders --partition 0 --offset latest --follow
-  oncelog consume --topic orders --timestamp 2026-11-21T08:00:00Z --limit 10";
+  oncelog consume --topic orders --timestamp 2026-11-21T08:00:00Z --limit 10
+  oncelog consume --topic orders --group billing --follow
+  oncelog consume --topic-pattern '^carts' --group billing --instance-id pod-1 --follow";
 
 #[derive(Args)]
 pub(super) struct Flags {
-    /// The topic to read
-    #[arg(long, value_parser = name)]
-    topic: Name,
+    /// The topic to read; with --group perhaps several
+    #[arg(long = "topic", required_unless_present = "topic_pattern", value_parser = name)]
+    topics: Vec<Name>,
     /// Read only this partition
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
@@ -79,6 +93,15 @@ pub(super) struct Flags {
     max_retry_ms: Option<u64>,
     #[command(flatten)]
     server: ServerFlags,
+    #[command(flatten)]
+    group: GroupFlags,
+}
+
+impl Flags {
+    fn patience(&self) -> Patience {
+        let patience = self.max_retry_ms.or((!self.follow).then_some(10_000));
+        patience.map(Duration::from_millis)
+    }
 }
 
 fn offset(text: &str) -> Result<String, String> {
@@ -135,6 +158,9 @@ struct Reader {
 
 pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
     block_on(async {
+        if flags.group.group.is_some() {
+            return group::consume(flags).await;
+        }
         tokio::select! {
             done = consume(flags) => done,
             closed = closed() => Err(closed.into()),
@@ -143,15 +169,18 @@ pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn consume(flags: Flags) -> anyhow::Result<()> {
-    let patience = flags.max_retry_ms.or((!flags.follow).then_some(10_000));
-    let client = Arc::new(Client::new(flags.server, patience.map(Duration::from_millis))?);
-    let described = client.request(Method::GET, &["topics", flags.topic.as_str()], &[]);
+    let patience = flags.patience();
+    let Ok([topic_name]) = <[Name; 1]>::try_from(flags.topics) else {
+        return Err(WrongUsage("without --group one topic is read at a time".into()).into());
+    };
+    let client = Arc::new(Client::new(flags.server, patience)?);
+    let described = client.request(Method::GET, &["topics", topic_name.as_str()], &[]);
     let mut topic: Topic = client.send(described).await?.json()?;
     if let Some(wanted) = flags.partition {
         let count = topic.partitions.len();
         topic.partitions.retain(|partition| partition.partition == wanted);
         if topic.partitions.is_empty() {
-            let what = format!("{} has partitions 0 to {}", flags.topic, count.saturating_sub(1));
+            let what = format!("{} has partitions 0 to {}", topic_name, count.saturating_sub(1));
             return Err(WrongUsage(what).into());
         }
     }
@@ -172,7 +201,7 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
         };
         // `latest` lies behind the ends
         let is_over = !flags.follow && from.1 == "latest";
-        let mut whole = Whole { client, topic: flags.topic, from, until, is_over };
+        let mut whole = Whole { client, topic: topic_name, from, until, is_over };
         while left > 0
             && let Some(lines) = whole.next(left).await?
         {
@@ -187,7 +216,7 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
     for partition in topic.partitions {
         let mut reader = Reader {
             client: client.clone(),
-            topic: flags.topic.clone(),
+            topic: topic_name.clone(),
             partition: partition.partition,
             from: from.clone(),
             end: match (flags.follow, flags.until_end) {
