@@ -1,6 +1,8 @@
 //! Groups: who is told what, and who owns what. What holds over whole lives is in `properties`.
 
+mod checks;
 mod limits;
+mod properties;
 mod table;
 mod world;
 
