@@ -4,6 +4,7 @@ mod append;
 mod assign;
 mod expiry;
 mod fold;
+mod group;
 mod ledger;
 mod memory;
 mod offsets;
