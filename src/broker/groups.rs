@@ -120,9 +120,9 @@ impl Broker {
             let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
             let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
             let reset = self.store.transaction(move |connection| {
-                Box::pin(async move {
-                    reset(connection, tenant, &name, &targets, to, dry_run).await
-                })
+                Box::pin(
+                    async move { reset(connection, tenant, &name, &targets, to, dry_run).await },
+                )
             });
             match reset.await {
                 Ok(offsets) => {
@@ -276,7 +276,8 @@ async fn reset(
 async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Stop> {
     let locked = store::groups::lock(connection, tenant, group, true).await?;
     let locked = locked.ok_or_else(|| Error::group_not_found(group))?;
-    reset::check(locked.has_members, locked.pinned).map_err(|refusal| stop(refusal, NOT_DELETED))?;
+    reset::check(locked.has_members, locked.pinned)
+        .map_err(|refusal| stop(refusal, NOT_DELETED))?;
     store::groups::delete(connection, tenant, group).await?;
     Ok(())
 }

@@ -1,4 +1,6 @@
-//! Groups: where they go on in each partition.
+//! Groups: where they go on in each partition; how they are operated (`admin`).
+
+pub mod admin;
 
 use axum::Json;
 use serde::{Deserialize, Serialize};

@@ -102,15 +102,16 @@ pub async fn list(
 ) -> Result<Vec<GroupSummary>, Error> {
     let query = sqlx::query_as(LIST).bind(tenant.0).bind(after).bind(limit);
     let rows: Vec<(String, i64, i32, String, Instant)> = query.fetch_all(connection).await?;
-    let summary = |(name, generation, member_count, reset, created_at): (String, _, _, String, _)| {
-        Ok(GroupSummary {
-            group: stored_name(&name)?,
-            generation,
-            member_count,
-            auto_offset_reset: stored_reset(&reset)?,
-            created_at: Instant::into(created_at),
-        })
-    };
+    let summary =
+        |(name, generation, member_count, reset, created_at): (String, _, _, String, _)| {
+            Ok(GroupSummary {
+                group: stored_name(&name)?,
+                generation,
+                member_count,
+                auto_offset_reset: stored_reset(&reset)?,
+                created_at: Instant::into(created_at),
+            })
+        };
     rows.into_iter().map(summary).collect()
 }
 
@@ -334,10 +335,7 @@ pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Err
 
 /// How far the groups of all tenants are behind in each topic: the `limit` greatest, and the sum of
 /// the others.
-pub async fn lags(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<(Vec<Lag>, i64), Error> {
+pub async fn lags(connection: &mut PgConnection, limit: i64) -> Result<(Vec<Lag>, i64), Error> {
     type Row = (Option<String>, Option<String>, Option<String>, i64);
     let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(connection).await?;
     let (mut lags, mut others) = (Vec::with_capacity(rows.len()), 0);

@@ -13,6 +13,7 @@ mod embedded;
 mod examples;
 mod expiry;
 mod greeting;
+mod groups;
 mod long_polls;
 mod metrics;
 mod model_check;

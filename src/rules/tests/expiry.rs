@@ -131,7 +131,9 @@ fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit
             match word {
                 "members" => activity.has_members = true,
                 "pinned" => activity.is_pinned = true,
-                noted if noted.starts_with('n') => activity.noted_at = Timestamp(hours(&noted[1..])),
+                noted if noted.starts_with('n') => {
+                    activity.noted_at = Timestamp(hours(&noted[1..]))
+                }
                 at => activity.last_committed_at = Some(Timestamp(hours(&at[1..]))),
             }
         }
