@@ -135,6 +135,7 @@ fn advice(problem: &Problem) -> &'static str {
         }
         "forbidden" => "; the token given needs this scope",
         "transaction_not_found" => "; `oncelog txn list` lists all that are remembered",
+        "group_not_found" => "; `oncelog group list` lists all",
         "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",
         "route_not_found" => "; is --url the address of an oncelog server?",
         _ => "",

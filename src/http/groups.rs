@@ -1,5 +1,6 @@
-//! Groups: where they go on in each partition, and their members.
+//! Groups: where they go on in each partition; their members; how they are operated (`admin`).
 
+pub mod admin;
 pub mod fetch;
 pub mod members;
 

@@ -59,6 +59,9 @@ fn routes() -> OpenApiRouter<Door> {
             reads::read_partition,
             topics::trim_partition
         ))
+        .routes(routes!(groups::admin::list_groups))
+        .routes(routes!(groups::admin::get_group, groups::admin::delete_group))
+        .routes(routes!(groups::admin::reset_group_offsets))
         .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))

@@ -14,6 +14,7 @@ mod examples;
 mod expiry;
 mod greeting;
 mod group_torture;
+mod groups;
 mod long_polls;
 mod members;
 mod metrics;

@@ -20,6 +20,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         ("list_sessions", "after") => json!("17"),
         ("list_session_sequences", "after") => json!("orders/0"),
         ("list_transactions", "after") => json!(transactions::WHOLE),
+        ("list_groups", "after") => json!("billing"),
         (_, "after") => json!("orders"),
         (_, "as") => json!("operator"),
         (_, "If-Match" | "If-None-Match") => json!(ETAG),

@@ -8,8 +8,8 @@ mod traffic;
 use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::{
-    model::Code,
-    telemetry::{Kind, METRICS, Metric, Values},
+    model::{Code, Name},
+    telemetry::{Kind, METRICS, Metric, OTHERS, Values},
 };
 use serde_json::json;
 use sqlx::postgres::PgConnectOptions;
@@ -113,6 +113,7 @@ fn is_of(values: Values, value: &str) -> bool {
         Values::Lanes => value.parse().is_ok_and(|lane: usize| lane < 1_000),
         Values::Names => value == "(other)" || oncelog::model::Name::parse(value).is_ok(),
         Values::Version => value == env!("CARGO_PKG_VERSION"),
+        Values::Names => value == OTHERS || Name::parse(value).is_ok(),
     }
 }
 
