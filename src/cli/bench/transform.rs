@@ -68,8 +68,8 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     for member in &ended {
         member.server.call("DELETE", &member.path, None).await.context("cannot leave the group")?;
     }
-    stage.first().call("DELETE", &group, None).await.context("cannot delete the group")?;
     if stage.made {
+        stage.first().call("DELETE", &group, None).await.context("cannot delete the group")?;
         stage.first().call("DELETE", &format!("/topics/{source}"), None).await?;
     }
     Ok(report)
