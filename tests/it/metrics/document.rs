@@ -19,7 +19,6 @@ fn values(values: Values) -> String {
         Values::Operations => "an operation of the OpenAPI document, or unmatched".into(),
         Values::Statuses => "a status of HTTP".into(),
         Values::Lanes => "the number of a lane, from 0".into(),
-        Values::Names => "a name, of at most `max_lag_series` series".into(),
         Values::Version => "the version".into(),
         Values::Names => "a name, or (other); see max_lag_series".into(),
     }

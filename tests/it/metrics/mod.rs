@@ -111,7 +111,6 @@ fn is_of(values: Values, value: &str) -> bool {
         }
         Values::Statuses => value.parse().is_ok_and(|status: u16| (200..600).contains(&status)),
         Values::Lanes => value.parse().is_ok_and(|lane: usize| lane < 1_000),
-        Values::Names => value == "(other)" || oncelog::model::Name::parse(value).is_ok(),
         Values::Version => value == env!("CARGO_PKG_VERSION"),
         Values::Names => value == OTHERS || Name::parse(value).is_ok(),
     }
