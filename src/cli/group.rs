@@ -153,8 +153,8 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
         let mut rows = table(&["member", "instance", "joined", "lease until", "partitions"]);
         for member in members {
             let owned = member["assignment"].as_array().into_iter().flatten();
-            let count = owned.filter_map(|of| of["partitions"].as_array()).map(Vec::len).sum();
-            let count = u64::try_from::<usize>(count).unwrap_or(u64::MAX);
+            let count: usize =
+                owned.filter_map(|of| of["partitions"].as_array()).map(Vec::len).sum();
             let facts = ["member_id", "instance_id", "joined_at", "lease_expires_at"];
             let mut row = facts.map(|fact| number(&member[fact])).to_vec();
             row.push(text(&json!(count)));

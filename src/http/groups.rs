@@ -1,6 +1,7 @@
-//! Groups: where they go on in each partition; how they are operated (`admin`).
+//! Groups: where they go on in each partition; how they are operated (`admin`, `reset`).
 
 pub mod admin;
+pub mod reset;
 
 use axum::Json;
 use serde::{Deserialize, Serialize};
