@@ -51,13 +51,13 @@ impl Lags {
             })
         });
         let ((alive, empty, members), lags) = read.await?;
+        if let Some((lags, others)) = lags {
+            show(&lags, others);
+        }
         for (state, count) in [("alive", alive), ("empty", empty)] {
             metrics::gauge!(telemetry::CONSUMER_GROUPS, "state" => state).set(count as f64);
         }
         metrics::gauge!(telemetry::CONSUMER_GROUP_MEMBERS).set(members as f64);
-        if let Some((lags, others)) = lags {
-            show(&lags, others);
-        }
         let pause = (begun.elapsed() * SHARE).max(INTERVAL);
         *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) = begun + pause;
         Ok(())

@@ -54,7 +54,7 @@ statements! {
     HAS_MEMBERS = "select exists (select from oncelog.group_members where tenant_id = $1 and group_name = $2)";
     /// In their order, as by commits in flight.
     LOCK_PLACES = "select committed_offset, committed_at, pinned_by from oncelog.group_offsets \
-        where tenant_id = $1 and group_name = $2 order by log_id for update";
+        where tenant_id = $1 and group_name = $2 order by log_id for no key update";
     DROP_PLACES = "delete from oncelog.group_offsets where tenant_id = $1 and group_name = $2";
     DROP = "delete from oncelog.groups where tenant_id = $1 and name = $2";
     /// Over many tenants, each with its own limit, without locks; those first that have been due for
