@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod consume;
+mod consume_group;
 mod produce;
 mod terminal;
 mod tokens;
