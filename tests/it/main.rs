@@ -13,6 +13,7 @@ mod embedded;
 mod examples;
 mod expiry;
 mod greeting;
+mod group_check;
 mod long_polls;
 mod members;
 mod metrics;
