@@ -192,6 +192,7 @@ fn settings(config: &Config) -> Settings {
         max_waiting_reads: config.max_waiting_reads,
         page_cache_bytes: usize::try_from(config.page_cache_bytes).unwrap_or(usize::MAX),
         snapshot_rows: i64::try_from(config.snapshot_rows).unwrap_or(i64::MAX),
+        max_lag_series: config.max_lag_series,
         ..Settings::default()
     }
 }

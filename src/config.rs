@@ -124,6 +124,8 @@ keys! {
     drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
     /// Rows of a log after which a snapshot of its producers' state is taken
     snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
+    /// Most series of /metrics that tell the lag of a group in a topic by name: the greatest; the rest is summed. 0: no lag is measured
+    max_lag_series: usize = "1000", public "COUNT" number(0..=100_000);
     /// How log lines look: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;
     /// The least severe log lines to write: error, warn, info, debug or trace

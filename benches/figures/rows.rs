@@ -315,7 +315,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         name: "readers",
-        title: "1,000 readers long-polling one partition, RATE events/s",
+        title: "1,000 readers long-polling one partition, 20 events/s",
         slow_flush: false,
         runs: &[
             counted("wake, 1,000 readers", &["wake", "--rate", "20", "--readers", "1000"]),

@@ -218,11 +218,16 @@ impl Broker {
             Part { origin: origin(Some(topic), *partition), slices }
         };
         let parts = parts.into_iter().map(part).collect();
-        let owned: BTreeSet<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
-        let lost = fetching.known.keys().filter(|log_id| !owned.contains(log_id));
-        let lost = self.names.of(tenant, lost.copied().collect()).await?;
-        for (topic, partition) in lost.into_values() {
-            membership.revoked.entry(topic).or_default().insert(partition);
+        // what the cursor names and the member keeps not, let go of in this very call as well
+        let read: BTreeSet<LogId> = positions.iter().map(|position| position.log_id).collect();
+        let other = fetching.known.keys().filter(|log_id| !read.contains(log_id));
+        for (topic, partition) in
+            self.names.of(tenant, other.copied().collect()).await?.into_values()
+        {
+            let kept = membership.assignment.get(&topic);
+            if !kept.is_some_and(|kept| kept.contains(&partition)) {
+                membership.revoked.entry(topic).or_default().insert(partition);
+            }
         }
         let cursor = GroupCursor { positions, first }.encode(tenant, beat.group_id);
         Ok(GroupFetched { membership, parts, cursor })

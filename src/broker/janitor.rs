@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry, transaction::sweep as transactions};
+use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -13,37 +13,59 @@ use crate::{
 };
 
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
+/// The partitions of a member that is gone wait for this.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Logs of one task handled in one round.
 const LOGS_PER_SWEEP: i64 = 100;
 /// Rows removed, or folded, in one transaction: a head is held for milliseconds.
 const ROWS_PER_CHUNK: i64 = 1_000;
 
-/// Sweeps until the broker stops.
+/// Sweeps until it is dropped. Groups are not kept waiting by the rest.
 pub async fn run(broker: Arc<Broker>) {
-    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    let settling = every(SETTLE_INTERVAL, || settle(&broker));
+    let clearing = every(SWEEP_INTERVAL, || clear(&broker));
+    tokio::join!(settling, clearing);
+}
+
+async fn every<F: Future<Output = Result<(), store::Error>>>(
+    interval: Duration,
+    round: impl Fn() -> F,
+) {
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    while broker.stop.run_until_cancelled(ticks.tick()).await.is_some() {
+    loop {
+        ticks.tick().await;
         // what failed was logged, and will be tried again
-        let _ = sweep(&broker).await;
+        let _ = round().await;
     }
 }
 
 /// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
 pub async fn sweep(broker: &Broker) -> Result<(), store::Error> {
+    settle(broker).await.and(clear(broker).await)
+}
+
+async fn settle(broker: &Broker) -> Result<(), store::Error> {
+    task("members", settle_groups(broker)).await
+}
+
+async fn clear(broker: &Broker) -> Result<(), store::Error> {
     let store = &broker.store;
-    // the sooner a member is gone, the sooner others go on
-    let members = task("members", settle_groups(broker)).await;
     let aborted = task("transactions", abort_late(store)).await;
     let unstaged = task("staged", remove_staged(store)).await;
     let forgotten = task("outcomes", forget_outcomes(store, &broker.forgetting)).await;
-    let transactions = members.and(aborted).and(unstaged).and(forgotten);
+    let transactions = aborted.and(unstaged).and(forgotten);
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
     let expired = task("expiry", expire(store, &broker.expiry)).await;
+    let forgotten = task("groups", expire_groups(store, &broker.group_expiry)).await;
+    let measured = task("lag", broker.lags.measure(store)).await;
+    let groups = forgotten.and(measured);
     let dropped = task("open_ids", drop_open_ids(store)).await;
     let analyzed = task("statistics", refresh_statistics(store)).await;
-    transactions.and(trimmed).and(snapped).and(removed).and(expired).and(dropped).and(analyzed)
+    let logs = trimmed.and(snapped).and(removed);
+    transactions.and(logs).and(expired).and(groups).and(dropped).and(analyzed)
 }
 
 async fn task(
@@ -161,6 +183,14 @@ async fn forget_outcomes(store: &Store, rounds: &transactions::Rounds) -> Result
 async fn expire(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
     for (tenant, producer) in count_due("expiry", rounds.idle(store).await?) {
         count_rows("expiry", expiry::look_at(store, tenant, producer).await?);
+    }
+    Ok(())
+}
+
+/// Forgets groups that have been idle too long.
+async fn expire_groups(store: &Store, rounds: &group_expiry::Rounds) -> Result<(), store::Error> {
+    for (tenant, group) in count_due("groups", rounds.idle(store).await?) {
+        count_rows("groups", group_expiry::look_at(store, tenant, group).await?);
     }
     Ok(())
 }

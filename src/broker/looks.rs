@@ -83,6 +83,8 @@ impl Looks {
     }
 
     async fn serve(self, tenant: TenantId) {
+        // those that were woken together look together
+        tokio::task::yield_now().await;
         loop {
             let lot = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -235,6 +235,10 @@ async fn decide(
         store::members::make(connection, tenant, group).await?;
     }
     let Some(locked) = store::members::lock(connection, tenant, group).await? else {
+        // deleted since it was made
+        if joins.is_some() {
+            return Err(store::Error::overtaken().into());
+        }
         return Err(Error::group_not_found(group).into());
     };
     let before = locked.state;

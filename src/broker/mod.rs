@@ -15,7 +15,8 @@
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
 //!   began; what changes a group (`membership`) locks it whole;
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
-//!   producers that have been idle too long (`expiry`).
+//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
+//!   far groups are behind (`lags`).
 
 mod append;
 mod beats;
@@ -24,8 +25,11 @@ mod error;
 mod expiry;
 mod fetch;
 mod group;
+mod group_expiry;
 mod group_ids;
+mod groups;
 mod janitor;
+mod lags;
 mod lane;
 mod load;
 mod looks;
@@ -81,6 +85,8 @@ pub struct Settings {
     pub snapshot_rows: i64,
     /// Producers a lane remembers; beyond it, logs are forgotten.
     pub remembered_producers: usize,
+    /// Groups and topics whose lag is shown by name; 0: no lag is measured.
+    pub max_lag_series: usize,
 }
 
 impl Default for Settings {
@@ -92,6 +98,7 @@ impl Default for Settings {
             page_cache_bytes: 128 << 20,
             snapshot_rows: 1_000,
             remembered_producers: 200_000,
+            max_lag_series: 1_000,
         }
     }
 }
@@ -105,6 +112,8 @@ pub struct Broker {
     group_ids: group_ids::GroupIds,
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
+    group_expiry: group_expiry::Rounds,
+    lags: lags::Lags,
     lanes: lane::Lanes,
     looks: looks::Looks,
     beats: beats::Beats,
@@ -154,6 +163,8 @@ impl Broker {
             group_ids: group_ids::GroupIds::new(store.clone()),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
+            group_expiry: group_expiry::Rounds::default(),
+            lags: lags::Lags::new(settings.max_lag_series),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,

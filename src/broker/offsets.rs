@@ -59,6 +59,9 @@ impl Broker {
             Err(_) => "failed",
         };
         metrics::counter!(telemetry::OFFSET_COMMITS_TOTAL, "outcome" => outcome).increment(1);
+        if let Err(error) = &committed {
+            count_fenced("plain", error);
+        }
         Ok(committed?.offsets)
     }
 
@@ -194,6 +197,13 @@ impl Wanted {
     }
 }
 
+/// Counts a refused commit, if it was of a member that had lost what it was to commit.
+pub(super) fn count_fenced(form: &'static str, refused: &Error) {
+    if matches!(refused.code, Code::UnknownMember | Code::IllegalGeneration) {
+        metrics::counter!(telemetry::FENCED_COMMITS_TOTAL, "form" => form).increment(1);
+    }
+}
+
 async fn write(
     connection: &mut Connection,
     tenant: TenantId,
@@ -203,7 +213,12 @@ async fn write(
     let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<Place> = wanted.iter().map(place).collect();
     let mut rows = store::offsets::lock(connection, tenant, &places).await?;
-    let facts = store::offsets::groups(connection, tenant, std::slice::from_ref(group)).await?;
+    let members = wanted.iter().filter_map(|wanted| match &wanted.right {
+        Right::Member(member) => Some(member.member_id.as_str()),
+        Right::Expected(_) | Right::Free => None,
+    });
+    let (groups, members) = (std::slice::from_ref(group), members.collect());
+    let facts = store::offsets::groups(connection, tenant, groups, &members).await?;
     let rows: Option<Vec<Row>> = places.iter().map(|place| rows.remove(place)).collect();
     let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
     let asked: Vec<Asked<'_>> = wanted

@@ -25,12 +25,17 @@ pub const RESOLVE_ATTEMPTS: usize = 5;
 /// How often a read starts again because the rows it was to read were trimmed meanwhile.
 pub const GROUND_ATTEMPTS: usize = 5;
 
+/// Who joins so many that wait where a log ends looks when they do, and not before.
+const CROWD: usize = 16;
+
 /// What a read stands on after its first look.
 struct Ground {
     log: LogId,
     watermarks: Watermarks,
     /// Registered before the look, if the read may wait.
     watch: Option<Watch>,
+    /// What the read has waited for before it looked.
+    heard: Option<Heard>,
 }
 
 impl Broker {
@@ -42,11 +47,10 @@ impl Broker {
         read: Read,
     ) -> Result<Fetched, Error> {
         let deadline = Instant::now() + Duration::from_millis(read.wait_ms);
-        let may_wait = read.wait_ms > 0;
         let mut position = None;
         for _ in 0..GROUND_ATTEMPTS {
-            let Ground { log, watermarks, watch } =
-                self.ground(tenant, topic, partition, may_wait).await?;
+            let ground = self.ground(tenant, topic, partition, &read, deadline).await?;
+            let Ground { log, watermarks, watch, heard } = ground;
             let Watermarks { log_start_offset, mut high_watermark } = watermarks;
             let from = match position {
                 // a position once found is kept, as far as the log still holds it
@@ -59,7 +63,7 @@ impl Broker {
                 },
             };
             position = Some(from);
-            let mut woken = None;
+            let mut woken = heard;
             if from == high_watermark
                 && let Some(watch) = watch
             {
@@ -102,17 +106,42 @@ impl Broker {
         tenant: TenantId,
         topic: &Name,
         partition: Partition,
-        may_wait: bool,
+        read: &Read,
+        deadline: Instant,
     ) -> Result<Ground, Error> {
         for attempt in 0..RESOLVE_ATTEMPTS {
             let resolved = self.topics.partition(tenant, topic, partition, attempt > 0).await?;
             let log = resolved.logs[partition as usize];
-            let watch = may_wait.then(|| self.watches.watch(tenant, log));
+            let mut watch = (read.wait_ms > 0).then(|| self.watches.watch(tenant, log));
+            let heard = self.join_crowd(&mut watch, read.start, deadline).await?;
             if let Some(watermarks) = self.looks.look(tenant, log).await? {
-                return Ok(Ground { log, watermarks, watch });
+                return Ok(Ground { log, watermarks, watch, heard });
             }
         }
         Err(Error::topic_not_found(topic))
+    }
+
+    /// A read of what comes next, where many wait for it already, waits with them before it looks:
+    /// one look then serves all of them, and not one for each that comes. Whatever was acknowledged
+    /// before it came, its answer still reflects.
+    async fn join_crowd(
+        &self,
+        watch: &mut Option<Watch>,
+        start: Start,
+        deadline: Instant,
+    ) -> Result<Option<Heard>, Error> {
+        let Start::Offset(beyond) = start else { return Ok(None) };
+        let stands = |watch: &mut Watch| {
+            watch.company >= CROWD && watch.known() == News::HighWatermark(beyond)
+        };
+        let Some(waiting) = watch.take_if(stands) else { return Ok(None) };
+        let mut awaited = [Awaited { watch: waiting, beyond }];
+        let woken = self.wait(&mut awaited, deadline).await?;
+        *watch = awaited.into_iter().next().map(|awaited| awaited.watch);
+        Ok(match woken {
+            Wake::Log(_, heard) => Some(heard),
+            Wake::Nothing => None,
+        })
     }
 
     /// Where a read begins. None: the rows that would tell are gone since the look.

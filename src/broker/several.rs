@@ -98,11 +98,13 @@ impl Broker {
         } else {
             (max_bytes * ANSWERS_PER_PAGE).clamp(MIN_PAGE_BYTES, PAGE_BYTES)
         };
-        let (seated, waiting) =
-            active.split_at(active.len().min(MAX_LOGS).min(room.free_records()));
+        let (seated, waiting) = active.split_at(active.len().min(MAX_LOGS));
         let reading = Reading { sources, pages: &self.pages, tenant, page_bytes };
-        let mut turns = reading.begin(seated).await?;
+        let mut turns = reading.begin(seated, room.free_records()).await?;
         for turn in &mut turns {
+            if room.is_full() {
+                break;
+            }
             let mut share = room.part(limit.max(1), max_bytes);
             if !reading.take(turn, &mut share).await? {
                 return Ok(None);
@@ -110,6 +112,9 @@ impl Broker {
             room.add(&share);
         }
         for turn in turns.iter_mut().filter(|_| active.len() > 1) {
+            if room.is_full() {
+                break;
+            }
             let mut rest = room.part(usize::MAX, usize::MAX);
             reading.take(turn, &mut rest).await?;
             room.add(&rest);
@@ -156,15 +161,18 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Gives these their turns.
-    async fn begin(&self, sources: &[usize]) -> Result<Vec<Turn>, Error> {
-        let turns: Vec<_> = sources.iter().map(|source| self.turn(*source)).collect();
+    /// Gives these their turns, the first of them with the pages they begin in.
+    async fn begin(&self, sources: &[usize], first: usize) -> Result<Vec<Turn>, Error> {
+        let turns: Vec<_> = (0..).zip(sources).map(|(n, s)| self.turn(*s, n < first)).collect();
         iter(turns).buffered(PAGES_AT_ONCE).try_collect().await
     }
 
-    async fn turn(&self, source: usize) -> Result<Turn, Error> {
+    async fn turn(&self, source: usize, with_page: bool) -> Result<Turn, Error> {
         let next = self.sources[source].from;
-        let page = self.page(&self.sources[source], next).await?;
+        let page = match with_page {
+            true => self.page(&self.sources[source], next).await?,
+            false => None,
+        };
         Ok(Turn { source, next, slices: Vec::new(), page })
     }
 

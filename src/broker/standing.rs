@@ -75,7 +75,9 @@ pub async fn hold(
         standing.ends = Some(ends.collect());
         let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
         let names: Vec<Name> = names.into_iter().collect();
-        standing.groups = store::offsets::groups(connection, tenant, &names).await?;
+        let claims = wholes(requests).flat_map(|whole| &whole.offsets);
+        let members = claims.filter_map(|claimed| claimed.claim.member_id()).collect();
+        standing.groups = store::offsets::groups(connection, tenant, &names, &members).await?;
     }
     Ok(held)
 }

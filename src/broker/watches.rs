@@ -56,6 +56,8 @@ pub struct Watch {
     watches: Arc<Watches>,
     key: Key,
     receiver: watch::Receiver<Heard>,
+    /// How many watched the log when this one came.
+    pub company: usize,
 }
 
 impl Watch {
@@ -105,7 +107,8 @@ impl Watches {
             let (news, source) = (News::HighWatermark(0), Source::Poll);
             watch::Sender::new(Heard { news, source, since: Instant::now() })
         });
-        Watch { watches: self.clone(), key, receiver: sender.subscribe() }
+        let company = sender.receiver_count();
+        Watch { watches: self.clone(), key, receiver: sender.subscribe(), company }
     }
 
     pub fn watch_group(self: &Arc<Self>, tenant: TenantId, group: GroupId) -> Watch {

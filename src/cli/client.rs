@@ -20,7 +20,7 @@ use reqwest::{
     header::{AUTHORIZATION, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep};
 
@@ -79,7 +79,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub fn json<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+    pub fn json<'a, T: Deserialize<'a>>(&'a self) -> anyhow::Result<T> {
         serde_json::from_slice(&self.body).context("the server's answer is not what is expected")
     }
 }
@@ -135,6 +135,7 @@ fn advice(problem: &Problem) -> &'static str {
         }
         "forbidden" => "; the token given needs this scope",
         "transaction_not_found" => "; `oncelog txn list` lists all that are remembered",
+        "group_not_found" => "; `oncelog group list` lists all",
         "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",
         "route_not_found" => "; is --url the address of an oncelog server?",
         _ => "",

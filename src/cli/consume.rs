@@ -3,7 +3,10 @@
 //! An answer is printed when all of it has arrived, so no line is ever half or twice there,
 //! whatever breaks off on the way from the server.
 
-use std::{sync::Arc, time::Duration};
+mod group;
+mod whole;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -13,11 +16,15 @@ use reqwest::{
     header::{ACCEPT, HeaderMap},
 };
 use serde::Deserialize;
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tokio::time::Instant;
 
+use self::{
+    group::GroupFlags,
+    whole::{Until, Whole},
+};
 use super::{
     WrongUsage, block_on,
-    client::{ANSWER_TIMEOUT, Client, ServerFlags},
+    client::{ANSWER_TIMEOUT, Client, Patience, ServerFlags},
     output::{closed, print},
     topic::name,
 };
@@ -28,8 +35,6 @@ const WAIT: Duration = Duration::from_secs(20);
 /// An empty answer that came sooner than this did not wait: a server that stops.
 const NO_WAIT: Duration = Duration::from_secs(1);
 const MAX_LIMIT: u64 = 10_000;
-/// Each is followed by a request of its own.
-const MAX_FOLLOWED: usize = 100;
 
 pub(super) const EXAMPLE: &str = "\
 Example:
@@ -37,28 +42,38 @@ Example:
 
 pub(super) const HELP: &str = "\
 Each line is a record with its `offset` and `appended_at`. Without --partition all partitions are
-read, one after the other (with --follow all at a time), and each line has its `partition`; only
-records of one partition have an order.
+read, also those that are added meanwhile, and each line has its `partition`; only records of one
+partition have an order.
 
 Without --follow it ends where the log ended when it started. With --follow it waits for more for
 ever, also while the server restarts, until Ctrl-C; with --until-end it ends once it has printed
 all there is, what arrived meanwhile included. A record that was trimmed before it could be read
 is an error, never passed over.
 
+With --group it is a member of a group: it shares the partitions with all others that are, goes on
+where the group has committed, and commits what it has printed; each line has its `topic` and its
+`partition`. Whatever is cut short is printed again, by whoever comes next: commit in a transaction
+of your own to be exactly-once (docs/groups.md). Without --follow it ends once its partitions have
+nothing more, what arrived meanwhile included. At its end, by Ctrl-C or SIGTERM as well, it leaves
+the group, and others get its partitions at once; with --instance-id it stays, and the same command
+goes on with them if it starts before the lease has run out. What comes and goes is told on stderr.
+
 Examples:
   oncelog consume --topic orders | jq .value
   oncelog consume --topic orders --partition 0 --offset latest --follow
-  oncelog consume --topic orders --timestamp 2026-11-21T08:00:00Z --limit 10";
+  oncelog consume --topic orders --timestamp 2026-11-21T08:00:00Z --limit 10
+  oncelog consume --topic orders --group billing --follow
+  oncelog consume --topic-pattern '^carts' --group billing --instance-id pod-1 --follow";
 
 #[derive(Args)]
 pub(super) struct Flags {
-    /// The topic to read
-    #[arg(long, value_parser = name)]
-    topic: Name,
+    /// The topic to read; with --group perhaps several
+    #[arg(long = "topic", required_unless_present = "topic_pattern", value_parser = name)]
+    topics: Vec<Name>,
     /// Read only this partition
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
-    /// Where to start: a number, earliest or latest
+    /// Where to start: a number (with --follow: of the --partition), earliest or latest
     #[arg(long, value_name = "OFFSET", default_value = "earliest", value_parser = offset)]
     offset: String,
     /// Start at the first record appended at or after this instant (RFC 3339)
@@ -78,6 +93,15 @@ pub(super) struct Flags {
     max_retry_ms: Option<u64>,
     #[command(flatten)]
     server: ServerFlags,
+    #[command(flatten)]
+    group: GroupFlags,
+}
+
+impl Flags {
+    fn patience(&self) -> Patience {
+        let patience = self.max_retry_ms.or((!self.follow).then_some(10_000));
+        patience.map(Duration::from_millis)
+    }
 }
 
 fn offset(text: &str) -> Result<String, String> {
@@ -134,6 +158,9 @@ struct Reader {
 
 pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
     block_on(async {
+        if flags.group.group.is_some() {
+            return group::consume(flags).await;
+        }
         tokio::select! {
             done = consume(flags) => done,
             closed = closed() => Err(closed.into()),
@@ -142,15 +169,18 @@ pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn consume(flags: Flags) -> anyhow::Result<()> {
-    let patience = flags.max_retry_ms.or((!flags.follow).then_some(10_000));
-    let client = Arc::new(Client::new(flags.server, patience.map(Duration::from_millis))?);
-    let described = client.request(Method::GET, &["topics", flags.topic.as_str()], &[]);
+    let patience = flags.patience();
+    let Ok([topic_name]) = <[Name; 1]>::try_from(flags.topics) else {
+        return Err(WrongUsage("without --group one topic is read at a time".into()).into());
+    };
+    let client = Arc::new(Client::new(flags.server, patience)?);
+    let described = client.request(Method::GET, &["topics", topic_name.as_str()], &[]);
     let mut topic: Topic = client.send(described).await?.json()?;
     if let Some(wanted) = flags.partition {
         let count = topic.partitions.len();
         topic.partitions.retain(|partition| partition.partition == wanted);
         if topic.partitions.is_empty() {
-            let what = format!("{} has partitions 0 to {}", flags.topic, count.saturating_sub(1));
+            let what = format!("{} has partitions 0 to {}", topic_name, count.saturating_sub(1));
             return Err(WrongUsage(what).into());
         }
     }
@@ -158,61 +188,49 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
         Some(instant) => ("timestamp", instant),
         None => ("offset", flags.offset),
     };
-    let readers = topic.partitions.iter().map(|partition| Reader {
-        client: client.clone(),
-        topic: flags.topic.clone(),
-        partition: partition.partition,
-        from: from.clone(),
-        end: match (flags.follow, flags.until_end) {
-            (false, _) => End::At(partition.high_watermark),
-            (true, true) => End::Found,
-            (true, false) => End::Never,
-        },
-        tagged: flags.partition.is_none(),
-    });
     let mut left = flags.limit.unwrap_or(u64::MAX);
-    if flags.follow && readers.len() > 1 {
-        return all_at_a_time(readers.collect(), &mut left).await;
+    let is_number = from.0 == "offset" && !["earliest", "latest"].contains(&from.1.as_str());
+    if flags.partition.is_none() && !is_number {
+        let until = match (flags.follow, flags.until_end) {
+            (false, _) => {
+                let end = |p: &Partition| (p.partition, p.high_watermark);
+                Until::Ends(topic.partitions.iter().map(end).collect())
+            }
+            (true, true) => Until::Found(BTreeSet::new()),
+            (true, false) => Until::Never,
+        };
+        // `latest` lies behind the ends
+        let is_over = !flags.follow && from.1 == "latest";
+        let mut whole = Whole { client, topic: topic_name, from, until, is_over };
+        while left > 0
+            && let Some(lines) = whole.next(left).await?
+        {
+            show(&lines, &mut left)?;
+        }
+        return Ok(());
     }
-    for mut reader in readers {
+    if flags.follow && flags.partition.is_none() {
+        let what = "with --follow, a number for --offset needs the --partition it is of";
+        return Err(WrongUsage(what.into()).into());
+    }
+    for partition in topic.partitions {
+        let mut reader = Reader {
+            client: client.clone(),
+            topic: topic_name.clone(),
+            partition: partition.partition,
+            from: from.clone(),
+            end: match (flags.follow, flags.until_end) {
+                (false, _) => End::At(partition.high_watermark),
+                (true, true) => End::Found,
+                (true, false) => End::Never,
+            },
+            tagged: flags.partition.is_none(),
+        };
         while left > 0
             && let Some(page) = reader.next(left).await?
         {
             show(&page.lines, &mut left)?;
         }
-    }
-    Ok(())
-}
-
-/// Prints what arrives from any of them; a page of each is held at most.
-async fn all_at_a_time(readers: Vec<Reader>, left: &mut u64) -> anyhow::Result<()> {
-    if readers.len() > MAX_FOLLOWED {
-        let what = format!(
-            "the topic has {} partitions; with --follow at most {MAX_FOLLOWED} are read at a \
-             time: give --partition",
-            readers.len()
-        );
-        return Err(WrongUsage(what).into());
-    }
-    let (sender, mut pages) = mpsc::channel(1);
-    // dropped at the end, which ends those that still wait
-    let mut tasks = JoinSet::new();
-    for mut reader in readers {
-        let sender = sender.clone();
-        tasks.spawn(async move {
-            while let Some(page) = reader.next(u64::MAX).await.transpose() {
-                let failed = page.is_err();
-                if sender.send(page).await.is_err() || failed {
-                    return;
-                }
-            }
-        });
-    }
-    drop(sender);
-    while *left > 0
-        && let Some(page) = pages.recv().await
-    {
-        show(&page?.lines, left)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 mod bench;
 mod client;
 mod consume;
+mod group;
 mod lines;
 mod output;
 mod produce;
@@ -72,6 +73,9 @@ enum Command {
     /// Make, list, describe and delete topics
     #[command(subcommand, after_help = topic::EXAMPLE)]
     Topic(topic::Command),
+    /// List, describe, reset and delete groups of consumers
+    #[command(subcommand, after_help = group::EXAMPLE)]
+    Group(group::Command),
     /// Show and change the tenant's settings
     #[command(subcommand)]
     Settings(settings::Command),
@@ -136,6 +140,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Completions { shell } => service::completions(shell, Arguments::command()),
         Command::Token(command) => token::run(command),
         Command::Topic(command) => topic::run(command),
+        Command::Group(command) => group::run(command),
         Command::Settings(command) => settings::run(command),
         Command::Txn(command) => txn::run(command),
         Command::Produce(flags) => produce::run(flags),

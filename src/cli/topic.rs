@@ -163,7 +163,7 @@ async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<(
             let what = "there is no terminal to ask on: give --yes to delete without being asked";
             return Err(WrongUsage(what.into()).into());
         }
-        if !asked(name)? {
+        if !asked(name, "all its records")? {
             anyhow::bail!("nothing was deleted");
         }
     }
@@ -179,8 +179,9 @@ async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<(
     Ok(())
 }
 
-fn asked(name: &Name) -> anyhow::Result<bool> {
-    write!(stderr(), "Delete {name} with all its records? Type its name: ")?;
+/// `what`: what goes with it.
+pub(super) fn asked(name: &Name, what: &str) -> anyhow::Result<bool> {
+    write!(stderr(), "Delete {name} with {what}? Type its name: ")?;
     let mut answer = String::new();
     stdin().read_line(&mut answer).context("cannot read the answer")?;
     Ok(answer.trim() == name.as_str())

@@ -156,12 +156,12 @@ fn row(transaction: &Value) -> [Cell; 6] {
 }
 
 /// Null is nothing.
-fn number(value: &Value) -> Cell {
+pub(super) fn number(value: &Value) -> Cell {
     if value.is_null() { Cell::new("") } else { text(value) }
 }
 
 /// How long ago an instant is; none where there is none.
-fn since(instant: &Value) -> Option<String> {
+pub(super) fn since(instant: &Value) -> Option<String> {
     let then = Timestamp::parse(instant.as_str()?).ok()?;
     let now = Timestamp::from(chrono::Utc::now());
     // clocks differ

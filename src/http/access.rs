@@ -184,7 +184,7 @@ impl Grant {
     }
 }
 
-/// Access to the tenant; patterns of scopes narrow topics only.
+/// Access to the tenant; patterns of scopes narrow topics, or groups, only.
 pub struct Access<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
@@ -193,9 +193,9 @@ pub struct Access<P> {
 }
 
 impl<P: Permission> Access<P> {
-    /// Whether the permission reaches this topic.
-    pub fn covers(&self, topic: &Name) -> bool {
-        self.grant.covers(P::ANY_OF, topic)
+    /// Whether the permission reaches this topic, or group.
+    pub fn covers(&self, name: &Name) -> bool {
+        self.grant.covers(P::ANY_OF, name)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::groups::members::TopicPartitions;
 use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
@@ -68,6 +69,8 @@ pub struct Record {
 /// A record as it is read; fields it was appended without are left out.
 #[derive(ToSchema)]
 pub struct ReadRecord {
+    /// Its topic; where several are read.
+    pub topic: Option<String>,
     /// Its partition; where several are read.
     #[schema(minimum = 0)]
     pub partition: Option<i32>,
@@ -137,6 +140,23 @@ pub struct PartitionEnds {
     pub log_start_offset: i64,
     /// The next offset to be given.
     pub high_watermark: i64,
+}
+
+/// Records of the partitions of a member, those of a partition together and in order.
+#[derive(ToSchema)]
+pub struct FetchAnswer {
+    /// The newest generation; it goes with what the member commits.
+    pub generation: i64,
+    /// What the member owns and keeps; records come from here.
+    pub assignment: Vec<TopicPartitions>,
+    /// What it is to let go of: commit there now what is processed; the next call gives it away. Also
+    /// what the cursor sent names and the member does not own any more.
+    pub revoked: Vec<TopicPartitions>,
+    /// The records; none when there are none yet.
+    pub records: Vec<ReadRecord>,
+    /// Where to go on: the `cursor` of the next fetch, and of the commit once these records are
+    /// processed.
+    pub cursor: String,
 }
 
 /// Records of one open transaction; they have no offsets yet.

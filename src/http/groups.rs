@@ -1,5 +1,7 @@
-//! Groups: where they go on in each partition, and their members.
+//! Groups: where they go on in each partition; their members; how they are operated (`admin`).
 
+pub mod admin;
+pub mod fetch;
 pub mod members;
 
 use axum::Json;
@@ -104,8 +106,11 @@ fn member(
         _ => {}
     }
     let generation = faults.count("/generation", generation);
-    if member_id.as_ref().is_some_and(|id| !(1..=MAX_MEMBER_ID_BYTES).contains(&id.len())) {
-        faults.add("/member_id", format!("1 to {MAX_MEMBER_ID_BYTES} bytes are expected"));
+    // PostgreSQL's text has no U+0000
+    let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
+    if member_id.as_deref().is_some_and(|id| !fits(id)) {
+        let detail = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+        faults.add("/member_id", detail);
     }
     Some(Member { member_id: member_id?, generation: generation? })
 }
@@ -202,7 +207,10 @@ fn example() -> serde_json::Value {
                 "metadata": "worker-1", "expected_offset": null}]}))),
         ("unconditional" = (summary = "Whatever is committed",
             value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
-                "metadata": "worker-1"}]}))))),
+                "metadata": "worker-1"}]}))),
+        ("by_cursor" = (summary = "By a member, all that a fetch answered",
+            value = json!({"member_id": members::MEMBER, "generation": 1,
+                "cursor": fetch::CURSOR}))))),
     responses((status = 200, description = "What is committed now in these partitions",
         body = GroupOffsets, example = json!(example()))),
     security(("bearer" = ["group"])))]

@@ -9,12 +9,20 @@ use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
 use super::{json::Faults, query::escape};
-use crate::model::{Invalid, topic::Page};
+use crate::{
+    broker::Error,
+    model::{
+        Invalid, Name,
+        topic::{Listed, Page},
+    },
+};
 
 const DEFAULT_LIMIT: i64 = 100;
 const MAX_LIMIT: i64 = 1_000;
 /// Longer than any name with its partition.
 const MAX_AFTER_BYTES: usize = 300;
+/// Names a list looks at in one statement, at least.
+const LOOKED_AT_ONCE: i64 = 100;
 
 #[derive(Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -44,6 +52,37 @@ pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Invalid> 
     }
     faults.finish()?;
     Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
+}
+
+/// Looks on until the page is full of covered names, so that neither a short page nor `next_after`
+/// tells of others.
+pub async fn covered<T, L>(
+    page: &Page,
+    look: impl Fn(Page) -> L,
+    name: impl Fn(&T) -> Name,
+    covers: impl Fn(&Name) -> bool,
+) -> Result<Listed<T>, Error>
+where
+    L: Future<Output = Result<Listed<T>, Error>>,
+{
+    let full = usize::try_from(page.limit).unwrap_or(usize::MAX);
+    let (mut items, mut after) = (Vec::new(), page.after.clone());
+    loop {
+        // however small the page, few looks pass over many names that are not covered
+        let listed = look(Page { limit: page.limit.max(LOOKED_AT_ONCE), after }).await?;
+        let end = listed.next_after.is_none();
+        for item in listed.items.into_iter().filter(|item| covers(&name(item))) {
+            if items.len() == full {
+                let next_after = items.last().map(|item| name(item).to_string());
+                return Ok(Listed { items, next_after });
+            }
+            items.push(item);
+        }
+        if end {
+            return Ok(Listed { items, next_after: None });
+        }
+        after = listed.next_after;
+    }
 }
 
 /// The page, and where the next one is. `base` is the URL with its other parameters, ready for

@@ -59,10 +59,14 @@ fn routes() -> OpenApiRouter<Door> {
             reads::read_partition,
             topics::trim_partition
         ))
+        .routes(routes!(groups::admin::list_groups))
+        .routes(routes!(groups::admin::get_group, groups::admin::delete_group))
+        .routes(routes!(groups::admin::reset_group_offsets))
         .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))
         .routes(routes!(members::leave_group))
+        .routes(routes!(groups::fetch::fetch_group))
         .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::append_to_transaction))

@@ -1,8 +1,8 @@
 //! Reads of one partition, and (`topic`) of all partitions of a topic. Both are answered by
 //! `records`, within `bounds`.
 
-mod bounds;
-mod records;
+pub mod bounds;
+pub mod records;
 pub mod topic;
 
 use std::sync::Arc;

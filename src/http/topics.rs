@@ -13,7 +13,7 @@ use super::{
     access::{Access, Admin, PartitionPath, See, TopicAccess},
     body::JsonBody,
     json::{Faults, Object},
-    list::{self, ListQuery},
+    list::{self, ListQuery, covered},
     media::AnswersJson,
     query::{NoParameters, Query},
     settings::{SentChanges, TopicSettings, TopicSettingsPatch},
@@ -24,7 +24,7 @@ use crate::{
         Invalid, MAX_INTEGER, Partition,
         settings::OwnSettings,
         topic::{
-            Listed, MAX_PARTITION_COUNT, Page, PartitionDescription, TopicDescription, TopicPatch,
+            Listed, MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch,
             TopicSummary,
         },
     },
@@ -230,42 +230,14 @@ pub async fn list_topics(
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Error> {
     let page = query.page()?;
-    let Listed { items, next_after } = covered(&access, &page).await?;
+    let look = |page| access.broker.topics(access.tenant, page);
+    let name = |topic: &TopicSummary| topic.topic.clone();
+    let Listed { items, next_after } =
+        covered(&page, look, name, |name| access.covers(name)).await?;
     let topics = items.into_iter().map(TopicItem::from).collect();
     let next = next_after.clone();
     let list = TopicList { topics, next_after };
     Ok(list::answer(list, "/v1/topics?", page.limit, next.as_deref()))
-}
-
-/// Names a list looks at in one statement, at least.
-const LOOKED_AT_ONCE: i64 = 100;
-
-/// Looks on until the page is full of covered names, so that neither a short page nor
-/// `next_after` tells of others.
-async fn covered(access: &Access<See>, page: &Page) -> Result<Listed<TopicSummary>, Error> {
-    let full = usize::try_from(page.limit).unwrap_or(usize::MAX);
-    let (mut items, mut after) = (Vec::new(), page.after.clone());
-    loop {
-        // however small the page, few looks pass over many names that are not covered
-        let page = Page { limit: page.limit.max(LOOKED_AT_ONCE), after };
-        let listed = access.broker.topics(access.tenant, page).await?;
-        let end = listed.next_after.is_none();
-        for item in listed.items.into_iter().filter(|item| access.covers(&item.topic)) {
-            if items.len() == full {
-                return Ok(full_page(items));
-            }
-            items.push(item);
-        }
-        if end {
-            return Ok(Listed { items, next_after: None });
-        }
-        after = listed.next_after;
-    }
-}
-
-fn full_page(items: Vec<TopicSummary>) -> Listed<TopicSummary> {
-    let next_after = items.last().map(|item| item.topic.to_string());
-    Listed { items, next_after }
 }
 
 /// Change a topic

@@ -5,6 +5,7 @@ pub mod batch;
 pub mod code;
 pub mod cursor;
 pub mod group;
+pub mod group_view;
 pub mod id;
 pub mod invalid;
 pub mod name;

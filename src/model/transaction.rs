@@ -70,6 +70,15 @@ pub enum Claim {
     Expected(Option<Offset>),
 }
 
+impl Claim {
+    pub fn member_id(&self) -> Option<&str> {
+        match self {
+            Claim::Member { member_id, .. } => Some(member_id),
+            Claim::Expected(_) => None,
+        }
+    }
+}
+
 /// What a call adds to a transaction.
 #[derive(Debug, Default)]
 pub struct Work {

@@ -1,5 +1,5 @@
 //! When a producer is forgotten: it has been idle, in all its scopes, longer than its tenant's
-//! limit. It is kept and forgotten as a whole.
+//! limit. It is kept and forgotten as a whole. And a group, with its offsets: never while it lives.
 
 use super::{session::SessionRow, settings};
 use crate::model::{
@@ -59,4 +59,25 @@ pub fn judge(
     let needed_until_ms = session.open_horizon.0 + OPEN_ID_MEMORY_MS;
     let due_ms = needed_until_ms.max(active_at.0 + limit_ms);
     if now.0 > due_ms { Verdict::Expired } else { Verdict::ActiveAt(Timestamp(due_ms - limit_ms)) }
+}
+
+/// What is known of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupActivity {
+    pub has_members: bool,
+    /// A prepared transaction is to commit in it.
+    pub is_pinned: bool,
+    /// When it last had members, or was made; or noted by an earlier look.
+    pub noted_at: Timestamp,
+    pub last_committed_at: Option<Timestamp>,
+}
+
+pub fn judge_group(activity: &GroupActivity, limit_ms: Option<i64>, now: Timestamp) -> Verdict {
+    let lives = activity.has_members || activity.is_pinned;
+    let known = [activity.last_committed_at, lives.then_some(now)];
+    let active_at = known.into_iter().flatten().fold(activity.noted_at, Timestamp::max);
+    match limit_ms {
+        Some(limit_ms) if now.0 > active_at.0 + limit_ms => Verdict::Expired,
+        _ => Verdict::ActiveAt(active_at),
+    }
 }

@@ -117,7 +117,7 @@ pub fn renewed(lease_expires_at: Timestamp, timeout_ms: i64, now: Timestamp) -> 
 
 impl State {
     /// A member joins; one of the same `instance_id` gives its place to it. Without another
-    /// subscription than that one's nothing moves.
+    /// subscription than that one's nothing moves but what was on its way.
     pub fn join(
         &mut self,
         member_id: &str,
@@ -141,7 +141,7 @@ impl State {
         self.patterns.extend(new_pattern);
         self.auto_offset_reset = join.auto_offset_reset.unwrap_or(self.auto_offset_reset);
         let subscription = join.subscription.clone();
-        let same = former.and_then(|former| self.replace(&former, member_id, now));
+        let same = former.and_then(|former| self.replace(&former, member_id));
         let is_same = same.is_some_and(|same| same == subscription);
         let member = Member {
             instance_id: join.instance_id.clone(),
@@ -154,24 +154,22 @@ impl State {
         if !is_same {
             self.rebalance(topics, Some(&known), now);
         }
+        // what its answer does not give it, it never had
+        self.announce(member_id);
+        self.hand_over(member_id, now);
         Ok(())
     }
 
-    /// What the former had is the other's now, but for what it was to let go of. Answers what it
-    /// subscribed to.
-    fn replace(&mut self, former: &str, by: &str, now: Timestamp) -> Option<Subscription> {
+    /// What the former had is the other's now. Answers what it subscribed to.
+    fn replace(&mut self, former: &str, by: &str) -> Option<Subscription> {
         for place in self.places.values_mut() {
-            let owner = place.owner.as_mut().filter(|owner| owner.member_id == former);
-            if let Some(owner) = owner {
-                owner.member_id = by.to_owned();
-                place.announced = true;
-            }
-            if place.assigned_to.as_deref() == Some(former) {
-                place.assigned_to = Some(by.to_owned());
-                place.announced = false;
+            let owner = place.owner.as_mut().map(|owner| &mut owner.member_id);
+            for holder in owner.into_iter().chain(&mut place.assigned_to) {
+                if holder == former {
+                    by.clone_into(holder);
+                }
             }
         }
-        self.hand_over(by, now);
         self.members.remove(former).map(|member| member.subscription)
     }
 
@@ -217,10 +215,15 @@ impl State {
         if lets_go {
             self.hand_over(member_id, now);
         }
+        self.announce(member_id);
+        Ok(())
+    }
+
+    /// The answer tells the member what to let go of.
+    fn announce(&mut self, member_id: &str) {
         for place in self.owned_by(member_id) {
             place.announced = place.is_to_move();
         }
-        Ok(())
     }
 
     /// The member lets go of what it was told to.
@@ -303,8 +306,10 @@ impl State {
     /// A partition, and who of the members is to have it already, or else still has it.
     fn piece<'a>(&self, log_id: LogId, place: &'a Place) -> Piece<'a> {
         let owner = place.owner.as_ref().map(|owner| owner.member_id.as_str());
-        let holders = [place.assigned_to.as_deref(), owner].into_iter().flatten();
-        let holder = holders.into_iter().find(|holder| self.members.contains_key(*holder));
+        let may_hold = |holder: &&str| {
+            self.members.get(*holder).is_some_and(|m| m.subscription.covers(&place.topic))
+        };
+        let holder = [place.assigned_to.as_deref(), owner].into_iter().flatten().find(may_hold);
         Piece { log_id, topic: &place.topic, partition: place.partition, holder }
     }
 }

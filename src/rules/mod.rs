@@ -11,6 +11,7 @@ pub mod group;
 pub mod memory;
 pub mod offsets;
 pub mod provenance;
+pub mod reset;
 pub mod sequence;
 pub mod session;
 pub mod settings;

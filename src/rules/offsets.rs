@@ -46,6 +46,7 @@ pub struct Row {
 pub struct Group {
     /// The newest.
     pub generation: i64,
+    /// Those of interest, and one at least if there is any.
     pub members: Vec<String>,
 }
 

@@ -4,14 +4,16 @@
 //! groups by name and their offsets by group and log, heads by log id, producer states by producer.
 //! Heads and sessions are locked `for no key update`, never `for update`, which fights the
 //! `for key share` of foreign keys; only the heads of a topic that is deleted are, since a prepare
-//! holds them by key share. Each locking statement stands in one place, and what
-//! is read under a lock is read by a later statement: the one that waited still sees the old rows.
+//! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
+//! does. Each locking statement stands in one place, and what is read under a lock is read by a later
+//! statement: the one that waited still sees the old rows.
 
 pub mod appends;
 pub mod beats;
 pub mod ending;
 pub mod expiry;
 pub mod forgetting;
+pub mod groups;
 pub mod janitor;
 pub mod loading;
 pub mod logs;
@@ -52,6 +54,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("ending", ending::STATEMENTS),
     ("expiry", expiry::STATEMENTS),
     ("forgetting", forgetting::STATEMENTS),
+    ("groups", groups::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),

@@ -30,11 +30,15 @@ statements! {
             for no key update of o) as o";
     MAKE_GROUPS = "insert into oncelog.groups (tenant_id, name) \
         select $1, name from unnest($2::text[]) as w (name) order by name collate \"C\" on conflict do nothing";
+    /// Those that are there are not deleted meanwhile.
+    HOLD_GROUPS = "select from oncelog.groups where tenant_id = $1 and name = any($2) order by name for key share";
     MAKE_ROWS = "insert into oncelog.group_offsets (tenant_id, group_name, log_id) \
         select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
         order by group_name collate \"C\", log_id on conflict do nothing";
+    /// With those of these members that there are, and with one at least if there is any.
     GROUPS = "select name, generation, array( \
-            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name order by member_id) \
+            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3) \
+            union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1)) \
         from oncelog.groups where tenant_id = $1 and name = any($2)";
     /// All are there: an upsert finds each by its key, whatever the table was like when it was planned.
     /// Answers whether it is the first commit there.
@@ -60,7 +64,8 @@ fn columns<'a>(places: impl Iterator<Item = &'a Place> + Clone) -> (Vec<&'a str>
 }
 
 /// Locks the offsets' rows in the order of group and log, made where there are none yet; those whose
-/// log has vanished with its topic are left out. Once in a transaction.
+/// log has vanished with its topic are left out, and those of one group of several that was deleted
+/// while this waited. Once in a transaction.
 ///
 /// Nobody waits for another in a circle: rows are made before any is locked, both in order, and who
 /// waits for a row that is being made holds only rows that others would wait for in the same way.
@@ -77,10 +82,26 @@ pub async fn lock(
     let (group_names, log_ids) = columns(places.iter().copied());
     let mut distinct = group_names.clone();
     distinct.dedup();
-    sqlx::query(MAKE_GROUPS).bind(tenant.0).bind(distinct).execute(&mut *connection).await?;
+    make_groups(connection, tenant, &distinct).await?;
     let make = sqlx::query(MAKE_ROWS).bind(tenant.0).bind(group_names).bind(log_ids);
     make.execute(&mut *connection).await?;
     lock_rows(connection, tenant, &places, true).await
+}
+
+/// Makes the groups that there are not, and keeps all from being deleted.
+async fn make_groups(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    groups: &[&str],
+) -> Result<(), Error> {
+    loop {
+        sqlx::query(MAKE_GROUPS).bind(tenant.0).bind(groups).execute(&mut *connection).await?;
+        let held = sqlx::query(HOLD_GROUPS).bind(tenant.0).bind(groups);
+        // one was being deleted when it was to be made
+        if held.fetch_all(&mut *connection).await?.len() == groups.len() {
+            return Ok(());
+        }
+    }
 }
 
 /// `group_name, log_id, committed_offset, metadata, member_id, owned_since, pinned_by`.
@@ -103,14 +124,16 @@ async fn lock_rows(
     rows.into_iter().map(row).collect()
 }
 
-/// What is known of the groups' members; of a group that there is not, none.
+/// Whether the groups have members, and these; of a group that there is not, none.
 pub async fn groups(
     connection: &mut PgConnection,
     tenant: TenantId,
     groups: &[Name],
+    members: &BTreeSet<&str>,
 ) -> Result<BTreeMap<Name, Group>, Error> {
     let names: Vec<&str> = groups.iter().map(Name::as_str).collect();
-    let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names);
+    let members: Vec<&str> = members.iter().copied().collect();
+    let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names).bind(members);
     let rows: Vec<(String, i64, Vec<String>)> = query.fetch_all(connection).await?;
     let mut found: BTreeMap<Name, Group> =
         groups.iter().map(|group| (group.clone(), Group::default())).collect();

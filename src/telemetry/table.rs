@@ -20,7 +20,7 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-/// A label and the closed set of its values: none ever comes from a client.
+/// A label and the closed set of its values: none ever comes from a client, but for `Names`.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
     pub name: &'static str,
@@ -42,6 +42,8 @@ pub enum Values {
     Lanes,
     /// This version of oncelog.
     Version,
+    /// Names of tenants, groups or topics, of at most `max_lag_series` series; or `(other)`.
+    Names,
 }
 
 impl Values {
@@ -54,7 +56,8 @@ impl Values {
             | Values::Operations
             | Values::Statuses
             | Values::Lanes
-            | Values::Version => None,
+            | Values::Version
+            | Values::Names => None,
         }
     }
 }
@@ -85,9 +88,12 @@ labels! {
     APPEND_OUTCOME "outcome" Values::These(&["appended", "duplicate", "refused", "failed"]);
     CALL_OUTCOME "outcome" Values::These(&["done", "duplicate"]);
     CODE "code" Values::Codes;
+    COMMIT_FORM "form" Values::These(&["plain", "transaction"]);
     CODE_OR_NONE "code" Values::CodeOrNone;
     DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
+    GROUP "group" Values::Names;
+    GROUP_STATE "state" Values::These(&["alive", "empty"]);
     HELD "held" Values::These(&["requests", "answers"]);
     LANE "lane" Values::Lanes;
     LIMIT "limit" Values::These(
@@ -106,7 +112,9 @@ labels! {
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "members"]);
+        "transactions", "staged", "outcomes", "members", "groups", "lag"]);
+    TENANT "tenant" Values::Names;
+    TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
         &["begin", "records", "offsets", "prepare", "commit", "abort"]);
     TRANSACTION_FORM "form" Values::These(&["staged", "whole"]);
@@ -217,6 +225,14 @@ metrics_table! {
         "Changes of groups that made a new generation, by cause: a member joined, left, was late, or let go of partitions, or there are other partitions.";
     OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
         "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
+    FENCED_COMMITS_TOTAL Counter "oncelog_fenced_commits_total" [COMMIT_FORM]
+        "Commits refused because their member had lost a partition, or is gone: of offsets alone, or of transactions.";
+    CONSUMER_GROUPS Gauge "oncelog_consumer_groups" [GROUP_STATE]
+        "Groups with members (alive), and without, of all tenants; the same on every replica.";
+    CONSUMER_GROUP_MEMBERS Gauge "oncelog_consumer_group_members" []
+        "Members of groups, of all tenants; the same on every replica.";
+    CONSUMER_LAG_RECORDS Gauge "oncelog_consumer_lag_records" [TENANT, GROUP, TOPIC]
+        "Records that a group has still to process in a topic: the greatest max_lag_series by name, the others as one sum; the same on every replica.";
 
     DATABASE_POOL_CONNECTIONS Gauge "oncelog_database_pool_connections" [POOL_STATE]
         "Connections of the pool; lanes and notices have others.";
@@ -238,13 +254,15 @@ metrics_table! {
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
         "Rounds of a task of the janitor that failed.";
     JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
-        "Logs, producers (expiry) and open ids that a round of a task of the janitor found due.";
+        "Logs, producers (expiry), groups and open ids that a round of a task of the janitor found due.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
         "Rows that the janitor removed, or folded into a snapshot.";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a task of the janitor last came to its end; 0 before the first time.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
+    EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []
+        "Groups forgotten with their offsets after they had been without members and commits for too long.";
     SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
 

@@ -107,6 +107,16 @@ const OPERATIONS: &[Row] = &[
         Named(ADMIN),
         204,
     ),
+    ("list_groups", "GET /v1/groups", None, Word(GROUP), 200),
+    ("get_group", "GET /v1/groups/{group}", None, Named(GROUP), 200),
+    ("delete_group", "DELETE /v1/groups/{group}", None, Named(GROUP), 204),
+    (
+        "reset_group_offsets",
+        "POST /v1/groups/{group}/offsets/reset",
+        Some(r#"{"to":"earliest"}"#),
+        Named(GROUP),
+        200,
+    ),
     ("commit_group_offsets", "POST /v1/groups/{group}/offsets", COMMIT, Named(GROUP), 200),
     ("list_group_offsets", "GET /v1/groups/{group}/offsets", None, Named(GROUP), 200),
     ("join_group", "POST /v1/groups/{group}/members", JOIN, Consuming(GROUP), 201),
@@ -115,6 +125,13 @@ const OPERATIONS: &[Row] = &[
         "POST /v1/groups/{group}/members/{member_id}/heartbeat",
         Some("{}"),
         Named(GROUP),
+        200,
+    ),
+    (
+        "fetch_group",
+        "GET /v1/groups/{group}/members/{member_id}/records",
+        None,
+        Consuming(GROUP),
         200,
     ),
     ("leave_group", "DELETE /v1/groups/{group}/members/{member_id}", None, Named(GROUP), 204),
@@ -416,6 +433,10 @@ async fn what_belongs_to_another_tenant_is_as_if_it_were_not() {
             "get_settings" | "patch_settings" => {}
             "list_topics" => {
                 let empty = json!({"topics": [], "next_after": null});
+                assert_eq!(world.call(row, Some(&stranger)).await.ok(), empty);
+            }
+            "list_groups" => {
+                let empty = json!({"groups": [], "next_after": null});
                 assert_eq!(world.call(row, Some(&stranger)).await.ok(), empty);
             }
             "list_sessions" => {

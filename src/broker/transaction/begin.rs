@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{Asked, Done, Stop, hold_session, records};
 use crate::{
-    broker::{Broker, Error, append::RESOLVE_ATTEMPTS},
+    broker::{Broker, Error, append::RESOLVE_ATTEMPTS, offsets::count_fenced},
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
@@ -51,7 +51,10 @@ impl Broker {
             };
             match begun {
                 Ok(done) => return Ok(self.answer("begin", done)),
-                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Failed(error)) => {
+                    count_fenced("transaction", &error);
+                    return Err(error);
+                }
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
                 Err(Stop::Ahead(refusal)) => return Err(refusal.into()),
                 Err(Stop::Stale | Stop::Again) => {}

@@ -243,14 +243,18 @@ async fn judge_offsets(
     }
     let rows = store::offsets::lock(connection, tenant, &places).await?;
     if rows.len() < places.len() {
-        return Err(topic_gone().into());
+        let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
+        check_topics(connection, tenant, &logs.into_iter().collect::<Vec<_>>()).await?;
+        // a group was deleted meanwhile: it is made anew
+        return Err(Stop::Again);
     }
     if row.state == State::Prepared {
         return Ok(places);
     }
     let names: BTreeSet<Name> = places.iter().map(|place| place.group.clone()).collect();
     let names: Vec<Name> = names.into_iter().collect();
-    let groups = store::offsets::groups(connection, tenant, &names).await?;
+    let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
+    let groups = store::offsets::groups(connection, tenant, &names, &members).await?;
     for Claimed { place, offset, claim } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;

@@ -32,6 +32,7 @@ use self::asked::Asked;
 use super::{
     Broker, Error,
     append::RESOLVE_ATTEMPTS,
+    offsets::count_fenced,
     watches::{Herald, News},
 };
 use crate::{
@@ -123,7 +124,10 @@ impl Broker {
                 Err(stop) => stop,
             };
             match stop {
-                Stop::Failed(error) => return Err(error),
+                Stop::Failed(error) => {
+                    count_fenced("transaction", &error);
+                    return Err(error);
+                }
                 Stop::Expired(id) => self.expire_transactions(tenant, vec![id]).await?,
                 Stop::Ahead(refusal) => {
                     if !self.wait_for_calls(id, &mut wait).await {

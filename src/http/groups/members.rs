@@ -183,7 +183,7 @@ pub struct Heartbeat {}
 /// The only member of the group of the document's story.
 pub const MEMBER: &str = "019aa5b6-5c00-7000-8000-00000000000a";
 
-fn assignment() -> Value {
+pub fn assignment() -> Value {
     json!([{"topic": "orders", "partitions": [0, 1, 2, 3]}])
 }
 

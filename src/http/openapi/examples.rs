@@ -7,7 +7,10 @@ use utoipa::openapi::{
 };
 
 use crate::{
-    http::{groups::members, transactions::examples as transactions},
+    http::{
+        groups::{fetch, members},
+        transactions::examples as transactions,
+    },
     model::Code,
 };
 
@@ -17,11 +20,13 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         ("list_sessions", "after") => json!("17"),
         ("list_session_sequences", "after") => json!("orders/0"),
         ("list_transactions", "after") => json!(transactions::WHOLE),
+        ("list_groups", "after") => json!("billing"),
         (_, "after") => json!("orders"),
         (_, "as") => json!("operator"),
         (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
-        (_, "cursor") => json!("CURSOR"),
+        ("fetch_group", "cursor") => json!(fetch::CURSOR),
+        (_, "cursor") => json!("AXQBBAEBAlqhJaQ"),
         (_, "epoch" | "sequence" | "expected_offset") => json!(0),
         (_, "group") => json!("billing"),
         (_, "file") => json!("start.js"),

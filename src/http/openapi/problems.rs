@@ -51,6 +51,9 @@ const CLAIMING: &[Code] = &[
 /// Of whatever a member of a group asks for.
 const OF_MEMBER: &[Code] = &[Code::GroupNotFound, Code::UnknownMember];
 
+/// Of what is done to a group only while it is idle.
+const OPERATING: &[Code] = &[Code::GroupNotEmpty, Code::OffsetCommitConflict];
+
 /// The sets of each operation; a test holds that every operation has its row.
 const TABLE: &[(&str, &[&[Code]])] = &[
     ("livez", &[]),
@@ -91,10 +94,29 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
     ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
+    ("list_groups", &[EVERY, ANSWERING]),
+    ("get_group", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
+    (
+        "reset_group_offsets",
+        &[
+            EVERY,
+            ANSWERING,
+            TAKING,
+            IN_TOPIC,
+            &[Code::GroupNotFound, Code::OffsetOutOfRange],
+            OPERATING,
+            WRITING,
+        ],
+    ),
+    ("delete_group", &[EVERY, &[Code::GroupNotFound], OPERATING, WRITING]),
     ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
     ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], WRITING]),
     ("heartbeat", &[EVERY, ANSWERING, TAKING, OF_MEMBER, WRITING]),
+    (
+        "fetch_group",
+        &[EVERY, ANSWERING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
+    ),
     ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
         "begin_transaction",

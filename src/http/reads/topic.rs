@@ -136,7 +136,7 @@ impl TopicReadQuery {
                     {"partition": 1, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1},
                     {"partition": 2, "next_offset": 0, "log_start_offset": 0, "high_watermark": 0},
                     {"partition": 3, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1}],
-                "cursor": "CURSOR"})),
+                "cursor": "AXQBBAEBAlqhJaQ"})),
             (String = "application/x-ndjson", example = json!(
                 "{\"partition\":0,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
                  \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\

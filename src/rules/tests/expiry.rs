@@ -7,7 +7,7 @@ use crate::{
         session::OPEN_ID_MEMORY_MS,
         settings::{Key, OwnSettings, Value},
     },
-    rules::expiry::{Activity, Verdict, judge, limit_ms},
+    rules::expiry::{Activity, GroupActivity, Verdict, judge, judge_group, limit_ms},
 };
 
 const HOUR_MS: i64 = 3_600_000;
@@ -100,5 +100,50 @@ fn one_with_a_name_has_its_own_limit() {
         (&nameless, &named_only, week),
     ] {
         assert_eq!(limit_ms(session, tenant), want, "{session:?}");
+    }
+}
+
+/// In hours: `n` noted, `c` last committed, `limit`, `now`. `members`, `pinned`: it lives.
+#[test]
+fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit() {
+    let table = "
+        n100              | limit 10   | now 110 -> active 100
+        n100              | limit 10   | now 111 -> expired
+        n100 c105         | limit 10   | now 115 -> active 105
+        n100 c105         | limit 10   | now 116 -> expired
+        n100 c90          | limit 10   | now 110 -> active 100
+        n100 c90          | limit 10   | now 111 -> expired
+        n100              | limit null | now 999 -> active 100
+        n100 c105         | limit null | now 999 -> active 105
+        n100 members      | limit 10   | now 999 -> active 999
+        n100 pinned       | limit 10   | now 999 -> active 999
+        n100 c105 pinned  | limit null | now 999 -> active 999
+        n100 c105 members | limit 10   | now 116 -> active 116
+        n120 members      | limit 10   | now 116 -> active 120";
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (given, want) = line.split_once("->").unwrap();
+        let [doings, limit, now] = given.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let hours = |text: &str| text.parse::<i64>().unwrap() * HOUR_MS;
+        let mut activity = GroupActivity::default();
+        for word in doings.split_whitespace() {
+            match word {
+                "members" => activity.has_members = true,
+                "pinned" => activity.is_pinned = true,
+                noted if noted.starts_with('n') => {
+                    activity.noted_at = Timestamp(hours(&noted[1..]))
+                }
+                at => activity.last_committed_at = Some(Timestamp(hours(&at[1..]))),
+            }
+        }
+        let limit = limit.strip_prefix("limit ").unwrap();
+        let limit = (limit != "null").then(|| hours(limit));
+        let now = Timestamp(hours(now.strip_prefix("now ").unwrap()));
+        let got = match judge_group(&activity, limit, now) {
+            Verdict::Expired => "expired".to_owned(),
+            Verdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
+        };
+        assert_eq!(got, want.trim(), "{line}");
     }
 }

@@ -6,6 +6,10 @@ use std::{
     time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 
 use super::{client, ended, run};
@@ -57,6 +61,69 @@ async fn it_starts_where_it_is_told_and_ends_at_the_end() {
     assert!(beyond.failed(1).contains("offset_out_of_range"), "{}", beyond.stderr);
     let absent = run(client(url, &["consume", "--topic", "t", "--partition", "3"])).await;
     assert!(absent.failed(2).contains("partitions 0 to 2"), "{}", absent.stderr);
+    let of_which =
+        run(client(url, &["consume", "--topic", "t", "--offset", "3", "--follow"])).await;
+    assert!(of_which.failed(2).contains("--partition"), "{}", of_which.stderr);
+    assert_eq!(count(&["--offset", "9"]).await, 1 + 2 + 3);
+}
+
+/// In many answers, with one request at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_partitions_than_anyone_counts_make_one_output() {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 300).await;
+    let long = "x".repeat(1_000);
+    for round in 0..10 {
+        let records: Vec<Value> =
+            (0..400).map(|n| json!({"key": format!("k{n}"), "value": [round, long]})).collect();
+        let sent = json!({"records": records});
+        served.client.post("/v1/topics/t/records", &sent).await.ok(200);
+    }
+    for arguments in [&[][..], &["--follow", "--until-end"]] {
+        let mut next = std::collections::BTreeMap::new();
+        let all = consume(&served, arguments).await;
+        for record in &all {
+            let next = next.entry(record["partition"].as_i64().unwrap()).or_insert(0);
+            assert_eq!(record["offset"], json!(*next), "{record}");
+            *next += 1;
+        }
+        assert_eq!((all.len(), next.len() > 150), (4_000, true));
+    }
+    let mut follower = Follower::start(&served, &["--offset", "latest", "--limit", "2"]);
+    // it is there once it waits
+    let waiting = || served.broker.waiting_reads() > 0;
+    until("the follower to wait", async || waiting().then_some(())).await;
+    let grow = json!({"partition_count": 301}).to_string();
+    let headers = [("content-type", "application/json")];
+    let patch = served.client.send(reqwest::Method::PATCH, "/v1/topics/t", &headers, Some(grow));
+    patch.await.unwrap().ok(200);
+    for partition in [300, 17] {
+        served.client.append("t", partition, &[json!("new")]).await;
+        assert_eq!(follower.next()["partition"], json!(partition));
+    }
+    follower.ends().await;
+}
+
+/// What was trimmed before it could be read is told, not passed over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_tells_what_it_could_not_read() {
+    let served = filled().await;
+    let mut follower = Follower::start(&served, &[]);
+    (0..33).for_each(|_| drop(follower.next()));
+    let waiting = || served.broker.waiting_reads() > 0;
+    until("the follower to wait", async || waiting().then_some(())).await;
+    kill(Pid::from_raw(follower.child.id().cast_signed()), Signal::SIGSTOP).unwrap();
+    served.client.append("t", 1, &[json!("read by nobody")]).await;
+    until("its read to be answered", async || (!waiting()).then_some(())).await;
+    served.client.append("t", 0, &[json!("gone")]).await;
+    served.client.delete("/v1/topics/t/partitions/0/records?before=11").await;
+    kill(Pid::from_raw(follower.child.id().cast_signed()), Signal::SIGCONT).unwrap();
+    assert_eq!(follower.next()["value"], json!("read by nobody"));
+    let status = until("it to end", async || follower.child.try_wait().unwrap()).await;
+    let mut stderr = String::new();
+    follower.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(stderr.contains("offset_out_of_range"), "{stderr}");
 }
 
 /// More than one answer holds.

@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod consume;
+mod groups;
 mod produce;
 mod terminal;
 mod tokens;

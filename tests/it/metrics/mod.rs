@@ -8,8 +8,8 @@ mod traffic;
 use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::{
-    model::Code,
-    telemetry::{Kind, METRICS, Metric, Values},
+    model::{Code, Name},
+    telemetry::{Kind, METRICS, Metric, OTHERS, Values},
 };
 use serde_json::json;
 use sqlx::postgres::PgConnectOptions;
@@ -112,6 +112,7 @@ fn is_of(values: Values, value: &str) -> bool {
         Values::Statuses => value.parse().is_ok_and(|status: u16| (200..600).contains(&status)),
         Values::Lanes => value.parse().is_ok_and(|lane: usize| lane < 1_000),
         Values::Version => value == env!("CARGO_PKG_VERSION"),
+        Values::Names => value == OTHERS || Name::parse(value).is_ok(),
     }
 }
 

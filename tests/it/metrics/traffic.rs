@@ -272,8 +272,67 @@ async fn offset_commits() {
             ("offset_commits_total", &outcome("refused"), 3.0),
             ("offset_commits_total", &outcome("failed"), 0.0),
             ("errors_total", &[("code", "group_not_empty")], 1.0),
+            ("fenced_commits_total", &[("form", "plain")], 1.0),
+            ("fenced_commits_total", &[("form", "transaction")], 0.0),
         ],
     );
+    let fenced = json!({"group": "g", "member_id": "gone", "generation": 0, "topic": "t",
+        "partition": 0, "offset": 2});
+    client.post("/v1/transactions", &json!({"offsets": [fenced], "commit": true})).await.ok(404);
+    hold(
+        &measured.scrape().await,
+        &[
+            ("fenced_commits_total", &[("form", "plain")], 1.0),
+            ("fenced_commits_total", &[("form", "transaction")], 1.0),
+        ],
+    );
+}
+
+/// Each replica shows what it last measured, which it does when it starts: the greatest by name.
+#[tokio::test]
+async fn groups_and_their_lags() {
+    let options = support::database().await;
+    let first = Measured::start(&options, &[]).await;
+    let client = &first.client;
+    client.put_topic("t", 2).await;
+    for partition in [0, 1] {
+        client.append("t", partition, &[json!(1), json!(2), json!(3)]).await;
+    }
+    let commit = async |group: &str, partition: i32, offset: i64| {
+        let commit = json!({"offsets": [{"topic": "t", "partition": partition, "offset": offset}]});
+        client.post(&format!("/v1/groups/{group}/offsets"), &commit).await.ok(200);
+    };
+    commit("far", 0, 0).await;
+    commit("far", 1, 1).await;
+    commit("near", 0, 1).await;
+    commit("there", 1, 3).await;
+    let lag = "oncelog_consumer_lag_records";
+    let of = |group| [("tenant", "default"), ("group", group), ("topic", "t")];
+    let others = [("tenant", "(other)"), ("group", "(other)"), ("topic", "(other)")];
+    let all = Measured::start(&options, &[]).await;
+    all.until(lag, &of("far"), 5.0).await;
+    let shown = all.scrape().await;
+    is_the_table(&shown);
+    hold(
+        &shown,
+        &[
+            ("consumer_lag_records", &of("near"), 2.0),
+            ("consumer_lag_records", &of("there"), 0.0),
+            ("consumer_lag_records", &others, 0.0),
+            ("consumer_groups", &[("state", "empty")], 3.0),
+            ("consumer_groups", &[("state", "alive")], 0.0),
+            ("consumer_group_members", &[], 0.0),
+        ],
+    );
+    let one = Measured::start(&options, &[("ONCELOG_MAX_LAG_SERIES", "1")]).await;
+    one.until(lag, &others, 2.0).await;
+    let shown = one.scrape().await;
+    hold(&shown, &[("consumer_lag_records", &of("far"), 5.0)]);
+    let series = |scrape: &Scrape| scrape.series().iter().filter(|(name, _)| name == lag).count();
+    assert_eq!(series(&shown), 2);
+    let none = Measured::start(&options, &[("ONCELOG_MAX_LAG_SERIES", "0")]).await;
+    none.until("oncelog_consumer_groups", &[("state", "empty")], 3.0).await;
+    assert_eq!(series(&none.scrape().await), 0);
 }
 
 #[tokio::test]

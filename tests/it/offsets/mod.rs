@@ -10,16 +10,16 @@ use sqlx::{ConnectOptions, Connection};
 use crate::support::http::{Answer, Call, Server, Setup};
 
 impl Server {
-    fn commit(&self, group: &str, commit: Value) -> Call {
+    pub fn commit(&self, group: &str, commit: Value) -> Call {
         self.post(&format!("/v1/groups/{group}/offsets")).json(commit)
     }
 
-    fn committed(&self, group: &str) -> Call {
+    pub fn committed(&self, group: &str) -> Call {
         self.get(&format!("/v1/groups/{group}/offsets"))
     }
 
     /// A topic with so many records in each of its partitions.
-    async fn filled_topic(&self, topic: &str, partition_count: i32, records: usize) {
+    pub async fn filled_topic(&self, topic: &str, partition_count: i32, records: usize) {
         self.topic(topic, partition_count).await;
         let records = vec![json!({"value": 1}); records];
         for partition in 0..partition_count {
@@ -47,7 +47,7 @@ impl Server {
         self.sql(sql).await;
     }
 
-    async fn number(&self, sql: &'static str) -> i64 {
+    pub async fn number(&self, sql: &'static str) -> i64 {
         let mut connection = self.options.connect().await.unwrap();
         let number = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
         connection.close().await.unwrap();
@@ -56,7 +56,7 @@ impl Server {
 }
 
 /// `[("orders", 0, 5)]` as a commit has it.
-fn offsets(offsets: &[(&str, i32, i64)]) -> Value {
+pub fn offsets(offsets: &[(&str, i32, i64)]) -> Value {
     let one = |(topic, partition, offset): &_| json!({"topic": topic, "partition": partition, "offset": offset});
     json!({"offsets": offsets.iter().map(one).collect::<Vec<_>>()})
 }
@@ -76,7 +76,7 @@ fn over(partition: i32, expected: Value, offset: i64) -> Value {
 
 /// What an answer says: `orders/0 5 m, orders/1 0`.
 #[track_caller]
-fn told(answer: &Answer) -> String {
+pub fn told(answer: &Answer) -> String {
     let answer = answer.ok();
     let one = |offset: &Value| {
         let metadata = offset["metadata"].as_str().map_or(String::new(), |text| format!(" {text}"));

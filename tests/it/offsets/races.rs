@@ -106,7 +106,8 @@ async fn commit_all(
     let rows = store::offsets::lock(connection, tenant, &places).await?;
     assert!(places.iter().all(|place| rows.contains_key(place)));
     let groups: Vec<Name> = rows.keys().map(|place| place.group.clone()).collect();
-    let facts = store::offsets::groups(connection, tenant, &groups).await?;
+    let nobody = Default::default();
+    let facts = store::offsets::groups(connection, tenant, &groups, &nobody).await?;
     assert!(groups.iter().all(|group| facts.contains_key(group)));
     let next = |(place, row): (Place, oncelog::rules::offsets::Row)| {
         let offset = row.committed_offset.unwrap_or(0) + 1;

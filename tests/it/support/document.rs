@@ -76,8 +76,11 @@ pub fn fits(schema: &Value, value: &Value, at: &str) {
 
 /// Facts that a code has only at times: where a prepared transaction is the reason; where one of
 /// several partitions is.
-const SOMETIMES: [(&str, &str); 2] =
-    [("offset_commit_conflict", "transaction_id"), ("offset_out_of_range", "partition")];
+const SOMETIMES: [(&str, &str); 3] = [
+    ("offset_commit_conflict", "transaction_id"),
+    ("offset_out_of_range", "partition"),
+    ("offset_out_of_range", "topic"),
+];
 
 /// Whatever a test is answered, the document says of the operation that it may be.
 pub fn allows(method: &str, path: &str, answer: &Answer) {

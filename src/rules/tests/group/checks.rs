@@ -1,0 +1,151 @@
+//! What must hold after every step of a life.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::{prelude::*, test_runner::TestCaseError};
+
+use super::properties::{Life, Ownership, Told};
+use crate::{
+    model::{LogId, Name},
+    rules::group::{Place, Starts, State},
+};
+
+impl Life {
+    /// A new ownership is a new generation's, and none that was before.
+    pub fn check_ownerships(
+        &mut self,
+        before: &State,
+        after: &State,
+        by: Option<&str>,
+    ) -> Result<(), TestCaseError> {
+        prop_assert!(after.generation >= before.generation, "generations only grow");
+        let (was, is) = (ownerships(before), ownerships(after));
+        for ownership in is.difference(&was) {
+            prop_assert!(!self.ended.contains(ownership), "{:?} once more", ownership);
+            let since = ownership.2;
+            prop_assert!(before.generation < since && since <= after.generation);
+            self.saw("got", 1);
+        }
+        for ownership in was.difference(&is) {
+            self.ended.insert(ownership.clone());
+            let lives = after.members.contains_key(&ownership.1);
+            if lives {
+                self.saw("handed over", 1);
+            }
+            prop_assert!(!lives || by == Some(&ownership.1), "{:?} lost it unasked", ownership);
+        }
+        Ok(())
+    }
+
+    /// Who was told that it owns something owns it, until it has called after it was told otherwise.
+    pub fn check_told(&mut self, after: &State) -> Result<(), TestCaseError> {
+        self.told.retain(|id, _| after.members.contains_key(id));
+        for (id, Told { has, is_to_let_go }) in &self.told {
+            for log_id in has.union(is_to_let_go) {
+                if let Some(place) = after.places.get(log_id) {
+                    prop_assert!(place.is_owned_by(id), "{} was told {:?}", id, place);
+                }
+            }
+            for (log_id, place) in after.places.iter().filter(|(_, place)| place.is_owned_by(id)) {
+                let is_told = is_to_let_go.contains(log_id);
+                prop_assert!(place.announced <= is_told, "{} never heard of {:?}", id, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// A commit counts while the ownership lasts in which its records were fetched.
+    pub fn check_tickets(&mut self, after: &State) -> Result<(), TestCaseError> {
+        let now = ownerships(after);
+        let mut fenced = 0;
+        for (ownership, generation) in &self.tickets {
+            let (log_id, id, _) = ownership;
+            let judged = self.world.commit(id, *generation, *log_id);
+            prop_assert_eq!(judged.is_ok(), now.contains(ownership), "{:?}", ownership);
+            fenced += usize::from(judged.is_err());
+        }
+        self.saw("fenced", fenced);
+        Ok(())
+    }
+
+    /// Every subscribed partition is to be somebody's, evenly, and with as few moves as there can be.
+    pub fn check_assignment(&mut self, before: &State, after: &State) -> Result<(), TestCaseError> {
+        if after.topics_version != self.world.topics.version {
+            return Ok(());
+        }
+        let mut count: BTreeMap<&str, usize> = after.members.keys().map(|id| (&**id, 0)).collect();
+        let covers = |id: &str, place: &Place| after.members[id].subscription.covers(&place.topic);
+        for (log_id, topic, _) in &self.world.topics.partitions {
+            let is_asked_for =
+                after.members.keys().any(|id| after.members[id].subscription.covers(topic));
+            let place = after.places.get(log_id);
+            let assigned_to = place.and_then(|place| place.assigned_to.as_deref());
+            prop_assert_eq!(assigned_to.is_some(), is_asked_for);
+            let Some((place, id)) = place.zip(assigned_to) else { continue };
+            prop_assert!(covers(id, place) && place.owner.is_some(), "{:?}", place);
+            *count.get_mut(id).unwrap() += 1;
+        }
+        for place in after.places.values() {
+            let Some(id) = &place.assigned_to else { continue };
+            let fewer =
+                count.iter().find(|(other, n)| **n + 1 < count[&**id] && covers(other, place));
+            prop_assert!(fewer.is_none(), "{:?} not to {:?}", place, fewer);
+        }
+        let mut again = after.clone();
+        again.topics_version -= 1;
+        again.refresh(&self.world.topics, self.world.now);
+        prop_assert_eq!(&again, after, "an assignment that is well stays");
+        self.check_moves(before, after)
+    }
+
+    /// Where all subscribe alike, what can stay is counted.
+    fn check_moves(&mut self, before: &State, after: &State) -> Result<(), TestCaseError> {
+        let names = self.world.names();
+        let topics = |id: &String| -> Vec<&Name> {
+            names.iter().filter(|name| after.members[id].subscription.covers(name)).collect()
+        };
+        let mut kinds: Vec<_> = after.members.keys().map(topics).collect();
+        kinds.dedup();
+        if kinds.len() != 1 || before == after {
+            return Ok(());
+        }
+        let mut held: BTreeMap<&String, usize> = after.members.keys().map(|id| (id, 0)).collect();
+        let (mut all, mut kept) = (0, 0);
+        for (log_id, place) in after.places.iter().filter(|(_, place)| place.assigned_to.is_some())
+        {
+            all += 1;
+            let was = before.places.get(log_id);
+            let assigned_to = was.and_then(|was| was.assigned_to.as_ref());
+            let owner = was.and_then(|was| was.owner.as_ref()).map(|owner| &owner.member_id);
+            let mut holders = [assigned_to, owner].into_iter().flatten();
+            let Some(holder) = holders.find(|id| after.members.contains_key(*id)) else { continue };
+            *held.get_mut(holder).unwrap() += 1;
+            kept += usize::from(place.assigned_to.as_ref() == Some(holder));
+        }
+        let (each, more) = (all / held.len(), all % held.len());
+        let mut held: Vec<usize> = held.into_values().collect();
+        held.sort_unstable_by(|one, other| other.cmp(one));
+        let most = |(at, held): (usize, usize)| held.min(each + usize::from(at < more));
+        prop_assert_eq!(kept, held.into_iter().enumerate().map(most).sum::<usize>(), "moves");
+        self.saw("counted", 1);
+        Ok(())
+    }
+
+    pub fn check_starts(&mut self, after: &State) -> Result<(), TestCaseError> {
+        for (log_id, place) in &after.places {
+            let is_earliest = self.earliest.contains(log_id);
+            let starts = if is_earliest { Starts::Earliest } else { Starts::Reset };
+            prop_assert_eq!(place.starts, Some(starts), "{:?}", place);
+        }
+        self.saw("earliest", self.earliest.len());
+        Ok(())
+    }
+}
+
+fn ownerships(state: &State) -> BTreeSet<Ownership> {
+    let of = |(log_id, place): (&LogId, &Place)| {
+        let owner = place.owner.as_ref()?;
+        Some((*log_id, owner.member_id.clone(), owner.since))
+    };
+    state.places.iter().filter_map(of).collect()
+}

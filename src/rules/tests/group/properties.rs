@@ -1,0 +1,355 @@
+//! Random lives of a group, with what its clients have been told: nobody loses what it was not told
+//! to let go of, and what two may believe to own only one may commit.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use proptest::{
+    collection::{btree_set, vec},
+    option,
+    prelude::*,
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+
+use super::world::{World, a_join, name};
+use crate::{
+    model::{
+        LogId, Name, Partition,
+        group::{Membership, Partitions, TopicPattern},
+    },
+    rules::group::{Place, State},
+};
+
+const CLIENTS: usize = 5;
+/// Of which so many join as an instance.
+const INSTANCES: usize = 2;
+const TOPICS: [&str; 4] = ["c", "cc", "d", "dd"];
+const PATTERNS: [&str; 4] = ["/^c/", "/d$/", "/./", "/c|dd/"];
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// A client that was a member before has forgotten it.
+    Join {
+        client: usize,
+        topics: BTreeSet<usize>,
+        pattern: Option<usize>,
+    },
+    /// All who join do it alike.
+    JoinAll {
+        client: usize,
+    },
+    Beat {
+        client: usize,
+        lost: bool,
+    },
+    Wake {
+        client: usize,
+    },
+    Leave {
+        client: usize,
+    },
+    /// Of all that are members, whether their clients know it or not.
+    Late {
+        member: usize,
+    },
+    Grow {
+        topic: usize,
+        by: Partition,
+    },
+    Delete {
+        topic: usize,
+    },
+    Settle,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let client = || 0..CLIENTS;
+    let topics = || btree_set(0..TOPICS.len(), 0..3);
+    prop_oneof![
+        4 => (client(), topics(), option::weighted(0.3, 0..PATTERNS.len()))
+            .prop_map(|(client, topics, pattern)| Op::Join { client, topics, pattern }),
+        4 => client().prop_map(|client| Op::JoinAll { client }),
+        20 => (client(), prop::bool::weighted(0.2))
+            .prop_map(|(client, lost)| Op::Beat { client, lost }),
+        4 => client().prop_map(|client| Op::Wake { client }),
+        1 => client().prop_map(|client| Op::Leave { client }),
+        2 => (0..CLIENTS * 2).prop_map(|member| Op::Late { member }),
+        2 => (0..TOPICS.len(), 1..4).prop_map(|(topic, by)| Op::Grow { topic, by }),
+        1 => (0..TOPICS.len()).prop_map(|topic| Op::Delete { topic }),
+        2 => Just(Op::Settle),
+    ]
+}
+
+pub type Ownership = (LogId, String, i64);
+type Seen = BTreeMap<&'static str, u64>;
+
+/// What a member was told last.
+#[derive(Default)]
+pub struct Told {
+    pub has: BTreeSet<LogId>,
+    pub is_to_let_go: BTreeSet<LogId>,
+}
+
+pub struct Life {
+    pub world: World,
+    /// The member that each client believes to be.
+    clients: [Option<String>; CLIENTS],
+    joins: usize,
+    pub told: BTreeMap<String, Told>,
+    /// What members were told to own, in which generation.
+    pub tickets: Vec<(Ownership, i64)>,
+    pub ended: BTreeSet<Ownership>,
+    /// Patterns ever subscribed with, and what is to be of every partition's `starts`.
+    patterns: Vec<TopicPattern>,
+    pub earliest: BTreeSet<LogId>,
+    seen: Seen,
+}
+
+impl Life {
+    fn new() -> Self {
+        let mut world = World::new();
+        TOPICS[..2].iter().zip([3, 2]).for_each(|(topic, count)| world.grow(&name(topic), count));
+        Self {
+            world,
+            clients: Default::default(),
+            joins: 0,
+            told: BTreeMap::new(),
+            tickets: Vec::new(),
+            ended: BTreeSet::new(),
+            patterns: Vec::new(),
+            earliest: BTreeSet::new(),
+            seen: Seen::new(),
+        }
+    }
+
+    pub fn saw(&mut self, what: &'static str, times: usize) {
+        *self.seen.entry(what).or_default() += times as u64;
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        // one assignment after the other, so that what each of them moves can be told
+        let is_of_topics = matches!(op, Op::Grow { .. } | Op::Delete { .. } | Op::Settle);
+        if !is_of_topics && self.world.state.topics_version < self.world.topics.version {
+            self.step(&Op::Settle)?;
+        }
+        let mut before = self.world.state.clone();
+        let by = self.act(op, &mut before)?;
+        let after = self.world.state.clone();
+        self.check_ownerships(&before, &after, by.as_deref())?;
+        self.check_told(&after)?;
+        self.check_tickets(&after)?;
+        self.check_assignment(&before, &after)?;
+        self.check_starts(&after)
+    }
+
+    /// Who has called. `before` forgets what was deleted, and knows an instance by its new name.
+    fn act(&mut self, op: &Op, before: &mut State) -> Result<Option<String>, TestCaseError> {
+        match op {
+            Op::Join { client, topics, pattern } => {
+                let there = self.world.names();
+                let topics = topics.iter().map(|topic| TOPICS[*topic]);
+                let mut words: Vec<&str> = topics.filter(|t| there.contains(&name(t))).collect();
+                words.extend(pattern.map(|pattern| PATTERNS[pattern]));
+                return self.join(*client, words, before);
+            }
+            Op::JoinAll { client } => return self.join(*client, vec!["/./"], before),
+            Op::Beat { client, .. } | Op::Wake { client } => {
+                let lets_go = matches!(op, Op::Beat { .. });
+                let is_lost = matches!(op, Op::Beat { lost: true, .. });
+                let Some(id) = self.clients[*client].clone() else { return Ok(None) };
+                if lets_go {
+                    self.told.entry(id.clone()).or_default().is_to_let_go.clear();
+                }
+                let world = &mut self.world;
+                let answer = if lets_go { world.beat(&id) } else { world.wake(&id) };
+                match answer {
+                    Ok(membership) => self.tell(&id, &membership, is_lost),
+                    Err(_) => self.clients[*client] = None,
+                }
+                return Ok(Some(id));
+            }
+            Op::Leave { client } => {
+                if let Some(id) = self.clients[*client].take() {
+                    let _ = self.world.leave(&id);
+                }
+            }
+            Op::Late { member } => {
+                if let Some(id) = self.world.state.members.keys().nth(*member).cloned() {
+                    self.world.late(&id);
+                }
+            }
+            Op::Grow { topic, by } => self.grow(&name(TOPICS[*topic]), *by),
+            Op::Delete { topic } => {
+                let topic = name(TOPICS[*topic]);
+                self.world.delete(&topic);
+                before.places.retain(|_, place| place.topic != topic);
+            }
+            Op::Settle => self.world.settle(),
+        }
+        Ok(None)
+    }
+
+    fn join(
+        &mut self,
+        client: usize,
+        words: Vec<&str>,
+        before: &mut State,
+    ) -> Result<Option<String>, TestCaseError> {
+        if words.is_empty() {
+            return Ok(None);
+        }
+        let pod = format!("pod{client}");
+        let mut words: Vec<&str> = words;
+        if client < INSTANCES {
+            words.extend(["as", &pod]);
+        }
+        let join = a_join(&words);
+        self.joins += 1;
+        let id = format!("m{}", self.joins);
+        self.patterns.extend(join.subscription.pattern.clone());
+        let instance = join.instance_id.as_ref();
+        let is_former = |former: &String| {
+            instance.is_some() && before.members[former].instance_id.as_ref() == instance
+        };
+        if let Some(former) = before.members.keys().find(|id| is_former(id)).cloned() {
+            self.saw("replaced", 1);
+            rename(before, &former, &id);
+            let to_move = |place: &&Place| place.is_owned_by(&id) && place.is_to_move();
+            let moves = before.places.values().filter(to_move).count();
+            let is_same = before.members[&id].subscription == join.subscription;
+            let generation = self.world.state.generation;
+            self.world.join(&id, &join).unwrap();
+            if is_same && moves == 0 {
+                prop_assert_eq!(self.world.state.generation, generation, "no rebalance");
+                self.saw("came back", 1);
+            }
+        } else {
+            self.world.join(&id, &join).unwrap();
+        }
+        let membership = self.world.state.membership(&id);
+        prop_assert!(membership.revoked.is_empty(), "a join has nothing to let go of");
+        self.tell(&id, &membership, false);
+        self.clients[client] = Some(id.clone());
+        Ok(Some(id))
+    }
+
+    fn grow(&mut self, topic: &Name, by: Partition) {
+        let here = |(_, name, _): &&(LogId, Name, Partition)| name == topic;
+        let old: Vec<LogId> =
+            self.world.topics.partitions.iter().filter(here).map(|(log_id, ..)| *log_id).collect();
+        let mut subscribed = old.iter().any(|log_id| {
+            self.world.state.places.get(log_id).is_some_and(|place| place.starts.is_some())
+        });
+        subscribed |= self.patterns.iter().any(|pattern| pattern.matches(topic));
+        let mut members = self.world.state.members.values();
+        subscribed |= members.any(|member| member.subscription.covers(topic));
+        self.world.grow(topic, old.len() as Partition + by);
+        let made = self.world.topics.partitions.iter().filter(here).map(|(log_id, ..)| *log_id);
+        if subscribed {
+            self.earliest.extend(made.filter(|log_id| !old.contains(log_id)));
+        }
+    }
+
+    /// The member is told: what it was told before does not count any more.
+    fn tell(&mut self, id: &str, membership: &Membership, lost: bool) {
+        let has = self.logs(&membership.assignment);
+        let is_to_let_go = self.logs(&membership.revoked);
+        self.saw("told to let go", is_to_let_go.len());
+        if !lost {
+            for log_id in has.union(&is_to_let_go) {
+                let owner = self.world.state.places[log_id].owner.as_ref().unwrap();
+                let ownership = (*log_id, owner.member_id.clone(), owner.since);
+                self.tickets.push((ownership, membership.generation));
+            }
+        }
+        self.told.insert(id.to_owned(), Told { has, is_to_let_go });
+    }
+
+    fn logs(&self, partitions: &Partitions) -> BTreeSet<LogId> {
+        let is_there = |(_, topic, number): &&(LogId, Name, Partition)| {
+            partitions.get(topic).is_some_and(|numbers| numbers.contains(number))
+        };
+        let partitions = self.world.topics.partitions.iter().filter(is_there);
+        partitions.map(|(log_id, ..)| *log_id).collect()
+    }
+
+    /// Whoever does not call any more is gone, and the others have called twice: all is where it is to
+    /// be. Once more, and all know it.
+    fn check_end(&mut self) -> Result<(), TestCaseError> {
+        let of_nobody = |id: &&String| !self.clients.contains(&Some((*id).clone()));
+        let gone: Vec<String> =
+            self.world.state.members.keys().filter(of_nobody).cloned().collect();
+        gone.iter().for_each(|id| self.world.late(id));
+        self.world.settle();
+        self.told.retain(|id, _| !gone.contains(id));
+        for _ in 0..2 {
+            for client in 0..CLIENTS {
+                self.step(&Op::Beat { client, lost: false })?;
+            }
+        }
+        let settled = self.world.state.clone();
+        let moving = settled.places.values().find(|place| place.is_to_move());
+        prop_assert!(moving.is_none(), "{:?}", moving);
+        for id in self.clients.clone().into_iter().flatten() {
+            let Membership { assignment, .. } = self.world.beat(&id).unwrap();
+            let owned = settled.places.iter().filter(|(_, place)| place.is_owned_by(&id));
+            let owned: BTreeSet<LogId> = owned.map(|(log_id, _)| *log_id).collect();
+            prop_assert_eq!(self.logs(&assignment), owned);
+        }
+        prop_assert_eq!(&self.world.state, &settled);
+        Ok(())
+    }
+}
+
+fn rename(state: &mut State, former: &str, by: &str) {
+    for place in state.places.values_mut() {
+        let owner = place.owner.as_mut().map(|owner| &mut owner.member_id);
+        owner.into_iter().chain(&mut place.assigned_to).filter(|id| *id == former).for_each(|id| {
+            by.clone_into(id);
+        });
+    }
+    let member = state.members.remove(former).unwrap();
+    state.members.insert(by.to_owned(), member);
+}
+
+const EVERYTHING: [&str; 8] = [
+    "told to let go",
+    "handed over",
+    "got",
+    "replaced",
+    "came back",
+    "fenced",
+    "counted",
+    "earliest",
+];
+
+/// `ONCELOG_RULES_CASES` for a longer run.
+#[test]
+fn nobody_loses_what_it_was_not_told_to_let_go_of() {
+    let cases = std::env::var("ONCELOG_RULES_CASES").ok().and_then(|cases| cases.parse().ok());
+    let config =
+        Config { cases: cases.unwrap_or(300), failure_persistence: None, ..Config::default() };
+    let seen = RefCell::new(Seen::new());
+    let result = TestRunner::new(config).run(&vec(op(), 1..60), |ops| {
+        let mut life = Life::new();
+        for op in &ops {
+            life.step(op)?;
+        }
+        life.check_end()?;
+        for (what, count) in life.seen {
+            *seen.borrow_mut().entry(what).or_default() += count;
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let seen = seen.into_inner();
+    println!("{seen:?}");
+    for what in EVERYTHING {
+        let count = seen.get(what).copied().unwrap_or(0);
+        assert!(count >= 20, "{what} has happened {count} times only: {seen:?}");
+    }
+}

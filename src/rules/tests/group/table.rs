@@ -1,0 +1,117 @@
+//! Text tables, a row an event:
+//!
+//! ```text
+//! topic c 2              -> c0 c1 of a topic come to be; `delete c`
+//! join a c d             -> g1 c0 c1      what the member is told: its generation, what it has,
+//! beat a                 -> g2 c0, let go c1                      and what it is to let go of
+//! wake a                 (a waiting fetch is answered)
+//! commit a g1 c1         -> ok
+//! who                    -> c0 a1, c1 b2, and what goes where: c1 a1>b (told: c1 a1>>b)
+//! ```
+//!
+//! Further: `leave a`, `late a` (its lease runs out), `pass 100` (time), `settle`, `lease a`, `starts`,
+//! `reset`. A join's words: topics, `/pattern/`, `as pod`, `latest`, `for 30` (session timeout).
+
+use super::world::{World, a_join, name};
+use crate::{
+    model::{LogId, group::Membership, group::Partitions},
+    rules::{Refusal, group::Place},
+};
+
+pub fn check(table: &str) {
+    let mut world = World::new();
+    for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
+        let (event, want) = line.split_once("->").unwrap_or((line, ""));
+        let generation = world.state.generation;
+        let got = world.event(event.trim());
+        assert_eq!(got, want.trim(), "row {number}: {line}");
+        assert!(world.state.generation >= generation, "row {number}: {line}");
+    }
+}
+
+impl World {
+    fn event(&mut self, event: &str) -> String {
+        let words: Vec<&str> = event.split_whitespace().collect();
+        match words[..] {
+            ["topic", topic, count] => self.grow(&name(topic), count.parse().unwrap()),
+            ["delete", topic] => self.delete(&name(topic)),
+            ["join", id, ..] => return told(self.join(id, &a_join(&words[2..]))),
+            ["beat", id] => return told(self.beat(id)),
+            ["wake", id] => return told(self.wake(id)),
+            ["leave", id] => {
+                return self.leave(id).map_or_else(|why| refused(&why), |()| "".into());
+            }
+            ["late", id] => self.late(id),
+            ["pass", ms] => self.now.0 += ms.parse::<i64>().unwrap(),
+            ["settle"] => self.settle(),
+            ["lease", id] => {
+                let lease = self.state.members[id].lease_expires_at.0 - self.now.0;
+                return format!("{lease} left, g{}", self.state.generation);
+            }
+            ["commit", id, generation, place] => {
+                let generation = generation[1..].parse().unwrap();
+                let judged = self.commit(id, generation, self.log(place));
+                return judged.map_or_else(|why| refused(&why), |()| "ok".into());
+            }
+            ["who"] => return self.each(who),
+            ["starts"] => {
+                return self.each(|place| {
+                    place.starts.map_or("-".into(), |starts| format!("{starts:?}").to_lowercase())
+                });
+            }
+            ["reset"] => return self.state.auto_offset_reset.as_str().into(),
+            _ => panic!("{event}?"),
+        }
+        String::new()
+    }
+
+    fn log(&self, place: &str) -> LogId {
+        let mut partitions = self.topics.partitions.iter();
+        let found = partitions.find(|(_, topic, number)| format!("{topic}{number}") == place);
+        found.map(|(log_id, ..)| *log_id).unwrap()
+    }
+
+    fn each(&self, show: impl Fn(&Place) -> String) -> String {
+        let mut places: Vec<&Place> = self.state.places.values().collect();
+        places.sort_by_key(|place| (&place.topic, place.partition));
+        let shown = |place: &Place| format!("{}{} {}", place.topic, place.partition, show(place));
+        places.into_iter().map(shown).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn who(place: &Place) -> String {
+    let owner = place.owner.as_ref();
+    let owner = owner.map_or("-".into(), |owner| format!("{}{}", owner.member_id, owner.since));
+    let target = place.assigned_to.as_deref().unwrap_or("-");
+    match (place.is_to_move(), place.announced) {
+        (true, told) => format!("{owner}{}{target}", if told { ">>" } else { ">" }),
+        (false, told) => {
+            assert!(!told, "nothing to let go of: {place:?}");
+            owner
+        }
+    }
+}
+
+fn told(membership: Result<Membership, Refusal>) -> String {
+    let Membership { generation, assignment, revoked } = match membership {
+        Ok(membership) => membership,
+        Err(refusal) => return refused(&refusal),
+    };
+    let list = |partitions: &Partitions| {
+        let each = partitions.iter().flat_map(|(topic, numbers)| {
+            numbers.iter().map(move |number| format!(" {topic}{number}"))
+        });
+        each.collect::<String>()
+    };
+    let let_go = if revoked.is_empty() { "" } else { ", let go" };
+    format!("g{generation}{}{let_go}{}", list(&assignment), list(&revoked))
+}
+
+pub fn refused(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::UnknownMember => "unknown".into(),
+        Refusal::IllegalGeneration { generation } => format!("illegal, g{generation}"),
+        Refusal::TooMany { what, limit } => format!("at most {limit} {what}"),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,147 @@
+//! A group over topics that come and go, changed as the broker changes it: whoever is late goes
+//! first, then topics come in, then the rule is asked.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    model::{
+        LogId, Name, Partition, Timestamp,
+        group::{AutoOffsetReset, Join, Membership, Subscription, TopicPattern},
+    },
+    rules::{
+        Refusal,
+        group::{Owner, State, Topics},
+        offsets::{Group, Row, check_member},
+    },
+};
+
+pub const TIMEOUT_MS: i64 = 300;
+
+pub struct World {
+    pub state: State,
+    pub topics: Topics,
+    pub now: Timestamp,
+    next_log: i64,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self {
+            state: State::default(),
+            topics: Topics::default(),
+            now: Timestamp(1_000),
+            next_log: 1,
+        }
+    }
+
+    /// Makes a topic, or as many more partitions as it is to have.
+    pub fn grow(&mut self, topic: &Name, count: Partition) {
+        let here = self.topics.partitions.iter().filter(|(_, name, _)| name == topic).count();
+        for partition in here as Partition..count {
+            self.topics.partitions.push((LogId(self.next_log), topic.clone(), partition));
+            self.next_log += 1;
+            self.topics.version += 1;
+        }
+    }
+
+    pub fn delete(&mut self, topic: &Name) {
+        self.topics.partitions.retain(|(_, name, _)| name != topic);
+        self.topics.version += 1;
+        // what is stored of it is not loaded any more
+        self.state.places.retain(|_, place| place.topic != *topic);
+    }
+
+    pub fn names(&self) -> BTreeSet<Name> {
+        self.topics.partitions.iter().map(|(_, name, _)| name.clone()).collect()
+    }
+
+    pub fn change<T>(
+        &mut self,
+        rule: impl FnOnce(&mut State, &Topics, Timestamp) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let mut after = self.state.clone();
+        after.expire(&self.topics, self.now);
+        after.refresh(&self.topics, self.now);
+        let done = rule(&mut after, &self.topics, self.now)?;
+        self.state = after;
+        Ok(done)
+    }
+
+    pub fn settle(&mut self) {
+        let _ = self.change(|_, _, _| Ok(()));
+    }
+
+    pub fn join(&mut self, id: &str, join: &Join) -> Result<Membership, Refusal> {
+        let timeout_ms = join.session_timeout_ms.unwrap_or(TIMEOUT_MS);
+        self.change(|state, topics, now| state.join(id, join, timeout_ms, topics, now))?;
+        Ok(self.state.membership(id))
+    }
+
+    /// A heartbeat, or a fetch that is answered at once.
+    pub fn beat(&mut self, id: &str) -> Result<Membership, Refusal> {
+        self.call(id, true)
+    }
+
+    /// A waiting fetch is answered.
+    pub fn wake(&mut self, id: &str) -> Result<Membership, Refusal> {
+        self.call(id, false)
+    }
+
+    fn call(&mut self, id: &str, lets_go: bool) -> Result<Membership, Refusal> {
+        self.change(|state, _, now| state.beat(id, lets_go, now))?;
+        Ok(self.state.membership(id))
+    }
+
+    pub fn leave(&mut self, id: &str) -> Result<(), Refusal> {
+        self.change(|state, topics, now| state.leave(id, topics, now))
+    }
+
+    /// The member's lease runs out, and is seen to have.
+    pub fn late(&mut self, id: &str) {
+        if let Some(member) = self.state.members.get_mut(id) {
+            member.lease_expires_at = Timestamp(self.now.0 - 1);
+        }
+        self.settle();
+    }
+
+    pub fn commit(&self, id: &str, generation: i64, log_id: LogId) -> Result<(), Refusal> {
+        let place = self.state.places.get(&log_id);
+        let owner = place.and_then(|place| place.owner.clone());
+        let owner = owner.map(|Owner { member_id, since, .. }| (member_id, since));
+        let members = self.state.members.keys().cloned().collect();
+        let group = Group { generation: self.state.generation, members };
+        check_member(&Row { owner, ..Row::default() }, &group, id, generation)
+    }
+}
+
+pub fn name(text: &str) -> Name {
+    Name::parse(text).unwrap()
+}
+
+/// `as pod c d /^e/ latest for 30`
+pub fn a_join(words: &[&str]) -> Join {
+    let mut join = Join {
+        subscription: Subscription::default(),
+        instance_id: None,
+        session_timeout_ms: None,
+        auto_offset_reset: None,
+    };
+    let mut words = words.iter().copied();
+    while let Some(word) = words.next() {
+        match word {
+            "as" => join.instance_id = words.next().map(str::to_owned),
+            "for" => join.session_timeout_ms = words.next().map(|ms| ms.parse().unwrap()),
+            _ if AutoOffsetReset::parse(word).is_some() => {
+                join.auto_offset_reset = AutoOffsetReset::parse(word);
+            }
+            _ if word.starts_with('/') => {
+                let pattern = TopicPattern::parse(word.trim_matches('/')).unwrap();
+                join.subscription.pattern = Some(pattern);
+            }
+            _ => {
+                join.subscription.topics.insert(name(word));
+            }
+        }
+    }
+    join
+}
