@@ -40,7 +40,7 @@ docs: ## Write the tables of docs/configuration.md, settings.md and metrics.md f
 lint-openapi: ## Lint the OpenAPI document; needs Node.js, which it installs on Debian and Ubuntu
 	@scripts/lint-openapi
 
-bench: ## Measure beside pgbench, in some 10 minutes: make bench [ROWS=name,...] [REPETITIONS=n] [DATA_DIR=dir]
+bench: ## Measure beside pgbench, in some 20 minutes: make bench [ROWS=name,...] [REPETITIONS=n] [DATA_DIR=dir]
 	@scripts/ensure-postgres
 	cargo bench --locked --bench figures -- --rows "$(ROWS)" \
 		$(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))

@@ -3,10 +3,12 @@
 //! ```text
 //! rows.rs     what is measured against what, and the aims
 //! place.rs    a private PostgreSQL (as embedded mode runs it, fsync on), databases, brokers
+//! load.rs     what a run takes of the machine
 //! pgbench.rs  the references: scripts of this directory, run by pgbench on the same PostgreSQL
 //! report.rs   the table and the raw figures;  plot.rs  the picture
 //! ```
 
+mod load;
 mod pgbench;
 mod place;
 mod plot;
@@ -53,12 +55,21 @@ pub struct Effort {
     pub stored_events: u32,
     /// To be there before anything is measured: 1.9 GB.
     pub wal_segments: usize,
+    /// Of 10 members that do nothing but stay.
+    pub groups: usize,
 }
 
-const FULL: Effort =
-    Effort { warmup_s: 1.0, measured_s: 4.0, stored_events: 1_000_000, wal_segments: 120 };
+const FULL: Effort = Effort {
+    warmup_s: 1.0,
+    measured_s: 4.0,
+    stored_events: 1_000_000,
+    wal_segments: 120,
+    groups: 1_000,
+};
 const SHORT: Effort =
-    Effort { warmup_s: 0.1, measured_s: 0.4, stored_events: 20_000, wal_segments: 0 };
+    Effort { warmup_s: 0.1, measured_s: 0.4, stored_events: 20_000, wal_segments: 0, groups: 10 };
+/// What comes once in 15 s needs to be measured so much longer.
+const HEARTBEATS_LONGER: f64 = 7.5;
 
 /// No disk is quicker.
 const LEAST_FLUSH_US: u64 = 5;
@@ -173,6 +184,19 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
             let brokers = Brokers::start(place, &database, 1).await?;
             place.settle().await?;
             let result = brokers.bench(&arguments, effort).await;
+            brokers.stop().await?;
+            result
+        }
+        Work::Heartbeats { arguments } => {
+            let groups = effort.groups.to_string();
+            let arguments = [arguments, &["--groups", &groups][..]].concat();
+            let [warmup_s, measured_s] =
+                [effort.warmup_s, effort.measured_s].map(|s| s * HEARTBEATS_LONGER);
+            let longer = Effort { warmup_s, measured_s, ..effort };
+            let brokers = Brokers::start(place, &database, 1).await?;
+            place.settle().await?;
+            let bench = brokers.bench(&arguments, longer);
+            let result = load::beside(place, &brokers, &database, bench).await;
             brokers.stop().await?;
             result
         }

@@ -114,7 +114,13 @@ impl Place {
     async fn take_sample(&mut self) -> anyhow::Result<Sample> {
         let database = self.make_database().await?;
         let brokers = Brokers::start(self, &database, 1).await?;
-        let brief = Effort { warmup_s: 0.0, measured_s: 0.05, stored_events: 0, wal_segments: 0 };
+        let brief = Effort {
+            warmup_s: 0.0,
+            measured_s: 0.05,
+            stored_events: 0,
+            wal_segments: 0,
+            groups: 0,
+        };
         let append = ["append", "--topic", "sample", "--connections", "1", "--records-per-request"];
         for records in ["1", "100"] {
             brokers.bench(&[&append[..], &[records]].concat(), brief).await?;
@@ -175,6 +181,19 @@ impl Place {
             ensure!(begun.elapsed() < PATIENCE, "{sessions} sessions stay in {database}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// As far as its sessions have told.
+    pub async fn transactions_so_far(&mut self, database: &str) -> anyhow::Result<i64> {
+        let sql = "select xact_commit + xact_rollback from pg_stat_database where datname = $1";
+        Ok(sqlx::query_scalar(sql).bind(database).fetch_one(&mut self.admin).await?)
+    }
+
+    /// A process of the server.
+    pub async fn backend(&mut self) -> anyhow::Result<u32> {
+        let query = sqlx::query_scalar("select pg_backend_pid()");
+        let id: i32 = query.fetch_one(&mut self.admin).await?;
+        Ok(id.try_into()?)
     }
 
     /// Nobody pays for what was written before.
@@ -294,9 +313,13 @@ impl Brokers {
         for broker in &self.processes {
             command.args(["--url", &broker.url]);
         }
-        let output = command.output()?;
+        let output = tokio::process::Command::from(command).output().await?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    pub fn ids(&self) -> Vec<u32> {
+        self.processes.iter().map(|broker| broker.child.id()).collect()
     }
 
     pub async fn stop(self) -> anyhow::Result<()> {

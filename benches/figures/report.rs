@@ -154,6 +154,7 @@ fn raw(measured: &Measured) -> anyhow::Result<Value> {
 fn unit(pointer: &str) -> &'static str {
     match pointer {
         _ if pointer.ends_with("_us") => "us",
+        _ if pointer.ends_with("_cores") => "cores",
         rows::DATABASE_TRANSACTIONS => "",
         _ => "/s",
     }
@@ -162,6 +163,7 @@ fn unit(pointer: &str) -> &'static str {
 pub fn amount(value: f64, unit: &str) -> String {
     match (unit, value) {
         ("us", value) => format!("{:.2} ms", value / 1e3),
+        ("cores", value) => format!("{value:.3} cores"),
         ("", value) => format!("{value:.2}"),
         (_, value) if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
         (_, value) if value >= 1e4 => format!("{:.1} k/s", value / 1e3),

@@ -13,6 +13,8 @@ pub enum Work {
     Counted { arguments: &'static [&'static str] },
     /// The same on stored events: a first broker stores them and ends, another one is measured.
     Stored { arguments: &'static [&'static str] },
+    /// The same with members that stay in their groups; the load of the machine is looked at.
+    Heartbeats { arguments: &'static [&'static str] },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
 }
@@ -395,5 +397,22 @@ pub const ROWS: &[Row] = &[
             ),
         ],
         figures: &[ratio("against appends of the same", 0, 1, Aim::AtLeast(0.5))],
+    },
+    Row {
+        name: "heartbeats",
+        title: "10,000 members in 1,000 groups, each with 12 partitions, that do nothing but stay",
+        slow_flush: false,
+        runs: &[Run {
+            title: "10,000 heartbeats in 15 s",
+            work: Work::Heartbeats { arguments: &["heartbeat", "--partitions", "12"] },
+        }],
+        figures: &[
+            absolute("PostgreSQL's processor time", Value(0, "/database_cores"), Aim::AtMost(0.05)),
+            absolute("the broker's processor time", Value(0, "/brokers_cores"), Aim::None),
+            absolute("heartbeats", Value(0, EVENTS), Aim::None),
+            absolute("database transactions", Value(0, "/database_transactions_per_s"), Aim::None),
+            absolute("p50 of a heartbeat", Value(0, "/latencies/heartbeat/p50_us"), Aim::None),
+            absolute("p99 of a heartbeat", Value(0, "/latencies/heartbeat/p99_us"), Aim::None),
+        ],
     },
 ];

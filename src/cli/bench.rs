@@ -8,6 +8,7 @@
 mod append;
 mod connection;
 mod events;
+mod heartbeat;
 mod measure;
 mod read;
 mod session;
@@ -72,6 +73,15 @@ Example:
 
 The members read the topic TOPIC-source, which is filled before, and commit to the topic.";
 
+const HEARTBEAT_EXAMPLE: &str = "\
+Examples:
+  oncelog bench heartbeat --partitions 12 --duration-s 30
+  oncelog bench heartbeat --groups 1 --members 100 --partitions 1000
+
+First all members join, which takes its time. A heartbeat's latency begins when it is due, and its
+answer must be that of the one before: the same assignment in the same generation. Members leave at
+the end; of a topic that is named they do not, and are gone when their leases have run out.";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Append as fast as the answers come
@@ -92,6 +102,9 @@ pub(super) enum Command {
     /// Commit what members of a group read to another topic, with how far they have come
     #[command(after_help = TRANSFORM_EXAMPLE)]
     Transform(transform::Flags),
+    /// Keep the members of many groups alive
+    #[command(after_help = HEARTBEAT_EXAMPLE)]
+    Heartbeat(heartbeat::Flags),
 }
 
 /// What all workloads ask.
@@ -149,7 +162,8 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
         | Command::Wake(wake::Flags { common, .. })
         | Command::Session(session::Flags { common, .. })
         | Command::Transaction(transaction::Flags { common, .. })
-        | Command::Transform(transform::Flags { common, .. })) = &command;
+        | Command::Transform(transform::Flags { common, .. })
+        | Command::Heartbeat(heartbeat::Flags { common, .. })) = &command;
         let stage = Stage::set(common).await?;
         let work = async {
             match &command {
@@ -159,6 +173,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 Command::Session(flags) => session::run(flags, &stage).await,
                 Command::Transaction(flags) => transaction::run(flags, &stage).await,
                 Command::Transform(flags) => transform::run(flags, &stage).await,
+                Command::Heartbeat(flags) => heartbeat::run(flags, &stage).await,
             }
         };
         let outcome = tokio::select! {

@@ -142,6 +142,13 @@ impl SharedTally {
 }
 
 impl Tally {
+    /// What was done before does not count.
+    pub fn begin(&mut self, clock: Clock) {
+        (self.clock, self.acknowledged) = (clock, 0);
+        (self.requests, self.events) = (0, 0);
+        self.latencies.0.reset();
+    }
+
     pub fn done(&mut self, begun: Instant, ended: Instant, events: u64) {
         self.acknowledged += events;
         if self.clock.measures(ended) {

@@ -27,7 +27,9 @@ fn number(report: &Value, pointer: &str) -> f64 {
 async fn every_workload_reports_and_leaves_nothing_behind() {
     let served = Served::alone().await;
     let url = served.client.url.as_str();
-    let table: [(&[&str], &str); 7] = [
+    let stay = "heartbeat --groups 6 --members 5 --session-timeout-ms 6000 --partitions 7";
+    let stay: Vec<&str> = stay.split(' ').collect();
+    let table: [(&[&str], &str); 8] = [
         (&["append", "--connections", "4"], "append"),
         (
             &["append", "--connections", "3", "--unsequenced", "--records-per-request", "7"],
@@ -38,6 +40,7 @@ async fn every_workload_reports_and_leaves_nothing_behind() {
         (&["wake", "--rate", "50"], "send_to_arrival"),
         (&["wake", "--rate", "50", "--readers", "20"], "answer_to_arrival"),
         (&["session", "--connections", "2"], "open_and_append"),
+        (&stay, "heartbeat"),
     ];
     for (arguments, latency) in table {
         let report = bench(url, arguments).await;
@@ -49,12 +52,14 @@ async fn every_workload_reports_and_leaves_nothing_behind() {
         for of in ["/requests", "/events", "/events_per_s", "/client_cpu_s"] {
             number(&report, of);
         }
-        if arguments[0] == "read" {
-            assert!(number(&report, "/whole_passes") >= 1.0 && report["stored"] == 2500);
-        } else {
-            let check = &report["check"];
-            assert_eq!(check["stored"], check["acknowledged"], "{report}");
-            assert!(number(check, "/stored") > 0.0 && check["unresolved"] == 0, "{report}");
+        match arguments[0] {
+            "read" => assert!(number(&report, "/whole_passes") >= 1.0 && report["stored"] == 2500),
+            "heartbeat" => assert_eq!(report.pointer("/latencies/join/count"), Some(&30.into())),
+            _ => {
+                let check = &report["check"];
+                assert_eq!(check["stored"], check["acknowledged"], "{report}");
+                assert!(number(check, "/stored") > 0.0 && check["unresolved"] == 0, "{report}");
+            }
         }
     }
     let topics = served.client.get("/v1/topics").await.ok(200);

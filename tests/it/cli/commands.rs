@@ -110,6 +110,7 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "bench read",
         "bench wake",
         "bench session",
+        "bench heartbeat",
     ];
     for name in commands {
         for help in ["-h", "--help"] {

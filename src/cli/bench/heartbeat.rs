@@ -1,0 +1,246 @@
+//! Members of many groups that do nothing but stay: each sends a heartbeat once in its interval, at
+//! a time of its own, so that all of them come evenly.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use futures_util::{StreamExt, TryStreamExt, future::join_all, stream};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{
+    sync::Mutex,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use uuid::Uuid;
+
+use super::{
+    Common, Stage,
+    connection::{Connection, Failure, Server},
+    measure::{Latencies, Report, SharedTally, watch},
+};
+
+/// Groups that members join, or leave, at a time.
+const GROUPS_AT_A_TIME: usize = 16;
+/// How often members are asked whether each has its part.
+const REBALANCE_ROUNDS: usize = 100;
+
+#[derive(Args)]
+pub(in crate::cli) struct Flags {
+    /// Groups, each of which has all partitions of the topic to share
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    groups: u16,
+    /// Members of each group
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    members: u16,
+    /// The lease of a member, which sends a heartbeat in every third of it
+    #[arg(long, value_name = "MS", default_value = "45000", value_parser = clap::value_parser!(u32).range(1000..=1_800_000))]
+    session_timeout_ms: u32,
+    /// Connections that the members share
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    connections: u16,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+    let crowd = Arc::new(Crowd::new(flags, stage));
+    let begun = Instant::now();
+    // until all have joined nothing is measured
+    let tally = SharedTally::new(stage.phases.clock())?;
+    let mut joins = Latencies::new()?;
+    let (mut staying, mut groups) = (JoinSet::new(), Vec::new());
+    let mut gathered = stream::iter((0..crowd.groups).map(|group| crowd.gather(group)))
+        .buffer_unordered(GROUPS_AT_A_TIME);
+    while let Some((members, took)) = gathered.try_next().await? {
+        took.into_iter().for_each(|took| joins.note(took));
+        for member in &members {
+            staying.spawn(crowd.clone().stay(member.clone(), begun, tally.clone()));
+        }
+        groups.push(members);
+    }
+    let joined = begun.elapsed();
+
+    let clock = stage.phases.clock();
+    let measured_from = SystemTime::now() + clock.from.duration_since(Instant::now());
+    tally.lock().begin(clock);
+    let (_, cpu) = watch(JoinSet::<()>::new(), clock, &tally).await?;
+    staying.shutdown().await;
+
+    let mut report = stage.report("heartbeat", crowd.lines.len());
+    report.note("groups", crowd.groups);
+    report.note("members", crowd.groups * crowd.members);
+    report.note("session_timeout_ms", flags.session_timeout_ms);
+    report.note("joined_s", joined.as_secs_f64());
+    report.note("measured_from_unix_s", measured_from.duration_since(UNIX_EPOCH)?.as_secs_f64());
+    report.latencies("join", &joins);
+    report.tally("heartbeat", &tally.lock(), cpu)?;
+    if stage.made {
+        let leaving = stream::iter(groups.iter().map(|members| crowd.leave(members)));
+        leaving.buffer_unordered(GROUPS_AT_A_TIME).try_collect::<()>().await?;
+    }
+    Ok(report)
+}
+
+/// All members of all groups, and what they share.
+struct Crowd {
+    lines: Vec<Mutex<Line>>,
+    /// Of a group, up to its number.
+    path: String,
+    groups: usize,
+    /// Of each group.
+    members: usize,
+    partitions: usize,
+    join: String,
+    interval: Duration,
+}
+
+/// A connection to one of the servers, once it is needed.
+struct Line {
+    server: Arc<Server>,
+    connection: Option<Connection>,
+}
+
+#[derive(Clone)]
+struct Member {
+    /// Of all members.
+    index: usize,
+    path: String,
+    /// The answer to a heartbeat, which is not to change.
+    told: Vec<u8>,
+}
+
+#[derive(Deserialize)]
+struct Joined {
+    member_id: String,
+}
+
+/// What a heartbeat's answer tells.
+#[derive(Deserialize)]
+struct Told {
+    generation: i64,
+    assignment: Vec<Part>,
+    revoked: Vec<Part>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    partitions: Vec<i64>,
+}
+
+impl Crowd {
+    fn new(flags: &Flags, stage: &Stage) -> Self {
+        let (groups, members) = (usize::from(flags.groups), usize::from(flags.members));
+        let count = usize::from(flags.connections).min(groups * members);
+        let line = |index| Mutex::new(Line { server: stage.server(index), connection: None });
+        let timeout_ms = flags.session_timeout_ms;
+        Self {
+            lines: (0..count).map(line).collect(),
+            path: format!("/groups/bench-{}", Uuid::now_v7().simple()),
+            groups,
+            members,
+            partitions: stage.partitions.unsigned_abs() as usize,
+            join: json!({"topics": [stage.topic.as_str()], "session_timeout_ms": timeout_ms})
+                .to_string(),
+            interval: Duration::from_millis(timeout_ms.into()) / 3,
+        }
+    }
+
+    /// Members join a group, and share its partitions; how long each join took.
+    async fn gather(&self, group: usize) -> anyhow::Result<(Vec<Member>, Vec<Duration>)> {
+        let path = format!("{}-{group}/members", self.path);
+        let (mut members, mut took) = (Vec::new(), Vec::new());
+        for number in 0..self.members {
+            // those that come one after another are of different groups
+            let index = number * self.groups + group;
+            let begun = Instant::now();
+            let joined = self.send(index, |server| {
+                format!("{}{}\r\n\r\n{}", server.post_head(&path), self.join.len(), self.join)
+            });
+            let joined = joined.await.context("cannot join the group")?;
+            took.push(begun.elapsed());
+            let Joined { member_id } = serde_json::from_slice(&joined)?;
+            let path = format!("{path}/{member_id}");
+            members.push(Member { index, path, told: Vec::new() });
+        }
+        for _ in 0..REBALANCE_ROUNDS {
+            let all = join_all(members.iter().map(|member| self.beat(member))).await;
+            for (member, told) in members.iter_mut().zip(all) {
+                member.told = told.context("cannot stay in the group")?;
+            }
+            if self.is_settled(&members)? {
+                return Ok((members, took));
+            }
+        }
+        bail!("the members of a group do not come to share the partitions")
+    }
+
+    /// Every partition has its member, no member has more than its part, and all know.
+    fn is_settled(&self, members: &[Member]) -> anyhow::Result<bool> {
+        let told = members.iter().map(|member| serde_json::from_slice(&member.told));
+        let told: Vec<Told> = told.collect::<Result<_, _>>()?;
+        let share = self.partitions.div_ceil(self.members);
+        let owned = |told: &Told| told.assignment.iter().map(|p| p.partitions.len()).sum::<usize>();
+        Ok(told.iter().map(owned).sum::<usize>() == self.partitions
+            && told.iter().all(|told| owned(told) <= share && told.revoked.is_empty())
+            && told.windows(2).all(|two| two[0].generation == two[1].generation))
+    }
+
+    /// Sends a heartbeat in each interval, always at the same time of it.
+    async fn stay(self: Arc<Self>, member: Member, begun: Instant, tally: SharedTally) {
+        let share = member.index as f64 / (self.groups * self.members) as f64;
+        let mut due = begun + self.interval.mul_f64(share);
+        loop {
+            while due < Instant::now() {
+                due += self.interval;
+            }
+            sleep_until(due).await;
+            let beaten = self.beat(&member).await;
+            let mut tally = tally.lock();
+            match beaten {
+                Ok(told) if told == member.told => tally.done(due, Instant::now(), 1),
+                Ok(told) => tally.error("another_assignment", || {
+                    let [before, after] = [&member.told, &told].map(|t| String::from_utf8_lossy(t));
+                    format!("a heartbeat is told {after}, after {before}")
+                }),
+                Err(failure) => tally.failed(&failure),
+            }
+        }
+    }
+
+    async fn beat(&self, member: &Member) -> Result<Vec<u8>, Failure> {
+        let path = format!("{}/heartbeat", member.path);
+        self.send(member.index, |server| server.request("POST", &path)).await
+    }
+
+    async fn leave(&self, members: &[Member]) -> anyhow::Result<()> {
+        for member in members {
+            let leave = self.send(member.index, |server| server.request("DELETE", &member.path));
+            leave.await.context("cannot leave the group")?;
+        }
+        Ok(())
+    }
+
+    /// What is made for a server is sent to it, on the member's line.
+    async fn send(
+        &self,
+        index: usize,
+        request: impl FnOnce(&Server) -> String,
+    ) -> Result<Vec<u8>, Failure> {
+        let mut line = self.lines[index % self.lines.len()].lock().await;
+        let mut connection = match line.connection.take() {
+            Some(connection) => connection,
+            None => line.server.connect().await?,
+        };
+        let request = request(&line.server);
+        let answer = connection.exchange(request.as_bytes()).await.map(<[u8]>::to_vec);
+        if answer.as_ref().err().is_none_or(Failure::leaves_connection) {
+            line.connection = Some(connection);
+        }
+        answer
+    }
+}
