@@ -74,6 +74,7 @@ impl Broker {
         group: &Name,
         member_id: &str,
         fetch: Fetch,
+        permit: impl Fn(&Name) -> Result<(), Error>,
     ) -> Result<GroupFetched, Error> {
         let begun = Instant::now();
         let deadline = begun + Duration::from_millis(fetch.wait_ms);
@@ -89,6 +90,7 @@ impl Broker {
             if is_first && let Some(text) = &fetch.cursor {
                 fetching.begin(text, beat.group_id)?;
             }
+            self.permit_all(tenant, &beat, &permit).await?;
             let ground = self.fetch_ground(&mut fetching, beat, is_first).await?;
             is_first = false;
             let sources = ground.sources();
@@ -111,6 +113,19 @@ impl Broker {
         }
         let what = format!("partitions of group {group} lack rows they should have");
         Err(Error::from(store::Error::Corrupt(what)))
+    }
+
+    /// Whether the caller may read all that the member owns; before anything is let go of.
+    async fn permit_all(
+        &self,
+        tenant: TenantId,
+        beat: &Beat,
+        permit: impl Fn(&Name) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
+        let names = self.names.of(tenant, logs).await?;
+        let topics: BTreeSet<&Name> = names.values().map(|(topic, _)| topic).collect();
+        topics.into_iter().try_for_each(permit)
     }
 
     /// Registered before the first beat, if the fetch may wait.

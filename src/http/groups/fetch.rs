@@ -27,7 +27,7 @@ use crate::{
         },
     },
     model::{
-        Invalid,
+        Invalid, Name,
         group::{Fetch, GroupFetched},
         transfer::Part,
     },
@@ -117,10 +117,9 @@ pub async fn fetch_group(
 ) -> Result<Response, Error> {
     let fetch = query.checked()?;
     let group = &access.group;
-    let fetched = access.broker.fetch_group(access.tenant, group, &member_id, fetch).await?;
-    for topic in fetched.membership.assignment.keys() {
-        access.grant.demand(Word::Consume, topic)?;
-    }
+    let permit = |topic: &Name| access.grant.demand(Word::Consume, topic);
+    let fetched =
+        access.broker.fetch_group(access.tenant, group, &member_id, fetch, permit).await?;
     let GroupFetched { membership, parts, cursor } = fetched;
     let generation = membership.generation;
     let body = match media {

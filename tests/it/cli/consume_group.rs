@@ -172,6 +172,9 @@ async fn with_a_stable_name_it_stays_and_comes_back() {
     let mut again = Follower::start(consuming(&world, &pod));
     assert_eq!(places(&again.next(1)), ["1@5"]);
     assert_eq!(world.count(generation).await, before);
+    let committed = "select sum(committed_offset)::bigint from oncelog.group_offsets";
+    let all = async || (world.count(committed).await == 11).then_some(());
+    until("what was printed to be committed", all).await;
     // another of this name takes its place, which is no quarrel
     let third = consume(&world, &["--instance-id", "pod-1"]).await;
     assert_eq!(third.lines().len(), 0);

@@ -53,7 +53,9 @@ async fn groups_come_and_go_under_commits_and_joins() {
             let answer = replica.post("/v1/transactions").json(both).await;
             if answer.status != 201 {
                 let code = answer.json()["code"].as_str().unwrap().to_owned();
-                assert!(["offset_commit_conflict", "group_not_empty"].contains(&&*code), "{code}");
+                // a group that goes again and again under a commit is too much at the same rows
+                let codes = ["offset_commit_conflict", "group_not_empty", "unavailable"];
+                assert!(codes.contains(&&*code), "{code}");
             }
         }
     });
