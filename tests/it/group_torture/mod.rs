@@ -361,6 +361,7 @@ async fn torture(seed: u64, disturbances: u64) {
     let (look, handovers) = watcher.stop().await;
     assert!(look.is_empty(), "all have left: {look:?}");
     judge(&world, &mut rng, &inputs, &ends).await;
+    assert_eq!(deadlocks(&run.options).await, 0);
     let told = world.told.lock().unwrap();
     assert!(!told.contains_key("internal"), "{told:?}");
     println!("{:?} {told:?}", run.events);
@@ -371,7 +372,6 @@ async fn torture(seed: u64, disturbances: u64) {
     let records: i64 = ends.values().sum();
     println!("{records} records in {} partitions, quiet in {quiet:?}", ends.len());
     println!("all in {:?}", begun.elapsed());
-    assert_eq!(deadlocks(&run.options).await, 0);
     assert!(run.events.brokers_killed > 0 && handovers.expired > 0, "nothing was killed");
 }
 
