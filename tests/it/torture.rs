@@ -354,7 +354,7 @@ async fn disturb(world: &World, proxies: &[Proxy], cuts: bool, seed: u64) {
     }
 }
 
-async fn deadlocks(options: &PgConnectOptions) -> i64 {
+pub async fn deadlocks(options: &PgConnectOptions) -> i64 {
     let mut connection = options.connect().await.unwrap();
     let sql = "select deadlocks from pg_stat_database where datname = current_database()";
     sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()

@@ -68,7 +68,7 @@ impl Producer {
     }
 
     fn records(&mut self) -> Vec<Value> {
-        let numbers = self.number..self.number + self.rng.random_range(1..=6);
+        let numbers = self.number..self.number + self.rng.random_range(1..=12);
         let record = |number: i64| {
             let value = json!({"producer": self.producer, "number": number});
             json!({"key": format!("k{}", number % 53), "value": value})

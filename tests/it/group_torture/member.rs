@@ -44,17 +44,19 @@ pub struct Seen {
     /// Records that were answered when all up to them had been processed.
     again: u64,
     commits: u64,
+    /// Commits that were sent again after they had taken effect.
+    repeated: u64,
     /// Commits by those that were members no more, or had lost a partition.
     fenced: u64,
 }
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { generation, joins, records, again, commits, fenced, .. } = self;
+        let Self { generation, joins, records, again, commits, repeated, fenced, .. } = self;
         write!(
             f,
             "{generation} generations, {joins} joins, {records} records answered, {again} of them \
-             again, {commits} commits, {fenced} fenced"
+             again, {commits} commits, {repeated} told of as duplicates, {fenced} fenced"
         )
     }
 }
@@ -156,7 +158,9 @@ impl Member {
         }
         let before = self.newest();
         let path = self.path("");
-        let joined = self.world.post(&mut self.rng, &path, &join).await.ok(201);
+        // one that is sent twice makes two members
+        let sent = self.world.send(&mut self.rng, Method::POST, &path, Some(&join));
+        let joined = sent.await.ok(201);
         self.id = joined["member_id"].as_str().unwrap().to_owned();
         (self.cursor, self.next) = (None, BTreeMap::new());
         let mut seen = self.world.seen(self.kind).lock().unwrap();
@@ -305,7 +309,10 @@ impl Member {
         }
         let answer = self.world.post(&mut self.rng, "/v1/transactions", &body).await;
         self.is_accepted(&answer)?;
-        assert_eq!(answer.json()["state"], "committed", "{}", answer.text);
+        let transaction = answer.json();
+        assert_eq!(transaction["state"], "committed", "{transaction}");
+        let repeated = u64::from(transaction["duplicate"] == true);
+        self.world.seen(self.kind).lock().unwrap().repeated += repeated;
         Ok(())
     }
 

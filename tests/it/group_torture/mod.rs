@@ -24,7 +24,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::timeout};
 
 use self::{
     inputs::Appended,
@@ -34,6 +34,7 @@ use self::{
 use crate::{
     served::{Answer, Client, PATIENCE, Process, replica, until},
     support::{self, proxy::Proxy},
+    torture::deadlocks,
 };
 
 const BROKERS: usize = 3;
@@ -147,7 +148,14 @@ impl World {
         self.send(rng, Method::GET, path, None).await.ok(200)
     }
 
+    /// Now and then the client hangs up, or loses the answer, and sends again.
     async fn post(&self, rng: &mut StdRng, path: &str, body: &Value) -> Answer {
+        if rng.random_bool(0.08) {
+            let (client, patience) = (self.client(rng), rng.random_range(0..60));
+            let sent = client.try_post(path, body);
+            let lost = timeout(Duration::from_millis(patience), sent).await;
+            self.count(if lost.is_ok() { "answer lost" } else { "hung up" });
+        }
         self.send(rng, Method::POST, path, Some(body)).await
     }
 }
@@ -195,6 +203,24 @@ impl Slot {
         let after = Duration::from_millis(rng.random_range(0..2_500));
         self.life = Self::live(world, self.kind, &self.instance_id, &self.orders, after, rng);
     }
+
+    async fn disturb(&mut self, world: &Arc<World>, events: &mut Events, rng: &mut StdRng) {
+        match rng.random_range(0..100) {
+            0..50 => {
+                self.kill(world, rng).await;
+                events.members_killed += 1;
+            }
+            50..70 => {
+                self.orders.leave.store(true, Ordering::Relaxed);
+                events.left += 1;
+            }
+            // less than its lease, or more: then it wakes as a zombie
+            _ => {
+                self.orders.stall_ms.store(rng.random_range(500..3_000), Ordering::Relaxed);
+                events.stalled += 1;
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -235,33 +261,47 @@ impl Run {
 
     /// Something happens at any instant, not at a quiet one.
     async fn disturb(&mut self, rng: &mut StdRng) {
-        tokio::time::sleep(Duration::from_millis(rng.random_range(0..900))).await;
-        let (happens, slot) = (rng.random_range(0..100), rng.random_range(0..self.slots.len()));
-        let (slot, events) = (&mut self.slots[slot], &mut self.events);
-        match happens {
-            0..25 => {
-                let index = rng.random_range(0..BROKERS);
-                self.processes[index].kill_9().await;
-                let (process, client) = replica(&self.proxy, &self.options).await;
-                self.processes[index] = process;
-                self.world.brokers.lock().unwrap()[index] = client;
-                events.brokers_killed += 1;
+        let Self { world, processes, proxy, options, slots, events } = self;
+        let kills_broker = rng.random_bool(0.25);
+        let (victim, pause) = (rng.random_range(0..BROKERS), rng.random_range(0..500));
+        let broker = async {
+            if kills_broker {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                processes[victim].kill_9().await;
+                let (process, client) = replica(proxy, options).await;
+                processes[victim] = process;
+                world.brokers.lock().unwrap()[victim] = client;
             }
-            25..65 => {
-                slot.kill(&self.world, rng).await;
-                events.members_killed += 1;
+        };
+        let members = async {
+            for _ in 0..rng.random_range(1..=3) {
+                tokio::time::sleep(Duration::from_millis(rng.random_range(0..400))).await;
+                let slot = rng.random_range(0..slots.len());
+                slots[slot].disturb(world, events, rng).await;
             }
-            65..80 => {
-                slot.orders.leave.store(true, Ordering::Relaxed);
-                events.left += 1;
-            }
-            // less than its lease, or more: then it wakes as a zombie
-            _ => {
-                slot.orders.stall_ms.store(rng.random_range(200..3_000), Ordering::Relaxed);
-                events.stalled += 1;
+        };
+        tokio::join!(broker, members);
+        events.brokers_killed += u64::from(kills_broker);
+        self.judge_alive();
+    }
+
+    fn judge_alive(&self) {
+        assert!(!self.slots.iter().any(|slot| slot.life.is_finished()), "a member has failed");
+    }
+
+    /// Every partition has one owner, which is a member, and nothing is left to process.
+    async fn judge_described(&self, rng: &mut StdRng, partitions: usize) {
+        for kind in Kind::ALL {
+            let group = self.world.get(rng, &format!("/v1/groups/{}", kind.group())).await;
+            let members = group["members"].as_array().unwrap();
+            let listed = group["partitions"].as_array().unwrap();
+            assert_eq!(listed.len(), partitions, "{group}");
+            for partition in listed {
+                assert_eq!(partition["lag"], 0, "{group}");
+                let owner = members.iter().find(|m| m["member_id"] == partition["member_id"]);
+                assert!(owner.is_some(), "{partition}: {group}");
             }
         }
-        assert!(!self.slots.iter().any(|slot| slot.life.is_finished()), "a member has failed");
     }
 
     /// More partitions for the groups.
@@ -308,16 +348,20 @@ async fn torture(seed: u64, disturbances: u64) {
     let inputs = inputs::read_all(&world, &mut rng).await;
     let ends: BTreeMap<At, i64> =
         inputs.iter().map(|(at, values)| (at.clone(), values.len() as i64)).collect();
-    until("all to be processed, and every partition to have one owner", async || {
-        assert!(!run.slots.iter().any(|slot| slot.life.is_finished()), "a member has failed");
-        watcher.latest().is_quiet(&ends).then_some(())
+    let look = until("all to be processed, and every partition to have one owner", async || {
+        run.judge_alive();
+        let look = watcher.latest();
+        look.is_quiet(&ends, MEMBERS_PER_GROUP).then_some(look)
     })
     .await;
     let quiet = begun.elapsed();
-    watcher.latest().judge_balance();
+    look.judge_balance();
+    run.judge_described(&mut rng, ends.len()).await;
     run.stop().await;
-    let handovers = watcher.stop().await;
+    let (look, handovers) = watcher.stop().await;
+    assert!(look.is_empty(), "all have left: {look:?}");
     judge(&world, &mut rng, &inputs, &ends).await;
+    assert_eq!(deadlocks(&run.options).await, 0);
     let told = world.told.lock().unwrap();
     assert!(!told.contains_key("internal"), "{told:?}");
     println!("{:?} {told:?}", run.events);
@@ -328,7 +372,7 @@ async fn torture(seed: u64, disturbances: u64) {
     let records: i64 = ends.values().sum();
     println!("{records} records in {} partitions, quiet in {quiet:?}", ends.len());
     println!("all in {:?}", begun.elapsed());
-    assert!(run.events.brokers_killed > 0 && run.events.members_killed > 0, "nothing was killed");
+    assert!(run.events.brokers_killed > 0 && handovers.expired > 0, "nothing was killed");
 }
 
 /// Holds the logs, the committed offsets and what members saw against each other.

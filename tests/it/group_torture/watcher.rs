@@ -14,7 +14,7 @@ use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{At, World};
+use super::{At, Kind, World};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Less than the time between two renewals of the shortest lease: a lease that was seen that long
@@ -80,7 +80,7 @@ impl Look {
     }
 
     /// Both groups have committed all there is, and every partition has the owner that it is to have.
-    pub fn is_quiet(&self, ends: &BTreeMap<At, i64>) -> bool {
+    pub fn is_quiet(&self, ends: &BTreeMap<At, i64>, members: usize) -> bool {
         let is_settled = |group: &Group, at: &At, end: i64| {
             group.places.get(at).is_some_and(|place| {
                 let owner = place.owner.as_ref().map(|(id, ..)| id);
@@ -90,8 +90,17 @@ impl Look {
                     && place.committed.unwrap_or(0) == end
             })
         };
-        self.0.len() == 2
+        self.0.len() == Kind::ALL.len()
+            && self.0.values().all(|group| group.members.len() == members)
             && self.0.values().all(|group| ends.iter().all(|(at, end)| is_settled(group, at, *end)))
+    }
+
+    /// Nobody is a member, and nobody owns anything.
+    pub fn is_empty(&self) -> bool {
+        let is_empty = |group: &Group| {
+            group.members.is_empty() && group.places.values().all(|place| place.owner.is_none())
+        };
+        self.0.values().all(is_empty)
     }
 
     /// All subscribe to the same: no member has two partitions more than another.
@@ -149,7 +158,8 @@ pub struct Handovers {
     looks: u64,
     after_ms: Vec<i64>,
     let_go: u64,
-    expired: u64,
+    pub expired: u64,
+    replaced: u64,
 }
 
 impl fmt::Display for Handovers {
@@ -157,11 +167,11 @@ impl fmt::Display for Handovers {
         let mut sorted = self.after_ms.clone();
         sorted.sort_unstable();
         let (median, most) = (sorted.get(sorted.len() / 2), sorted.last());
-        let Self { looks, let_go, expired, .. } = self;
+        let Self { looks, let_go, expired, replaced, .. } = self;
         write!(
             f,
-            "{looks} looks at the groups, {let_go} partitions let go of, {expired} members expired; \
-             of their {} partitions others were owners after the lease by median {median:?} ms, at \
+            "{looks} looks at the groups, {let_go} partitions let go of, {replaced} members \
+             replaced by their instance, {expired} expired; of their {} partitions others were owners after the lease by median {median:?} ms, at \
              most {most:?} ms",
             sorted.len()
         )
@@ -173,7 +183,9 @@ impl Handovers {
         assert!(after.generation >= before.generation, "{name}: generations only grow");
         for (id, lease) in &before.members {
             let is_gone = !after.members.contains_key(id);
-            if is_gone && !left.contains(id) && !after.is_replaced(lease) {
+            if is_gone && after.is_replaced(lease) {
+                self.replaced += 1;
+            } else if is_gone && !left.contains(id) {
                 self.expired += 1;
             }
         }
@@ -217,7 +229,7 @@ impl Handovers {
 pub struct Watcher {
     latest: Arc<Mutex<Look>>,
     stop: CancellationToken,
-    watching: JoinHandle<Handovers>,
+    watching: JoinHandle<(Look, Handovers)>,
 }
 
 impl Watcher {
@@ -243,7 +255,7 @@ impl Watcher {
                 (before, looked) = (look.clone(), Instant::now());
                 *shown.lock().unwrap() = look;
             }
-            handovers
+            (Look::take(&mut connection).await, handovers)
         });
         Self { latest, stop, watching }
     }
@@ -252,7 +264,8 @@ impl Watcher {
         self.latest.lock().unwrap().clone()
     }
 
-    pub async fn stop(self) -> Handovers {
+    /// The last look, and what happened before.
+    pub async fn stop(self) -> (Look, Handovers) {
         self.stop.cancel();
         self.watching.await.unwrap()
     }
