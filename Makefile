@@ -12,6 +12,8 @@ run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 test: ## Run all tests; they start a PostgreSQL of their own
 	@scripts/ensure-postgres
 	@scripts/ensure-python3
+	@scripts/ensure-node examples typescript
+	@scripts/ensure-go
 	cargo test --locked
 
 torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]

@@ -1,11 +1,11 @@
 //! Log lines and metrics: how they leave the process. Every metric's name, labels and help are
 //! written once, in the table. Label values come from closed sets (operations, codes, kinds), never
-//! from a client, but for one metric with a bounded number of series (`lags`).
+//! from a client, but for one metric with a bounded number of series (`named`).
 //!
 //! Looking a metric up costs a hash and an allocation, so what is measured for every request has
 //! its handles made once, when its owner starts.
 
-mod lags;
+mod named;
 mod table;
 
 use std::{
@@ -22,7 +22,7 @@ use metrics_process::Collector;
 use tracing::{Level, level_filters::LevelFilter};
 use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
-pub use lags::{OTHERS, show_lags};
+pub use named::{OTHERS, show_named};
 pub use table::*;
 
 use crate::{config::LogFormat, model::Code};
@@ -119,7 +119,7 @@ impl Metrics {
     /// In the Prometheus text format.
     pub fn render(&self) -> String {
         self.process.collect();
-        self.exporter.render() + &lags::shown()
+        self.exporter.render() + &named::shown()
     }
 
     /// To be called every second or so: until then, or a `render`, histograms keep every

@@ -4,7 +4,7 @@
 //! locks the group's row and all of its offsets. Commits in flight hold one of these: they come before
 //! it, or find their rows gone and make the group anew.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{Broker, Error};
 use crate::{
@@ -184,10 +184,10 @@ impl Broker {
         let search = self.store.run(move |connection| {
             Box::pin(async move {
                 let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
-                let ends = store::logs::watermarks(connection, tenant, &logs).await?;
+                let ends = ends(connection, tenant, &logs).await?;
                 for target in &mut targets {
-                    let end = ends.iter().find(|(log_id, ..)| *log_id == target.log_id);
-                    let Some((log, start, end)) = end.copied() else { return Ok(None) };
+                    let log = target.log_id;
+                    let Some((start, end)) = ends.get(&log).copied() else { return Ok(None) };
                     let found =
                         store::reads::search(connection, tenant, log, start, end, instant).await?;
                     let Some(found) = found else { return Ok(None) };
@@ -242,9 +242,7 @@ async fn reset(
     let places: Vec<Place> = targets.iter().map(place).collect();
     let rows = store::offsets::lock(connection, tenant, &places).await?;
     let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
-    let ends = store::logs::watermarks(connection, tenant, &logs).await?;
-    let ends: std::collections::BTreeMap<LogId, (Offset, Offset)> =
-        ends.into_iter().map(|(log_id, start, end)| (log_id, (start, end))).collect();
+    let ends = ends(connection, tenant, &logs).await?;
     let starts = store::groups::starts(connection, tenant, group).await?;
     let (mut commits, mut offsets) = (Vec::new(), Vec::new());
     for (target, place) in targets.iter().zip(places) {
@@ -273,6 +271,16 @@ async fn reset(
         return Err(Stop::Vanished);
     }
     Ok(offsets)
+}
+
+/// What the logs hold: [start, end).
+async fn ends(
+    connection: &mut Connection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<BTreeMap<LogId, (Offset, Offset)>, store::Error> {
+    let ends = store::logs::watermarks(connection, tenant, logs).await?;
+    Ok(ends.into_iter().map(|(log_id, start, end)| (log_id, (start, end))).collect())
 }
 
 async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Stop> {

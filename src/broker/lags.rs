@@ -9,8 +9,9 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
+    model::group_view::Lag,
     store::{self, Store},
-    telemetry,
+    telemetry::{self, OTHERS},
 };
 
 /// How often it is measured at most.
@@ -27,7 +28,7 @@ pub struct Lags {
 impl Lags {
     pub fn new(max_series: usize) -> Self {
         if max_series > 0 {
-            telemetry::show_lags(&[], 0);
+            show(&[], 0);
         }
         Self { max_series, next_at: Mutex::new(Instant::now()) }
     }
@@ -50,15 +51,27 @@ impl Lags {
             })
         });
         let ((alive, empty, members), lags) = read.await?;
+        if let Some((lags, others)) = lags {
+            show(&lags, others);
+        }
         for (state, count) in [("alive", alive), ("empty", empty)] {
             metrics::gauge!(telemetry::CONSUMER_GROUPS, "state" => state).set(count as f64);
         }
         metrics::gauge!(telemetry::CONSUMER_GROUP_MEMBERS).set(members as f64);
-        if let Some((lags, others)) = lags {
-            telemetry::show_lags(&lags, others);
-        }
         let pause = (begun.elapsed() * SHARE).max(INTERVAL);
         *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) = begun + pause;
         Ok(())
     }
+}
+
+/// By name, and the sum of all others.
+fn show(lags: &[Lag], others: i64) {
+    let mut series: Vec<(Vec<&str>, i64)> = lags
+        .iter()
+        .map(|Lag { tenant, group, topic, records }| {
+            (vec![tenant.as_str(), group.as_str(), topic.as_str()], *records)
+        })
+        .collect();
+    series.push((vec![OTHERS; 3], others));
+    telemetry::show_named(telemetry::CONSUMER_LAG_RECORDS, &series);
 }

@@ -13,7 +13,7 @@
 //! - *settings* (`settings`) of a tenant are remembered for a second;
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
-//!   began; what changes a group (`membership`) locks it whole;
+//!   began; what changes a group (`membership`, and by those who operate it `groups`) locks it whole;
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
 //!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
 //!   far groups are behind (`lags`).

@@ -234,7 +234,10 @@ async fn write(
         let (offset, metadata) = match (verdict, row.committed_offset) {
             (Verdict::Keep, Some(committed)) => (committed, row.metadata),
             _ => {
-                if row.committed_offset != Some(offset) || row.metadata != metadata {
+                // where a group has no members every commit tells that it lives
+                let by_member = matches!(wanted.right, Right::Member(_));
+                let is_new = row.committed_offset != Some(offset) || row.metadata != metadata;
+                if is_new || !by_member {
                     let metadata = metadata.clone();
                     commits.push(store::offsets::Commit { place, offset, metadata });
                 }

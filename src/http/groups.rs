@@ -1,8 +1,10 @@
-//! Groups: where they go on in each partition; their members; how they are operated (`admin`).
+//! Groups: where they go on in each partition (and, by `reset`, elsewhere); their members; how they
+//! are operated (`admin`).
 
 pub mod admin;
 pub mod fetch;
 pub mod members;
+pub mod reset;
 
 use axum::Json;
 use serde::{Deserialize, Serialize};

@@ -61,7 +61,7 @@ fn routes() -> OpenApiRouter<Door> {
         ))
         .routes(routes!(groups::admin::list_groups))
         .routes(routes!(groups::admin::get_group, groups::admin::delete_group))
-        .routes(routes!(groups::admin::reset_group_offsets))
+        .routes(routes!(groups::reset::reset_group_offsets))
         .routes(routes!(groups::commit_group_offsets, groups::list_group_offsets))
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))

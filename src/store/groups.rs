@@ -15,7 +15,7 @@ use super::{
 use crate::{
     model::{
         LogId, Name, Offset, Partition, TenantId, Timestamp,
-        group::AutoOffsetReset,
+        group::{AutoOffsetReset, Partitions},
         group_view::{
             GroupDescription, GroupSummary, Lag, MemberDescription, OwnerDescription, Pin,
             PlaceDescription,
@@ -54,7 +54,7 @@ statements! {
     HAS_MEMBERS = "select exists (select from oncelog.group_members where tenant_id = $1 and group_name = $2)";
     /// In their order, as by commits in flight.
     LOCK_PLACES = "select committed_offset, committed_at, pinned_by from oncelog.group_offsets \
-        where tenant_id = $1 and group_name = $2 order by log_id for update";
+        where tenant_id = $1 and group_name = $2 order by log_id for no key update";
     DROP_PLACES = "delete from oncelog.group_offsets where tenant_id = $1 and group_name = $2";
     DROP = "delete from oncelog.groups where tenant_id = $1 and name = $2";
     /// Over many tenants, each with its own limit, without locks; those first that have been due for
@@ -134,14 +134,13 @@ pub async fn describe(
     let (places, grounds): (Vec<PlaceDescription>, _) = places?.into_iter().unzip();
     let query = sqlx::query_as(MEMBERS).bind(tenant.0).bind(group.as_str());
     let rows: Vec<MemberRow> = query.fetch_all(connection).await?;
-    let mut members: Vec<MemberDescription> = rows.into_iter().map(member).collect();
+    let mut owned: BTreeMap<&str, Partitions> = BTreeMap::new();
     for PlaceDescription { topic, partition, owner, .. } in &places {
-        let owner = owner.as_ref().map(|owner| &owner.member_id);
-        let owner = members.iter_mut().find(|member| Some(&member.member_id) == owner);
-        if let Some(member) = owner {
-            member.assignment.entry(topic.clone()).or_default().insert(*partition);
-        }
+        let Some(owner) = owner else { continue };
+        let of_owner = owned.entry(&owner.member_id).or_default();
+        of_owner.entry(topic.clone()).or_default().insert(*partition);
     }
+    let members = rows.into_iter().map(|row| member(row, &mut owned)).collect();
     let (group, created_at) = (group.clone(), created_at.into());
     let description =
         GroupDescription { group, generation, auto_offset_reset, created_at, members, places };
@@ -202,11 +201,12 @@ fn place(row: PlaceRow, reset: AutoOffsetReset) -> Result<(PlaceDescription, Gro
 
 type MemberRow = (String, Option<String>, Vec<String>, Option<String>, i64, Instant, Instant);
 
-fn member(row: MemberRow) -> MemberDescription {
+fn member(row: MemberRow, owned: &mut BTreeMap<&str, Partitions>) -> MemberDescription {
     let (member_id, instance_id, mut topics, topic_pattern, session_timeout_ms, joined, lease) =
         row;
     topics.sort_unstable();
     MemberDescription {
+        assignment: owned.remove(member_id.as_str()).unwrap_or_default(),
         member_id,
         instance_id,
         topics,
@@ -214,7 +214,6 @@ fn member(row: MemberRow) -> MemberDescription {
         session_timeout_ms,
         joined_at: joined.into(),
         lease_expires_at: lease.into(),
-        assignment: BTreeMap::new(),
     }
 }
 

@@ -53,7 +53,7 @@ statements! {
     MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
     OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
-        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,group_offsets}'::name[]) \
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets}'::name[]) \
         and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
@@ -70,7 +70,8 @@ pub struct Chunk {
 /// Tables with several indexes that begin with the tenant, or joined: what is right shows in
 /// statistics only.
 const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
-    oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, oncelog.group_offsets";
+    oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, \
+    oncelog.groups, oncelog.group_members, oncelog.group_offsets";
 
 /// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
 /// for.

@@ -1,5 +1,9 @@
 //! The examples that people are given do what they promise, whoever is killed meanwhile.
 
+mod functions;
+mod languages;
+mod workers;
+
 use std::{
     path::{Path, PathBuf},
     process::{Output, Stdio},
@@ -33,12 +37,12 @@ async fn high_watermark(client: &Client, topic: &str) -> Option<i64> {
     answer.json()["high_watermark"].as_i64()
 }
 
-/// All records of partition 0, each without what the log adds to it.
-async fn read_all(client: &Client, topic: &str) -> Vec<Value> {
+/// All records of a partition, each without what the log adds to it.
+async fn read_all(client: &Client, topic: &str, partition: i32) -> Vec<Value> {
     let mut records = Vec::new();
     loop {
         let query = format!("offset={}&limit=10000&max_bytes=16777216", records.len());
-        let page = client.read(topic, 0, &query).await.ok(200);
+        let page = client.read(topic, partition, &query).await.ok(200);
         for record in page["records"].as_array().unwrap() {
             assert_eq!(record["offset"], json!(records.len()), "offsets are dense");
             records.push(json!({"key": record["key"], "value": record["value"]}));
@@ -153,7 +157,7 @@ async fn transform(form: &'static str) {
     let output = transformer(&server.url, form).arg("--drain").output();
     let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let invoices = read_all(&client, "invoices").await;
+    let invoices = read_all(&client, "invoices", 0).await;
     for (number, invoice) in invoices.iter().enumerate() {
         let value = json!({"invoice": number, "order": {"number": number}});
         assert_eq!(*invoice, json!({"key": null, "value": value}));
@@ -259,7 +263,7 @@ impl TwoPhase {
         let shipments: Vec<i64> =
             sqlx::query_scalar(shipments).fetch_all(&mut self.database).await.unwrap();
         assert!(shipments.iter().copied().eq(0..self.orders), "{shipments:?}");
-        let shipped = read_all(&self.served.client, "shipped").await;
+        let shipped = read_all(&self.served.client, "shipped", 0).await;
         let shipped: Vec<&Value> = shipped.iter().map(|record| &record["value"]["order"]).collect();
         assert!(shipped.iter().copied().eq(&shipments), "{shipped:?}");
         assert_eq!(committed_offset(&self.served.client, "shipping").await, json!(self.orders));

@@ -381,3 +381,44 @@ async fn who_hangs_up_frees_the_place() {
         until_gauge(&client, 0.0).await;
     }
 }
+
+/// Many readers of one log, each coming back for the next record as soon as it has one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_at_the_end_of_a_log_looks_together() {
+    const READERS: usize = 64;
+    const RECORDS: usize = 20;
+    let options = support::database().await;
+    let proxy = Proxy::start(&options, 1).await;
+    let (_process, client) = replica(&proxy, &options).await;
+    client.put_topic("t", 1).await;
+    let reader = || {
+        let client = client.clone();
+        async move {
+            for next in 0.. {
+                let answer = client.read("t", 0, &format!("offset={next}&wait_ms=60000")).await;
+                if answer.status == 404 {
+                    return next;
+                }
+                let page = answer.ok(200);
+                assert_eq!(
+                    (values(&page), &page["next_offset"]),
+                    (vec![json!(next)], &json!(next + 1))
+                );
+            }
+            unreachable!("a topic is deleted at the end")
+        }
+    };
+    let readers: Vec<JoinHandle<usize>> = (0..READERS).map(|_| tokio::spawn(reader())).collect();
+    for n in 0..RECORDS {
+        until_gauge(&client, READERS as f64).await;
+        client.append("t", 0, &[json!(n)]).await;
+    }
+    until_gauge(&client, READERS as f64).await;
+    client.delete("/v1/topics/t").await;
+    for reader in readers {
+        assert_eq!(reader.await.unwrap(), RECORDS);
+    }
+    let looks = client.metric("oncelog_look_reads_count").await.unwrap();
+    println!("{looks} looks for {RECORDS} records and {READERS} readers");
+    assert!(looks < (READERS * RECORDS / 4) as f64, "{looks}");
+}

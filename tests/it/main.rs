@@ -13,6 +13,7 @@ mod embedded;
 mod examples;
 mod expiry;
 mod greeting;
+mod group_check;
 mod group_torture;
 mod groups;
 mod long_polls;

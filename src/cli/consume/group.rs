@@ -4,10 +4,11 @@
 //! short, and never passes over a record. While the reader of stdout takes its time, heartbeats keep
 //! the member in its group.
 
+mod flags;
+
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -16,15 +17,15 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
+use self::flags::Commit;
+pub use self::flags::GroupFlags;
 use super::{
     super::{
         Interrupted,
         client::{ANSWER_TIMEOUT, Answer, Client, Failure},
         interrupted,
         output::{closed, print},
-        topic::name,
     },
     MAX_LIMIT, NO_WAIT, WAIT,
 };
@@ -32,46 +33,6 @@ use crate::model::Name;
 
 /// After a signal: to print and commit what has arrived, and to leave.
 const GRACE: Duration = Duration::from_secs(2);
-
-#[derive(Args)]
-#[command(next_help_heading = "As a member of a group")]
-pub(in crate::cli) struct GroupFlags {
-    /// Share the partitions with the other members of this group, go on where it has committed, and
-    /// commit what was printed
-    #[arg(long, value_parser = name,
-        conflicts_with_all = ["partition", "offset", "timestamp", "until_end"])]
-    pub group: Option<Name>,
-    /// Read the topics that match this regular expression, also those that are made later
-    #[arg(long, value_name = "REGEX", requires = "group")]
-    pub topic_pattern: Option<String>,
-    /// The stable name of this member: it does not leave at its end, and who starts again with it
-    /// before its lease has run out has its partitions
-    #[arg(long, value_name = "ID", requires = "group")]
-    instance_id: Option<String>,
-    /// When to commit what was printed: after each record, after each answer, or never
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = Commit::Batch, requires = "group")]
-    commit: Commit,
-    /// Where the group begins in a partition in which it has committed nothing
-    #[arg(long, value_name = "WHERE", value_enum, requires = "group")]
-    auto_offset_reset: Option<AutoOffsetReset>,
-    /// How long the member may be silent before others get its partitions [default: 45000]
-    #[arg(long, value_name = "MS", requires = "group")]
-    session_timeout_ms: Option<u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Commit {
-    Each,
-    Batch,
-    None,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum AutoOffsetReset {
-    Earliest,
-    Latest,
-    Error,
-}
 
 #[derive(Deserialize)]
 struct Joined {
@@ -143,24 +104,9 @@ pub(super) async fn consume(flags: super::Flags) -> anyhow::Result<()> {
     let super::Flags { topics, group: flags, follow, limit, server, .. } = flags;
     let client = Client::new(server, patience)?;
     let topics: Vec<&str> = topics.iter().map(Name::as_str).collect();
-    let group = flags.group.context("--group is missing")?;
+    let group = flags.group.clone().context("--group is missing")?;
     let is_static = flags.instance_id.is_some();
-    // a name of its own makes also the join of any other member repeatable
-    let instance_id = flags.instance_id.unwrap_or_else(|| Uuid::now_v7().to_string());
-    let mut join = json!({"topics": topics, "instance_id": instance_id});
-    if let Some(pattern) = flags.topic_pattern {
-        join["topic_pattern"] = pattern.into();
-    }
-    if let Some(timeout_ms) = flags.session_timeout_ms {
-        join["session_timeout_ms"] = timeout_ms.into();
-    }
-    if let Some(reset) = flags.auto_offset_reset {
-        join["auto_offset_reset"] = match reset {
-            AutoOffsetReset::Earliest => "earliest".into(),
-            AutoOffsetReset::Latest => "latest".into(),
-            AutoOffsetReset::Error => "error".into(),
-        };
-    }
+    let join = flags.join(&topics);
     let mut consumer = Consumer {
         client,
         group,

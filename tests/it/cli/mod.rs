@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod consume;
+mod consume_group;
 mod groups;
 mod produce;
 mod terminal;

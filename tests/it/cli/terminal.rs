@@ -197,6 +197,37 @@ async fn people_see_transactions_with_their_ages_and_where_their_records_lie() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_see_groups_and_how_far_they_are_behind() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    served.client.append("t", 0, &[json!(1), json!(2), json!(3)]).await;
+    let commit = json!({"offsets": [{"topic": "t", "partition": 0, "offset": 1}]});
+    served.client.post("/v1/groups/billing/offsets", &commit).await.ok(200);
+    let shown = async |arguments: &[&str]| {
+        let terminal = Terminal::run(client(url, &[&["group"], arguments].concat()), None);
+        let (code, text) = terminal.end().await;
+        assert_eq!(code, Some(0), "{text}");
+        text
+    };
+    let words = |line: &str| -> Vec<String> { line.split_whitespace().map(Into::into).collect() };
+    let list = shown(&["list"]).await;
+    assert_eq!(words(list.lines().nth(1).unwrap())[..4], ["billing", "0", "0", "earliest"]);
+    let group = shown(&["describe", "billing"]).await;
+    assert!(group.starts_with("billing, made 20") && group.contains("no members"), "{group}");
+    assert!(group.lines().any(|line| words(line) == ["t", "0", "1", "3", "2"]), "{group}");
+    assert!(group.contains("2 records behind"), "{group}");
+    let reset = shown(&["reset", "billing", "--by", "1", "--dry-run"]).await;
+    assert!(reset.lines().any(|line| words(line) == ["t", "0", "2"]), "{reset}");
+    assert!(reset.contains("nothing is changed"), "{reset}");
+    let mut terminal = Terminal::run(client(url, &["group", "delete", "billing"]), None);
+    terminal.until("Delete billing with all its offsets? Type its name: ").await;
+    terminal.keys.write_all(b"mail\n").unwrap();
+    let (code, text) = terminal.end().await;
+    assert!(code == Some(1) && text.contains("nothing was deleted"), "{text}");
+    assert!(shown(&["describe", "billing"]).await.contains("2 records behind"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_is_deleted_by_who_types_its_name() {
     let served = one_topic().await;
     let url = served.client.url.as_str();

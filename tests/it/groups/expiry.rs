@@ -28,10 +28,7 @@ async fn a_group_without_members_and_commits_expires_with_its_offsets() {
     let server = Server::start().await;
     let other = Server::on(&server.options, Setup::default()).await;
     server.filled_topic("orders", 2, 5).await;
-    let set = |value: Value| {
-        let patch = json!({"settings": {"offsets_expiry_ms": value}});
-        server.patch("/v1/settings").json(patch)
-    };
+    let set = |value: Value| server.patch("/v1/settings").json(json!({"offsets_expiry_ms": value}));
     server.commit("g", offsets(&[("orders", 0, 1), ("orders", 1, 1)])).await.ok();
     let week = "7 days - 1 minute";
     for (active, committed) in [(week, "30 days"), ("30 days", week)] {

@@ -12,13 +12,13 @@ use crate::{
 async fn world() -> Server {
     let server = Server::start().await;
     server.topic("orders", 2).await;
-    for (records, appended_at) in [(6, "2026-01-01"), (4, "2026-02-01")] {
+    for (records, appended_at) in [(6, "2001-01-01"), (4, "2001-02-01")] {
         let records = vec![json!({"value": 1}); records];
         let path = "/v1/topics/orders/partitions/0/records";
         server.post(path).json(json!({"records": records})).await.ok();
         let age = format!(
             "update oncelog.batches set appended_at = '{appended_at}T00:00:00Z' \
-             where appended_at > '2026-03-01'"
+             where appended_at > '2001-03-01'"
         );
         server.sql(age).await;
     }
@@ -46,10 +46,10 @@ async fn offsets_go_where_they_are_told_and_stay_in_the_log() {
         (json!({"by": 5}), "orders/0 10, orders/1 0"),
         (json!({"by": 6}), "orders/0 10, orders/1 0"),
         (json!({"by": 0}), "orders/0 5, orders/1 0"),
-        (json!({"timestamp": "2025-12-31T00:00:00Z"}), "orders/0 2, orders/1 0"),
-        (json!({"timestamp": "2026-01-01T00:00:00.001Z"}), "orders/0 6, orders/1 0"),
-        (json!({"timestamp": "2026-02-01T01:00:00+01:00"}), "orders/0 6, orders/1 0"),
-        (json!({"timestamp": "2026-02-01T00:00:00.001Z"}), "orders/0 10, orders/1 0"),
+        (json!({"timestamp": "2000-12-31T00:00:00Z"}), "orders/0 2, orders/1 0"),
+        (json!({"timestamp": "2001-01-01T00:00:00.001Z"}), "orders/0 6, orders/1 0"),
+        (json!({"timestamp": "2001-02-01T01:00:00+01:00"}), "orders/0 6, orders/1 0"),
+        (json!({"timestamp": "2001-02-01T00:00:00.001Z"}), "orders/0 10, orders/1 0"),
     ];
     for (to, want) in table {
         let commit = json!({"offsets": [

@@ -81,6 +81,11 @@ async fn lags_are_summed_as_they_are_shown() {
         }
     }
     assert!(each(&server.group("error").await, "lag").contains("null"));
+    for _ in 0..2 {
+        server.member("latest", &["orders"], None).await;
+    }
+    let counts = store.run(|c| Box::pin(store::groups::count(c))).await.unwrap();
+    assert_eq!(counts, (1, 3, 2));
 }
 
 #[tokio::test]

@@ -310,28 +310,31 @@ async fn groups_and_their_lags() {
     let of = |group| [("tenant", "default"), ("group", group), ("topic", "t")];
     let others = [("tenant", "(other)"), ("group", "(other)"), ("topic", "(other)")];
     let all = Measured::start(&options, &[]).await;
-    all.until(lag, &of("far"), 5.0).await;
+    let groups = [("state", "empty")];
+    all.until("oncelog_consumer_groups", &groups, 3.0).await;
     let shown = all.scrape().await;
     is_the_table(&shown);
     hold(
         &shown,
         &[
+            ("consumer_lag_records", &of("far"), 5.0),
             ("consumer_lag_records", &of("near"), 2.0),
             ("consumer_lag_records", &of("there"), 0.0),
             ("consumer_lag_records", &others, 0.0),
-            ("consumer_groups", &[("state", "empty")], 3.0),
             ("consumer_groups", &[("state", "alive")], 0.0),
             ("consumer_group_members", &[], 0.0),
         ],
     );
     let one = Measured::start(&options, &[("ONCELOG_MAX_LAG_SERIES", "1")]).await;
-    one.until(lag, &others, 2.0).await;
+    one.until("oncelog_consumer_groups", &groups, 3.0).await;
     let shown = one.scrape().await;
-    hold(&shown, &[("consumer_lag_records", &of("far"), 5.0)]);
+    let sums: &[Sum<'_>] =
+        &[("consumer_lag_records", &of("far"), 5.0), ("consumer_lag_records", &others, 2.0)];
+    hold(&shown, sums);
     let series = |scrape: &Scrape| scrape.series().iter().filter(|(name, _)| name == lag).count();
     assert_eq!(series(&shown), 2);
     let none = Measured::start(&options, &[("ONCELOG_MAX_LAG_SERIES", "0")]).await;
-    none.until("oncelog_consumer_groups", &[("state", "empty")], 3.0).await;
+    none.until("oncelog_consumer_groups", &groups, 3.0).await;
     assert_eq!(series(&none.scrape().await), 0);
 }
 

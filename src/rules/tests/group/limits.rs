@@ -11,7 +11,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::{Member, Starts, position, renewed, session_timeout_ms},
+        group::{Member, Starts, is_withheld, position, renewed, session_timeout_ms},
         tests::settings::own,
     },
 };
@@ -145,6 +145,21 @@ fn a_group_goes_on_where_it_has_committed_else_where_it_is_to_begin() {
         };
         let got: Vec<String> = AutoOffsetReset::ALL.iter().map(at).collect();
         assert_eq!(got.join(" "), want, "{line}");
+    }
+}
+
+#[test]
+fn what_a_prepared_transaction_is_to_commit_is_withheld_from_all_that_have_not_passed_it() {
+    let table = [
+        (None, None, false),
+        (Some(4), None, false),
+        (None, Some(5), true),
+        (Some(4), Some(5), true),
+        (Some(5), Some(5), false),
+        (Some(6), Some(5), false),
+    ];
+    for (named, pinned, want) in table {
+        assert_eq!(is_withheld(named, pinned), want, "{named:?} {pinned:?}");
     }
 }
 

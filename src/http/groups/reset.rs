@@ -1,0 +1,186 @@
+//! Moving the offsets of a group.
+
+use std::fmt;
+
+use axum::Json;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use utoipa::ToSchema;
+
+use super::GroupOffsets;
+use crate::{
+    broker::Error,
+    http::{
+        access::{Group, GroupAccess},
+        body::JsonBody,
+        json::Faults,
+        media::AnswersJson,
+    },
+    model::{
+        Invalid, MAX_INTEGER, Timestamp,
+        group::MAX_TOPICS,
+        group_view::{OffsetsReset, ResetTo},
+    },
+};
+
+/// What is to be reset, and to where.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResetOffsets {
+    /// All partitions of these topics. Without: all that the group has subscribed to or has committed
+    /// in.
+    #[schema(min_items = 1, max_items = 1000)]
+    topics: Option<Vec<String>>,
+    #[schema(value_type = ResetTarget)]
+    to: SentTarget,
+    /// Only answer what it would do.
+    dry_run: Option<bool>,
+}
+
+/// Where the offsets go; whatever lies outside of a log is cut to its start or end.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only describes")]
+pub enum ResetTarget {
+    /// One end of the log.
+    End(LogEnd),
+    Place(SentPlace),
+}
+
+/// The first record that can be read, or the next one to come.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only describes")]
+pub enum LogEnd {
+    Earliest,
+    Latest,
+}
+
+/// Exactly one of these.
+#[derive(Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SentPlace {
+    /// The same offset in every partition.
+    #[schema(minimum = 0)]
+    offset: Option<i64>,
+    /// The first record appended at or after this instant (RFC 3339); the end, if there is none yet.
+    #[schema(format = DateTime)]
+    timestamp: Option<String>,
+    /// So many records on from where the group is; back, if negative.
+    by: Option<i64>,
+}
+
+/// `"earliest"`, or an object.
+enum SentTarget {
+    Word(String),
+    Place(SentPlace),
+}
+
+impl<'de> Deserialize<'de> for SentTarget {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Target;
+        impl<'de> Visitor<'de> for Target {
+            type Value = SentTarget;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("earliest, latest, or an object")
+            }
+
+            fn visit_str<E>(self, word: &str) -> Result<SentTarget, E> {
+                Ok(SentTarget::Word(word.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SentTarget, A::Error> {
+                SentPlace::deserialize(MapAccessDeserializer::new(map)).map(SentTarget::Place)
+            }
+        }
+        json.deserialize_any(Target)
+    }
+}
+
+impl ResetOffsets {
+    fn checked(self) -> Result<OffsetsReset, Invalid> {
+        let mut faults = Faults::default();
+        let topics = self.topics.map(|topics| {
+            if !(1..=MAX_TOPICS).contains(&topics.len()) {
+                faults.add("/topics", format!("1 to {MAX_TOPICS} topics are expected"));
+            }
+            let name = |(index, text): (usize, &String)| {
+                faults.name(&format!("/topics/{index}"), Some(text))
+            };
+            topics.iter().enumerate().filter_map(name).collect()
+        });
+        let to = match self.to {
+            SentTarget::Word(word) => match word.as_str() {
+                "earliest" => Some(ResetTo::Earliest),
+                "latest" => Some(ResetTo::Latest),
+                _ => {
+                    faults.add("/to", "earliest, latest, or an object is expected");
+                    None
+                }
+            },
+            SentTarget::Place(place) => place.checked(&mut faults),
+        };
+        faults.finish()?;
+        let to = to.ok_or_else(|| Invalid::at("/to", "a place to go to is expected"))?;
+        Ok(OffsetsReset { topics, to, dry_run: self.dry_run.unwrap_or(false) })
+    }
+}
+
+impl SentPlace {
+    fn checked(self, faults: &mut Faults) -> Option<ResetTo> {
+        match self {
+            Self { offset: Some(offset), timestamp: None, by: None } => {
+                faults.count("/to/offset", Some(offset)).map(ResetTo::Offset)
+            }
+            Self { offset: None, timestamp: Some(text), by: None } => match Timestamp::parse(&text)
+            {
+                Ok(instant) => Some(ResetTo::Timestamp(instant)),
+                Err(why) => {
+                    faults.add("/to/timestamp", why);
+                    None
+                }
+            },
+            Self { offset: None, timestamp: None, by: Some(by) } => {
+                faults.range("/to/by", Some(by), -MAX_INTEGER..=MAX_INTEGER).map(ResetTo::By)
+            }
+            _ => {
+                faults.add("/to", "exactly one of offset, timestamp and by is expected");
+                None
+            }
+        }
+    }
+}
+
+/// Reset a group's offsets
+///
+/// Moves them all or, when one is refused, none, forwards or back; what was committed as metadata
+/// goes. Only while the group has no members, and not while a prepared transaction is to commit
+/// there. Offsets outside of a log are cut to its start or end. `by` counts from the committed offset
+/// or, without one, from where the group would begin. Repeating it is safe, but for `by`.
+#[utoipa::path(post, path = "/v1/groups/{group}/offsets/reset", operation_id = "reset_group_offsets",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name")),
+    request_body(content = ResetOffsets, description = "What to reset, and to where", examples(
+        ("to_an_instant" = (summary = "What would a reset to this morning do?",
+            value = json!({"topics": ["orders"], "to": {"timestamp": "2026-11-21T08:00:00.000Z"},
+                "dry_run": true}))),
+        ("back" = (summary = "Process the last 100 records of each partition again",
+            value = json!({"to": {"by": -100}}))),
+        ("to_the_start" = (summary = "Process everything again",
+            value = json!({"to": "earliest"}))))),
+    responses((status = 200, description = "Where the group goes on now in these partitions",
+        body = GroupOffsets, example = json!({"group": "billing", "offsets": [
+            {"topic": "orders", "partition": 0, "offset": 0, "metadata": null}]}))),
+    security(("bearer" = ["group"])))]
+pub async fn reset_group_offsets(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    sent: JsonBody<ResetOffsets>,
+) -> Result<Json<GroupOffsets>, Error> {
+    let reset = sent.body.checked()?;
+    let offsets = access.broker.reset_offsets(access.tenant, &access.group, reset).await?;
+    Ok(Json(GroupOffsets::new(&access.group, offsets)))
+}

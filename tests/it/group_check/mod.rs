@@ -1,0 +1,212 @@
+//! A model check of groups with the real rules.
+//!
+//! `rules::{group, offsets, whole}` judge as in the server; around them stands the smallest [`ledger`]
+//! there can be, and a [`world`] of clients that join, fetch, process, commit and come back, over a
+//! network in which calls and answers are late or lost and every commit ever sent may arrive at any
+//! time, and again. Processing is to commit a range that begins where the group's committed offset
+//! was when it was fetched. stateright walks through *every* order (breadth first, so a
+//! counterexample is a shortest one).
+//!
+//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
+//! and each rule in [`Rule`] is left out once, of the server's in the wiring, of the clients' in what
+//! they do: the check must then find a violation.
+
+mod ledger;
+mod world;
+
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use ledger::How;
+use world::{Action, Budget, Check, Config, Kind};
+
+/// What must never happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Broken {
+    ProcessedTwice,
+    Skipped,
+    WentBack,
+    NotItsOwn,
+    LostUntold,
+    NotSettled,
+    GenerationFell,
+}
+
+impl Broken {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ProcessedTwice => {
+                "no record is processed twice by those who commit in transactions"
+            }
+            Self::Skipped => "nothing is committed whose records before it were not",
+            Self::WentBack => "a member's commit moves no offset back",
+            Self::NotItsOwn => {
+                "a commit counts in the ownership only in which its records were fetched"
+            }
+            Self::LostUntold => "a member that lives keeps what it was not told to let go of",
+            Self::NotSettled => {
+                "when all have called twice every partition has the owner it is to have"
+            }
+            Self::GenerationFell => "generations only grow",
+        }
+    }
+}
+
+/// What a check must have met to mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Seen {
+    Committed,
+    /// The member had been told to let go, and had not yet.
+    CommittedAfterRevoked,
+    Repeated,
+    HandedOver,
+    Replaced,
+    Unknown,
+    FencedAsUnknown,
+    FencedLost,
+    FencedRegained,
+    Conflict,
+}
+
+/// What can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// Only the owner commits in a transaction.
+    Ownership,
+    /// Offsets are judged when they are committed, not only when they are added.
+    AtTheEnd,
+    /// A partition is handed over when its owner has let go.
+    LettingGo,
+    /// A smaller offset changes nothing.
+    Monotonic,
+    /// Clients: a commit names the generation of the fetch that brought its records.
+    GenerationOfTheFetch,
+    /// Clients: nothing is fetched anew before the outcome of the last transaction is known.
+    KnowsTheOutcome,
+}
+
+const WHOLE: Kind = Kind { how: How::Whole, is_static: false };
+const STAGED: Kind = Kind { how: How::Staged, is_static: false };
+const PLAIN: Kind = Kind { how: How::Plain, is_static: false };
+const CURSOR: Kind = Kind { how: How::Cursor, is_static: false };
+const POD: Kind = Kind { how: How::Whole, is_static: true };
+
+fn config(clients: &[Kind], partitions: i64) -> Config {
+    let budget = Budget::default();
+    Config { clients: clients.to_vec(), partitions, records: 1, budget, without: None }
+}
+
+impl Config {
+    fn records(self, records: i64) -> Self {
+        Self { records, ..self }
+    }
+
+    /// So many leases run out, so many members come back.
+    fn deaths(mut self, deaths: u8, joins: u8) -> Self {
+        self.budget.deaths = deaths;
+        self.budget.joins = joins;
+        self
+    }
+
+    fn crashes(mut self, crashes: u8) -> Self {
+        self.budget.crashes = crashes;
+        self
+    }
+
+    fn growths(mut self, growths: u8) -> Self {
+        self.budget.growths = growths;
+        self
+    }
+}
+
+/// Explores all of it: nothing may be broken, and it must not be vacuous.
+fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
+    let started = Instant::now();
+    let check = Check::new(config);
+    let seen = check.seen.clone();
+    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
+    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
+        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
+    }
+    let seen = seen.lock().unwrap().clone();
+    println!("  seen: {seen:?}");
+    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
+    assert!(missed.is_empty(), "{name} never met {missed:?}");
+    assert!(states >= at_least, "{name}: only {states} states");
+}
+
+/// Leaves a rule out: this part of the contract must break.
+fn breaks(rule: Rule, broken: Broken, config: Config) {
+    let started = Instant::now();
+    let check = Check::new(Config { without: Some(rule), ..config });
+    let until = HasDiscoveries::AnyOf([broken.name()].into());
+    let checker = check.checker().finish_when(until).target_max_depth(16).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let path = checker.discovery(broken.name());
+    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
+    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
+    println!("  {}", told(&path.into_actions()));
+}
+
+fn told(actions: &[Action]) -> String {
+    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
+}
+
+macro_rules! holds {
+    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
+        $($(#[$attribute])*
+        #[test]
+        fn $test() {
+            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
+        })*
+    };
+}
+
+holds! {
+    holds_with_transactions_and_deaths: config(&[WHOLE, WHOLE], 2).deaths(1, 1), at least 5_000,
+        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown FencedLost FencedRegained;
+    holds_with_transactions_begun_early: config(&[STAGED, WHOLE], 2).records(2).deaths(1, 0), at least 5_000,
+        must see Committed CommittedAfterRevoked Repeated HandedOver FencedAsUnknown FencedLost FencedRegained;
+    holds_with_plain_commits: config(&[PLAIN, CURSOR], 2).records(2).deaths(1, 0), at least 1_000,
+        must see Committed CommittedAfterRevoked HandedOver FencedLost FencedRegained FencedAsUnknown;
+    holds_with_instances_that_come_back: config(&[POD, WHOLE], 2).crashes(1).deaths(1, 1), at least 5_000,
+        must see Committed Replaced FencedAsUnknown HandedOver FencedLost FencedRegained;
+    holds_while_a_topic_grows: config(&[WHOLE, STAGED], 1).growths(2), at least 3_000,
+        must see Committed CommittedAfterRevoked HandedOver FencedLost;
+    holds_with_three_members: config(&[WHOLE, STAGED, WHOLE], 2), at least 1_000,
+        must see Committed CommittedAfterRevoked HandedOver FencedLost;
+}
+
+macro_rules! without {
+    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
+        $(#[test]
+        fn $test() {
+            breaks(Rule::$rule, Broken::$broken, $config);
+        })*
+    };
+}
+
+without! {
+    without_ownership: Ownership breaks ProcessedTwice in config(&[WHOLE, WHOLE], 1).deaths(1, 0);
+    without_judging_offsets_at_the_end: AtTheEnd breaks ProcessedTwice in config(&[STAGED, WHOLE], 1).deaths(1, 0);
+    without_letting_go: LettingGo breaks LostUntold in config(&[WHOLE, WHOLE], 2);
+    without_offsets_that_only_grow: Monotonic breaks WentBack in config(&[PLAIN], 1).records(2);
+    without_the_generation_of_the_fetch: GenerationOfTheFetch breaks ProcessedTwice in config(&[WHOLE, WHOLE], 2).deaths(1, 0);
+    without_knowing_the_outcome: KnowsTheOutcome breaks ProcessedTwice in config(&[WHOLE], 1);
+}
+
+// cargo test --release --test it -- --ignored --nocapture group_check
+holds! {
+    #[ignore = "larger: a minute"]
+    holds_larger_three_members: config(&[WHOLE, STAGED, WHOLE], 3), at least 30_000,
+        must see Committed CommittedAfterRevoked HandedOver FencedLost;
+    #[ignore = "larger: a minute"]
+    holds_larger_plain_commits: config(&[PLAIN, CURSOR], 2).records(2).deaths(1, 1), at least 60_000,
+        must see Committed CommittedAfterRevoked HandedOver FencedLost FencedRegained FencedAsUnknown;
+    #[ignore = "larger: minutes"]
+    holds_larger_deaths: config(&[WHOLE, STAGED], 2).records(2).deaths(2, 1), at least 100_000,
+        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown FencedLost FencedRegained;
+}
