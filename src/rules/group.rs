@@ -132,8 +132,9 @@ impl State {
         if former.is_none() && self.members.len() >= MAX_MEMBERS {
             return Err(too_many("members of a group", MAX_MEMBERS));
         }
-        let pattern = join.subscription.pattern.iter().filter(|new| !self.patterns.contains(new));
-        let new_pattern = pattern.cloned().next();
+        let mut pattern =
+            join.subscription.pattern.iter().filter(|new| !self.patterns.contains(new));
+        let new_pattern = pattern.next().cloned();
         if new_pattern.is_some() && self.patterns.len() >= MAX_PATTERNS {
             return Err(too_many("patterns of a group", MAX_PATTERNS));
         }

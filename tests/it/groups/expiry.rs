@@ -87,7 +87,8 @@ async fn a_commit_that_meets_an_expiry_is_not_lost() {
             server.broker.sweep(),
             other.broker.sweep()
         );
-        (first.unwrap(), second.unwrap());
+        first.unwrap();
+        second.unwrap();
         let committed = told(&committed);
         assert!(told(&other.committed("g").await).contains(&committed), "{committed}");
         server.delete_group("g").await.no_content();
