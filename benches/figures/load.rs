@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde_json::Value;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -85,7 +85,6 @@ impl Processes {
                 _ => {}
             }
         }
-        ensure!(database_ticks > 0 && brokers_ticks > 0, "processes that took no time");
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_S;
         Ok(Sample {
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64(),

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{sync::oneshot, time::sleep};
 
 use super::Error;
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 
 /// Most members one statement looks at.
 const MEMBERS_PER_BEAT: usize = 1_000;
-/// Heartbeats are in no hurry: those that come in one of these go together.
+/// Heartbeats are in no hurry: those that come within this time of the first go together.
 const HEARTBEAT_WINDOW: Duration = Duration::from_millis(50);
 
 /// None: there is no such member.
@@ -31,17 +31,26 @@ struct Call {
     answer: oneshot::Sender<Result<Seen, Error>>,
 }
 
+/// When a look begins.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Begins {
+    AtOnce,
+    /// When a window has passed.
+    Later,
+}
+
+type Queue = (TenantId, Begins);
+
 #[derive(Clone)]
 pub struct Beats {
     store: Store,
-    /// What waits for the next look of a tenant; an entry means that a look is under way.
-    waiting: Arc<Mutex<HashMap<TenantId, Vec<Call>>>>,
-    begun: Instant,
+    /// What waits for the next look; an entry means that somebody makes it.
+    waiting: Arc<Mutex<HashMap<Queue, Vec<Call>>>>,
 }
 
 impl Beats {
     pub fn new(store: Store) -> Self {
-        Self { store, waiting: Arc::default(), begun: Instant::now() }
+        Self { store, waiting: Arc::default() }
     }
 
     /// As [`Beats::beat`], with all those of its window.
@@ -51,10 +60,7 @@ impl Beats {
         group: &Name,
         member_id: &str,
     ) -> Result<Seen, Error> {
-        let windows = self.begun.elapsed().as_micros() / HEARTBEAT_WINDOW.as_micros() + 1;
-        let end = HEARTBEAT_WINDOW.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX));
-        tokio::time::sleep_until(self.begun + end).await;
-        self.beat(tenant, group, member_id).await
+        self.ask((tenant, Begins::Later), group, member_id).await
     }
 
     /// The member as it is now or later. Its lease goes on.
@@ -64,36 +70,46 @@ impl Beats {
         group: &Name,
         member_id: &str,
     ) -> Result<Seen, Error> {
+        self.ask((tenant, Begins::AtOnce), group, member_id).await
+    }
+
+    async fn ask(&self, queue: Queue, group: &Name, member_id: &str) -> Result<Seen, Error> {
         let (answer, answered) = oneshot::channel();
         let call = Call { group: group.clone(), member_id: member_id.to_owned(), answer };
         let idle = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let idle = !waiting.contains_key(&tenant);
-            waiting.entry(tenant).or_default().push(call);
+            let idle = !waiting.contains_key(&queue);
+            waiting.entry(queue).or_default().push(call);
             idle
         };
         if idle {
             // not owned by this call: others wait for it as well
-            tokio::spawn(self.clone().serve(tenant));
+            tokio::spawn(self.clone().serve(queue));
         }
         answered.await.unwrap_or_else(|_| Err(Error::internal()))
     }
 
-    async fn serve(self, tenant: TenantId) {
+    async fn serve(self, queue: Queue) {
+        let (tenant, begins) = queue;
+        let mut is_behind = false;
         loop {
+            if begins == Begins::Later && !is_behind {
+                sleep(HEARTBEAT_WINDOW).await;
+            }
             let mut lot = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                match waiting.get_mut(&tenant) {
+                match waiting.get_mut(&queue) {
                     Some(lot) if !lot.is_empty() => {
                         let rest = lot.split_off(lot.len().min(MEMBERS_PER_BEAT));
                         std::mem::replace(lot, rest)
                     }
                     _ => {
-                        waiting.remove(&tenant);
+                        waiting.remove(&queue);
                         return;
                     }
                 }
             };
+            is_behind = lot.len() == MEMBERS_PER_BEAT;
             // in the order in which leases are locked
             lot.sort_by(|one, other| {
                 (&one.group, &one.member_id).cmp(&(&other.group, &other.member_id))

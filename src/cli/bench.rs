@@ -79,8 +79,8 @@ Examples:
   oncelog bench heartbeat --groups 1 --members 100 --partitions 1000
 
 First all members join, which takes its time. A heartbeat's latency begins when it is due, and its
-answer must be that of the one before: the same assignment in the same generation. Members leave at
-the end; of a topic that is named they do not, and are gone when their leases have run out.";
+answer must be that of the one before: the same assignment in the same generation. At the end members
+leave and groups are deleted; where the topic is named they stay, until their leases have run out.";
 
 #[derive(Subcommand)]
 pub(super) enum Command {

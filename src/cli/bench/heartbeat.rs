@@ -56,12 +56,12 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     let (mut staying, mut groups) = (JoinSet::new(), Vec::new());
     let mut gathered = stream::iter((0..crowd.groups).map(|group| crowd.gather(group)))
         .buffer_unordered(GROUPS_AT_A_TIME);
-    while let Some((members, took)) = gathered.try_next().await? {
-        took.into_iter().for_each(|took| joins.note(took));
-        for member in &members {
+    while let Some(group) = gathered.try_next().await? {
+        group.joined_in.iter().for_each(|took| joins.note(*took));
+        for member in &group.members {
             staying.spawn(crowd.clone().stay(member.clone(), begun, tally.clone()));
         }
-        groups.push(members);
+        groups.push(group);
     }
     let joined = begun.elapsed();
 
@@ -80,7 +80,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     report.latencies("join", &joins);
     report.tally("heartbeat", &tally.lock(), cpu)?;
     if stage.made {
-        let leaving = stream::iter(groups.iter().map(|members| crowd.leave(members)));
+        let leaving = stream::iter(groups.iter().map(|group| crowd.leave(group)));
         leaving.buffer_unordered(GROUPS_AT_A_TIME).try_collect::<()>().await?;
     }
     Ok(report)
@@ -103,6 +103,13 @@ struct Crowd {
 struct Line {
     server: Arc<Server>,
     connection: Option<Connection>,
+}
+
+struct Group {
+    path: String,
+    members: Vec<Member>,
+    /// How long each join took.
+    joined_in: Vec<Duration>,
 }
 
 #[derive(Clone)]
@@ -150,19 +157,20 @@ impl Crowd {
         }
     }
 
-    /// Members join a group, and share its partitions; how long each join took.
-    async fn gather(&self, group: usize) -> anyhow::Result<(Vec<Member>, Vec<Duration>)> {
-        let path = format!("{}-{group}/members", self.path);
-        let (mut members, mut took) = (Vec::new(), Vec::new());
-        for number in 0..self.members {
+    /// Members join a group, and share its partitions.
+    async fn gather(&self, number: usize) -> anyhow::Result<Group> {
+        let group = format!("{}-{number}", self.path);
+        let path = format!("{group}/members");
+        let (mut members, mut joined_in) = (Vec::new(), Vec::new());
+        for member in 0..self.members {
             // those that come one after another are of different groups
-            let index = number * self.groups + group;
+            let index = member * self.groups + number;
             let begun = Instant::now();
             let joined = self.send(index, |server| {
                 format!("{}{}\r\n\r\n{}", server.post_head(&path), self.join.len(), self.join)
             });
             let joined = joined.await.context("cannot join the group")?;
-            took.push(begun.elapsed());
+            joined_in.push(begun.elapsed());
             let Joined { member_id } = serde_json::from_slice(&joined)?;
             let path = format!("{path}/{member_id}");
             members.push(Member { index, path, told: Vec::new() });
@@ -173,7 +181,7 @@ impl Crowd {
                 member.told = told.context("cannot stay in the group")?;
             }
             if self.is_settled(&members)? {
-                return Ok((members, took));
+                return Ok(Group { path: group, members, joined_in });
             }
         }
         bail!("the members of a group do not come to share the partitions")
@@ -217,11 +225,13 @@ impl Crowd {
         self.send(member.index, |server| server.request("POST", &path)).await
     }
 
-    async fn leave(&self, members: &[Member]) -> anyhow::Result<()> {
-        for member in members {
+    async fn leave(&self, group: &Group) -> anyhow::Result<()> {
+        for member in &group.members {
             let leave = self.send(member.index, |server| server.request("DELETE", &member.path));
             leave.await.context("cannot leave the group")?;
         }
+        let delete = self.send(0, |server| server.request("DELETE", &group.path));
+        delete.await.context("cannot delete the group")?;
         Ok(())
     }
 
