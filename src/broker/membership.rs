@@ -153,6 +153,7 @@ impl Broker {
         rule: impl Rule,
     ) -> Result<Changed, Error> {
         let (rule, joins) = (Arc::new(rule), Arc::new(joins));
+        let _turn = self.turns.take(tenant, group).await;
         let mut attempt = 1;
         let changed = loop {
             match self.try_change(tenant, group, joins.clone(), rule.clone()).await {

@@ -52,6 +52,7 @@ mod standing;
 mod topic;
 mod topic_read;
 mod transaction;
+mod turns;
 mod wait;
 mod watches;
 
@@ -110,6 +111,7 @@ pub struct Broker {
     topics: topic::Topics,
     names: names::Names,
     group_ids: group_ids::GroupIds,
+    turns: turns::Turns,
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
     group_expiry: group_expiry::Rounds,
@@ -161,6 +163,7 @@ impl Broker {
             topics: topic::Topics::new(store.clone()),
             names: names::Names::new(store.clone()),
             group_ids: group_ids::GroupIds::new(store.clone()),
+            turns: turns::Turns::new(),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
             group_expiry: group_expiry::Rounds::default(),

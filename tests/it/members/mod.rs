@@ -4,6 +4,7 @@
 mod handover;
 mod positions;
 mod resets;
+mod storms;
 mod subscriptions;
 mod transactions;
 
