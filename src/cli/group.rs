@@ -1,16 +1,17 @@
 //! `oncelog group`: how groups stand, and what is done to one that has no members.
 
-use std::io::{IsTerminal, stdin, stdout};
+use std::io::{IsTerminal, stdout};
 
 use clap::{ArgGroup, Args, Subcommand};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{
-    WrongUsage, block_on,
-    client::{Answer, Client, Failure, ServerFlags, counted},
+    block_on,
+    client::{Answer, Client, ServerFlags, counted},
+    deletion::{Kind, delete},
     output::{print, table, text},
-    topic::{Common, PATIENCE, asked, name},
+    topic::{Common, PATIENCE, name},
     txn::{number, since},
 };
 use crate::model::{MAX_INTEGER, Name, Timestamp};
@@ -21,6 +22,8 @@ On a terminal the output is a table; piped, or with --json, it is JSON, one obje
 pub(super) const EXAMPLE: &str = "\
 Example:
   oncelog group describe billing";
+
+const KIND: Kind = Kind { noun: "group", path: "groups", with: "all its offsets" };
 
 #[derive(Subcommand)]
 pub(super) enum Command {
@@ -109,7 +112,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 describe(&client.send(get).await?, common.json)
             }
             Command::Reset(asked) => reset(asked).await,
-            Command::Delete { name, yes, server } => delete(&name, yes, server).await,
+            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
 }
@@ -215,26 +218,4 @@ async fn reset(asked: Reset) -> anyhow::Result<()> {
         rows.add_row(["topic", "partition", "offset"].map(|fact| text(&offset[fact])));
     }
     print(format!("{rows}\n").as_bytes())
-}
-
-async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<()> {
-    if !yes {
-        if !stdin().is_terminal() {
-            let what = "there is no terminal to ask on: give --yes to delete without being asked";
-            return Err(WrongUsage(what.into()).into());
-        }
-        if !asked(name, "all its offsets")? {
-            anyhow::bail!("nothing was deleted");
-        }
-    }
-    let client = Client::new(server, Some(PATIENCE))?;
-    let path = ["groups", name.as_str()];
-    match client.send(client.request(Method::DELETE, &path, &[])).await {
-        // the answer to an earlier attempt was lost
-        Err(Failure::Refused(problem))
-            if problem.code == "group_not_found" && client.repeats() > 0 => {}
-        answer => drop(answer?),
-    }
-    client.notice(&format!("group {name} is deleted"));
-    Ok(())
 }

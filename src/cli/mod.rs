@@ -6,6 +6,7 @@
 mod bench;
 mod client;
 mod consume;
+mod deletion;
 mod group;
 mod lines;
 mod output;

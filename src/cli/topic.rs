@@ -1,18 +1,18 @@
 //! `oncelog topic`.
 
 use std::{
-    io::{IsTerminal, Write, stderr, stdin, stdout},
+    io::{IsTerminal, stdout},
     time::Duration,
 };
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
-    WrongUsage, block_on,
-    client::{Answer, Client, Failure, ServerFlags},
+    block_on,
+    client::{Answer, Client, ServerFlags},
+    deletion::{Kind, delete},
     output::{print, table, text},
 };
 use crate::model::{Name, topic::MAX_PARTITION_COUNT};
@@ -26,6 +26,8 @@ On a terminal the output is a table; piped, or with --json, it is JSON, one obje
 pub(super) const EXAMPLE: &str = "\
 Example:
   oncelog topic create orders --partitions 4";
+
+const KIND: Kind = Kind { noun: "topic", path: "topics", with: "all its records" };
 
 #[derive(Subcommand)]
 pub(super) enum Command {
@@ -111,7 +113,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<()> {
                 describe(&client.send(get).await?, common.json)
             }
             Command::List { common } => list(common).await,
-            Command::Delete { name, yes, server } => delete(&name, yes, server).await,
+            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
 }
@@ -155,34 +157,4 @@ async fn list(common: Common) -> anyhow::Result<()> {
         })
         .await?;
     if as_json { Ok(()) } else { print(format!("{topics}\n").as_bytes()) }
-}
-
-async fn delete(name: &Name, yes: bool, server: ServerFlags) -> anyhow::Result<()> {
-    if !yes {
-        if !stdin().is_terminal() {
-            let what = "there is no terminal to ask on: give --yes to delete without being asked";
-            return Err(WrongUsage(what.into()).into());
-        }
-        if !asked(name, "all its records")? {
-            anyhow::bail!("nothing was deleted");
-        }
-    }
-    let client = Client::new(server, Some(PATIENCE))?;
-    let path = ["topics", name.as_str()];
-    match client.send(client.request(Method::DELETE, &path, &[])).await {
-        // the answer to an earlier attempt was lost
-        Err(Failure::Refused(problem))
-            if problem.code == "topic_not_found" && client.repeats() > 0 => {}
-        answer => drop(answer?),
-    }
-    client.notice(&format!("topic {name} is deleted"));
-    Ok(())
-}
-
-/// `what`: what goes with it.
-pub(super) fn asked(name: &Name, what: &str) -> anyhow::Result<bool> {
-    write!(stderr(), "Delete {name} with {what}? Type its name: ")?;
-    let mut answer = String::new();
-    stdin().read_line(&mut answer).context("cannot read the answer")?;
-    Ok(answer.trim() == name.as_str())
 }
