@@ -13,7 +13,9 @@
 //! - *settings* (`settings`) of a tenant are remembered for a second;
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
-//!   began; what changes a group (`membership`, and by those who operate it `groups`) locks it whole;
+//!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
+//!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
+//! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
 //!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
 //!   far groups are behind (`lags`).
