@@ -25,7 +25,7 @@ pub const RESOLVE_ATTEMPTS: usize = 5;
 /// How often a read starts again because the rows it was to read were trimmed meanwhile.
 pub const GROUND_ATTEMPTS: usize = 5;
 
-/// Who joins so many that wait where a log ends looks when they do, and not before.
+/// Who joins so many others that wait where a log ends looks when they do, and not before.
 const CROWD: usize = 16;
 
 /// What a read stands on after its first look.

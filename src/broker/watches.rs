@@ -48,22 +48,28 @@ type Key = (TenantId, LogId);
 
 pub struct Watches {
     looks: Looks,
-    logs: Mutex<HashMap<Key, watch::Sender<Heard>>>,
+    logs: Mutex<HashMap<Key, Watched>>,
 }
 
-/// A registered interest in a log; dropped, it is forgotten.
+/// A log of which news are told. It stays until a poll finds that nobody watches it: who has read
+/// something comes back for more.
+struct Watched {
+    sender: watch::Sender<Heard>,
+    /// Most that have watched it at once since a poll.
+    most: usize,
+}
+
+/// A registered interest in a log.
 pub struct Watch {
-    watches: Arc<Watches>,
-    key: Key,
     receiver: watch::Receiver<Heard>,
-    /// How many watched the log when this one came.
+    /// With how many others the log is watched, or was lately.
     pub company: usize,
 }
 
 impl Watch {
     /// Waits for news that has not been seen by this watch.
     pub async fn news(&mut self) -> Heard {
-        // the sender lives in `watches` as long as this watch does
+        // the sender lives in `Watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
     }
@@ -85,33 +91,25 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let mut logs = self.watches.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        // this receiver is still counted
-        if logs.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
-            logs.remove(&self.key);
-        }
-    }
-}
-
 impl Watches {
     pub fn new(looks: Looks) -> Self {
         Self { looks, logs: Mutex::default() }
     }
 
-    pub fn watch(self: &Arc<Self>, tenant: TenantId, log: LogId) -> Watch {
-        let key = (tenant, log);
+    pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = logs.entry(key).or_insert_with(|| {
+        let watched = logs.entry((tenant, log)).or_insert_with(|| {
             let (news, source) = (News::HighWatermark(0), Source::Poll);
-            watch::Sender::new(Heard { news, source, since: Instant::now() })
+            let known = Heard { news, source, since: Instant::now() };
+            Watched { sender: watch::Sender::new(known), most: 0 }
         });
-        let company = sender.receiver_count();
-        Watch { watches: self.clone(), key, receiver: sender.subscribe(), company }
+        let company = watched.most.max(watched.sender.receiver_count());
+        let receiver = watched.sender.subscribe();
+        watched.most = watched.most.max(watched.sender.receiver_count());
+        Watch { receiver, company }
     }
 
-    pub fn watch_group(self: &Arc<Self>, tenant: TenantId, group: GroupId) -> Watch {
+    pub fn watch_group(&self, tenant: TenantId, group: GroupId) -> Watch {
         self.watch(tenant, number(group))
     }
 
@@ -122,8 +120,8 @@ impl Watches {
 
     fn heard(&self, tenant: TenantId, log: LogId, heard: Heard) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(sender) = logs.get(&(tenant, log)) else { return };
-        sender.send_if_modified(|known| {
+        let Some(watched) = logs.get(&(tenant, log)) else { return };
+        watched.sender.send_if_modified(|known| {
             let moved = match (known.news, heard.news) {
                 (News::Gone, _) => false,
                 (News::HighWatermark(_), News::Gone) => true,
@@ -148,8 +146,10 @@ impl Watches {
     pub async fn refresh_all(&self, source: Source) {
         let watched = {
             let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-            // two watches dropped at once may each have counted the other
-            logs.retain(|_, sender| sender.receiver_count() > 0);
+            logs.retain(|_, watched| {
+                watched.most = watched.sender.receiver_count();
+                watched.most > 0
+            });
             logs.keys().copied().collect()
         };
         self.look_at(watched, source).await;
