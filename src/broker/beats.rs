@@ -116,8 +116,10 @@ impl Beats {
             });
             let members: Vec<(Name, String)> =
                 lot.iter().map(|call| (call.group.clone(), call.member_id.clone())).collect();
+            // a heartbeat reads nothing
+            let with_watermarks = begins == Begins::AtOnce;
             let look = self.store.write(move |connection| {
-                Box::pin(async move { look(connection, tenant, &members).await })
+                Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
             });
             match look.await {
                 Ok(seen) => lot.into_iter().zip(seen).for_each(|(call, seen)| {
@@ -138,9 +140,10 @@ async fn look(
     connection: &mut Connection,
     tenant: TenantId,
     members: &[(Name, String)],
+    with_watermarks: bool,
 ) -> Result<Vec<Option<Beat>>, store::Error> {
     let asked: Vec<(&Name, &str)> = members.iter().map(|(g, id)| (g, id.as_str())).collect();
-    let beats = store::beats::beats(connection, tenant, &asked).await?;
+    let beats = store::beats::beats(connection, tenant, &asked, with_watermarks).await?;
     let mut leases = Vec::new();
     for ((group, member_id), beat) in asked.into_iter().zip(&beats) {
         let due = beat

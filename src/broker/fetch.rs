@@ -1,7 +1,9 @@
 //! A member's fetch: records of all its partitions, fair between them, waiting without a connection.
 //!
-//! Every round begins with a beat, which tells what the member owns now, and goes on with its lease.
-//! A wait ends for records, for a new generation, and for the lease; then another round decides.
+//! Every round begins with a beat, which tells what the member owns now and where its logs end, and
+//! goes on with its lease. Where there is nothing, all that the answer hangs on is watched; another
+//! round sees what came before that. A wait ends for records, for a new generation, and for the
+//! lease; then another round decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +20,7 @@ use super::{
     room::Room,
     several::{Several, Source, Taken},
     wait::{Awaited, Wake, patient},
-    watches::{Heard, News, Watch},
+    watches::{Heard, News, Watch, number},
 };
 use crate::{
     model::{
@@ -40,14 +42,13 @@ struct Fetching<'a> {
     tenant: TenantId,
     group: &'a Name,
     member_id: &'a str,
-    fetch: &'a Fetch,
     /// What the cursor names, and what was found in this fetch: once found, a place is kept.
     known: BTreeMap<LogId, Position>,
     /// Which partition has its turn first.
     first: usize,
+    /// Of the logs that are waited for, and of the group.
+    watches: BTreeMap<LogId, Watch>,
 }
-
-type GroupWatch = (GroupId, Watch);
 
 /// What a round stands on.
 struct Ground {
@@ -55,7 +56,6 @@ struct Ground {
     membership: Membership,
     /// What is read, by log.
     places: Vec<Place>,
-    awaited: Vec<Awaited>,
     /// Something is withheld.
     withholds: bool,
 }
@@ -78,9 +78,8 @@ impl Broker {
     ) -> Result<GroupFetched, Error> {
         let begun = Instant::now();
         let deadline = begun + Duration::from_millis(fetch.wait_ms);
-        let (known, first) = (BTreeMap::new(), 0);
-        let mut fetching = Fetching { tenant, group, member_id, fetch: &fetch, known, first };
-        let mut watch = self.watch_group(&fetching).await?;
+        let (known, watches) = (BTreeMap::new(), BTreeMap::new());
+        let mut fetching = Fetching { tenant, group, member_id, known, first: 0, watches };
         let (mut is_first, mut woken) = (true, None);
         let mut attempts = 0..GROUND_ATTEMPTS;
         while attempts.next().is_some() {
@@ -108,7 +107,7 @@ impl Broker {
                 }
                 return self.answer_fetch(&fetching, ground, found).await;
             }
-            woken = self.await_news(&fetching, ground, &mut watch, deadline).await?;
+            woken = self.await_news(&mut fetching, ground, deadline).await?;
             attempts.start = 0;
         }
         let what = format!("partitions of group {group} lack rows they should have");
@@ -128,24 +127,14 @@ impl Broker {
         topics.into_iter().try_for_each(permit)
     }
 
-    /// Registered before the first beat, if the fetch may wait.
-    async fn watch_group(&self, fetching: &Fetching<'_>) -> Result<Option<GroupWatch>, Error> {
-        let Fetching { tenant, group, fetch, .. } = *fetching;
-        if fetch.wait_ms == 0 {
-            return Ok(None);
-        }
-        let found = self.group_ids.find(tenant, group, |_, _| true).await?;
-        Ok(found.map(|(id, _)| (id, self.watches.watch_group(tenant, id))))
-    }
-
-    /// What the member owns, registers and looks at; in that order, so that no commit slips between.
+    /// What the member owns and keeps, and where it goes on there.
     async fn fetch_ground(
         &self,
         fetching: &mut Fetching<'_>,
         beat: Arc<Beat>,
         lets_go: bool,
     ) -> Result<Ground, Error> {
-        let Fetching { tenant, group, member_id, fetch, .. } = *fetching;
+        let Fetching { tenant, group, member_id, .. } = *fetching;
         let membership = self.membership(tenant, group, member_id, &beat, lets_go).await?;
         let logs: Vec<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
         let names = self.names.of(tenant, logs).await?;
@@ -158,57 +147,57 @@ impl Broker {
         };
         let mut kept: Vec<Owned> = beat.owned.iter().filter(is_kept).cloned().collect();
         kept.sort_by_key(|owned| owned.log_id);
-        let logs: Vec<LogId> = kept.iter().map(|owned| owned.log_id).collect();
-        let watched = logs.iter().filter(|_| fetch.wait_ms > 0);
-        let watches: Vec<Watch> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
-        let seen = self.looks.look_at_all(tenant, logs).await?;
-        let (mut places, mut awaited, mut withholds) = (Vec::new(), Vec::new(), false);
-        let mut watches = watches.into_iter();
-        for (owned, seen) in kept.iter().zip(seen) {
-            let watch = watches.next();
+        let (mut places, mut withholds) = (Vec::new(), false);
+        for owned in &kept {
             // without: its topic is being deleted
-            let (Some(watermarks), Some((topic, partition))) = (seen, names.get(&owned.log_id))
+            let (Some(ends), Some((topic, partition))) =
+                (owned.watermarks, names.get(&owned.log_id))
             else {
                 continue;
             };
+            let (log_start_offset, high_watermark) = ends;
+            let watermarks = Watermarks { log_start_offset, high_watermark };
             let position = fetching.position(owned, &beat, watermarks);
             let Some(position) = position.map_err(|error| named(error, topic, *partition))? else {
                 withholds = true;
                 continue;
             };
-            let beyond = watermarks.high_watermark;
-            awaited.extend(watch.map(|watch| Awaited { watch, beyond }));
             let (topic, partition) = (topic.clone(), *partition);
             places.push(Place { topic, partition, position, watermarks });
         }
-        Ok(Ground { beat, membership, places, awaited, withholds })
+        Ok(Ground { beat, membership, places, withholds })
     }
 
-    /// Until there may be another answer, or the lease is to be renewed.
+    /// Until there may be another answer, or the lease is to be renewed; not at all where something
+    /// was not watched until now.
     async fn await_news(
         &self,
-        fetching: &Fetching<'_>,
+        fetching: &mut Fetching<'_>,
         ground: Ground,
-        watch: &mut Option<GroupWatch>,
         deadline: Instant,
     ) -> Result<Option<Heard>, Error> {
-        let Ground { beat, mut awaited, withholds, .. } = ground;
+        let Ground { beat, places, withholds, .. } = ground;
         let timeout_ms = u64::try_from(beat.session_timeout_ms).unwrap_or_default();
         let mut until = deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
         if withholds {
             until = until.min(Instant::now() + WITHHELD_INTERVAL);
         }
-        let Some((group_id, of_group)) = watch.take().filter(|(id, _)| *id == beat.group_id) else {
-            // it was of a group of this name that was deleted: nothing may come between
-            let of_group = self.watches.watch_group(fetching.tenant, beat.group_id);
-            *watch = Some((beat.group_id, of_group));
-            return Ok(None);
-        };
-        awaited.push(Awaited { watch: of_group, beyond: beat.generation });
-        let woken = self.wait(&mut awaited, until).await?;
-        *watch = awaited.pop().map(|awaited| (group_id, awaited.watch));
+        let log = |place: &Place| (place.position.log_id, place.watermarks.high_watermark);
+        let of_group = (number(beat.group_id), beat.generation);
+        let wanted = places.iter().map(log).chain([of_group]);
+        let (mut keys, mut awaited, mut is_new) = (Vec::new(), Vec::new(), false);
+        for (key, beyond) in wanted {
+            let watch = fetching.watches.remove(&key);
+            is_new |= watch.is_none();
+            let watch = watch.unwrap_or_else(|| self.watches.watch(fetching.tenant, key));
+            keys.push(key);
+            awaited.push(Awaited { watch, beyond });
+        }
+        let woken = if is_new { Wake::Nothing } else { self.wait(&mut awaited, until).await? };
+        let watches = awaited.into_iter().map(|awaited| awaited.watch);
+        fetching.watches = keys.into_iter().zip(watches).collect();
         Ok(match woken {
-            Wake::Log(index, heard) if index < awaited.len() => {
+            Wake::Log(index, heard) if index < places.len() => {
                 Some(heard).filter(|heard| matches!(heard.news, News::HighWatermark(_)))
             }
             Wake::Log(..) | Wake::Nothing => None,

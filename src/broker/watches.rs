@@ -109,10 +109,6 @@ impl Watches {
         Watch { receiver, company }
     }
 
-    pub fn watch_group(&self, tenant: TenantId, group: GroupId) -> Watch {
-        self.watch(tenant, number(group))
-    }
-
     /// A commit of this replica.
     pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
         self.heard(tenant, log, Heard { news, source: Source::Commit, since: Instant::now() });
@@ -173,7 +169,7 @@ impl Watches {
 }
 
 /// As it is watched.
-fn number(group: GroupId) -> LogId {
+pub fn number(group: GroupId) -> LogId {
     LogId(group.0)
 }
 

@@ -15,9 +15,9 @@ use crate::{
 };
 
 statements! {
-    /// Each by its keys, whatever the tables were like when it was planned.
+    /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
     BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp(), \
-            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned \
+            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks \
         from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
         cross join lateral ( \
             select group_id, generation, auto_offset_reset from oncelog.groups \
@@ -31,7 +31,11 @@ statements! {
                 array_agg(starts) as starts, \
                 array_agg(case when pinned_by is not null then ( \
                     select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
-                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned \
+                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned, \
+                array_agg(case when $4 then ( \
+                    select l.log_start_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as log_starts, \
+                array_agg(case when $4 then ( \
+                    select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
     /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
     /// others are held: an upsert finds each by its key, whatever the table was like when planned.
@@ -75,6 +79,8 @@ pub struct Owned {
     pub starts: Option<Starts>,
     /// A prepared transaction is to commit this offset here.
     pub pinned_offset: Option<Offset>,
+    /// (log start offset, high watermark), if asked for. None: the log has vanished with its topic.
+    pub watermarks: Option<(Offset, Offset)>,
 }
 
 type Row = (
@@ -91,17 +97,21 @@ type Row = (
     Option<Vec<Option<i64>>>,
     Option<Vec<Option<String>>>,
     Option<Vec<Option<i64>>>,
+    Option<Vec<Option<i64>>>,
+    Option<Vec<Option<i64>>>,
 );
 
-/// The members as they are, each by (group, member id); None: there is no such member.
+/// The members as they are, each by (group, member id), with the watermarks of what they own where
+/// these are asked for; None: there is no such member.
 pub async fn beats(
     connection: &mut PgConnection,
     tenant: TenantId,
     members: &[(&Name, &str)],
+    with_watermarks: bool,
 ) -> Result<Vec<Option<Beat>>, Error> {
     let (groups, ids): (Vec<&str>, Vec<&str>) =
         members.iter().map(|(group, id)| (group.as_str(), *id)).unzip();
-    let query = sqlx::query_as(BEATS).bind(tenant.0).bind(groups).bind(ids);
+    let query = sqlx::query_as(BEATS).bind(tenant.0).bind(groups).bind(ids).bind(with_watermarks);
     let rows: Vec<Row> = query.fetch_all(connection).await?;
     let mut beats: Vec<Option<Beat>> = vec![None; members.len()];
     for row in rows {
@@ -116,6 +126,7 @@ pub async fn beats(
 fn beat(row: Row) -> Result<(usize, Beat), Error> {
     let (n, group_id, generation, reset, timeout_ms, lease, now, logs, since, moving, ..) = row;
     let (committed, starts, pinned) = (row.10, row.11, row.12);
+    let ends = (row.13.unwrap_or_default(), row.14.unwrap_or_default());
     let columns = (since.unwrap_or_default(), moving.unwrap_or_default());
     let offsets = (committed.unwrap_or_default(), pinned.unwrap_or_default());
     let mut starts = starts.unwrap_or_default().into_iter();
@@ -129,6 +140,8 @@ fn beat(row: Row) -> Result<(usize, Beat), Error> {
             committed_offset: offsets.0.get(index).copied().flatten(),
             starts: starts.as_deref().map(stored_starts).transpose()?,
             pinned_offset: offsets.1.get(index).copied().flatten(),
+            watermarks: (ends.0.get(index).copied().flatten())
+                .zip(ends.1.get(index).copied().flatten()),
         });
     }
     let beat = Beat {
