@@ -67,7 +67,7 @@ const FULL: Effort = Effort {
     groups: 1_000,
 };
 const SHORT: Effort =
-    Effort { warmup_s: 0.1, measured_s: 0.4, stored_events: 150_000, wal_segments: 0, groups: 10 };
+    Effort { warmup_s: 0.1, measured_s: 0.4, stored_events: 50_000, wal_segments: 0, groups: 10 };
 /// What comes once in 15 s needs to be measured so much longer.
 const HEARTBEATS_LONGER: f64 = 7.5;
 
@@ -174,8 +174,8 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
                 Ok(result)
             })
         }
-        Work::Stored { arguments } => {
-            let events = effort.stored_events.to_string();
+        Work::Stored { arguments, times } => {
+            let events = (effort.stored_events * times).to_string();
             let arguments = [arguments, &["--topic", "stored", "--events", &events][..]].concat();
             let writer = Brokers::start(place, &database, 1).await?;
             let nothing = Effort { warmup_s: 0.0, measured_s: 0.0, ..effort };

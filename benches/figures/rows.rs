@@ -11,8 +11,9 @@ pub enum Work {
     Oncelog { brokers: usize, arguments: &'static [&'static str] },
     /// The same on a database that a first broker has set up; its transactions are counted.
     Counted { arguments: &'static [&'static str] },
-    /// The same on stored events: a first broker stores them and ends, another one is measured.
-    Stored { arguments: &'static [&'static str] },
+    /// The same on stored events, so many times the usual number: a first broker stores them and ends,
+    /// another one is measured.
+    Stored { arguments: &'static [&'static str], times: u32 },
     /// The same with members that stay in their groups; the load of the machine is looked at.
     Heartbeats { arguments: &'static [&'static str] },
     /// pgbench on a fresh database.
@@ -238,7 +239,7 @@ pub const ROWS: &[Row] = &[
         runs: &[
             Run {
                 title: "read, a broker that has nothing in memory",
-                work: Work::Stored { arguments: &["read", "--warmup-s", "0"] },
+                work: Work::Stored { arguments: &["read", "--warmup-s", "0"], times: 1 },
             },
             Run {
                 title: "pgbench: pages of 1000 rows, a row an event",
@@ -381,7 +382,7 @@ pub const ROWS: &[Row] = &[
         runs: &[
             Run {
                 title: "4 members, 16 partitions to 16",
-                work: Work::Stored { arguments: &["transform", "--partitions", "16"] },
+                work: Work::Stored { arguments: &["transform", "--partitions", "16"], times: 3 },
             },
             oncelog(
                 "100 a request, 4 connections, 16 partitions",

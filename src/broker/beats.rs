@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{sync::oneshot, time::sleep};
 
-use super::Error;
+use super::{Error, looks::Begins};
 use crate::{
     model::{Name, TenantId},
     rules::group::renewed,
@@ -29,14 +29,6 @@ struct Call {
     group: Name,
     member_id: String,
     answer: oneshot::Sender<Result<Seen, Error>>,
-}
-
-/// When a look begins.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Begins {
-    AtOnce,
-    /// When a window has passed.
-    Later,
 }
 
 type Queue = (TenantId, Begins);

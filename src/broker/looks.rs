@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use metrics::Histogram;
@@ -38,11 +39,22 @@ pub type Seen = Option<Watermarks>;
 
 type Waiting = Vec<(Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>)>;
 
+/// When a look begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Begins {
+    AtOnce,
+    /// When a window has passed, with all that came meanwhile.
+    Later,
+}
+
+/// A crowd that is woken takes so long to ask.
+const CROWD_WINDOW: Duration = Duration::from_millis(5);
+
 #[derive(Clone)]
 pub struct Looks {
     store: Store,
-    /// What waits for the next look of a tenant; an entry means that a look is under way.
-    waiting: Arc<Mutex<HashMap<TenantId, Waiting>>>,
+    /// What waits for the next look of a tenant; an entry means that somebody makes it.
+    waiting: Arc<Mutex<HashMap<(TenantId, Begins), Waiting>>>,
     duration: Histogram,
     reads: Histogram,
 }
@@ -62,36 +74,47 @@ impl Looks {
         Ok(self.look_at_all(tenant, vec![log]).await?.pop().flatten())
     }
 
+    /// The same, for one of many that were woken together.
+    pub async fn look_in_crowd(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+        Ok(self.ask((tenant, Begins::Later), vec![log]).await?.pop().flatten())
+    }
+
     /// The watermarks of each of the logs, as of now or later.
     pub async fn look_at_all(
         &self,
         tenant: TenantId,
         logs: Vec<LogId>,
     ) -> Result<Vec<Seen>, Error> {
+        self.ask((tenant, Begins::AtOnce), logs).await
+    }
+
+    async fn ask(&self, queue: (TenantId, Begins), logs: Vec<LogId>) -> Result<Vec<Seen>, Error> {
         let (answer, answered) = oneshot::channel();
         let idle = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let idle = !waiting.contains_key(&tenant);
-            waiting.entry(tenant).or_default().push((logs, answer));
+            let idle = !waiting.contains_key(&queue);
+            waiting.entry(queue).or_default().push((logs, answer));
             idle
         };
         if idle {
             // not owned by this read: others wait for it as well
-            tokio::spawn(self.clone().serve(tenant));
+            tokio::spawn(self.clone().serve(queue));
         }
         answered.await.unwrap_or_else(|_| Err(Error::internal()))
     }
 
-    async fn serve(self, tenant: TenantId) {
-        // those that were woken together look together
-        tokio::task::yield_now().await;
+    async fn serve(self, queue: (TenantId, Begins)) {
+        let (tenant, begins) = queue;
         loop {
+            if begins == Begins::Later {
+                tokio::time::sleep(CROWD_WINDOW).await;
+            }
             let lot = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                match waiting.get_mut(&tenant) {
+                match waiting.get_mut(&queue) {
                     Some(lot) if !lot.is_empty() => std::mem::take(lot),
                     _ => {
-                        waiting.remove(&tenant);
+                        waiting.remove(&queue);
                         return;
                     }
                 }

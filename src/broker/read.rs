@@ -113,9 +113,13 @@ impl Broker {
             let resolved = self.topics.partition(tenant, topic, partition, attempt > 0).await?;
             let log = resolved.logs[partition as usize];
             let mut watch = (read.wait_ms > 0).then(|| self.watches.watch(tenant, log));
-            let heard = self.join_crowd(&mut watch, read.start, deadline).await?;
-            if let Some(watermarks) = self.looks.look(tenant, log).await? {
-                return Ok(Ground { log, watermarks, watch, heard });
+            let joined = self.join_crowd(&mut watch, read.start, deadline).await?;
+            let seen = match joined {
+                Some(_) => self.looks.look_in_crowd(tenant, log).await?,
+                None => self.looks.look(tenant, log).await?,
+            };
+            if let Some(watermarks) = seen {
+                return Ok(Ground { log, watermarks, watch, heard: joined.flatten() });
             }
         }
         Err(Error::topic_not_found(topic))
@@ -123,13 +127,13 @@ impl Broker {
 
     /// A read of what comes next, where many wait for it already, waits with them before it looks:
     /// one look then serves all of them, and not one for each that comes. Whatever was acknowledged
-    /// before it came, its answer still reflects.
+    /// before it came, its answer still reflects. None: there is no crowd.
     async fn join_crowd(
         &self,
         watch: &mut Option<Watch>,
         start: Start,
         deadline: Instant,
-    ) -> Result<Option<Heard>, Error> {
+    ) -> Result<Option<Option<Heard>>, Error> {
         let Start::Offset(beyond) = start else { return Ok(None) };
         let stands = |watch: &mut Watch| {
             watch.company >= CROWD && watch.known() == News::HighWatermark(beyond)
@@ -138,10 +142,10 @@ impl Broker {
         let mut awaited = [Awaited { watch: waiting, beyond }];
         let woken = self.wait(&mut awaited, deadline).await?;
         *watch = awaited.into_iter().next().map(|awaited| awaited.watch);
-        Ok(match woken {
+        Ok(Some(match woken {
             Wake::Log(_, heard) => Some(heard),
             Wake::Nothing => None,
-        })
+        }))
     }
 
     /// Where a read begins. None: the rows that would tell are gone since the look.
