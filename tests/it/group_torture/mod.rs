@@ -260,9 +260,10 @@ impl Run {
     }
 
     /// Something happens at any instant, not at a quiet one.
-    async fn disturb(&mut self, rng: &mut StdRng) {
+    async fn disturb(&mut self, number: u64, rng: &mut StdRng) {
         let Self { world, processes, proxy, options, slots, events } = self;
-        let kills_broker = rng.random_bool(0.25);
+        // at least now and then
+        let kills_broker = number % 7 == 3 || rng.random_bool(0.15);
         let (victim, pause) = (rng.random_range(0..BROKERS), rng.random_range(0..500));
         let broker = async {
             if kills_broker {
@@ -339,7 +340,7 @@ async fn torture(seed: u64, disturbances: u64) {
             run.grow(&mut rng, NEW, Method::PUT).await;
             world.grown.store(true, Ordering::Relaxed);
         }
-        run.disturb(&mut rng).await;
+        run.disturb(number, &mut rng).await;
     }
     world.enough.store(true, Ordering::Relaxed);
     for producer in producers {
