@@ -47,9 +47,13 @@ fn explained() -> String {
     for key in Key::ALL {
         let setting = key.setting();
         let null = if setting.nullable { ", or null" } else { "" };
+        let range = match setting.choices {
+            [] => format!("{} to {}{null}", setting.minimum, setting.maximum),
+            choices => choices.join(" or "),
+        };
         settings += &format!(
-            "  {}: {} to {}{null}; {} unless set\n      {}\n",
-            setting.name, setting.minimum, setting.maximum, setting.default, setting.help
+            "  {}: {range}; {} unless set\n      {}\n",
+            setting.name, setting.default, setting.help
         );
     }
     settings
@@ -65,10 +69,14 @@ fn change(text: &str) -> Result<(Key, Value), String> {
     let value = match value {
         "default" => return Ok((key, json!("default"))),
         "null" => settings::Value::Unlimited,
-        number => {
-            let expected = "a value is a number, `default` or `null`";
-            settings::Value::Number(number.parse().map_err(|_| expected.to_owned())?)
-        }
+        text => match (key.choice(text), text.parse(), key.setting().choices) {
+            (Some(choice), ..) => choice,
+            (None, Ok(number), []) => settings::Value::Number(number),
+            (.., []) => return Err("a value is a number, `default` or `null`".into()),
+            (.., choices) => {
+                return Err(format!("a value is `default` or one of {}", choices.join(", ")));
+            }
+        },
     };
     key.check(value)?;
     Ok((key, json!(value)))

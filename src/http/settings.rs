@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for SentChanges {
             fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<SentChanges, A::Error> {
                 let mut changes = Changes::new();
                 while let Some(SentKey(key)) = map.next_key()? {
-                    let SentChange(change) = map.next_value()?;
+                    let change = map.next_value_seed(ChangeOf(key))?;
                     if changes.insert(key, change).is_some() {
                         return Err(de::Error::duplicate_field(key.name()));
                     }
@@ -87,31 +87,39 @@ impl<'de> Deserialize<'de> for SentKey {
     }
 }
 
-struct SentChange(Change);
+/// What a setting is to be.
+struct ChangeOf(Key);
 
-impl<'de> Deserialize<'de> for SentChange {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct Member;
-        impl de::Visitor<'_> for Member {
-            type Value = SentChange;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an integer, null or \"default\"")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<SentChange, E> {
-                Ok(SentChange(Change::Set(Value::Unlimited)))
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<SentChange, E> {
-                let other = || E::invalid_value(de::Unexpected::Str(text), &self);
-                if text == "default" { Ok(SentChange(Change::Default)) } else { Err(other()) }
-            }
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<SentChange, E> {
-                Ok(SentChange(Change::Set(Value::Number(value))))
-            }
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<SentChange, E> {
-                self.visit_i64(i64::try_from(value).unwrap_or(i64::MAX))
-            }
+impl<'de> de::DeserializeSeed<'de> for ChangeOf {
+    type Value = Change;
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Change, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl de::Visitor<'_> for ChangeOf {
+    type Value = Change;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.setting().choices {
+            [] => f.write_str("an integer, null or \"default\""),
+            choices => write!(f, "\"{}\" or \"default\"", choices.join("\", \"")),
         }
-        json.deserialize_any(Member)
+    }
+    fn visit_unit<E: de::Error>(self) -> Result<Change, E> {
+        Ok(Change::Set(Value::Unlimited))
+    }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Change, E> {
+        let other = || E::invalid_value(de::Unexpected::Str(text), &self);
+        match text {
+            "default" => Ok(Change::Default),
+            text => self.0.choice(text).map(Change::Set).ok_or_else(other),
+        }
+    }
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Change, E> {
+        Ok(Change::Set(Value::Number(value)))
+    }
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Change, E> {
+        self.visit_i64(i64::try_from(value).unwrap_or(i64::MAX))
     }
 }
 
@@ -145,7 +153,7 @@ schemas! {
     /// Where each value comes from.
     SettingOrigins = members(Key::ALL.iter().copied(), origin_schema, true);
     /// The largest value that each setting may have.
-    SettingMaxima = members(Key::ALL.iter().copied(), maximum_schema, true);
+    SettingMaxima = members(Key::numbers(), maximum_schema, true);
 }
 
 fn members(
@@ -164,9 +172,12 @@ fn of(kind: Type) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(kind))
 }
 
-/// A number in its range, or null where the setting knows it.
+/// One of its words; or a number in its range, or null where the setting knows it.
 fn value(key: Key) -> ObjectBuilder {
     let setting = key.setting();
+    if !setting.choices.is_empty() {
+        return of(Type::String).enum_values(Some(setting.choices.iter().copied()));
+    }
     let kind = if setting.nullable {
         SchemaType::Array(vec![Type::Integer, Type::Null])
     } else {
@@ -217,7 +228,10 @@ impl From<&TenantSettings> for Settings {
         Self {
             settings: all().map(|s| (s.key.name(), s.value)).collect(),
             origins: all().map(|s| (s.key.name(), s.origin.as_str())).collect(),
-            maxima: all().map(|s| (s.key.name(), s.maximum)).collect(),
+            maxima: all()
+                .filter(|s| s.key.setting().choices.is_empty())
+                .map(|s| (s.key.name(), s.maximum))
+                .collect(),
         }
     }
 }
@@ -227,10 +241,11 @@ fn example() -> serde_json::Value {
     let each = |tell: fn(&Key) -> serde_json::Value| -> serde_json::Value {
         Key::ALL.iter().map(|key| (key.name().to_owned(), tell(key))).collect()
     };
+    let maximum = |key: Key| (key.name().to_owned(), json!(key.setting().maximum));
     json!({
         "settings": each(|key| json!(key.setting().default)),
         "origins": each(|_| json!("default")),
-        "maxima": each(|key| json!(key.setting().maximum)),
+        "maxima": Key::numbers().map(maximum).collect::<serde_json::Value>(),
     })
 }
 

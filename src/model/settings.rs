@@ -14,13 +14,15 @@ pub struct Setting {
     pub maximum: i64,
     /// It knows "for ever", or "without limit": null.
     pub nullable: bool,
+    /// It is one of these words, and no number.
+    pub choices: &'static [&'static str],
     /// A topic may have its own.
     pub of_topics: bool,
     pub help: &'static str,
 }
 
 macro_rules! settings {
-    ($($key:ident $name:literal $default:literal $least:literal $most:literal $null:literal $topics:literal
+    ($($key:ident $name:literal $default:tt $least:literal $most:literal $null:literal $topics:literal
         $help:literal;)*) => {
         /// Which setting.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,10 +36,11 @@ macro_rules! settings {
                 match self {
                     $(Key::$key => Setting {
                         name: $name,
-                        default: Value::Number($default),
+                        default: settings!(@default $default),
                         minimum: $least,
                         maximum: $most,
                         nullable: $null,
+                        choices: settings!(@choices $default),
                         of_topics: $topics,
                         help: $help,
                     }),*
@@ -45,6 +48,11 @@ macro_rules! settings {
             }
         }
     };
+    (@default null) => { Value::Unlimited };
+    (@default [$first:literal $($other:literal)*]) => { Value::Choice($first) };
+    (@default $number:literal) => { Value::Number($number) };
+    (@choices [$($choice:literal)*]) => { &[$($choice),*] };
+    (@choices $other:tt) => { &[] };
 }
 
 settings! {
@@ -61,6 +69,16 @@ settings! {
         "How long a producer without a name may be idle before it is forgotten.";
     TransactionalIdExpiryMs "transactional_id_expiry_ms" 604_800_000 1_000 315_360_000_000 true  false
         "How long a producer with a transactional id may be idle before it is forgotten.";
+    DedupWindowMs           "dedup_window_ms"            86_400_000  0     315_360_000_000 true  true
+        "How long ids of records and Idempotency-Keys are remembered; 0: not at all.";
+    Dedup                   "dedup"                      ["id" "content"] 0 0              false true
+        "What tells that a record is known: its `id`, or its key and value.";
+    RetentionMs             "retention_ms"               604_800_000 1_000 315_360_000_000 true  true
+        "How long records are kept; where `cleanup` is `compact`: those that say a key is gone.";
+    RetentionBytes          "retention_bytes"            null        1     9_007_199_254_740_991 true true
+        "How many bytes a partition keeps; the oldest records go first.";
+    Cleanup                 "cleanup"                    ["delete" "compact"] 0 0          false true
+        "Old records are deleted, or all but the last one of each key are.";
     SessionTimeoutMinMs     "session_timeout_min_ms"     1_000       1     86_400_000      false false
         "The shortest lease that a member of a group may ask for.";
     SessionTimeoutMaxMs     "session_timeout_max_ms"     300_000     1     86_400_000      false false
@@ -85,6 +103,8 @@ pub enum Value {
     Number(i64),
     /// null: for ever, without limit.
     Unlimited,
+    /// One of the words of the setting.
+    Choice(&'static str),
 }
 
 /// A change of one setting.
@@ -136,6 +156,17 @@ impl Key {
         Self::ALL.iter().copied().find(|key| key.name() == name)
     }
 
+    /// Those that are no words, and so have maxima.
+    pub fn numbers() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|key| key.setting().choices.is_empty())
+    }
+
+    /// The word of the setting that this text is.
+    pub fn choice(self, text: &str) -> Option<Value> {
+        let choices = self.setting().choices.iter();
+        choices.copied().find(|choice| *choice == text).map(Value::Choice)
+    }
+
     /// Those that a topic may have of its own.
     pub fn of_topics() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|key| key.setting().of_topics)
@@ -143,8 +174,11 @@ impl Key {
 
     /// Whether the setting may have this value; if not, why.
     pub fn check(self, value: Value) -> Result<(), String> {
-        let Setting { minimum, maximum, nullable, .. } = self.setting();
+        let Setting { minimum, maximum, nullable, choices, .. } = self.setting();
         match value {
+            Value::Choice(choice) if choices.contains(&choice) => Ok(()),
+            _ if !choices.is_empty() => Err(format!("it is one of {}", choices.join(", "))),
+            Value::Choice(_) => Err("it is a number".into()),
             Value::Unlimited if nullable => Ok(()),
             Value::Unlimited => Err("null is no value of this setting; \"default\" is".into()),
             Value::Number(number) if (minimum..=maximum).contains(&number) => Ok(()),
@@ -158,7 +192,7 @@ impl Value {
     pub fn number(self) -> Option<i64> {
         match self {
             Value::Number(number) => Some(number),
-            Value::Unlimited => None,
+            Value::Unlimited | Value::Choice(_) => None,
         }
     }
 }
@@ -175,7 +209,11 @@ impl Origin {
 
 impl Serialize for Value {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.number().serialize(to)
+        match self {
+            Value::Number(number) => number.serialize(to),
+            Value::Unlimited => to.serialize_none(),
+            Value::Choice(choice) => choice.serialize(to),
+        }
     }
 }
 
@@ -198,6 +236,9 @@ impl<'de> Deserialize<'de> for OwnSettings {
             let Some(key) = Key::parse(&name) else { continue };
             let value = match value {
                 serde_json::Value::Null => Value::Unlimited,
+                serde_json::Value::String(text) => {
+                    key.choice(&text).ok_or_else(|| D::Error::custom(name))?
+                }
                 value => Value::Number(value.as_i64().ok_or_else(|| D::Error::custom(name))?),
             };
             own.insert(key, value);
@@ -211,6 +252,7 @@ impl std::fmt::Display for Value {
         match self {
             Value::Number(number) => number.fmt(f),
             Value::Unlimited => f.write_str("null"),
+            Value::Choice(choice) => f.write_str(choice),
         }
     }
 }
@@ -256,6 +298,16 @@ mod tests {
             assert_eq!(key.check(setting.default), Ok(()), "{}", setting.name);
             assert!(setting.minimum <= setting.maximum && setting.help.ends_with('.'));
             assert_eq!(Key::parse(setting.name), Some(*key));
+            if let Some(first) = setting.choices.first() {
+                assert_eq!(setting.default, Value::Choice(first));
+                assert_eq!(key.choice(first), Some(setting.default));
+                assert!(key.choice("delet").is_none());
+                for bad in [Value::Number(0), Value::Unlimited, Value::Choice("other")] {
+                    assert!(key.check(bad).is_err(), "{}", setting.name);
+                }
+                continue;
+            }
+            assert!(key.check(Value::Choice("id")).is_err());
             assert_eq!(key.check(Value::Unlimited).is_ok(), setting.nullable);
             for (number, good) in [
                 (setting.minimum, true),
@@ -278,9 +330,9 @@ mod tests {
         let text = serde_json::to_string(&own).unwrap();
         assert_eq!(text, r#"{"producer_expiry_ms":null,"max_topics":7}"#);
         assert_eq!(serde_json::from_str::<OwnSettings>(&text).unwrap(), own);
-        let newer = r#"{"producer_expiry_ms":null,"max_topics":7,"dedup":"content","x":{}}"#;
+        let newer = r#"{"producer_expiry_ms":null,"max_topics":7,"colour":"blue","x":{}}"#;
         assert_eq!(serde_json::from_str::<OwnSettings>(newer).unwrap(), own);
-        for broken in [r#"{"max_topics":"7"}"#, r#"{"max_topics":1.5}"#, "[]"] {
+        for broken in [r#"{"dedup":"none"}"#, r#"{"max_topics":"7"}"#, r#"{"max_topics":1.5}"#, "[]"] {
             assert!(serde_json::from_str::<OwnSettings>(broken).is_err(), "{broken}");
         }
     }

@@ -290,9 +290,14 @@ fn settings_table() -> String {
                      |---|---|---|---|---|---|---|\n"
         .to_owned();
     for key in settings::Key::ALL {
-        let Setting { name, default, minimum, maximum, nullable, of_topics, help } = key.setting();
+        let Setting { name, default, minimum, maximum, nullable, choices, of_topics, help } =
+            key.setting();
         let may = |may| if may { "yes" } else { "no" };
         let (null, topics) = (may(nullable), may(of_topics));
+        let (minimum, maximum) = match choices {
+            [] => (minimum.to_string(), maximum.to_string()),
+            choices => (format!("one of {}", choices.join(", ")), String::new()),
+        };
         table += &format!(
             "| `{name}` | {default} | {minimum} | {maximum} | {null} | {topics} | {help} |\n"
         );
