@@ -1,6 +1,6 @@
 //! What the rules refuse, in words for people and facts for programs.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Error;
@@ -11,6 +11,9 @@ use crate::{
     },
     rules::Refusal,
 };
+
+/// How many records a refusal names.
+const NAMED_RECORDS: usize = 100;
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
@@ -32,6 +35,11 @@ impl From<Refusal> for Error {
                 let detail = format!("{limit_name} is {limit} here; this batch has {received}.");
                 Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
             }
+            Refusal::RecordIdReused { records } => Self::record_id_reused(records),
+            Refusal::DuplicateRecord { records } => Self::duplicate_record(records),
+            Refusal::RecordHeld { transaction_id } => Self::record_held(transaction_id),
+            Refusal::IdempotencyKeyReused => Self::idempotency_key_reused(),
+            Refusal::IdempotencyKeyExpired => Self::idempotency_key_expired(),
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
             Refusal::OpenIdReused => Self::open_id_reused(),
             Refusal::InvalidOpenId => Self::invalid(
@@ -123,6 +131,45 @@ impl Error {
     fn sequence_reused(sequence: Sequence) -> Self {
         let detail = format!("Sequence {sequence} was used here with other records.");
         Self::new(Code::SequenceReused, detail)
+    }
+
+    fn records(code: Code, records: Vec<String>, detail: &str, each: &str) -> Self {
+        let fault = |pointer: String| json!({"pointer": pointer, "detail": each});
+        let errors: Vec<_> = records.into_iter().take(NAMED_RECORDS).map(fault).collect();
+        Self::new(code, detail).fact("errors", errors)
+    }
+
+    fn record_id_reused(records: Vec<String>) -> Self {
+        let detail = "Ids of these records were used with other keys or values. Nothing was \
+                      appended; a new record needs an id of its own.";
+        Self::records(Code::RecordIdReused, records, detail, "another record has this id")
+    }
+
+    fn duplicate_record(records: Vec<String>) -> Self {
+        let detail = "These records are stored already, and on_duplicate is `refuse`. Nothing was \
+                      appended; send the others alone.";
+        Self::records(Code::DuplicateRecord, records, detail, "stored already")
+    }
+
+    fn record_held(transaction_id: Uuid) -> Self {
+        let detail = format!(
+            "The prepared transaction {transaction_id} holds a record of this id. Whether it is \
+             stored shows when that has ended; then send the same again."
+        );
+        Self::new(Code::ConcurrentTransactions, detail)
+            .fact("transaction_id", transaction_id.to_string())
+    }
+
+    fn idempotency_key_reused() -> Self {
+        let detail = "This Idempotency-Key was used here with another payload. Repeat a request \
+                      exactly, or make a new key.";
+        Self::new(Code::IdempotencyKeyReused, detail)
+    }
+
+    fn idempotency_key_expired() -> Self {
+        let detail = "This Idempotency-Key is older than what is remembered: the request may have \
+                      been done. It is not done again.";
+        Self::new(Code::IdempotencyKeyExpired, detail)
     }
 
     fn open_id_reused() -> Self {

@@ -79,8 +79,10 @@ codes! {
     TopicInUse              "topic_in_use"              409 Never  None    "A prepared transaction holds the topic";
     UnknownProducerState    "unknown_producer_state"    409 Reopen None    "This producer has not appended here yet";
     OutOfOrderSequence      "out_of_order_sequence"     409 Reopen None    "A sequence before this one is missing";
+    DuplicateRecord         "duplicate_record"          409 Never  None    "A record of this id is stored already";
     ConcurrentTransactions  "concurrent_transactions"   409 Later  None    "The session has an ongoing transaction";
     TransactionExpired      "transaction_expired"       410 Never  None    "The outcome is no longer known";
+    IdempotencyKeyExpired   "idempotency_key_expired"   410 Never  None    "The key is older than what is remembered";
     PreconditionFailed      "precondition_failed"       412 Never  None    "It is not as If-Match says any more";
     PayloadTooLarge         "payload_too_large"         413 Never  None    "The body is too large";
     BatchTooLarge           "batch_too_large"           413 Never  None    "The batch is too large";
@@ -88,6 +90,7 @@ codes! {
     UnsupportedMediaType    "unsupported_media_type"    415 Never  None    "This media type is not taken here";
     OffsetOutOfRange        "offset_out_of_range"       416 Never  None    "The offset lies outside the log";
     SequenceReused          "sequence_reused"           422 Never  None    "This sequence was used with another payload";
+    RecordIdReused          "record_id_reused"          422 Never  None    "This record id was used with another key or value";
     IdempotencyKeyReused    "idempotency_key_reused"    422 Never  None    "This key was used for another request";
     TransactionReused       "transaction_reused"        422 Never  None    "This transaction id was used with another payload";
     QuotaExceeded           "quota_exceeded"            429 Never  None    "A limit of the tenant is reached";

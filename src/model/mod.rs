@@ -4,6 +4,7 @@
 pub mod batch;
 pub mod code;
 pub mod cursor;
+pub mod dedup;
 pub mod group;
 pub mod group_view;
 pub mod id;

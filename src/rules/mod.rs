@@ -3,6 +3,7 @@
 
 pub mod append;
 pub mod assign;
+pub mod dedup;
 pub mod draft;
 pub mod expiry;
 pub mod fold;
@@ -61,6 +62,22 @@ pub enum Refusal {
         limit: i64,
         received: i64,
     },
+    /// These records' ids were used with other keys or values: pointers to them.
+    RecordIdReused {
+        records: Vec<String>,
+    },
+    /// These records are known, and the request is to be refused then: pointers to them.
+    DuplicateRecord {
+        records: Vec<String>,
+    },
+    /// A prepared transaction has claimed the id of a record.
+    RecordHeld {
+        transaction_id: Uuid,
+    },
+    /// The `Idempotency-Key` was used with another payload.
+    IdempotencyKeyReused,
+    /// A key (UUIDv7) that is older than what is remembered.
+    IdempotencyKeyExpired,
     /// The open id was used by an open of another name or producer.
     OpenIdReused,
     /// `If-Match` names another state than the present one.

@@ -15,6 +15,7 @@ pub mod expiry;
 pub mod forgetting;
 pub mod groups;
 pub mod janitor;
+pub mod keys;
 pub mod loading;
 pub mod logs;
 pub mod members;
@@ -56,6 +57,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("forgetting", forgetting::STATEMENTS),
     ("groups", groups::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
+    ("keys", keys::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
     ("members", members::STATEMENTS),

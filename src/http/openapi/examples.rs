@@ -161,10 +161,17 @@ problems! {
     OutOfOrderSequence
         "Sequence 12 is expected here, not 14: a request before this one is missing."
         {"expected": 12, "received": 14};
+    DuplicateRecord
+        "These records are stored already, and on_duplicate is `refuse`. Nothing was appended; send the \
+         others alone."
+        {"errors": [{"pointer": "/records/0", "detail": "stored already"}]};
     ConcurrentTransactions
         "The session has an ongoing transaction, 019aa5b6-5c00-7000-8000-000000000002. Commit or \
          abort it first."
         {"transaction_id": "019aa5b6-5c00-7000-8000-000000000002"};
+    IdempotencyKeyExpired
+        "This Idempotency-Key is older than what is remembered: the request may have been done. It is \
+         not done again.";
     TransactionExpired
         "This id is older than what is remembered: the transaction may have been committed or \
          aborted, or never begun. It is not run again.";
@@ -186,6 +193,10 @@ problems! {
     OffsetOutOfRange
         "Offset 200 lies outside the log: its first offset is 40, the next to be given is 140."
         {"log_start_offset": 40, "high_watermark": 140};
+    RecordIdReused
+        "Ids of these records were used with other keys or values. Nothing was appended; a new record \
+         needs an id of its own."
+        {"errors": [{"pointer": "/records/0", "detail": "another record has this id"}]};
     SequenceReused
         "Sequence 12 was used here with other records.";
     IdempotencyKeyReused

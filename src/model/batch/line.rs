@@ -6,7 +6,10 @@ use memchr::{memchr, memchr2};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Batch, Line};
-use crate::model::partitioner;
+use crate::model::{
+    dedup::{DedupKey, id_key},
+    partitioner,
+};
 
 const TRACEPARENT: &str = "traceparent";
 
@@ -79,6 +82,7 @@ impl Record<'_> {
 pub(super) struct Lines {
     lines: String,
     records: Vec<Line>,
+    ids: Vec<Option<DedupKey>>,
     hasher: Xxh3,
     /// `"traceparent":"..."`
     trace_header: Option<String>,
@@ -94,6 +98,7 @@ impl Lines {
         Self {
             lines: String::with_capacity(capacity + trace_bytes),
             records: Vec::new(),
+            ids: Vec::new(),
             hasher: Xxh3::new(),
             trace_header,
         }
@@ -107,7 +112,7 @@ impl Lines {
     /// Writes the line of a record; false if it would end where a `Line` cannot say.
     pub fn push(&mut self, record: &Record) -> bool {
         let start = self.lines.len();
-        write_line(&mut self.lines, record);
+        let content_end = write_line(&mut self.lines, record);
         self.hasher.update(&self.lines.as_bytes()[start..]);
         if let Some(header) = &self.trace_header
             && !record.headers.iter().any(|(name, _)| name.text == TRACEPARENT)
@@ -115,21 +120,32 @@ impl Lines {
             add_header(&mut self.lines, record, header);
         }
         let key_hash = record.key.as_ref().map(|key| partitioner::key_hash(key.text.as_bytes()));
-        match u32::try_from(self.lines.len()) {
-            Ok(end) => self.records.push(Line { end, key_hash }),
-            Err(_) => return false,
+        if let Some(id) = &record.id {
+            self.ids.resize(self.records.len(), None);
+            self.ids.push(Some(id_key(&id.text)));
+        }
+        let (end, content) = (self.lines.len(), content_end - start);
+        match (u32::try_from(end), u32::try_from(content)) {
+            (Ok(end), Ok(content_bytes)) => {
+                self.records.push(Line { end, content_bytes, key_hash });
+            }
+            _ => return false,
         }
         true
     }
 
-    pub fn finish(self) -> Batch {
+    pub fn finish(mut self) -> Batch {
         let digest = self.hasher.digest128().to_be_bytes();
-        Batch { lines: self.lines, records: self.records, digest }
+        if !self.ids.is_empty() {
+            self.ids.resize(self.records.len(), None);
+        }
+        Batch { lines: self.lines, records: self.records, ids: self.ids, digest }
     }
 }
 
-/// The field order is fixed, and part of the digest: value, key, id, timestamp, headers.
-fn write_line(out: &mut String, record: &Record) {
+/// The field order is fixed, and part of the digest: value, key, id, timestamp, headers. Answers where
+/// value and key end.
+fn write_line(out: &mut String, record: &Record) -> usize {
     if let Some(value) = record.value {
         out.push_str("{\"value\":");
         push_compact(out, value);
@@ -141,6 +157,7 @@ fn write_line(out: &mut String, record: &Record) {
         out.push_str(",\"key\":");
         out.push_str(&key.token);
     }
+    let content_end = out.len();
     if let Some(id) = &record.id {
         out.push_str(",\"id\":");
         out.push_str(&id.token);
@@ -163,6 +180,7 @@ fn write_line(out: &mut String, record: &Record) {
         out.push('}');
     }
     out.push_str("}\n");
+    content_end
 }
 
 /// Adds a header to the line just written: headers stand at its end, or there are none.

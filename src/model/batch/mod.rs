@@ -13,7 +13,7 @@ mod visit;
 
 use serde_json::value::RawValue;
 
-use super::{Digest, Epoch, Invalid, Offset, Sequence};
+use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
 
 pub use read::MAX_ID_BYTES;
 
@@ -32,6 +32,8 @@ pub struct Envelope {
 pub struct Line {
     /// Where its line ends in `lines` (behind its newline); it starts where the one before ends.
     pub end: u32,
+    /// Where its value and key end in its line: they come first.
+    pub content_bytes: u32,
     /// Murmur2 of its key as Kafka's clients compute it; none without a key.
     pub key_hash: Option<u32>,
 }
@@ -42,6 +44,8 @@ pub struct Batch {
     /// One line of JSON a record, each ending in `\n`.
     pub lines: String,
     pub records: Vec<Line>,
+    /// What the ids of the records are hashed to; empty: none has one.
+    pub ids: Vec<Option<DedupKey>>,
     /// Of the lines before a `traceparent` was added, so a repeat under another trace is equal.
     pub digest: Digest,
 }

@@ -6,7 +6,11 @@ use crate::{
 };
 
 fn line(key: Option<&str>) -> Line {
-    Line { end: 0, key_hash: key.map(|key| partitioner::key_hash(key.as_bytes())) }
+    Line {
+        end: 0,
+        content_bytes: 0,
+        key_hash: key.map(|key| partitioner::key_hash(key.as_bytes())),
+    }
 }
 
 #[test]
