@@ -133,6 +133,7 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
         spread,
         too_large: None,
         whole: None,
+        dedups: Vec::new(),
     };
     (request, lines)
 }

@@ -6,7 +6,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{Error, measures::Parked};
 use crate::{
-    model::{Batch, LogId, TenantId, Timestamp},
+    model::{Batch, LogId, Offset, TenantId, Timestamp, transfer::PlacedRecord},
     rules::{
         Refusal,
         append::{Plan, Request},
@@ -23,6 +23,14 @@ pub enum Outcome {
         placement: Placement,
         appended_at: Timestamp,
         duplicate: bool,
+    },
+    /// Its records, some of which have keys, lie each there.
+    Recorded {
+        records: Vec<PlacedRecord>,
+        /// Of what is stored of each part, the first offset and how many; none of a repeat.
+        stored: Vec<(Offset, i64)>,
+        duplicate: bool,
+        appended_at: Timestamp,
     },
     /// Stored before, too long ago to say where.
     Forgotten,
@@ -100,18 +108,28 @@ pub struct Group {
     pub compared: BTreeMap<LogId, Compare>,
 }
 
+/// Those of these lines that are kept.
+fn only(lines: &str, kept: &[bool]) -> String {
+    let lines = lines.split_inclusive('\n').zip(kept);
+    lines.filter(|(_, kept)| **kept).map(|(line, _)| line).collect()
+}
+
 impl Group {
     /// The lines of every row of a plan, in the order of its writes.
     pub fn records(&self, plan: &Plan) -> Vec<Option<Cow<'_, str>>> {
         let rows = plan.writes.iter().flat_map(|write| &write.rows);
         let lines = rows.map(|row| {
-            let parts =
-                row.lines.iter().map(|(request, part)| &self.tickets[*request].lines[*part]);
-            let parts: Vec<&str> = parts.map(Lines::as_str).collect();
-            match parts.as_slice() {
-                [] => None,
-                [whole] => Some(Cow::Borrowed(*whole)),
-                parts => Some(Cow::Owned(parts.concat())),
+            let lines = |&(request, part): &(usize, usize)| {
+                let lines = self.tickets[request].lines[part].as_str();
+                match plan.kept(&self.requests, (request, part)) {
+                    None => Cow::Borrowed(lines),
+                    Some(kept) => Cow::Owned(only(lines, &kept)),
+                }
+            };
+            let mut parts: Vec<Cow<'_, str>> = row.lines.iter().map(lines).collect();
+            match parts.len() {
+                0 | 1 => parts.pop(),
+                _ => Some(Cow::Owned(parts.concat())),
             }
         });
         lines.collect()

@@ -24,20 +24,18 @@ use super::{
     janitor,
     measures::LaneMeasures,
     pace::Pace,
+    placing::{appended, known},
     pass::{Full, Passed, Quick, Writer},
     queue::{Queue, scope},
     signals::Signals,
-    standing::placed,
     watches::{News, Watches},
 };
 use crate::{
-    model::{LogId, TenantId, TopicId, transaction::State},
+    model::{LogId, TenantId, TopicId},
     rules::{
         Refusal,
-        append::{Decision, Part, Plan, Request, Spread},
-        fold::{Placement, Remembered},
-        transaction::Row,
-        whole::Whole,
+        append::{Decision, Plan, Request},
+        fold::Remembered,
     },
     store::{self, Store, appends::Written},
     telemetry,
@@ -220,7 +218,7 @@ impl Lane {
         if matches!(error, store::Error::OutcomeUnknown(_)) {
             group.is_redo = true;
             group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
-            let is_repeatable = |r: &Request| r.numbered.is_some() || r.whole.is_some();
+            let is_repeatable = |r: &Request| r.is_repeatable();
             let lost = group.take(|request, _| !is_repeatable(request));
             lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
         }
@@ -243,14 +241,16 @@ impl Lane {
         for ((request, mut ticket), decision) in decided {
             ticket.maybe_written = false;
             match decision {
-                Decision::Appended { deltas } => {
+                Decision::Appended { deltas, verdicts } => {
                     if let Some(written) = &written {
-                        ticket.answer(appended(&request, &deltas, written));
+                        ticket.answer(appended(&request, &deltas, &verdicts, written));
                     }
                 }
                 Decision::Repeated(Remembered { placement, appended_at, .. }) => {
                     ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
                 }
+                Decision::Known(verdicts) => ticket.answer(known(&request, verdicts)),
+                Decision::Later => self.queue.again(Job { tenant, request, ticket }),
                 Decision::Forgotten => ticket.answer(Outcome::Forgotten),
                 Decision::Before(row) => ticket.answer(Outcome::Committed { row, duplicate: true }),
                 Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
@@ -298,45 +298,5 @@ impl Lane {
 async fn snapshot(store: Store, tenant: TenantId, log: LogId) {
     if let Err(error) = janitor::snapshot(&store, tenant, log).await {
         tracing::debug!(%error, log = log.0, "a snapshot was not taken; the next one takes more");
-    }
-}
-
-fn appended(request: &Request, deltas: &[i64], written: &Written) -> Outcome {
-    if let Some(whole) = &request.whole {
-        let row = Box::new(committed(whole, request, deltas, written));
-        return Outcome::Committed { row, duplicate: false };
-    }
-    let offset = |log_id, delta| written.bases.get(log_id).map_or(0, |base| base + delta);
-    let parts = request.parts.iter().zip(deltas);
-    let bases = parts.map(|(part, delta)| (part.partition, offset(&part.log_id, delta)));
-    let placement = match request.spread {
-        Some(Spread { partition_count, keyless }) => {
-            Placement::Topic { partition_count, keyless, bases: bases.collect() }
-        }
-        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
-    };
-    Outcome::Placed { placement, appended_at: written.appended_at, duplicate: false }
-}
-
-fn committed(whole: &Whole, request: &Request, deltas: &[i64], written: &Written) -> Row {
-    let ended_at = written.ended_at.unwrap_or(written.appended_at);
-    let base = |(part, delta): (&Part, &i64)| {
-        written.bases.get(&part.log_id).map_or(0, |base| base + delta)
-    };
-    let base_offsets = request.parts.iter().zip(deltas).map(base);
-    Row {
-        transaction_id: whole.transaction_id,
-        state: State::Committed,
-        session: whole.session,
-        digest: request.digest,
-        created_at: ended_at,
-        expires_at: ended_at,
-        prepared_at: None,
-        ended_at: Some(ended_at),
-        reason: None,
-        append_count: whole.append_count,
-        batch_count: 0,
-        next_sequence: 0,
-        appends: Some(placed(request, whole, base_offsets)),
     }
 }

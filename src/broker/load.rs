@@ -55,7 +55,8 @@ fn numbered(heads: &[Head], requests: &[Request]) -> BTreeSet<Pair> {
 }
 
 /// A producer that is not in the memory with a state is its stored state plus all rows from there
-/// on, never only those behind the memory.
+/// on, never only those behind the memory. Nor is one whose mark is old: its state may have been
+/// written anew, without a row that says so, by who has raised the fence.
 async fn load_strangers(
     connection: &mut Connection,
     memory: &mut Memory,
@@ -63,9 +64,11 @@ async fn load_strangers(
     heads: &[Head],
     numbered: &BTreeSet<Pair>,
 ) -> Result<Starts, store::Error> {
+    let fences: BTreeMap<LogId, i64> = heads.iter().map(|h| (h.log_id, h.fence)).collect();
     let is_known = |(log_id, id): &Pair| {
         let producer = memory.get(log_id).and_then(|log| log.producers.get(id));
-        producer.is_some_and(|producer| producer.registered)
+        let is_read = |p: &Producer| p.registered && Some(&p.mark) == fences.get(log_id);
+        producer.is_some_and(is_read)
     };
     let strangers: Vec<Pair> = numbered.iter().copied().filter(|pair| !is_known(pair)).collect();
     let mut starts = Starts::new();

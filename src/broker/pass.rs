@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::{
     group::Group,
+    known,
     load::load,
     queue::Queue,
     standing::{self, wholes},
@@ -22,8 +23,9 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
+        dedup::{Dedup, Known},
         ground::{self, Compare},
-        memory::{Head, Memory},
+        memory::{Head, JournalKeys, Memory},
         whole::Standing,
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},
@@ -96,7 +98,18 @@ impl Writer {
         let Some(mut standing) = Standing::assumed(wholes(&group.requests)) else {
             return Ok(Quick::Unknown);
         };
+        let of_journal = |journal| keys_of(memory, journal);
+        let look = known::look(connection, group.tenant, dedups(&group.requests), of_journal);
+        match timeout(PASS_TIMEOUT, look).await {
+            Ok(Ok(known)) => standing.known = known,
+            Ok(Err(error)) => return Err(self.fail(group, error)),
+            Err(_) => return Err(self.fail(group, store::Error::silent_peer())),
+        }
         let plan = append::decide(memory, &group.requests, &mut standing);
+        if !plan.silent.is_empty() {
+            self.forget(group);
+            return Ok(Quick::Unknown);
+        }
         let writes = plan.writes_anything();
         let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
@@ -197,7 +210,7 @@ async fn write_if(
     plan: &Plan,
     quick: bool,
 ) -> Result<Held, store::Error> {
-    if !plan.writes_anything() {
+    if !plan.writes_rows_or_keys() {
         let held = store::appends::confirm(connection, group.tenant, &plan.writes).await?;
         return Ok(if held { Held::Yes(None) } else { Held::No });
     }
@@ -209,7 +222,7 @@ async fn write_if(
         let Plan { writes, offsets, .. } = plan;
         store::whole::append_if(connection, tenant, writes, &records, &ended, offsets).await?
     } else {
-        store::appends::append_if(connection, tenant, &plan.writes, &records).await?
+        store::appends::append_if(connection, tenant, &plan.writes, &records, &plan.claims).await?
     };
     Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
 }
@@ -294,15 +307,43 @@ async fn full_attempt(
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
     queue.join(group, |request| ground::may_join(memory, &touched, &grounded, request));
+    whole.standing.known = look_up(&mut transaction, memory, group).await?;
     let plan = append::decide(memory, &group.requests, &mut whole.standing);
-    let written = write_locked(transaction, group, &plan, &now_at, &whole).await?;
+    let written = write_locked(transaction, memory, group, &plan, &now_at, &whole).await?;
     Ok(Attempt::Held(plan, written))
+}
+
+/// What is known of the keys of a group whose heads are locked: nobody else claims any meanwhile.
+async fn look_up(
+    connection: &mut Connection,
+    memory: &mut Memory,
+    group: &Group,
+) -> Result<Known, store::Error> {
+    let Group { tenant, requests, .. } = group;
+    let journals = known::journals(dedups(requests));
+    if journals.is_empty() {
+        return Ok(Known::default());
+    }
+    for (journal, keys) in store::keys::journals(connection, *tenant, &journals).await? {
+        memory.entry(journal).and_modify(|log| log.keys = Some(keys));
+    }
+    let of_journal = |journal| keys_of(memory, journal);
+    known::look(connection, *tenant, dedups(requests), of_journal).await
+}
+
+fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {
+    requests.iter().flat_map(|request| &request.dedups)
+}
+
+fn keys_of(memory: &Memory, journal: LogId) -> JournalKeys {
+    memory.get(&journal).and_then(|log| log.keys).unwrap_or_default()
 }
 
 /// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:
 /// nothing was to be written. `now_at`: where the locked logs stand.
 async fn write_locked(
     mut transaction: store::Transaction<'_>,
+    memory: &Memory,
     group: &Group,
     plan: &Plan,
     now_at: &BTreeMap<LogId, Offset>,
@@ -325,6 +366,10 @@ async fn write_locked(
     let Held::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
         return Err(store::Error::Corrupt("a locked head does not compare".into()));
     };
+    let written = match written {
+        None => Some(Written::at(store::sessions::clock(&mut transaction).await?)),
+        written => written,
+    };
     let ended_at = written.as_ref().map(|written| written.appended_at);
     standing::write(&mut transaction, group.tenant, whole, &ended, plan, ended_at).await?;
     if !plan.registrations.is_empty() {
@@ -332,6 +377,15 @@ async fn write_locked(
         let registrations: Vec<(LogId, ProducerId, Offset)> =
             plan.registrations.iter().map(|(log, id)| (*log, *id, at(log))).collect();
         store::loading::register(&mut transaction, group.tenant, &registrations).await?;
+    }
+    if let (Some(written), false) = (&written, plan.silent.is_empty()) {
+        let appended_at = written.appended_at;
+        let states: Vec<_> = plan.silent_states(memory, appended_at).collect();
+        let tenant = group.tenant;
+        store::loading::write_states(&mut transaction, tenant, &states, appended_at).await?;
+        let logs: BTreeSet<LogId> = states.iter().map(|(log_id, ..)| *log_id).collect();
+        let logs: Vec<LogId> = logs.into_iter().collect();
+        store::logs::raise_fences(&mut transaction, tenant, &logs).await?;
     }
     store::commit(transaction).await?;
     Ok(written)

@@ -91,6 +91,14 @@ impl Queue {
         self.jobs.extend(jobs);
     }
 
+    /// A job that is to be in the next group as well.
+    pub fn again(&mut self, job: Job) {
+        if job.ticket.parked.is_none() {
+            self.queued.increment(1.0);
+        }
+        self.jobs.push_back(job);
+    }
+
     pub fn scopes(&self) -> BTreeSet<Scope> {
         self.jobs.iter().filter_map(scope).collect()
     }

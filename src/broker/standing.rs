@@ -10,7 +10,8 @@ use crate::{
         Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
     },
     rules::{
-        append::{Plan, Request},
+        append::{Committed, Plan, Request},
+        claims::{Verdicts, stored_parts},
         offsets::Place,
         whole::{Memory, Standing, Whole},
     },
@@ -84,25 +85,33 @@ pub async fn hold(
 
 /// The transactions that a plan commits, with where their appends lie.
 pub fn ended<'a>(group: &'a Group, plan: &'a Plan) -> Vec<Ended<'a>> {
-    let ended = |(request, whole, base_offsets): (&'a Request, &'a Whole, Vec<Offset>)| {
-        let appends = placed(request, whole, base_offsets);
+    let ended = |(request, whole, verdicts, base_offsets): Committed<'a>| {
+        let appends = placed(request, whole, verdicts, base_offsets);
         Ended { whole, digest: request.digest, appends }
     };
     plan.committed(&group.requests).map(ended).collect()
+}
+
+/// How many records each part of a request stores.
+pub fn stored(request: &Request, verdicts: &Verdicts) -> Vec<i64> {
+    let parts = stored_parts(request, verdicts).into_iter();
+    parts.map(|part| part.record_count).collect()
 }
 
 /// Where the parts of a transaction lie, as its outcome tells.
 pub fn placed(
     request: &Request,
     whole: &Whole,
+    verdicts: &Verdicts,
     base_offsets: impl IntoIterator<Item = Offset>,
 ) -> Vec<PlacedAppend> {
-    let placed = request.parts.iter().zip(&whole.topics).zip(base_offsets);
-    let placed = placed.map(|((part, topic), base_offset)| PlacedAppend {
+    let parts = request.parts.iter().zip(stored(request, verdicts));
+    let placed = parts.zip(&whole.topics).zip(base_offsets);
+    let placed = placed.map(|(((part, record_count), topic), base_offset)| PlacedAppend {
         topic: topic.to_string(),
         partition: part.partition,
-        base_offset,
-        record_count: part.record_count,
+        base_offset: (record_count > 0).then_some(base_offset),
+        record_count,
     });
     placed.collect()
 }

@@ -43,8 +43,26 @@ pub struct Appended {
     pub appended_at: Option<Timestamp>,
 }
 
+/// Where a record of a request lies some of whose records have keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedRecord {
+    pub partition: Partition,
+    /// None: it has left the log.
+    pub offset: Option<Offset>,
+    /// It was stored before.
+    pub duplicate: bool,
+    pub first_seen_at: Timestamp,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placed {
+    /// Every record in request order, and of an append to one partition what it has newly stored
+    /// there. (None: too long ago to say.)
+    Records {
+        records: Option<Vec<PlacedRecord>>,
+        base_offset: Option<Offset>,
+        record_count: i64,
+    },
     /// (partition, offset) of every record in request order.
     Topic(Option<Vec<(Partition, Offset)>>),
     Partition {

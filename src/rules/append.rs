@@ -11,10 +11,13 @@ use uuid::Uuid;
 
 use super::{
     Refusal,
+    claims::{self, Claim, Verdicts},
+    dedup::{self, Dedup},
     draft::Draft,
-    fold::{Entry, Placement, Remembered},
+    fold::{Entry, Placement, ProducerState, Remembered},
     ground::{Compare, Ground, compare, grounds},
     memory::{Memory, Producer},
+    provenance,
     sequence::{self, Verdict},
     transaction,
     whole::{OffsetMove, Standing, Stopped, Whole},
@@ -57,12 +60,29 @@ pub struct Request {
     pub too_large: Option<Refusal>,
     /// The request is a transaction: its parts, its offsets and its outcome go together.
     pub whole: Option<Whole>,
+    /// What of it may be known by keys: one for each append that has some. (Only a transaction has
+    /// several.)
+    pub dedups: Vec<Dedup>,
 }
 
 impl Request {
     /// Bytes of its records.
     pub fn size_bytes(&self) -> i64 {
         self.parts.iter().map(|part| part.size_bytes).sum()
+    }
+
+    /// Whether it has an `Idempotency-Key`.
+    pub fn is_keyed(&self) -> bool {
+        self.dedups.iter().any(|dedup| dedup.request_key.is_some())
+    }
+
+    /// Whether it may be done again when it is not known whether it was done: then the repeat tells.
+    pub fn is_repeatable(&self) -> bool {
+        let has_keys = |dedup: &Dedup| dedup.records.iter().all(|record| record.key.is_some());
+        self.numbered.is_some()
+            || self.whole.is_some()
+            || self.is_keyed()
+            || !self.dedups.is_empty() && self.dedups.iter().all(has_keys)
     }
 
     pub fn transaction_id(&self) -> Option<Uuid> {
@@ -76,7 +96,12 @@ pub enum Decision {
     /// Appended; for every part the distance of its first record from its log's base in this pass.
     Appended {
         deltas: Vec<i64>,
+        verdicts: Verdicts,
     },
+    /// Each of its records is stored.
+    Known(Vec<dedup::Verdict>),
+    /// A request before it in this pass has one of its keys: the next pass knows more.
+    Later,
     /// Stored before (or earlier in this pass), here.
     Repeated(Remembered),
     /// Stored before, too long ago to say where.
@@ -113,6 +138,10 @@ pub struct LogWrite {
     pub record_count: i64,
     pub size_bytes: i64,
     pub rows: Vec<Row>,
+    /// Of a journal in whose topic keys were looked up: how often keys had been claimed there.
+    pub claims: Option<i64>,
+    /// The rings in which this pass claims some: a bit each.
+    pub claimed_rings: i32,
 }
 
 /// A decided group.
@@ -126,6 +155,10 @@ pub struct Plan {
     pub registrations: Vec<(LogId, ProducerId)>,
     /// The offsets that its transactions commit.
     pub offsets: Vec<OffsetMove>,
+    pub claims: Vec<Claim>,
+    /// (log, producer) whose newest request uses its number and stores nothing: no row says so, the
+    /// producer's state does.
+    pub silent: Vec<(LogId, ProducerId)>,
     /// (log, producer) whose newest requests still lack their `appended_at`.
     touched: Vec<(LogId, ProducerId)>,
 }
@@ -138,62 +171,119 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
         .iter()
         .map(|(log_id, ground)| (*log_id, compare(memory, *log_id, *ground)))
         .collect();
-    let mut drafts: BTreeMap<LogId, Draft> = BTreeMap::new();
-    let mut registrations = BTreeSet::new();
-    let mut touched = BTreeSet::new();
+    let mut draft = Drafts::default();
     let mut decisions = Vec::with_capacity(group.len());
     for (index, request) in group.iter().enumerate() {
-        let fresh = match judge(memory, request, standing) {
-            Ok(fresh) => fresh,
+        let Approved { fresh, verdicts } = match judge(memory, request, standing) {
+            Ok(approved) => approved,
             Err(decision) => {
                 decisions.push(decision);
                 continue;
             }
         };
-        let deltas: Vec<i64> = (request.parts.iter().enumerate())
-            .map(|(part, p)| {
-                let draft = drafts.entry(p.log_id).or_default();
-                draft.add_part(p, (index, part), request.transaction_id())
-            })
-            .collect();
+        let parts = claims::stored_parts(request, &verdicts);
+        let deltas = draft.add_parts(&parts, index, request.transaction_id());
+        let placement = placement(request, &verdicts, &deltas, &compares);
         if let Some(numbered) = request.numbered {
-            let entry = entry(request, numbered, fresh, &deltas, &compares);
-            let home = (request.home, numbered.producer_id);
-            if let Some(producer) = producer_mut(memory, home) {
-                touched.insert(home);
-                producer.state.apply(&entry, THIS_PASS);
-                if !std::mem::replace(&mut producer.registered, true) {
-                    registrations.insert(home);
-                }
-            }
-            drafts.entry(request.home).or_default().add_entry(entry, request.spread.is_some());
+            let entry = entry(request, numbered, fresh, placement.clone());
+            draft.number(memory, request, entry, &parts);
+        }
+        let keyed = Some(&placement).filter(|_| request.is_keyed());
+        let known = &standing.known;
+        draft.claims.extend(claims::claims(request, &verdicts, &deltas, keyed, known));
+        for (dedup, verdicts) in request.dedups.iter().zip(&verdicts) {
+            standing.known.claim(dedup, verdicts);
         }
         request.whole.iter().for_each(|whole| standing.apply(whole));
-        for part in &request.parts {
+        for part in &parts {
             advance(memory, &grounds, part.log_id, part.record_count);
         }
         if request.numbered.is_some() && request.spread.is_some() {
             advance(memory, &grounds, request.home, 1);
         }
-        decisions.push(Decision::Appended { deltas });
+        decisions.push(Decision::Appended { deltas, verdicts });
     }
     forget_unregistered(memory, group);
+    let mut writes: Vec<LogWrite> = (compares.into_iter())
+        .map(|(log_id, compare)| {
+            draft.logs.remove(&log_id).unwrap_or_default().into_write(log_id, compare)
+        })
+        .collect();
+    claim_journals(memory, group, &draft.claims, &mut writes);
     Plan {
         decisions,
-        writes: compares
-            .into_iter()
-            .map(|(log_id, compare)| {
-                drafts.remove(&log_id).unwrap_or_default().into_write(log_id, compare)
-            })
-            .collect(),
-        registrations: registrations.into_iter().collect(),
+        writes,
+        registrations: draft.registrations.into_iter().collect(),
         offsets: standing.moves(),
-        touched: touched.into_iter().collect(),
+        claims: draft.claims,
+        silent: draft.silent.into_iter().collect(),
+        touched: draft.touched.into_iter().collect(),
     }
 }
 
-/// Ok: append (`fresh` for a numbered one). The order is the contract's.
-fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<bool, Decision> {
+/// What is to be written, while a group is being decided.
+#[derive(Default)]
+struct Drafts {
+    logs: BTreeMap<LogId, Draft>,
+    registrations: BTreeSet<(LogId, ProducerId)>,
+    touched: BTreeSet<(LogId, ProducerId)>,
+    silent: BTreeSet<(LogId, ProducerId)>,
+    claims: Vec<Claim>,
+}
+
+impl Drafts {
+    /// Adds what is stored of a request's parts; answers the distance of each from its log's base.
+    fn add_parts(&mut self, parts: &[Part], request: usize, whole: Option<Uuid>) -> Vec<i64> {
+        let mut add = |(part, p): (usize, &Part)| {
+            if p.record_count == 0 {
+                return 0;
+            }
+            self.logs.entry(p.log_id).or_default().add_part(p, (request, part), whole)
+        };
+        parts.iter().enumerate().map(&mut add).collect()
+    }
+
+    /// The producer's state goes on with the request; its entry goes into a row, if there is one.
+    fn number(&mut self, memory: &mut Memory, request: &Request, entry: Entry, parts: &[Part]) {
+        let home = (request.home, entry.producer_id);
+        if let Some(producer) = producer_mut(memory, home) {
+            self.touched.insert(home);
+            producer.state.apply(&entry, THIS_PASS);
+            if !std::mem::replace(&mut producer.registered, true) {
+                self.registrations.insert(home);
+            }
+        }
+        let in_journal = request.spread.is_some();
+        if in_journal || parts.iter().any(|part| part.record_count > 0) {
+            self.logs.entry(request.home).or_default().add_entry(entry, in_journal);
+        } else {
+            self.silent.insert(home);
+        }
+    }
+}
+
+/// Whoever decides by a topic's keys stands on what its journal says of them, and counts the new ones
+/// there.
+fn claim_journals(memory: &Memory, group: &[Request], claims: &[Claim], writes: &mut [LogWrite]) {
+    let journals: BTreeSet<LogId> =
+        group.iter().flat_map(|request| &request.dedups).map(|dedup| dedup.journal).collect();
+    for write in writes.iter_mut().filter(|write| journals.contains(&write.log_id)) {
+        let keys = memory.get(&write.log_id).and_then(|log| log.keys);
+        write.claims = keys.map(|keys| keys.claims);
+        let claims = claims.iter().filter(|claim| claim.journal == write.log_id);
+        write.claimed_rings = claims.fold(0, |rings, claim| rings | claim.ring.bit());
+    }
+}
+
+/// A request that is to be appended.
+struct Approved {
+    /// A numbered one was decided on "no state".
+    fresh: bool,
+    verdicts: Verdicts,
+}
+
+/// The order is the contract's.
+fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<Approved, Decision> {
     let home = memory.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
         && spread.partition_count != home.partition_count
@@ -225,10 +315,15 @@ fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<bool
             Err(refusal) => return Err(Decision::Refused(refusal)),
         }
     }
-    if let Some(refusal) = &request.too_large {
+    let verdicts = judge_keys(request, &standing.known)?;
+    let stores = request.dedups.is_empty() || claims::stores_any(request, &verdicts);
+    if !stores && request.numbered.is_none() && request.whole.is_none() && !request.is_keyed() {
+        return Err(Decision::Known(verdicts.into_iter().flatten().collect()));
+    }
+    if let Some(refusal) = request.too_large.as_ref().filter(|_| stores) {
         return Err(Decision::Refused(refusal.clone()));
     }
-    if let (Some(expected_offset), Some(log)) = (request.expected_offset, home)
+    if let (Some(expected_offset), Some(log), true) = (request.expected_offset, home, stores)
         && expected_offset != log.next_offset
     {
         let next_offset = log.next_offset;
@@ -237,7 +332,30 @@ fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<bool
     if let Some(whole) = &request.whole {
         standing.judge_offsets(whole)?;
     }
-    Ok(fresh)
+    Ok(Approved { fresh, verdicts })
+}
+
+/// What is known by the keys of a request and of its records.
+fn judge_keys(request: &Request, known: &dedup::Known) -> Result<Verdicts, Decision> {
+    for dedup in &request.dedups {
+        if let Some((answer, appended_at)) = known.judge_request(dedup)? {
+            let placement = provenance::decode_placement(answer);
+            let placement = placement.map_err(|_| Decision::Respread)?;
+            let (sequence, digest) = (0, request.digest);
+            let before = Remembered { sequence, digest, appended_at, placement };
+            return Err(Decision::Repeated(before));
+        }
+    }
+    Ok(request.dedups.iter().map(|dedup| known.judge(dedup)).collect::<Result<_, _>>()?)
+}
+
+impl From<dedup::Stopped> for Decision {
+    fn from(stopped: dedup::Stopped) -> Self {
+        match stopped {
+            dedup::Stopped::Refused(refusal) => Decision::Refused(refusal),
+            dedup::Stopped::Later => Decision::Later,
+        }
+    }
 }
 
 impl From<Stopped> for Decision {
@@ -250,28 +368,7 @@ impl From<Stopped> for Decision {
     }
 }
 
-fn entry(
-    request: &Request,
-    numbered: Numbered,
-    fresh: bool,
-    deltas: &[i64],
-    compares: &BTreeMap<LogId, Option<Compare>>,
-) -> Entry {
-    let position = |log_id| {
-        let compare = compares.get(log_id).copied().flatten();
-        compare.and_then(|compare| compare.position).map_or(0, |(next_offset, _)| next_offset)
-    };
-    let bases = request
-        .parts
-        .iter()
-        .zip(deltas)
-        .map(|(part, delta)| (part.partition, position(&part.log_id) + delta));
-    let placement = match request.spread {
-        Some(Spread { partition_count, keyless }) => {
-            Placement::Topic { partition_count, keyless, bases: bases.collect() }
-        }
-        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
-    };
+fn entry(request: &Request, numbered: Numbered, fresh: bool, placement: Placement) -> Entry {
     Entry {
         producer_id: numbered.producer_id,
         epoch: numbered.epoch,
@@ -279,6 +376,31 @@ fn entry(
         fresh,
         digest: request.digest,
         placement,
+    }
+}
+
+/// Where an appended request lies, if its logs are compared.
+fn placement(
+    request: &Request,
+    verdicts: &Verdicts,
+    deltas: &[i64],
+    compares: &BTreeMap<LogId, Option<Compare>>,
+) -> Placement {
+    let base = |part: usize| {
+        let (part, delta) = (&request.parts[part], deltas[part]);
+        let compare = compares.get(&part.log_id).copied().flatten();
+        let position = compare.and_then(|compare| compare.position);
+        position.map_or(0, |(next_offset, _)| next_offset) + delta
+    };
+    if claims::skips_any(verdicts) {
+        return Placement::Records(claims::places(request, verdicts, base));
+    }
+    let bases = (0..request.parts.len()).map(|part| (request.parts[part].partition, base(part)));
+    match request.spread {
+        Some(Spread { partition_count, keyless }) => {
+            Placement::Topic { partition_count, keyless, bases: bases.collect() }
+        }
+        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
     }
 }
 
@@ -311,14 +433,19 @@ fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
     }
 }
 
+/// A transaction that a plan commits, and where its parts begin.
+pub type Committed<'a> = (&'a Request, &'a Whole, &'a Verdicts, Vec<Offset>);
+
 impl Plan {
     /// The transactions it commits, and where each of their parts lies: their logs are compared.
     pub fn committed<'a>(
         &'a self,
         group: &'a [Request],
-    ) -> impl Iterator<Item = (&'a Request, &'a Whole, Vec<Offset>)> {
+    ) -> impl Iterator<Item = Committed<'a>> {
         group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
-            let (Some(whole), Decision::Appended { deltas }) = (&request.whole, decision) else {
+            let (Some(whole), Decision::Appended { deltas, verdicts }) =
+                (&request.whole, decision)
+            else {
                 return None;
             };
             let base = |part: &Part| {
@@ -327,7 +454,7 @@ impl Plan {
                 compare.map_or(0, |(next_offset, _)| next_offset)
             };
             let placed = request.parts.iter().zip(deltas).map(|(part, delta)| base(part) + delta);
-            Some((request, whole, placed.collect()))
+            Some((request, whole, verdicts, placed.collect()))
         })
     }
 
@@ -337,7 +464,36 @@ impl Plan {
     }
 
     pub fn writes_anything(&self) -> bool {
-        self.writes.iter().any(|write| !write.rows.is_empty())
+        self.writes_rows_or_keys() || !self.silent.is_empty()
+    }
+
+    pub fn writes_rows_or_keys(&self) -> bool {
+        let has_rows = self.writes.iter().any(|write| !write.rows.is_empty());
+        has_rows || !self.claims.is_empty()
+    }
+
+    /// Which records of a (request, part) are stored. None: all.
+    pub fn kept(&self, group: &[Request], (request, part): (usize, usize)) -> Option<Vec<bool>> {
+        match self.decisions.get(request)? {
+            Decision::Appended { verdicts, .. } => {
+                claims::kept(group.get(request)?, verdicts, part)
+            }
+            _ => None,
+        }
+    }
+
+    /// The states of the producers that no row tells of, after this pass.
+    pub fn silent_states<'a>(
+        &'a self,
+        memory: &'a Memory,
+        appended_at: Timestamp,
+    ) -> impl Iterator<Item = (LogId, ProducerId, Offset, ProducerState)> + 'a {
+        self.silent.iter().filter_map(move |(log_id, id)| {
+            let log = memory.get(log_id)?;
+            let mut state = log.producers.get(id)?.state.clone();
+            state.recent.iter_mut().for_each(|request| request.settle(appended_at));
+            Some((*log_id, *id, log.next_offset, state))
+        })
     }
 
     /// The write held: `appended_at` and every written log's base are known.
@@ -356,6 +512,15 @@ impl Plan {
                 log.next_offset += if compared { 0 } else { write.record_count };
             }
         }
+        for write in self.writes.iter().filter(|write| write.claimed_rings != 0) {
+            let keys = memory.get_mut(&write.log_id).and_then(|log| log.keys.as_mut());
+            keys.into_iter().for_each(|keys| {
+                keys.claims += 1;
+                keys.rings |= write.claimed_rings;
+            });
+        }
+        // their fences were raised
+        self.silent.iter().for_each(|(log_id, _)| drop(memory.remove(log_id)));
         for home in &self.touched {
             let producer = producer_mut(memory, *home);
             let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);

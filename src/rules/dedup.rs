@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::Refusal;
 use crate::model::{
     LogId, Offset, Partition, Timestamp, TopicId,
-    dedup::{DedupKey, PayloadDigest, RequestKey},
+    dedup::{DedupKey, PayloadDigest, RequestKey, Ring},
 };
 
 /// What an append to one topic has that may be known.
@@ -25,13 +25,14 @@ pub struct Dedup {
     pub refuses_duplicates: bool,
     /// The whole request's.
     pub request_key: Option<RequestKey>,
-    /// Where its records are in the request: pointers to them begin so.
-    pub at: String,
 }
 
 /// A record that may be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// Where it stands in what was sent: of several appends in which, and where in its append.
+    pub append: Option<usize>,
+    pub index: usize,
     /// Of the request's parts, the one that it belongs to.
     pub part: usize,
     /// None: it has no id.
@@ -40,6 +41,13 @@ pub struct Record {
     pub digest: PayloadDigest,
     /// Of its line.
     pub size_bytes: i64,
+}
+
+impl Record {
+    fn pointer(&self) -> String {
+        let append = self.append.map(|append| format!("/appends/{append}")).unwrap_or_default();
+        format!("{append}/records/{}", self.index)
+    }
 }
 
 /// What is remembered under a key.
@@ -74,12 +82,14 @@ pub struct Seen {
 }
 
 /// What was looked up for a group, and what the group itself has claimed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     pub facts: HashMap<(TopicId, DedupKey), Fact>,
     /// Keys (UUIDv7) with an instant before it may have been forgotten, by topic.
     pub horizons: HashMap<TopicId, Timestamp>,
     pub now: Timestamp,
+    /// The partition of each ring that takes new keys, as far as rings were looked at.
+    pub slots: HashMap<Ring, i16>,
     /// By requests that were decided before, in this very pass.
     claimed: HashSet<(TopicId, DedupKey)>,
 }
@@ -132,7 +142,7 @@ impl Known {
                 (None, Some(Fact::Request { .. }) | None) => (Verdict::New, record.digest),
             };
             firsts.entry(key).or_insert(index);
-            let pointer = || format!("{}/records/{index}", dedup.at);
+            let pointer = || record.pointer();
             if digest != record.digest {
                 reused.push(pointer());
             } else if verdict != Verdict::New {
@@ -173,6 +183,11 @@ impl Known {
         let horizon = self.horizons.get(&topic).copied().unwrap_or_default();
         check_instant(request.instant, horizon, dedup.window_ms, self.now)?;
         Ok(None)
+    }
+
+    /// The partition that takes new keys of a ring; all that are needed have been looked at.
+    pub fn slot(&self, ring: Ring) -> i16 {
+        self.slots.get(&ring).copied().unwrap_or(ring.slots()[0])
     }
 
     fn fact(&self, topic: TopicId, key: DedupKey) -> Option<&Fact> {

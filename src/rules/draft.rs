@@ -76,6 +76,8 @@ impl Draft {
             record_count: self.record_count,
             size_bytes: self.size_bytes,
             rows: rows.collect(),
+            claims: None,
+            claimed_rings: 0,
         }
     }
 }

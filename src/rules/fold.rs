@@ -27,6 +27,18 @@ pub enum Placement {
         /// First offset in each partition, in the order of each partition's first record.
         bases: Vec<(Partition, Offset)>,
     },
+    /// Some were known by their ids, and are not stored again: each record, in request order.
+    Records(Vec<RecordPlace>),
+}
+
+/// Where a record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordPlace {
+    pub partition: Partition,
+    /// None: it has left the log.
+    pub offset: Option<Offset>,
+    /// It was known, and since when; none inside: by the same request.
+    pub known: Option<Option<Timestamp>>,
 }
 
 /// One numbered request, as the row that holds it says.

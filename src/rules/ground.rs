@@ -47,11 +47,12 @@ pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
             None => Ground::Nothing,
         };
         stand(request.home, home);
+        request.dedups.iter().for_each(|dedup| stand(dedup.journal, Ground::Fence));
         let journals = request.whole.iter().flat_map(|whole| &whole.journals);
         journals.for_each(|(journal, _)| stand(*journal, Ground::Fence));
         // the bases of a numbered topic append go into its provenance, those of a transaction into its
-        // outcome
-        let is_placed = numbered || request.whole.is_some();
+        // outcome, those of a request with a key into what is remembered
+        let is_placed = numbered || request.whole.is_some() || request.is_keyed();
         let parts = if is_placed { Ground::Position } else { Ground::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
@@ -92,8 +93,8 @@ pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
 /// it: it touches and stands on nothing else, and its producer's epoch is read.
 pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request: &Request) -> bool {
     let alone = std::slice::from_ref(request);
-    // what a transaction stands on is taken before the heads
-    let is_append = request.whole.is_none();
+    // what a transaction stands on is taken before the heads, and keys are looked up after them
+    let is_append = request.whole.is_none() && request.dedups.is_empty();
     let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
     is_append
         && within(touched_logs(alone), touched)
@@ -121,5 +122,10 @@ fn is_read(memory: &Memory, request: &Request) -> bool {
             producer.is_some_and(|p| p.registered && p.mark == log.fence)
         })
     });
-    spread_known && whole_known && producer_known
+    // a statement confirms either what a transaction stands on or what was looked up
+    let dedups_known = request.dedups.iter().all(|dedup| {
+        let journal = memory.get(&dedup.journal);
+        request.whole.is_none() && journal.is_some_and(|log| log.keys.is_some())
+    });
+    spread_known && whole_known && producer_known && dedups_known
 }

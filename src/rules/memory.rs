@@ -40,6 +40,15 @@ pub struct Producer {
     pub registered: bool,
 }
 
+/// What a journal says of the keys of its topic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalKeys {
+    /// Grows whenever some are remembered.
+    pub claims: i64,
+    /// The rings in which they may lie: a bit each.
+    pub rings: i32,
+}
+
 /// A log as far as it is known.
 #[derive(Clone, Debug)]
 pub struct LogMemory {
@@ -48,6 +57,8 @@ pub struct LogMemory {
     pub last_appended_at: Timestamp,
     /// A journal's: how many partitions its topic had under this fence. 0 in a partition's log.
     pub partition_count: Partition,
+    /// A journal's: of its topic's keys, if that was looked at.
+    pub keys: Option<JournalKeys>,
     pub producers: HashMap<ProducerId, Producer>,
     /// Full passes still to be made before a quick one is tried again: another replica feeds it.
     pub contended_passes: u8,
@@ -74,6 +85,7 @@ impl LogMemory {
             fence: head.fence,
             last_appended_at: if empty_tail { head.last_appended_at } else { Timestamp::default() },
             partition_count: 0,
+            keys: None,
             producers: HashMap::new(),
             contended_passes: 0,
             unfolded_rows: 0,

@@ -3,6 +3,7 @@
 
 pub mod append;
 pub mod assign;
+pub mod claims;
 pub mod dedup;
 pub mod draft;
 pub mod expiry;

@@ -5,12 +5,13 @@
 //! error, never a guess: there is one way to write anything, so what is read would be written the
 //! same.
 
-use super::fold::{Entry, Placement, Remembered};
+use super::fold::{Entry, Placement, RecordPlace, Remembered};
 use crate::model::{Digest, MAX_INTEGER, Offset, ProducerId, Timestamp};
 
 const FORMAT: u8 = 1;
 const FRESH: u8 = 1;
 const TOPIC: u8 = 2;
+const RECORDS: u8 = 4;
 
 /// The bytes are not provenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub fn decode_entries(base_offset: Offset, bytes: &[u8]) -> Result<Vec<Entry>, C
     let mut bytes = format(bytes)?;
     let mut entries = Vec::new();
     while !bytes.is_empty() {
-        let flags = flags(&mut bytes, FRESH | TOPIC)?;
+        let flags = flags(&mut bytes, FRESH | TOPIC | RECORDS)?;
         entries.push(Entry {
             producer_id: ProducerId(take(&mut bytes)?),
             epoch: take(&mut bytes)?,
@@ -70,7 +71,7 @@ pub fn decode_recent(bytes: &[u8]) -> Result<Vec<Remembered>, Corrupt> {
     let mut bytes = format(bytes)?;
     let mut recent = Vec::new();
     while !bytes.is_empty() {
-        let flags = flags(&mut bytes, TOPIC)?;
+        let flags = flags(&mut bytes, TOPIC | RECORDS)?;
         recent.push(Remembered {
             sequence: take(&mut bytes)?,
             appended_at: Timestamp(take(&mut bytes)?),
@@ -85,6 +86,7 @@ fn kind(placement: &Placement) -> u8 {
     match placement {
         Placement::Partition { .. } => 0,
         Placement::Topic { .. } => TOPIC,
+        Placement::Records(_) => RECORDS,
     }
 }
 
@@ -100,10 +102,61 @@ fn put_placement(out: &mut Vec<u8>, origin: Offset, placement: &Placement) {
                 put(out, *base_offset);
             }
         }
+        Placement::Records(records) => {
+            put(out, records.len() as i64);
+            records.iter().for_each(|record| put_record(out, record));
+        }
     }
 }
 
+const NEW: i64 = 0;
+const TWICE: i64 = 1;
+
+fn put_record(out: &mut Vec<u8>, record: &RecordPlace) {
+    put(out, i64::from(record.partition));
+    put(out, record.offset.map_or(0, |offset| offset + 1));
+    put(out, match record.known {
+        None => NEW,
+        Some(None) => TWICE,
+        Some(Some(since)) => since.0 + TWICE + 1,
+    });
+}
+
+fn record(bytes: &mut &[u8]) -> Result<RecordPlace, Corrupt> {
+    Ok(RecordPlace {
+        partition: small(bytes)?,
+        offset: take(bytes)?.checked_sub(1).filter(|offset| *offset >= 0),
+        known: match take(bytes)? {
+            NEW => None,
+            TWICE => Some(None),
+            since => Some(Some(Timestamp(since - TWICE - 1))),
+        },
+    })
+}
+
+/// Where the records of a request with a key of its own lie.
+pub fn encode_placement(placement: &Placement) -> Vec<u8> {
+    let mut out = vec![FORMAT, kind(placement)];
+    put_placement(&mut out, 0, placement);
+    out
+}
+
+pub fn decode_placement(bytes: &[u8]) -> Result<Placement, Corrupt> {
+    let mut bytes = format(bytes)?;
+    let flags = flags(&mut bytes, TOPIC | RECORDS)?;
+    let placement = placement(&mut bytes, 0, flags)?;
+    if bytes.is_empty() { Ok(placement) } else { Err(Corrupt) }
+}
+
 fn placement(bytes: &mut &[u8], origin: Offset, flags: u8) -> Result<Placement, Corrupt> {
+    if flags & RECORDS != 0 {
+        let (count, mut records) = (take(bytes)?, Vec::new());
+        for _ in 0..count {
+            records.push(record(bytes)?);
+        }
+        let alone = flags & TOPIC == 0;
+        return if alone { Ok(Placement::Records(records)) } else { Err(Corrupt) };
+    }
     if flags & TOPIC == 0 {
         let base_offset = origin.checked_add(take(bytes)?).ok_or(Corrupt)?;
         return Ok(Placement::Partition { base_offset });

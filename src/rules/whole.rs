@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use uuid::Uuid;
 
 use super::{
-    Refusal,
+    Refusal, dedup,
     offsets::{self, Claimed, Group, Place},
     sequence::SessionFacts,
     transaction::{self, Row},
@@ -47,6 +47,8 @@ pub struct Standing {
     pub ends: Option<BTreeMap<LogId, (Offset, Offset)>>,
     /// None: ids are not judged here.
     pub memory: Option<Memory>,
+    /// Of its records' ids and its requests' keys.
+    pub known: dedup::Known,
     moves: BTreeMap<Place, OffsetMove>,
 }
 

@@ -13,7 +13,10 @@ use crate::{
         LogId, Offset, TenantId, Timestamp, TopicId,
         dedup::{DedupKey, PayloadDigest, Ring},
     },
-    rules::dedup::{Fact, Seen},
+    rules::{
+        dedup::{Fact, Seen},
+        memory::JournalKeys,
+    },
 };
 
 statements! {
@@ -51,14 +54,6 @@ statements! {
         where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = c.log_id";
 }
 
-/// What a journal says of its topic's keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Journal {
-    pub claims: i64,
-    /// A bit for each ring.
-    pub rings: i32,
-}
-
 /// What was found of a topic's keys in one ring.
 pub struct Found {
     /// The partition that takes new keys.
@@ -91,10 +86,10 @@ pub async fn journals(
     connection: &mut PgConnection,
     tenant: TenantId,
     journals: &[LogId],
-) -> Result<HashMap<LogId, Journal>, Error> {
+) -> Result<HashMap<LogId, JournalKeys>, Error> {
     let query = sqlx::query_as(JOURNALS).bind(tenant.0).bind(numbers(journals));
     let rows: Vec<(i64, i64, i32)> = query.fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(id, claims, rings)| (LogId(id), Journal { claims, rings })).collect())
+    Ok(rows.into_iter().map(|(id, claims, rings)| (LogId(id), JournalKeys { claims, rings })).collect())
 }
 
 /// What is known of keys of a topic in a ring. `now` is the database's clock. Expired ids of records

@@ -29,6 +29,12 @@ statements! {
     /// An open of these producers waits until this pass has registered them.
     SHARE_SESSIONS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
+    /// States that no row tells of: they count every row before the log's next offset.
+    WRITE_STATES = "insert into oncelog.producer_states as s (tenant_id, log_id, producer_id, epoch, last_sequence, recent, as_of_offset, last_appended_at) \
+        select $1, w.*, $8 from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[]) \
+            as w (log_id, producer_id, epoch, last_sequence, recent, as_of_offset) \
+        on conflict (tenant_id, log_id, producer_id) do update set epoch = excluded.epoch, last_sequence = excluded.last_sequence, \
+            recent = excluded.recent, as_of_offset = excluded.as_of_offset, last_appended_at = excluded.last_appended_at";
     REGISTER = "insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset) \
         select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[]) \
             as w (log_id, producer_id, as_of_offset) \
@@ -156,6 +162,28 @@ pub async fn register(
         .bind(numbers(&logs))
         .bind(ids(&producers))
         .bind(offsets)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Writes states that no row tells of; their heads must be locked, and their fences raised.
+pub async fn write_states(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    states: &[(LogId, ProducerId, Offset, ProducerState)],
+    last_appended_at: Timestamp,
+) -> Result<(), Error> {
+    let recent = |state: &ProducerState| provenance::encode_recent(&state.recent);
+    sqlx::query(WRITE_STATES)
+        .bind(tenant.0)
+        .bind(states.iter().map(|(log_id, ..)| log_id.0).collect::<Vec<_>>())
+        .bind(states.iter().map(|(_, id, ..)| id.0).collect::<Vec<_>>())
+        .bind(states.iter().map(|(.., state)| state.epoch).collect::<Vec<_>>())
+        .bind(states.iter().map(|(.., state)| state.last_sequence).collect::<Vec<_>>())
+        .bind(states.iter().map(|(.., state)| recent(state)).collect::<Vec<_>>())
+        .bind(states.iter().map(|(.., offset, _)| *offset).collect::<Vec<_>>())
+        .bind(last_appended_at.to_chrono())
         .execute(connection)
         .await?;
     Ok(())

@@ -157,7 +157,7 @@ pub async fn append_if(
     match returned.map_err(Error::from) {
         Ok(rows) => {
             let ended_at = rows.first().map(|(.., ended_at, _)| Timestamp::from(*ended_at));
-            let row = |(log_id, base, at, ..): Row| (log_id, base, at);
+            let row = |(log_id, base, at, ..): Row| (Some(log_id), Some(base), at);
             let written = written(rows.into_iter().map(row));
             Ok(written.map(|written| Written { ended_at, ..written }))
         }

@@ -8,6 +8,7 @@ use super::super::{
     Broker, Error,
     append::{place, too_large},
     group::Lines,
+    known,
 };
 use crate::{
     model::{
@@ -19,6 +20,7 @@ use crate::{
     rules::{
         self, Refusal,
         append::{Part, Request},
+        dedup::Dedup,
         offsets::{Claimed, Place},
     },
     store::staging::{self, Spread},
@@ -40,6 +42,8 @@ pub struct Asked {
     pub digest: Digest,
     /// An append breaks a limit: refused if it would be appended.
     pub too_large: Option<Refusal>,
+    /// What of the records may be known by keys, by topic.
+    pub dedups: Vec<Dedup>,
     /// The last one for each place.
     pub offsets: Vec<Claimed>,
 }
@@ -64,20 +68,27 @@ impl Broker {
             append_count: appends.len() as i64,
             digest: appends_digest(appends),
             too_large: None,
+            dedups: Vec::new(),
             offsets: self.ask_offsets(tenant, offsets, in_pass, anew).await?,
         };
         if appends.is_empty() {
             return Ok(asked);
         }
         let settings = self.settings.of(tenant).await?;
-        for AppendItem { topic, scope, batch } in appends {
+        for (index, AppendItem { topic, scope, batch }) in appends.iter().enumerate() {
             let resolved = match scope {
                 Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
                 Scope::Partition(p) => self.topics.partition(tenant, topic, *p, anew).await?,
             };
             let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
             asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
-            let (Request { parts, spread, .. }, lines) = place(&resolved, *scope, batch);
+            let (request, lines) = place(&resolved, *scope, batch);
+            let way = known::Way::of(&resolved.summary.settings, &settings);
+            let dedup = way.and_then(|way| known::dedup(&resolved, way, batch, &request, None));
+            if let Some(dedup) = dedup {
+                known::add(&mut asked.dedups, dedup, index, asked.parts.len());
+            }
+            let Request { parts, spread, .. } = request;
             asked.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
             asked.topic.get_or_insert(resolved.topic_id);
             let journal = spread.map(|spread| (resolved.journal, spread.partition_count));

@@ -67,6 +67,7 @@ impl Broker {
             spread: None,
             too_large,
             whole: Some(whole),
+            dedups: asked.dedups,
         };
         let (answer, answered) = oneshot::channel();
         let arrived_at = Instant::now();
@@ -78,7 +79,7 @@ impl Broker {
             Outcome::Refused(refusal) => Err(refusal.into()),
             Outcome::Failed(error) => Err(error.into()),
             Outcome::Stale => Err(Stop::Stale),
-            Outcome::Placed { .. } | Outcome::Forgotten => Err(Error::internal().into()),
+            Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => Err(Error::internal().into()),
         }
     }
 

@@ -242,6 +242,7 @@ fn plain() -> Request {
         spread: None,
         too_large: None,
         whole: None,
+        dedups: Vec::new(),
     }
 }
 
