@@ -125,7 +125,8 @@ pub enum Call {
 pub struct PlacedAppend {
     pub topic: String,
     pub partition: Partition,
-    pub base_offset: Offset,
+    /// Null: all its records are stored elsewhere, under the same ids.
+    pub base_offset: Option<Offset>,
     pub record_count: i64,
 }
 

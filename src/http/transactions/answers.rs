@@ -38,9 +38,10 @@ pub struct TransactionPlace {
     topic: String,
     /// The partition.
     partition: i32,
-    /// Of the first record.
-    base_offset: i64,
-    /// How many records it were.
+    /// Of the first record; null where all had been stored before, under the same ids.
+    #[schema(required = true)]
+    base_offset: Option<i64>,
+    /// How many records were stored.
     record_count: i64,
 }
 

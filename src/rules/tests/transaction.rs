@@ -217,7 +217,7 @@ fn a_transaction_tells_its_deadline_while_it_has_one() {
         aborted:client         | -> none";
     check(table, |words, _| {
         let placed =
-            PlacedAppend { topic: "t".into(), partition: 1, base_offset: 4, record_count: 2 };
+            PlacedAppend { topic: "t".into(), partition: 1, base_offset: Some(4), record_count: 2 };
         let appends = Some(vec![placed]);
         let row = Row { append_count: 3, appends: appends.clone(), ..a_row(words) };
         let told = row.clone().into_transaction();

@@ -372,7 +372,7 @@ impl Ledger {
             placed.push(PlacedAppend {
                 topic: "t".into(),
                 partition: partition as i32,
-                base_offset,
+                base_offset: Some(base_offset),
                 record_count: 1,
             });
         }

@@ -291,7 +291,8 @@ impl World {
     fn check_told(&mut self, row: &Row) {
         let told = row.appends.iter().flatten().enumerate();
         let told = told.map(|(ordinal, append)| (ordinal, append.partition, append.base_offset));
-        let is_true = told.eq(self.stored(row.transaction_id));
+        let stored = self.stored(row.transaction_id).into_iter();
+        let is_true = told.eq(stored.map(|(ordinal, at, base)| (ordinal, at, Some(base))));
         self.breaks(Broken::ToldWrong, !is_true);
     }
 

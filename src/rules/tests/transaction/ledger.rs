@@ -419,7 +419,7 @@ impl Ledger {
             let base_offset = log.last().map_or(0, |last| last.base_offset + last.record_count);
             let (partition, record_count) = (*partition, *record_count);
             log.push(Batch { base_offset, record_count, transaction_id: id });
-            let topic = TOPIC.to_owned();
+            let (topic, base_offset) = (TOPIC.to_owned(), Some(base_offset));
             placed.push(PlacedAppend { topic, partition, base_offset, record_count });
         }
         stored.row.appends = Some(placed);

@@ -463,7 +463,7 @@ impl Oracle {
                 _ => &[],
             });
             let here = before.chain(&placed).filter(|append| append.partition == partition);
-            let base_offset = here.map(|append| append.record_count).sum();
+            let base_offset = Some(here.map(|append| append.record_count).sum());
             placed.push(PlacedAppend { topic: TOPIC.into(), partition, base_offset, record_count });
         }
         let offsets = story.offsets.iter().map(|(place, (offset, _))| (place.clone(), *offset));
