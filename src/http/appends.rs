@@ -6,7 +6,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     access::{PartitionPath, Produce, TopicAccess},
-    body::{Records, Sent},
+    body::{Records, Sent, not_remembered},
     docs::Append as AppendBody,
     json::Faults,
     media::{AnswersJson, Media},
@@ -41,6 +41,7 @@ pub struct AppendQuery {
 
 /// The append that a request asks for in this scope.
 fn asked(sent: &Sent, scope: Scope) -> Result<Append, Error> {
+    not_remembered(sent.idempotency_key())?;
     let traceparent = sent.traceparent.as_deref();
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {

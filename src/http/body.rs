@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     broker::Error,
-    model::{Code, Invalid},
+    model::{Code, Invalid, dedup::IdempotencyKey},
     telemetry,
 };
 
@@ -64,11 +64,33 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
-        let received = receive(&Arc::from_ref(state), request, &[Media::Json], NO_WINDOW).await?;
-        let NoParameters {} = query::parse(query.as_deref())?;
-        let text = received.text()?;
-        let body = json::parse(if text.is_empty() { "{}" } else { text })?;
-        Ok(Self { body, _held: received.held })
+        let key = Key::Refused(NOT_NEEDED);
+        let received = receive(&Arc::from_ref(state), request, &[Media::Json], key).await?;
+        Ok(Self { body: received.object(query.as_deref())?, _held: received.held })
+    }
+}
+
+/// The same, of a call that may carry an `Idempotency-Key`.
+pub struct KeyedBody<T> {
+    pub body: T,
+    pub idempotency_key: Option<IdempotencyKey>,
+    _held: Held,
+}
+
+impl<T, S> FromRequest<S> for KeyedBody<T>
+where
+    T: DeserializeOwned,
+    S: Send + Sync,
+    Arc<Gate>: FromRef<S>,
+{
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let query = request.uri().query().map(str::to_owned);
+        let gate = Arc::from_ref(state);
+        let received = receive(&gate, request, &[Media::Json], Key::Taken).await?;
+        let body = received.object(query.as_deref())?;
+        Ok(Self { body, idempotency_key: received.idempotency_key, _held: received.held })
     }
 }
 
@@ -84,12 +106,16 @@ impl Sent {
         gate: &Gate,
         request: Request,
         taken: &[Media],
-        keyless: &str,
+        key: Key,
     ) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
         let traceparent = traceparent(request.headers());
-        let received = receive(gate, request, taken, keyless).await?;
+        let received = receive(gate, request, taken, key).await?;
         Ok(Self { received, query, traceparent })
+    }
+
+    pub fn idempotency_key(&self) -> Option<&IdempotencyKey> {
+        self.received.idempotency_key.as_ref()
     }
 
     pub fn media(&self) -> Media {
@@ -123,7 +149,7 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let taken = [Media::Json, Media::Ndjson];
-        Sent::receive(&Arc::from_ref(state), request, &taken, NO_WINDOW).await.map(Self)
+        Sent::receive(&Arc::from_ref(state), request, &taken, Key::Taken).await.map(Self)
     }
 }
 
@@ -138,7 +164,8 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        Sent::receive(&Arc::from_ref(state), request, &[Media::Json], NO_KEY).await.map(Self)
+        let key = Key::Refused(NO_KEY);
+        Sent::receive(&Arc::from_ref(state), request, &[Media::Json], key).await.map(Self)
     }
 }
 
@@ -160,9 +187,33 @@ fn traceparent(headers: &HeaderMap) -> Option<String> {
 /// Bytes of the shared budget.
 type Held = Option<OwnedSemaphorePermit>;
 
+/// Whether a call is remembered by its `Idempotency-Key`. Methods that can be repeated as they are
+/// need none, and ignore it; a POST that takes none says why.
+#[derive(Clone, Copy)]
+enum Key {
+    Taken,
+    Refused(&'static str),
+}
+
+impl Key {
+    fn of(self, method: &Method, headers: &HeaderMap) -> Result<Option<IdempotencyKey>, Invalid> {
+        let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
+        let Some(value) = values.next().filter(|_| method == Method::POST) else {
+            return Ok(None);
+        };
+        let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
+        match self {
+            Key::Refused(why) => Err(invalid(why)),
+            Key::Taken if values.next().is_some() => Err(invalid("it is given once")),
+            Key::Taken => IdempotencyKey::parse(value.as_bytes()).map(Some).map_err(invalid),
+        }
+    }
+}
+
 struct Received {
     bytes: Bytes,
     media: Media,
+    idempotency_key: Option<IdempotencyKey>,
     held: Held,
 }
 
@@ -173,14 +224,20 @@ impl Received {
             Invalid::at("", format!("invalid UTF-8 at byte {at}")).into()
         })
     }
+
+    /// A JSON object (an empty body is `{}`), with no parameters beside it.
+    fn object<T: DeserializeOwned>(&self, query: Option<&str>) -> Result<T, Error> {
+        let NoParameters {} = query::parse(query)?;
+        let text = self.text()?;
+        Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
+    }
 }
 
-/// `keyless`: why an `Idempotency-Key` is not taken.
 async fn receive(
     gate: &Gate,
     request: Request,
     taken: &[Media],
-    keyless: &str,
+    key: Key,
 ) -> Result<Received, Error> {
     let (parts, body) = request.into_parts();
     let named = media::content_type(&parts.headers, taken)?;
@@ -229,11 +286,9 @@ async fn receive(
         }
         Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
     }
-    if parts.method == Method::POST && parts.headers.contains_key("idempotency-key") {
-        return Err(Invalid::at("Idempotency-Key", keyless).into());
-    }
+    let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);
-    Ok(Received { bytes: intake.bytes.freeze(), media, held: intake.held })
+    Ok(Received { bytes: intake.bytes.freeze(), media, idempotency_key, held: intake.held })
 }
 
 fn reader(stream: BodyDataStream) -> impl AsyncBufRead + Send {
@@ -309,9 +364,15 @@ fn busy() -> Error {
     Error::new(Code::Unavailable, "Too many bytes of request bodies are being worked on.")
 }
 
-/// Dedup windows are 0 until dedup by key exists; then a key is refused, not ignored.
-const NO_WINDOW: &str = "Idempotency-Key is not remembered here (the dedup window is 0); \
-    use sequences, open_id to open a session, instance_id to join a group";
+/// Of calls that are still to learn it.
+pub fn not_remembered(key: Option<&IdempotencyKey>) -> Result<(), Invalid> {
+    let why = "it is not remembered here (the dedup window is 0)";
+    key.map_or(Ok(()), |_| Err(Invalid::at("Idempotency-Key", why)))
+}
+
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+const NOT_NEEDED: &str = "Idempotency-Key is not taken here: the call can be repeated as it is";
 const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
     begin with a transaction_id of your own";
 

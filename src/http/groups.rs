@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::{
     access::{Group, GroupAccess},
-    body::JsonBody,
+    body::{KeyedBody, not_remembered},
     json::{Faults, Object, given},
     media::AnswersJson,
     query::{NoParameters, Query},
@@ -219,8 +219,9 @@ fn example() -> serde_json::Value {
 pub async fn commit_group_offsets(
     access: GroupAccess<Group>,
     _: AnswersJson,
-    sent: JsonBody<CommitOffsets>,
+    sent: KeyedBody<CommitOffsets>,
 ) -> Result<Json<GroupOffsets>, Error> {
+    not_remembered(sent.idempotency_key.as_ref())?;
     let commit = sent.body.checked()?;
     let offsets = access.broker.commit_offsets(access.tenant, &access.group, commit).await?;
     Ok(Json(GroupOffsets::new(&access.group, offsets)))

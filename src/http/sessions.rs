@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     access::{Access, Produce, ProducerPath},
-    body::JsonBody,
+    body::{KeyedBody, not_remembered},
     json::Faults,
     list::{self, ListQuery},
     media::AnswersJson,
@@ -251,8 +251,9 @@ impl From<Opened> for Session {
 pub async fn open_session(
     access: Access<Produce>,
     _: AnswersJson,
-    sent: JsonBody<OpenSession>,
+    sent: KeyedBody<OpenSession>,
 ) -> Result<Response, Error> {
+    not_remembered(sent.idempotency_key.as_ref())?;
     let open = sent.body.checked()?;
     let opened = access.broker.open_session(access.tenant, open).await?;
     let (duplicate, id) = (opened.duplicate, opened.session.producer_id.0);

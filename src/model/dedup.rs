@@ -42,6 +42,27 @@ fn hash(parts: &[&str]) -> DedupKey {
     Uuid::from_bytes(key)
 }
 
+/// An `Idempotency-Key` as a client sends it: 1 to 255 printable ASCII characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdempotencyKey(String);
+
+impl IdempotencyKey {
+    /// The key, or what a key has to look like.
+    pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let is_printable = |byte: &u8| matches!(byte, b' '..=b'~');
+        let fits = (1..=MAX_IDEMPOTENCY_KEY_BYTES).contains(&bytes.len());
+        match std::str::from_utf8(bytes) {
+            Ok(text) if fits && bytes.iter().all(is_printable) => Ok(Self(text.to_owned())),
+            _ => Err("a key is 1 to 255 printable ASCII characters"),
+        }
+    }
+
+    /// As it is remembered.
+    pub fn of_request(&self, method: &str, path: &str, payload: &[&[u8]]) -> RequestKey {
+        RequestKey::new(&self.0, method, path, payload)
+    }
+}
+
 /// An `Idempotency-Key` as it is remembered: of a tenant, a method and a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
@@ -138,6 +159,19 @@ mod tests {
         let slots: Vec<i16> = Ring::all().flat_map(Ring::slots).collect();
         assert_eq!(&slots[..18], (0..18).collect::<Vec<_>>());
         assert_eq!(&slots[18..], [18; 3]);
+    }
+
+    #[test]
+    fn keys_of_requests_are_printable_and_not_too_long() {
+        let longest = "k".repeat(MAX_IDEMPOTENCY_KEY_BYTES);
+        for good in ["k", " ", "~", "order 7: \"paid\"", &longest] {
+            assert_eq!(IdempotencyKey::parse(good.as_bytes()), Ok(IdempotencyKey(good.into())));
+        }
+        let too_long = "k".repeat(MAX_IDEMPOTENCY_KEY_BYTES + 1);
+        for bad in ["", "a\tb", "a\u{7f}", "ä", "\u{1f}", &too_long] {
+            assert!(IdempotencyKey::parse(bad.as_bytes()).is_err(), "{bad}");
+        }
+        assert!(IdempotencyKey::parse(b"k\xff").is_err());
     }
 
     #[test]

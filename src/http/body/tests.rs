@@ -18,6 +18,11 @@ async fn told(sent: JsonBody<Told>) -> String {
     sent.body.name.unwrap_or_else(|| "nobody".into())
 }
 
+async fn keyed(sent: KeyedBody<Told>) -> String {
+    let KeyedBody { body, idempotency_key, .. } = sent;
+    format!("{:?} {idempotency_key:?}", body.name)
+}
+
 async fn records(State(gate): State<Arc<Gate>>, Records(sent): Records) -> Result<String, Error> {
     let free = gate.budget.available_permits();
     Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
@@ -35,10 +40,11 @@ fn gate() -> Arc<Gate> {
 
 async fn send_to(gate: &Arc<Gate>, request: Builder, body: Body) -> Result<String, Error> {
     let router = Router::new()
-        .route("/told", post(told))
+        .route("/told", post(told).put(told))
+        .route("/keyed", post(keyed).put(keyed))
         .route("/records", post(records))
         .with_state(gate.clone());
-    let request = request.method(Method::POST).body(body).unwrap();
+    let request = request.body(body).unwrap();
     let mut answer = router.oneshot(request).await.unwrap();
     if let Some(error) = answer.extensions_mut().remove::<Error>() {
         return Err(error);
@@ -49,7 +55,7 @@ async fn send_to(gate: &Arc<Gate>, request: Builder, body: Body) -> Result<Strin
 
 async fn send(path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, Error> {
     let request =
-        headers.iter().fold(Request::builder().uri(path), |request, (k, v)| request.header(*k, *v));
+        headers.iter().fold(Request::post(path), |request, (k, v)| request.header(*k, *v));
     send_to(&gate(), request, Body::from(body.to_vec())).await
 }
 
@@ -72,7 +78,7 @@ async fn empty_bodies_are_empty_objects() {
     assert_eq!(send("/told", &[JSON], b"").await.unwrap(), "nobody");
     assert_eq!(send("/told", &[JSON], br#"{"name": "x"}"#).await.unwrap(), "x");
     let nothing = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
-    let sent = send_to(&gate(), Request::builder().uri("/told"), nothing).await;
+    let sent = send_to(&gate(), Request::post("/told"), nothing).await;
     assert_eq!(sent.unwrap(), "nobody");
 }
 
@@ -96,6 +102,39 @@ async fn media_type_then_size_then_shape() {
         ("/told", &[key], b""),
     ] {
         assert_eq!(code(path, headers, body).await, Code::InvalidRequest, "{path}");
+    }
+}
+
+/// Sends it with these `Idempotency-Key` headers, each as it is.
+async fn with_keys(method: Method, path: &str, keys: &[&[u8]]) -> Result<String, String> {
+    let request = Request::builder().uri(path).method(method);
+    let request = keys.iter().fold(request, |request, key| request.header("idempotency-key", *key));
+    let answer = send_to(&gate(), request, Body::empty()).await;
+    answer.map_err(|error| error.facts[0].1.to_string())
+}
+
+#[tokio::test]
+async fn a_key_is_taken_where_the_call_remembers_it() {
+    let longest = "k".repeat(255);
+    for good in ["k", "a b", longest.as_str()] {
+        let sent = with_keys(Method::POST, "/keyed", &[good.as_bytes()]).await.unwrap();
+        assert_eq!(sent, format!("None Some(IdempotencyKey({good:?}))"));
+    }
+    assert_eq!(with_keys(Method::POST, "/keyed", &[]).await.unwrap(), "None None");
+    let too_long = "k".repeat(256);
+    let bad: [&[&[u8]]; 5] =
+        [&[b""], &[b"\xe4"], &[b"a\tb"], &[b"k", b"k"], &[too_long.as_bytes()]];
+    for keys in bad {
+        let error = with_keys(Method::POST, "/keyed", keys).await.unwrap_err();
+        assert!(error.contains("\"pointer\":\"Idempotency-Key\""), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn elsewhere_a_post_refuses_a_key_and_other_methods_ignore_it() {
+    assert!(with_keys(Method::POST, "/told", &[b"k"]).await.unwrap_err().contains("repeated"));
+    for path in ["/told", "/keyed"] {
+        assert!(with_keys(Method::PUT, path, &[b"\xe4"]).await.is_ok());
     }
 }
 
@@ -136,7 +175,7 @@ async fn a_zstd_window_above_8_mib_is_refused() {
 #[tokio::test]
 async fn an_announced_size_is_refused_unread() {
     let never = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
-    let request = Request::builder().uri("/told").header("content-type", "application/json");
+    let request = Request::post("/told").header("content-type", "application/json");
     let request = request.header("content-length", "1001");
     let error = send_to(&gate(), request, never).await.unwrap_err();
     assert_eq!(error.code, Code::PayloadTooLarge);
@@ -144,7 +183,7 @@ async fn an_announced_size_is_refused_unread() {
 
 #[tokio::test]
 async fn slow_and_broken_bodies_do_nothing() {
-    let json = || Request::builder().uri("/told").header("content-type", "application/json");
+    let json = || Request::post("/told").header("content-type", "application/json");
     let never = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let error = send_to(&gate(), json(), never).await.unwrap_err();
     assert_eq!(error.code, Code::RequestTimeout);
@@ -157,7 +196,7 @@ async fn slow_and_broken_bodies_do_nothing() {
 #[tokio::test]
 async fn the_budget_is_shared_and_given_back() {
     let gate = gate();
-    let ndjson = || Request::builder().uri("/records").header(NDJSON.0, NDJSON.1);
+    let ndjson = || Request::post("/records").header(NDJSON.0, NDJSON.1);
     let other = gate.budget.clone().try_acquire_many_owned(1000).unwrap();
     let body = || Body::from(vec![b' '; 600]);
     let error = send_to(&gate, ndjson(), body()).await.unwrap_err();

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::super::{
     access::{Group, GroupAccess, MemberPath},
     auth::Word,
-    body::JsonBody,
+    body::{JsonBody, KeyedBody, not_remembered},
     json::Faults,
     media::AnswersJson,
     query::{NoParameters, Query},
@@ -210,8 +210,9 @@ pub fn assignment() -> Value {
 pub async fn join_group(
     access: GroupAccess<Group>,
     _: AnswersJson,
-    sent: JsonBody<JoinGroup>,
+    sent: KeyedBody<JoinGroup>,
 ) -> Result<(StatusCode, Json<JoinedGroup>), Error> {
+    not_remembered(sent.idempotency_key.as_ref())?;
     let join = sent.body.checked()?;
     for topic in &join.subscription.topics {
         access.grant.demand(Word::Consume, topic)?;
