@@ -145,7 +145,7 @@ impl Broker {
 }
 
 fn tell_changes(tenant: TenantId, former: &OwnSettings, own: &OwnSettings) {
-    for key in Key::ALL.iter().filter(|key| former.0.get(key) != own.0.get(key)) {
+    for key in Key::ALL.iter().filter(|key| former.values.get(key) != own.values.get(key)) {
         let old = rules::settings::in_force(*key, &[former]);
         let new = rules::settings::in_force(*key, &[own]);
         tracing::info!(tenant_id = tenant.0, setting = key.name(), %old, %new, "a setting was changed");

@@ -118,9 +118,17 @@ pub enum Change {
 /// A merge patch: what is absent stays.
 pub type Changes = BTreeMap<Key, Change>;
 
-/// The values that a tenant, or a topic, has of its own.
+/// What a tenant, or a topic, has of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnSettings(pub BTreeMap<Key, Value>);
+pub struct OwnSettings {
+    pub values: BTreeMap<Key, Value>,
+    /// What an operator lets the values be at most, a tenant's and its topics'. Topics have none.
+    pub maxima: Maxima,
+}
+
+/// The largest values that an operator lets settings of a tenant have; words have none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Maxima(pub BTreeMap<Key, i64>);
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -188,6 +196,15 @@ impl Key {
 }
 
 impl Value {
+    /// No limit is more than any maximum; a word is never too much.
+    pub fn exceeds(self, maximum: i64) -> bool {
+        match self {
+            Value::Number(number) => number > maximum,
+            Value::Unlimited => true,
+            Value::Choice(_) => false,
+        }
+    }
+
     /// None: no limit.
     pub fn number(self) -> Option<i64> {
         match self {
@@ -217,21 +234,32 @@ impl Serialize for Value {
     }
 }
 
+/// The values alone: maxima are stored and answered beside them.
 impl Serialize for OwnSettings {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut map = to.serialize_map(Some(self.0.len()))?;
-        for (key, value) in &self.0 {
-            map.serialize_entry(key.name(), value)?;
-        }
-        map.end()
+        by_name(&self.values, to)
     }
+}
+
+impl Serialize for Maxima {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        by_name(&self.0, to)
+    }
+}
+
+fn by_name<S: Serializer>(each: &BTreeMap<Key, impl Serialize>, to: S) -> Result<S::Ok, S::Error> {
+    let mut map = to.serialize_map(Some(each.len()))?;
+    for (key, value) in each {
+        map.serialize_entry(key.name(), value)?;
+    }
+    map.end()
 }
 
 /// As they are stored. A name that only newer replicas know is passed over.
 impl<'de> Deserialize<'de> for OwnSettings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let stored = BTreeMap::<String, serde_json::Value>::deserialize(from)?;
-        let mut own = BTreeMap::new();
+        let mut values = BTreeMap::new();
         for (name, value) in stored {
             let Some(key) = Key::parse(&name) else { continue };
             let value = match value {
@@ -241,9 +269,18 @@ impl<'de> Deserialize<'de> for OwnSettings {
                 }
                 value => Value::Number(value.as_i64().ok_or_else(|| D::Error::custom(name))?),
             };
-            own.insert(key, value);
+            values.insert(key, value);
         }
-        Ok(Self(own))
+        Ok(Self { values, maxima: Maxima::default() })
+    }
+}
+
+/// As they are stored.
+impl<'de> Deserialize<'de> for Maxima {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let stored = BTreeMap::<String, i64>::deserialize(from)?;
+        let known = stored.into_iter().filter_map(|(name, most)| Some((Key::parse(&name)?, most)));
+        Ok(Self(known.collect()))
     }
 }
 
@@ -323,10 +360,9 @@ mod tests {
 
     #[test]
     fn own_values_are_stored_and_read_whatever_newer_replicas_wrote() {
-        let own = OwnSettings(BTreeMap::from([
-            (Key::ProducerExpiryMs, Value::Unlimited),
-            (Key::MaxTopics, Value::Number(7)),
-        ]));
+        let values =
+            [(Key::ProducerExpiryMs, Value::Unlimited), (Key::MaxTopics, Value::Number(7))];
+        let own = OwnSettings { values: values.into(), ..Default::default() };
         let text = serde_json::to_string(&own).unwrap();
         assert_eq!(text, r#"{"producer_expiry_ms":null,"max_topics":7}"#);
         assert_eq!(serde_json::from_str::<OwnSettings>(&text).unwrap(), own);
@@ -337,6 +373,10 @@ mod tests {
         {
             assert!(serde_json::from_str::<OwnSettings>(broken).is_err(), "{broken}");
         }
+        let maxima = Maxima(BTreeMap::from([(Key::MaxTopics, 7)]));
+        assert_eq!(serde_json::to_string(&maxima).unwrap(), r#"{"max_topics":7}"#);
+        let newer = r#"{"max_topics":7,"colours":2}"#;
+        assert_eq!(serde_json::from_str::<Maxima>(newer).unwrap(), maxima);
     }
 
     #[test]

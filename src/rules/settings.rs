@@ -1,5 +1,5 @@
 //! What holds of several levels' settings: a topic's own value, else its tenant's, else the
-//! table's default.
+//! table's default; never more than the operator's maximum.
 
 use super::Refusal;
 use crate::model::{
@@ -11,8 +11,10 @@ use crate::model::{
 
 /// The value that holds. `levels`: the nearest first.
 pub fn in_force(key: Key, levels: &[&OwnSettings]) -> Value {
-    let own = levels.iter().find_map(|level| level.0.get(&key).copied());
-    own.unwrap_or(key.setting().default)
+    let own = levels.iter().find_map(|level| level.values.get(&key).copied());
+    let wanted = own.unwrap_or(key.setting().default);
+    let maximum = levels.iter().find_map(|level| level.maxima.0.get(&key).copied());
+    maximum.filter(|most| wanted.exceeds(*most)).map_or(wanted, Value::Number)
 }
 
 /// The values of a level after a merge patch.
@@ -20,8 +22,8 @@ pub fn patched(own: &OwnSettings, changes: &Changes) -> OwnSettings {
     let mut own = own.clone();
     for (key, change) in changes {
         match change {
-            Change::Default => own.0.remove(key),
-            Change::Set(value) => own.0.insert(*key, *value),
+            Change::Default => own.values.remove(key),
+            Change::Set(value) => own.values.insert(*key, *value),
         };
     }
     own
@@ -43,11 +45,15 @@ pub fn patch_tenant(
 
 /// All settings of a tenant, with where each comes from.
 pub fn of_tenant(own: &OwnSettings, version: i64) -> TenantSettings {
-    let in_force = |key: &Key| InForce {
-        key: *key,
-        value: in_force(*key, &[own]),
-        origin: if own.0.contains_key(key) { Origin::Tenant } else { Origin::Default },
-        maximum: key.setting().maximum,
+    let in_force = |key: &Key| {
+        let (value, wanted) = (in_force(*key, &[own]), own.values.get(key));
+        let origin = match wanted {
+            _ if value != *wanted.unwrap_or(&key.setting().default) => Origin::Operator,
+            Some(_) => Origin::Tenant,
+            None => Origin::Default,
+        };
+        let maximum = own.maxima.0.get(key).copied().unwrap_or(key.setting().maximum);
+        InForce { key: *key, value, origin, maximum }
     };
     TenantSettings { version, in_force: Key::ALL.iter().map(in_force).collect() }
 }

@@ -3,17 +3,20 @@
 use sqlx::{PgConnection, types::Json};
 
 use super::{Error, statements};
-use crate::model::{Name, TenantId, settings::OwnSettings};
+use crate::model::{
+    Name, TenantId,
+    settings::{Maxima, OwnSettings},
+};
 
 statements! {
     FIND = "select tenant_id from oncelog.tenants where name = $1";
     MAKE = "insert into oncelog.tenants (name) values ($1) on conflict (name) do nothing";
-    READ = "select settings, settings_version from oncelog.tenants where tenant_id = $1";
+    READ = "select settings, maxima, settings_version from oncelog.tenants where tenant_id = $1";
     /// Changes of the settings, and creations of topics, which they limit, follow each other.
-    LOCK = "select settings, settings_version from oncelog.tenants where tenant_id = $1 for no key update";
+    LOCK = "select settings, maxima, settings_version from oncelog.tenants where tenant_id = $1 for no key update";
     UPDATE = "update oncelog.tenants set settings = $2, settings_version = settings_version + 1 where tenant_id = $1";
     TOPICS_CHANGED = "update oncelog.tenants set topics_version = topics_version + 1 where tenant_id = $1";
-    PAGE = "select tenant_id, settings from oncelog.tenants where tenant_id > $1 order by tenant_id limit $2";
+    PAGE = "select tenant_id, settings, maxima from oncelog.tenants where tenant_id > $1 order by tenant_id limit $2";
 }
 
 /// A tenant's own settings, and how often they were changed.
@@ -45,9 +48,9 @@ async fn stored(
     sql: &'static str,
     tenant: TenantId,
 ) -> Result<Stored, Error> {
-    let (settings, version): (Json<OwnSettings>, i64) =
+    let (values, maxima, version): (Json<OwnSettings>, Json<Maxima>, i64) =
         sqlx::query_as(sql).bind(tenant.0).fetch_one(connection).await?;
-    Ok((settings.0, version))
+    Ok((OwnSettings { maxima: maxima.0, ..values.0 }, version))
 }
 
 /// Partitions were made, or are to be deleted: groups that subscribe to them are looked at again.
@@ -73,7 +76,11 @@ pub async fn page(
     after: TenantId,
     limit: i64,
 ) -> Result<Vec<(TenantId, OwnSettings)>, Error> {
-    let rows: Vec<(i64, Json<OwnSettings>)> =
+    let rows: Vec<(i64, Json<OwnSettings>, Json<Maxima>)> =
         sqlx::query_as(PAGE).bind(after.0).bind(limit).fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(id, settings)| (TenantId(id), settings.0)).collect())
+    let own = |values: OwnSettings, maxima| OwnSettings { maxima, ..values };
+    Ok(rows
+        .into_iter()
+        .map(|(id, values, maxima)| (TenantId(id), own(values.0, maxima.0)))
+        .collect())
 }

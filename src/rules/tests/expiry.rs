@@ -86,7 +86,7 @@ fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
 
 #[test]
 fn one_with_a_name_has_its_own_limit() {
-    let own = |key, value| OwnSettings([(key, value)].into());
+    let own = |key, value| OwnSettings { values: [(key, value)].into(), ..Default::default() };
     let (named, nameless) = (a_row("P7 pay").unwrap(), a_row("P7").unwrap());
     let unnamed_only = own(Key::ProducerExpiryMs, Value::Number(5_000));
     let named_only = own(Key::TransactionalIdExpiryMs, Value::Unlimited);

@@ -1,7 +1,7 @@
 //! Settings: what holds of several levels, and what a patch makes of one.
 
 use crate::{
-    model::settings::{Change, Changes, IfMatch, Key, Origin, OwnSettings, Value},
+    model::settings::{Change, Changes, IfMatch, Key, Maxima, Origin, OwnSettings, Value},
     rules::{
         Refusal,
         settings::{batch_limits, exceeded, in_force, of_tenant, patch_tenant, patched},
@@ -16,7 +16,13 @@ pub fn own(words: &str) -> OwnSettings {
             if value == "null" { Value::Unlimited } else { Value::Number(value.parse().unwrap()) };
         (Key::parse(name).unwrap(), value)
     };
-    OwnSettings(words.split_whitespace().map(of).collect())
+    OwnSettings { values: words.split_whitespace().map(of).collect(), ..Default::default() }
+}
+
+/// The same, of a tenant whose operator has set `max_topics=4`.
+fn below(words: &str, maxima: &str) -> OwnSettings {
+    let most = |(key, value): (Key, Value)| (key, value.number().unwrap());
+    OwnSettings { maxima: Maxima(own(maxima).values.into_iter().map(most).collect()), ..own(words) }
 }
 
 /// The same, and `max_topics=default`.
@@ -24,7 +30,7 @@ fn changes(words: &str) -> Changes {
     let of = |word: &str| match word.strip_suffix("=default") {
         Some(name) => (Key::parse(name).unwrap(), Change::Default),
         None => {
-            let (key, value) = own(word).0.into_iter().next().unwrap();
+            let (key, value) = own(word).values.into_iter().next().unwrap();
             (key, Change::Set(value))
         }
     };
@@ -54,6 +60,95 @@ fn the_nearest_level_that_says_something_holds() {
     let limits =
         batch_limits(&own("max_batch_bytes=5"), &own("max_record_bytes=6 max_batch_bytes=9"));
     assert_eq!((limits.max_batch_bytes, limits.max_record_bytes), (5, 6));
+}
+
+/// Of a topic, its tenant and the operator: what holds for the topic; what for the tenant, and why.
+#[test]
+fn nothing_is_above_the_operators_maximum() {
+    let (number, batch) = (Value::Number, Key::MaxBatchRecords);
+    let table = [
+        (batch, "", "", "", number(1_000), (number(1_000), Origin::Default)),
+        (batch, "", "", "max_batch_records=1000", number(1_000), (number(1_000), Origin::Default)),
+        (batch, "", "", "max_batch_records=999", number(999), (number(999), Origin::Operator)),
+        // it is no value: what is smaller stays, and other settings do, too
+        (batch, "", "", "max_batch_records=1001", number(1_000), (number(1_000), Origin::Default)),
+        (batch, "", "", "max_batch_bytes=7", number(1_000), (number(1_000), Origin::Default)),
+        (
+            batch,
+            "",
+            "max_batch_records=5",
+            "max_batch_records=5",
+            number(5),
+            (number(5), Origin::Tenant),
+        ),
+        (
+            batch,
+            "",
+            "max_batch_records=6",
+            "max_batch_records=5",
+            number(5),
+            (number(5), Origin::Operator),
+        ),
+        (
+            batch,
+            "max_batch_records=9",
+            "max_batch_records=4",
+            "max_batch_records=5",
+            number(5),
+            (number(4), Origin::Tenant),
+        ),
+        (
+            batch,
+            "max_batch_records=4",
+            "max_batch_records=6",
+            "max_batch_records=5",
+            number(4),
+            (number(5), Origin::Operator),
+        ),
+        // for ever, of the default or of its own, is more than any maximum
+        (
+            Key::RetentionBytes,
+            "",
+            "",
+            "retention_bytes=7",
+            number(7),
+            (number(7), Origin::Operator),
+        ),
+        (
+            Key::DedupWindowMs,
+            "dedup_window_ms=null",
+            "dedup_window_ms=0",
+            "dedup_window_ms=60",
+            number(60),
+            (number(0), Origin::Tenant),
+        ),
+        (
+            Key::DedupWindowMs,
+            "dedup_window_ms=0",
+            "dedup_window_ms=null",
+            "dedup_window_ms=60",
+            number(0),
+            (number(60), Origin::Operator),
+        ),
+        (
+            Key::DedupWindowMs,
+            "dedup_window_ms=null",
+            "",
+            "dedup_window_ms=0",
+            number(0),
+            (number(0), Origin::Operator),
+        ),
+    ];
+    for (key, topic, tenant, maxima, want, (of_it, origin)) in table {
+        let (topic, tenant) = (own(topic), below(tenant, maxima));
+        let row = (key, &topic, &tenant);
+        assert_eq!(in_force(key, &[&topic, &tenant]), want, "{row:?}");
+        let told = of_tenant(&tenant, 0).in_force;
+        let told = told.iter().find(|setting| setting.key == key).unwrap();
+        assert_eq!((told.value, told.origin), (of_it, origin), "{row:?}");
+        let most = tenant.maxima.0.get(&key).copied().unwrap_or(key.setting().maximum);
+        assert_eq!(told.maximum, most, "{row:?}");
+    }
 }
 
 #[test]

@@ -123,10 +123,11 @@ impl Ledger {
     }
 
     fn tenant(&self) -> OwnSettings {
-        OwnSettings(BTreeMap::from([
+        let values = BTreeMap::from([
             (Key::TransactionRetentionMs, Value::Number(self.retention_ms)),
             (Key::TransactionTimeoutMs, Value::Number(TIMEOUT_MS)),
-        ]))
+        ]);
+        OwnSettings { values, ..Default::default() }
     }
 
     fn has(&self, rule: Rule) -> bool {
