@@ -8,10 +8,12 @@
 //! anew, and there is none. All heads are held at once, however many: only those of a producer that
 //! a look without them found idle.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
 use uuid::Uuid;
 
+use super::{
+    Broker,
+    janitor::{Task, Tenants},
+};
 use crate::{
     model::{LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS},
     rules::{
@@ -19,80 +21,84 @@ use crate::{
         expiry::{Activity, Verdict, judge, limited_by},
         session::SessionRow,
     },
-    store::{self, Connection, Store, expiry::IdleSince, janitor::Chunk},
+    store::{self, Connection, expiry::IdleSince, janitor::Chunk},
     telemetry,
 };
 
-/// Tenants whose producers are looked at in one round; the next round goes on behind them.
-const TENANTS_PER_ROUND: i64 = 1_000;
 /// Producers looked at, and open ids dropped, in one round.
 const PRODUCERS_PER_ROUND: i64 = 1_000;
 
-/// Where the next round begins.
+/// Forgets producers that have been idle too long.
 #[derive(Default)]
-pub struct Rounds {
-    after_tenant: AtomicI64,
+pub struct Producers {
+    tenants: Tenants,
 }
 
-impl Rounds {
-    /// Producers that may have been idle too long.
-    pub async fn idle(&self, store: &Store) -> Result<Vec<(TenantId, ProducerId)>, store::Error> {
-        let after = TenantId(self.after_tenant.load(Ordering::Relaxed));
-        let (idle, last) = store.run(move |c| Box::pin(idle_producers(c, after))).await?;
-        self.after_tenant.store(last.map_or(0, |tenant| tenant.0), Ordering::Relaxed);
-        Ok(idle)
-    }
-}
+impl Task for Producers {
+    const NAME: &'static str = "expiry";
+    type Item = (TenantId, ProducerId);
 
-/// Forgets the producer, if it has been idle too long.
-pub async fn look_at(
-    store: &Store,
-    tenant: TenantId,
-    producer: ProducerId,
-) -> Result<Chunk, store::Error> {
-    match store.transaction(move |c| Box::pin(look(c, tenant, producer))).await {
-        Ok(Some((expired, chunk))) => {
-            tell(tenant, &expired);
-            Ok(chunk)
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let (tenants, now) = self.tenants.next(&broker.store).await?;
+        let mut wanted = Vec::new();
+        for (tenant, settings) in &tenants {
+            for named in [false, true] {
+                let limit = rules::settings::in_force(limited_by(named), &[settings]).number();
+                let since = |limit_ms| Timestamp(now.0 - limit_ms);
+                let idle_since = |ms| IdleSince { tenant: *tenant, named, instant: since(ms) };
+                wanted.extend(limit.map(idle_since));
+            }
         }
-        // one that is held for long must not hold up the others
-        Ok(None) | Err(store::Error::Contended(_)) => Ok(Chunk { rows: 0, more: false }),
-        Err(error) => Err(error),
+        let idle = broker.store.run(|connection| {
+            Box::pin(
+                async move { store::expiry::idle(connection, &wanted, PRODUCERS_PER_ROUND).await },
+            )
+        });
+        idle.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, producer): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let look = broker.store.transaction(move |c| Box::pin(look(c, tenant, producer)));
+        let Some((expired, chunk)) = look.await? else { return Ok(Chunk::default()) };
+        tell(tenant, &expired);
+        Ok(chunk)
     }
 }
 
-/// Open ids of expired producers, by which no open is accepted any more.
-pub async fn orphaned_opens(store: &Store) -> Result<Vec<(TenantId, Uuid)>, store::Error> {
-    let orphaned = store.run(|connection| {
-        Box::pin(async move {
-            let now = store::sessions::clock(connection).await?;
-            let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
-            store::expiry::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND).await
-        })
-    });
-    orphaned.await
-}
+/// Drops the open ids that expired producers have left, once no open is accepted by them.
+pub struct OpenIds;
 
-/// Producers of the next tenants that are to be looked at, and the last of these tenants if there
-/// may be more behind it.
-async fn idle_producers(
-    connection: &mut Connection,
-    after: TenantId,
-) -> Result<(Vec<(TenantId, ProducerId)>, Option<TenantId>), store::Error> {
-    let tenants = store::tenants::page(connection, after, TENANTS_PER_ROUND).await?;
-    let now = store::sessions::clock(connection).await?;
-    let mut wanted = Vec::new();
-    for (tenant, settings) in &tenants {
-        for named in [false, true] {
-            let limit = rules::settings::in_force(limited_by(named), &[settings]).number();
-            let since = |limit_ms| Timestamp(now.0 - limit_ms);
-            let idle_since = |ms| IdleSince { tenant: *tenant, named, instant: since(ms) };
-            wanted.extend(limit.map(idle_since));
-        }
+impl Task for OpenIds {
+    const NAME: &'static str = "open_ids";
+    type Item = (TenantId, Uuid);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let orphaned = broker.store.run(|connection| {
+            Box::pin(async move {
+                let now = store::sessions::clock(connection).await?;
+                let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
+                store::expiry::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND).await
+            })
+        });
+        orphaned.await
     }
-    let idle = store::expiry::idle(connection, &wanted, PRODUCERS_PER_ROUND).await?;
-    let is_full = tenants.len() as i64 == TENANTS_PER_ROUND;
-    Ok((idle, tenants.last().filter(|_| is_full).map(|(tenant, _)| *tenant)))
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, open_id): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let drop = broker
+            .store
+            .run(move |c| Box::pin(store::expiry::drop_orphaned_open(c, tenant, open_id)));
+        drop.await
+    }
 }
 
 /// Forgets the producer if it has been idle too long, and answers what it was; else notes when it

@@ -2,71 +2,60 @@
 //! longer than their tenant allows, each as a whole. It locks as a deletion does, and passes by what
 //! somebody is at.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
+use super::{
+    Broker,
+    janitor::{Task, Tenants},
+};
 use crate::{
     model::{Name, TenantId, Timestamp, settings::Key},
     rules::{
         self,
         expiry::{GroupActivity, Verdict, judge_group},
     },
-    store::{self, Connection, Store, janitor::Chunk},
+    store::{self, Connection, janitor::Chunk},
     telemetry,
 };
 
-/// Tenants whose groups are looked at in one round; the next round goes on behind them.
-const TENANTS_PER_ROUND: i64 = 1_000;
 /// Groups looked at in one round.
 const GROUPS_PER_ROUND: i64 = 100;
 
-/// Where the next round begins.
+/// Forgets groups that have been idle too long.
 #[derive(Default)]
-pub struct Rounds {
-    after_tenant: AtomicI64,
+pub struct Groups {
+    tenants: Tenants,
 }
 
-impl Rounds {
-    /// Groups that may have been idle too long.
-    pub async fn idle(&self, store: &Store) -> Result<Vec<(TenantId, Name)>, store::Error> {
-        let after = TenantId(self.after_tenant.load(Ordering::Relaxed));
-        let (idle, last) = store.run(move |c| Box::pin(idle_groups(c, after))).await?;
-        self.after_tenant.store(last.map_or(0, |tenant| tenant.0), Ordering::Relaxed);
-        Ok(idle)
-    }
-}
+impl Task for Groups {
+    const NAME: &'static str = "groups";
+    type Item = (TenantId, Name);
 
-/// Groups of the next tenants that are to be looked at, and the last of these tenants if there may be
-/// more behind it.
-async fn idle_groups(
-    connection: &mut Connection,
-    after: TenantId,
-) -> Result<(Vec<(TenantId, Name)>, Option<TenantId>), store::Error> {
-    let tenants = store::tenants::page(connection, after, TENANTS_PER_ROUND).await?;
-    let now = store::sessions::clock(connection).await?;
-    let mut since = Vec::new();
-    for (tenant, settings) in &tenants {
-        let limit = rules::settings::in_force(Key::OffsetsExpiryMs, &[settings]).number();
-        since.extend(limit.map(|limit_ms| (*tenant, Timestamp(now.0 - limit_ms))));
-    }
-    let idle = store::groups::idle(connection, &since, GROUPS_PER_ROUND).await?;
-    let is_full = tenants.len() as i64 == TENANTS_PER_ROUND;
-    Ok((idle, tenants.last().filter(|_| is_full).map(|(tenant, _)| *tenant)))
-}
-
-/// Forgets the group, if it has been idle too long.
-pub async fn look_at(store: &Store, tenant: TenantId, group: Name) -> Result<Chunk, store::Error> {
-    let name = group.clone();
-    let look =
-        store.transaction(move |c| Box::pin(async move { look(c, tenant, &name).await })).await;
-    match look {
-        Ok(Some(rows)) => {
-            metrics::counter!(telemetry::EXPIRED_GROUPS_TOTAL).increment(1);
-            tracing::info!(tenant_id = tenant.0, %group, "a group has expired, with its offsets");
-            Ok(Chunk { rows, more: false })
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let (tenants, now) = self.tenants.next(&broker.store).await?;
+        let mut since = Vec::new();
+        for (tenant, settings) in &tenants {
+            let limit = rules::settings::in_force(Key::OffsetsExpiryMs, &[settings]).number();
+            since.extend(limit.map(|limit_ms| (*tenant, Timestamp(now.0 - limit_ms))));
         }
-        // one that is held for long must not hold up the others
-        Ok(None) | Err(store::Error::Contended(_)) => Ok(Chunk { rows: 0, more: false }),
-        Err(error) => Err(error),
+        let idle = broker.store.run(|connection| {
+            Box::pin(async move { store::groups::idle(connection, &since, GROUPS_PER_ROUND).await })
+        });
+        idle.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, group): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let name = group.clone();
+        let look = broker
+            .store
+            .transaction(move |c| Box::pin(async move { look(c, tenant, &name).await }));
+        let Some(rows) = look.await? else { return Ok(Chunk::default()) };
+        metrics::counter!(telemetry::EXPIRED_GROUPS_TOTAL).increment(1);
+        tracing::info!(tenant_id = tenant.0, %group, "a group has expired, with its offsets");
+        Ok(Chunk { rows, more: false })
     }
 }
 

@@ -1,82 +1,245 @@
-//! The janitor: every replica runs one, small chunks, `skip locked`, no leader.
+//! The janitor: whatever expires, or is to be removed, folded or measured, in one shape.
+//!
+//! A `Task` finds what is due, without locks and only so much, and works it off item by item in
+//! chunks. A chunk is one database transaction: it locks its item, or passes by what somebody else
+//! holds (`skip locked`), looks again whether it is due still, and does so many rows of it. So every
+//! replica runs a janitor and none leads: two at one item do what one of them would.
+//!
+//! ```text
+//! every 500 ms   members
+//! every second   transactions, staged, outcomes, trim, ... one after the other
+//!
+//! a round of a task:   what the last round left, then what is due     [a b c]
+//!                      a chunk of each in turn, until nothing is left  a b c a c a
+//!                      or its time is over: the rest is the next round's
+//! ```
+//!
+//! - A chunk lasts as long as any lock that it holds. The first of an item is small, and the next
+//!   grows or shrinks by the time it took (`size`), so rows of a megabyte and slow disks get small ones.
+//! - No task takes more than `TASK_TIME` of a round, and no item more than its turn.
+//! - An item whose lock is not had in time is counted and found again. Any other failure ends the
+//!   round of its task: the items behind it are the next round's, so none holds up the others for ever.
+//! - Each task has the same metrics, by its name.
+//!
+//! To add a task: implement `Task` for a struct, which has its state if it needs any (`Tenants` to go
+//! over all of them, `Seldom` to do so less often); add it to the list in `Janitor::new`, and its
+//! name to the label `task` in `telemetry::table`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+mod doomed;
+mod members;
+mod seldom;
+mod size;
+mod snapshots;
+mod statistics;
+mod tenants;
+mod trim;
 
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
+pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
+use super::{Broker, Settings, expiry, group_expiry, lags, transaction::sweep as transactions};
 use crate::{
-    model::{LogId, ProducerId, TenantId},
-    rules::{self, memory::TailRow, provenance},
-    store::{self, Connection, Store, janitor::Chunk, snapshots::FoldedState},
+    store::{self, janitor::Chunk},
     telemetry,
 };
 
-const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
-/// The partitions of a member that is gone wait for this.
-const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
-/// Logs of one task handled in one round.
-const LOGS_PER_SWEEP: i64 = 100;
-/// Rows removed, or folded, in one transaction: a head is held for milliseconds.
-const ROWS_PER_CHUNK: i64 = 1_000;
+/// Of a task in a round, but for the end of its last chunk.
+const TASK_TIME: Duration = Duration::from_millis(250);
 
-/// Sweeps until it is dropped. Groups are not kept waiting by the rest.
-pub async fn run(broker: Arc<Broker>) {
-    let settling = every(SETTLE_INTERVAL, || settle(&broker));
-    let clearing = every(SWEEP_INTERVAL, || clear(&broker));
-    tokio::join!(settling, clearing);
+/// How often there is a round of a task.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    /// Somebody waits for it.
+    HalfSecond,
+    Second,
 }
 
-async fn every<F: Future<Output = Result<(), store::Error>>>(
-    interval: Duration,
-    round: impl Fn() -> F,
-) {
+/// Something that the janitor does.
+pub trait Task: Send + Sync + 'static {
+    /// The label of its metrics.
+    const NAME: &'static str;
+    const EVERY: Every = Every::Second;
+    /// What chunks are of.
+    type Item: Clone + Send;
+
+    /// What is due, as it stands without locks: at most as many as are worth a round.
+    fn due(
+        &self,
+        broker: &Broker,
+    ) -> impl Future<Output = Result<Vec<Self::Item>, store::Error>> + Send;
+
+    /// Does about so many rows of an item, if it is due still and nobody else is at it.
+    fn chunk(
+        &self,
+        broker: &Broker,
+        item: Self::Item,
+        rows: i64,
+    ) -> impl Future<Output = Result<Chunk, store::Error>> + Send;
+}
+
+/// The tasks of a replica, in the order of a round.
+pub struct Janitor(Vec<Box<dyn Rounds>>);
+
+impl Janitor {
+    pub fn new(settings: &Settings) -> Self {
+        Self(vec![
+            task(members::Members),
+            task(transactions::Late),
+            task(transactions::Staged),
+            task(transactions::Outcomes::default()),
+            task(transactions::Open),
+            task(trim::Trim),
+            task(snapshots::Snapshots),
+            task(doomed::DoomedLogs),
+            task(expiry::Producers::default()),
+            task(expiry::OpenIds),
+            task(group_expiry::Groups::default()),
+            task(lags::Lags::new(settings.max_lag_series)),
+            task(statistics::Statistics),
+        ])
+    }
+
+    /// One round of everything that is due, however long it takes. A task that fails does not hold
+    /// up the others.
+    pub async fn sweep(&self, broker: &Broker) -> Result<(), store::Error> {
+        let mut swept = Ok(());
+        for task in &self.0 {
+            swept = swept.and(task.round(broker, Duration::MAX).await);
+        }
+        swept
+    }
+}
+
+/// Rounds until it is dropped. What somebody waits for is not kept waiting by the rest.
+pub async fn run(broker: Arc<Broker>) {
+    let half_second = rounds(&broker, Every::HalfSecond, Duration::from_millis(500));
+    let second = rounds(&broker, Every::Second, Duration::from_millis(1_000));
+    tokio::join!(half_second, second);
+}
+
+async fn rounds(broker: &Broker, every: Every, interval: Duration) {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // what failed was logged, and will be tried again
-        let _ = round().await;
+        for task in broker.janitor.0.iter().filter(|task| task.every() == every) {
+            // what failed was logged, and will be tried again
+            let _ = task.round(broker, TASK_TIME).await;
+        }
     }
 }
 
-/// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
-pub async fn sweep(broker: &Broker) -> Result<(), store::Error> {
-    settle(broker).await.and(clear(broker).await)
+/// A task of whatever items.
+trait Rounds: Send + Sync {
+    fn every(&self) -> Every;
+    fn round<'a>(
+        &'a self,
+        broker: &'a Broker,
+        time: Duration,
+    ) -> BoxFuture<'a, Result<(), store::Error>>;
 }
 
-async fn settle(broker: &Broker) -> Result<(), store::Error> {
-    task("members", settle_groups(broker)).await
+struct Running<T: Task> {
+    task: T,
+    /// What the last round did not come to, each with the size of its next chunk.
+    left: Mutex<VecDeque<(T::Item, i64)>>,
 }
 
-async fn clear(broker: &Broker) -> Result<(), store::Error> {
-    let store = &broker.store;
-    let aborted = task("transactions", abort_late(store)).await;
-    let unstaged = task("staged", remove_staged(store)).await;
-    let forgotten = task("outcomes", forget_outcomes(store, &broker.forgetting)).await;
-    let transactions = aborted.and(unstaged).and(forgotten);
-    let trimmed = task("trim", trim(store)).await;
-    let snapped = task("snapshot", snapshot_trimmed(store)).await;
-    let removed = task("doomed_logs", remove_doomed(store)).await;
-    let expired = task("expiry", expire(store, &broker.expiry)).await;
-    let forgotten = task("groups", expire_groups(store, &broker.group_expiry)).await;
-    let measured = task("lag", broker.lags.measure(store)).await;
-    let groups = forgotten.and(measured);
-    let dropped = task("open_ids", drop_open_ids(store)).await;
-    let analyzed = task("statistics", refresh_statistics(store)).await;
-    let logs = trimmed.and(snapped).and(removed);
-    transactions.and(logs).and(expired).and(groups).and(dropped).and(analyzed)
+fn task<T: Task>(task: T) -> Box<dyn Rounds> {
+    Box::new(Running { task, left: Mutex::default() })
 }
 
-async fn task(
+impl<T: Task> Rounds for Running<T> {
+    fn every(&self) -> Every {
+        T::EVERY
+    }
+
+    fn round<'a>(
+        &'a self,
+        broker: &'a Broker,
+        time: Duration,
+    ) -> BoxFuture<'a, Result<(), store::Error>> {
+        Box::pin(async move {
+            let begun = Instant::now();
+            let mut left = std::mem::take(&mut *self.left());
+            let result = self.work_off(broker, &mut left, begun, time).await;
+            self.left().append(&mut left);
+            tell(T::NAME, begun.elapsed(), &result);
+            result
+        })
+    }
+}
+
+impl<T: Task> Running<T> {
+    fn left(&self) -> std::sync::MutexGuard<'_, VecDeque<(T::Item, i64)>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn work_off(
+        &self,
+        broker: &Broker,
+        queue: &mut VecDeque<(T::Item, i64)>,
+        begun: Instant,
+        time: Duration,
+    ) -> Result<(), store::Error> {
+        let mut looked = false;
+        loop {
+            let Some((item, rows)) = queue.pop_front() else {
+                if looked {
+                    return Ok(());
+                }
+                looked = true;
+                let due = self.task.due(broker).await?;
+                metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => T::NAME)
+                    .increment(due.len() as u64);
+                queue.extend(due.into_iter().map(|item| (item, size::FIRST)));
+                continue;
+            };
+            let chunk = self.task.chunk(broker, item.clone(), rows);
+            match measured(T::NAME, rows, chunk).await {
+                Ok((Chunk { more: true, .. }, next)) => queue.push_back((item, next)),
+                Ok(_) => {}
+                // somebody is at it
+                Err(store::Error::Contended(_)) => {
+                    metrics::counter!(telemetry::JANITOR_CONTENDED_TOTAL, "task" => T::NAME)
+                        .increment(1);
+                }
+                Err(error) => return Err(error),
+            }
+            if begun.elapsed() >= time {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A chunk, measured; and how many rows the next one of its item may have.
+async fn measured(
     task: &'static str,
-    work: impl Future<Output = Result<(), store::Error>>,
-) -> Result<(), store::Error> {
+    rows: i64,
+    chunk: impl Future<Output = Result<Chunk, store::Error>>,
+) -> Result<(Chunk, i64), store::Error> {
     let begun = Instant::now();
-    let result = work.await;
+    let result = chunk.await;
+    let took = begun.elapsed();
+    metrics::histogram!(telemetry::JANITOR_CHUNK_DURATION_SECONDS, "task" => task)
+        .record(took.as_secs_f64());
+    let chunk = result?;
+    metrics::counter!(telemetry::JANITOR_ROWS_TOTAL, "task" => task).increment(chunk.rows);
+    Ok((chunk, size::next(rows, took)))
+}
+
+fn tell(task: &'static str, took: Duration, result: &Result<(), store::Error>) {
     metrics::histogram!(telemetry::JANITOR_DURATION_SECONDS, "task" => task)
-        .record(begun.elapsed().as_secs_f64());
-    match &result {
+        .record(took.as_secs_f64());
+    match result {
         Ok(()) => {
             metrics::gauge!(telemetry::JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS, "task" => task)
                 .set(telemetry::timestamp_seconds())
@@ -86,176 +249,7 @@ async fn task(
             tracing::debug!(%error, task, "the janitor will try again");
         }
     }
-    result
 }
 
-fn count_due<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
-    metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => task).increment(due.len() as u64);
-    due
-}
-
-/// Counts the rows of a chunk; true: there is more.
-fn count_rows(task: &'static str, chunk: Chunk) -> bool {
-    metrics::counter!(telemetry::JANITOR_ROWS_TOTAL, "task" => task).increment(chunk.rows);
-    chunk.more
-}
-
-async fn trim(store: &Store) -> Result<(), store::Error> {
-    let due = store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_SWEEP))).await?;
-    for log in count_due("trim", due) {
-        let trim = move || store.transaction(move |c| Box::pin(trim_chunk(c, log)));
-        while count_rows("trim", trim().await?) {}
-    }
-    Ok(())
-}
-
-async fn trim_chunk(
-    connection: &mut Connection,
-    log: store::janitor::Due,
-) -> Result<Chunk, store::Error> {
-    match store::janitor::lock_trimmable(connection, log).await? {
-        Some((before, kept_offset)) if kept_offset < before => {
-            store::janitor::trim_rows(connection, log, before, ROWS_PER_CHUNK).await
-        }
-        _ => Ok(Chunk { rows: 0, more: false }),
-    }
-}
-
-/// A trim by hand waits for a snapshot.
-async fn snapshot_trimmed(store: &Store) -> Result<(), store::Error> {
-    let due = store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_SWEEP))).await?;
-    for (tenant, log) in count_due("snapshot", due) {
-        snapshot(store, tenant, log).await?;
-    }
-    Ok(())
-}
-
-async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
-    let due = store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_SWEEP))).await?;
-    for log in count_due("doomed_logs", due) {
-        let remove = move || {
-            store.transaction(move |c| {
-                Box::pin(store::janitor::remove_doomed(c, log, ROWS_PER_CHUNK))
-            })
-        };
-        while count_rows("doomed_logs", remove().await?) {}
-    }
-    Ok(())
-}
-
-/// Members whose lease has run out are gone; partitions that were made are assigned.
-async fn settle_groups(broker: &Broker) -> Result<(), store::Error> {
-    let store = &broker.store;
-    let late = store.run(|c| Box::pin(store::members::late(c, LOGS_PER_SWEEP))).await?;
-    let outdated = store.run(|c| Box::pin(store::members::outdated(c, LOGS_PER_SWEEP))).await?;
-    let late = late.into_iter().map(|due| (due, "late"));
-    let outdated = outdated.into_iter().map(|due| (due, "topics"));
-    for ((tenant, group), cause) in count_due("members", late.chain(outdated).collect()) {
-        broker.settle_group(tenant, &group, cause).await;
-    }
-    Ok(())
-}
-
-/// Aborts transactions past their deadlines, and measures what is open then.
-async fn abort_late(store: &Store) -> Result<(), store::Error> {
-    let aborted = transactions::abort_late(store).await?;
-    metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => "transactions").increment(aborted);
-    transactions::measure(store).await
-}
-
-/// Removes what aborted transactions have staged.
-async fn remove_staged(store: &Store) -> Result<(), store::Error> {
-    for swept in count_due("staged", transactions::to_sweep(store).await?) {
-        while count_rows("staged", transactions::sweep(store, swept).await?) {}
-    }
-    Ok(())
-}
-
-/// Forgets the outcomes of transactions that need be remembered no more.
-async fn forget_outcomes(store: &Store, rounds: &transactions::Rounds) -> Result<(), store::Error> {
-    for cutoff in count_due("outcomes", transactions::to_forget(store, rounds).await?) {
-        while count_rows("outcomes", transactions::forget(store, cutoff).await?) {}
-    }
-    Ok(())
-}
-
-/// Forgets producers that have been idle too long.
-async fn expire(store: &Store, rounds: &expiry::Rounds) -> Result<(), store::Error> {
-    for (tenant, producer) in count_due("expiry", rounds.idle(store).await?) {
-        count_rows("expiry", expiry::look_at(store, tenant, producer).await?);
-    }
-    Ok(())
-}
-
-/// Forgets groups that have been idle too long.
-async fn expire_groups(store: &Store, rounds: &group_expiry::Rounds) -> Result<(), store::Error> {
-    for (tenant, group) in count_due("groups", rounds.idle(store).await?) {
-        count_rows("groups", group_expiry::look_at(store, tenant, group).await?);
-    }
-    Ok(())
-}
-
-/// Drops the open ids that expired producers have left, once no open is accepted by them.
-async fn drop_open_ids(store: &Store) -> Result<(), store::Error> {
-    for (tenant, open_id) in count_due("open_ids", expiry::orphaned_opens(store).await?) {
-        let drop =
-            store.run(move |c| Box::pin(store::expiry::drop_orphaned_open(c, tenant, open_id)));
-        count_rows("open_ids", drop.await?);
-    }
-    Ok(())
-}
-
-/// Plans are made when a connection first runs a statement, and autovacuum looks once a minute: a
-/// young installation would go by plans for empty tables meanwhile.
-async fn refresh_statistics(store: &Store) -> Result<(), store::Error> {
-    if store.run(|c| Box::pin(store::janitor::outgrown(c))).await? {
-        count_due("statistics", vec![()]);
-        store.run(|c| Box::pin(store::janitor::analyze(c))).await?;
-    }
-    Ok(())
-}
-
-/// Folds the rows since the last snapshot into the registered states, chunk by chunk.
-pub async fn snapshot(store: &Store, tenant: TenantId, log: LogId) -> Result<(), store::Error> {
-    let chunk = move || store.transaction(move |c| Box::pin(snapshot_chunk(c, tenant, log)));
-    while count_rows("snapshot", chunk().await?) {}
-    Ok(())
-}
-
-async fn snapshot_chunk(
-    connection: &mut Connection,
-    tenant: TenantId,
-    log: LogId,
-) -> Result<Chunk, store::Error> {
-    let Some((from, to)) = store::snapshots::lock(connection, tenant, log).await? else {
-        return Ok(Chunk { rows: 0, more: false });
-    };
-    let rows = store::snapshots::rows(connection, tenant, log, from, to, ROWS_PER_CHUNK).await?;
-    let more = rows.len() as i64 == ROWS_PER_CHUNK;
-    let end = rows.last().filter(|_| more).map_or(to, |row| row.base_offset + row.record_count);
-    let mut producers: Vec<ProducerId> = Vec::new();
-    for row in &rows {
-        let bytes = row.producers.as_deref().unwrap_or_default();
-        let entries = provenance::decode_entries(row.base_offset, bytes)?;
-        producers.extend(entries.iter().map(|entry| entry.producer_id));
-    }
-    producers.sort_unstable();
-    producers.dedup();
-    let states = store::snapshots::states(connection, tenant, log, &producers).await?;
-    let states: BTreeMap<_, _> =
-        states.into_iter().map(|s| (s.producer_id, (s.state, s.as_of_offset))).collect();
-    let tail: Vec<TailRow<'_>> = rows.iter().map(store::loading::StoredRow::as_tail).collect();
-    let folded: Vec<FoldedState> = rules::fold::snapshot(states, &tail)?
-        .into_iter()
-        .map(|(producer_id, state, last_appended_at)| FoldedState {
-            producer_id,
-            epoch: state.epoch,
-            last_sequence: state.last_sequence,
-            recent: provenance::encode_recent(&state.recent),
-            last_appended_at,
-        })
-        .collect();
-    store::snapshots::write(connection, tenant, log, end, &folded).await?;
-    metrics::counter!(telemetry::SNAPSHOTS_TOTAL).increment(1);
-    Ok(Chunk { rows: rows.len() as u64, more })
-}
+#[cfg(test)]
+mod tests;

@@ -1,28 +1,27 @@
 //! How many groups and members there are, and how far the groups are behind: the same on every
 //! replica, and measured by each as seldom as it is worth.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::{
+    Broker,
+    janitor::{Seldom, Task},
+};
 use crate::{
     model::group_view::Lag,
-    store::{self, Store},
+    store::{self, janitor::Chunk},
     telemetry::{self, OTHERS},
 };
 
-/// How often it is measured at most.
+/// The statement goes over all offsets of all groups.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// The statement goes over all offsets of all groups: it may take this part of the time.
-const SHARE: u32 = 100;
 
 pub struct Lags {
     /// Groups and topics that are shown by name; 0: the lag is not measured.
     max_series: usize,
-    next_at: Mutex<Instant>,
+    seldom: Seldom,
 }
 
 impl Lags {
@@ -30,17 +29,22 @@ impl Lags {
         if max_series > 0 {
             show(&[], 0);
         }
-        Self { max_series, next_at: Mutex::new(Instant::now()) }
+        Self { max_series, seldom: Seldom::every(INTERVAL) }
+    }
+}
+
+impl Task for Lags {
+    const NAME: &'static str = "lag";
+    type Item = ();
+
+    async fn due(&self, _: &Broker) -> Result<Vec<()>, store::Error> {
+        Ok(self.seldom.due())
     }
 
-    /// Measures, if it is time to.
-    pub async fn measure(&self, store: &Store) -> Result<(), store::Error> {
+    async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
         let begun = Instant::now();
-        if begun < *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(());
-        }
         let limit = i64::try_from(self.max_series).unwrap_or(i64::MAX);
-        let read = store.run(move |connection| {
+        let read = broker.store.run(move |connection| {
             Box::pin(async move {
                 let counts = store::groups::count(connection).await?;
                 if limit == 0 {
@@ -58,9 +62,8 @@ impl Lags {
             metrics::gauge!(telemetry::CONSUMER_GROUPS, "state" => state).set(count as f64);
         }
         metrics::gauge!(telemetry::CONSUMER_GROUP_MEMBERS).set(members as f64);
-        let pause = (begun.elapsed() * SHARE).max(INTERVAL);
-        *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) = begun + pause;
-        Ok(())
+        self.seldom.done(begun);
+        Ok(Chunk::default())
     }
 }
 

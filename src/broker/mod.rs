@@ -16,9 +16,9 @@
 //!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
-//! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
-//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
-//!   far groups are behind (`lags`).
+//! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
+//!   that have been idle too long (`expiry`, `group_expiry`), takes snapshots, and measures how far
+//!   groups are behind (`lags`): tasks of one shape.
 
 mod append;
 mod beats;
@@ -117,9 +117,7 @@ pub struct Broker {
     group_ids: group_ids::GroupIds,
     turns: turns::Turns,
     settings: settings::TenantsSettings,
-    expiry: expiry::Rounds,
-    group_expiry: group_expiry::Rounds,
-    lags: lags::Lags,
+    janitor: janitor::Janitor,
     lanes: lane::Lanes,
     looks: looks::Looks,
     beats: beats::Beats,
@@ -133,7 +131,6 @@ pub struct Broker {
     /// Calls of transactions that wait for those before them.
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
-    forgetting: transaction::Rounds,
     reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
@@ -169,9 +166,7 @@ impl Broker {
             group_ids: group_ids::GroupIds::new(store.clone()),
             turns: turns::Turns::new(),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
-            expiry: expiry::Rounds::default(),
-            group_expiry: group_expiry::Rounds::default(),
-            lags: lags::Lags::new(settings.max_lag_series),
+            janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
@@ -185,7 +180,6 @@ impl Broker {
             herald,
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
-            forgetting: transaction::Rounds::default(),
             reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,
@@ -259,6 +253,6 @@ impl Broker {
 
     /// One round of the janitor, as far as there is something to do.
     pub async fn sweep(&self) -> Result<(), Error> {
-        Ok(janitor::sweep(self).await?)
+        Ok(self.janitor.sweep(self).await?)
     }
 }

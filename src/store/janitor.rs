@@ -61,6 +61,7 @@ statements! {
 }
 
 /// What one transaction did.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Chunk {
     pub rows: u64,
     /// There may be more to do.
@@ -125,7 +126,7 @@ pub async fn remove_doomed(
         .fetch_optional(&mut *connection)
         .await?;
     if locked.is_none() {
-        return Ok(Chunk { rows: 0, more: false });
+        return Ok(Chunk::default());
     }
     let query = sqlx::query_as(DROP_ROWS).bind(tenant.0).bind(log.0).bind(chunk);
     let (count, transactions, ordinals): (i64, Vec<Uuid>, Vec<i64>) =
@@ -142,7 +143,7 @@ pub async fn remove_doomed(
         }
     }
     sqlx::query(DROP_DOOMED).bind(tenant.0).bind(log.0).execute(connection).await?;
-    Ok(Chunk { rows: 0, more: false })
+    Ok(Chunk::default())
 }
 
 /// Locks a head for trimming: (rows before this may go, rows before this are gone). None: vanished,

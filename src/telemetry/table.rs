@@ -112,7 +112,7 @@ labels! {
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "members", "groups", "lag"]);
+        "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -250,15 +250,19 @@ metrics_table! {
         "Errors of the database that ended a request.";
 
     JANITOR_DURATION_SECONDS Histogram "oncelog_janitor_duration_seconds" [TASK]
-        "Time of a round of a task of the janitor.";
+        "Time of a round of a task of the janitor; what is not done in its time is done in the next.";
+    JANITOR_CHUNK_DURATION_SECONDS Histogram "oncelog_janitor_chunk_duration_seconds" [TASK]
+        "Time of a chunk of a task of the janitor: no lock that it holds is held for longer.";
+    JANITOR_CONTENDED_TOTAL Counter "oncelog_janitor_contended_total" [TASK]
+        "Chunks that a lock was not had for in time; they are tried again in the next round.";
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
         "Rounds of a task of the janitor that failed.";
     JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
-        "Logs, producers (expiry), groups and open ids that a round of a task of the janitor found due.";
+        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, or a measurement.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
-        "Rows that the janitor removed, or folded into a snapshot.";
+        "Rows that the janitor removed, folded into a snapshot, or aborted (transactions).";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
-        "When a task of the janitor last came to its end; 0 before the first time.";
+        "When a round of a task of the janitor last ended without a failure; 0 before the first time.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []

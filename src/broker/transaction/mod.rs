@@ -22,7 +22,6 @@ mod whole;
 pub use end::Committing;
 pub use groups::Calls;
 pub use records::{Staging, Waits};
-pub use sweep::Rounds;
 
 use std::sync::Arc;
 

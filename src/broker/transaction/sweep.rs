@@ -1,14 +1,15 @@
 //! The janitor's part of transactions: aborts those past their deadlines, removes what aborted ones
 //! staged, forgets outcomes, and measures what is open.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
 use uuid::Uuid;
 
 use crate::{
+    broker::{
+        Broker,
+        janitor::{Task, Tenants},
+    },
     model::{
         TenantId, Timestamp,
-        settings::OwnSettings,
         transaction::{Reason, State},
     },
     rules::transaction,
@@ -18,70 +19,119 @@ use crate::{
 
 /// Transactions handled in one round of a task.
 const TRANSACTIONS_PER_ROUND: i64 = 1_000;
-/// Tenants whose outcomes are looked at in one round; the next round goes on behind them.
-const TENANTS_PER_ROUND: i64 = 1_000;
-/// Staged rows removed, or outcomes forgotten, in one database transaction.
-const ROWS_PER_CHUNK: i64 = 1_000;
+/// Aborted by one statement.
+const ABORTED_AT_ONCE: usize = 100;
 
-/// Where the next round begins to forget.
-#[derive(Default)]
-pub struct Rounds {
-    after_tenant: AtomicI64,
-}
+/// Aborts those past their deadlines.
+pub struct Late;
 
-/// Aborts those past their deadlines; tells how many.
-pub async fn abort_late(store: &Store) -> Result<u64, store::Error> {
-    let late = store.run(|c| Box::pin(store::forgetting::late(c, TRANSACTIONS_PER_ROUND)));
-    let mut aborted = 0;
-    for (tenant, ids) in late.await? {
-        let expire = store.run(move |c| {
+impl Task for Late {
+    const NAME: &'static str = "transactions";
+    type Item = (TenantId, Vec<Uuid>);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let late =
+            broker.store.run(|c| Box::pin(store::forgetting::late(c, TRANSACTIONS_PER_ROUND)));
+        let mut due = Vec::new();
+        for (tenant, ids) in late.await? {
+            due.extend(ids.chunks(ABORTED_AT_ONCE).map(|ids| (tenant, ids.to_vec())));
+        }
+        Ok(due)
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, ids): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let expire = broker.store.run(move |c| {
             Box::pin(async move { store::forgetting::expire_unless_held(c, tenant, &ids).await })
         });
-        aborted += expire.await?;
+        let rows = expire.await?;
+        count_aborted(Reason::Timeout, rows);
+        Ok(Chunk { rows, more: false })
     }
-    count_aborted(Reason::Timeout, aborted);
-    Ok(aborted)
 }
 
-/// Aborted transactions whose staged rows are to be removed.
-pub async fn to_sweep(store: &Store) -> Result<Vec<(TenantId, Uuid)>, store::Error> {
-    store.run(|c| Box::pin(store::staging::sweeping(c, TRANSACTIONS_PER_ROUND))).await
+/// Removes what aborted ones have staged.
+pub struct Staged;
+
+impl Task for Staged {
+    const NAME: &'static str = "staged";
+    type Item = (TenantId, Uuid);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        broker.store.run(|c| Box::pin(store::staging::sweeping(c, TRANSACTIONS_PER_ROUND))).await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        swept: Self::Item,
+        rows: i64,
+    ) -> Result<Chunk, store::Error> {
+        broker.store.transaction(move |c| Box::pin(store::staging::sweep(c, swept, rows))).await
+    }
 }
 
-/// Removes a chunk of what one of them staged.
-pub async fn sweep(store: &Store, swept: (TenantId, Uuid)) -> Result<Chunk, store::Error> {
-    store.transaction(move |c| Box::pin(store::staging::sweep(c, swept, ROWS_PER_CHUNK))).await
+/// Forgets the outcomes of those that need be remembered no more.
+#[derive(Default)]
+pub struct Outcomes {
+    tenants: Tenants,
 }
 
-/// Tenants that have outcomes to forget.
-pub async fn to_forget(store: &Store, rounds: &Rounds) -> Result<Vec<Cutoff>, store::Error> {
-    let after = TenantId(rounds.after_tenant.load(Ordering::Relaxed));
-    let due = store.run(move |connection| {
-        Box::pin(async move {
-            let tenants = store::tenants::page(connection, after, TENANTS_PER_ROUND).await?;
-            let now = store::sessions::clock(connection).await?;
-            let cutoff = |(tenant, settings): &(TenantId, OwnSettings)| {
+impl Task for Outcomes {
+    const NAME: &'static str = "outcomes";
+    type Item = Cutoff;
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Cutoff>, store::Error> {
+        let (tenants, now) = self.tenants.next(&broker.store).await?;
+        let cutoffs: Vec<Cutoff> = tenants
+            .iter()
+            .map(|(tenant, settings)| {
                 let instant = Timestamp(now.0 - transaction::retention_ms(settings));
                 Cutoff { tenant: *tenant, instant }
-            };
-            let cutoffs: Vec<Cutoff> = tenants.iter().map(cutoff).collect();
-            let is_full = tenants.len() as i64 == TENANTS_PER_ROUND;
-            let last = tenants.last().filter(|_| is_full).map_or(0, |(tenant, _)| tenant.0);
-            Ok::<_, store::Error>((store::forgetting::due(connection, &cutoffs).await?, last))
-        })
-    });
-    let (due, last) = due.await?;
-    rounds.after_tenant.store(last, Ordering::Relaxed);
-    Ok(due)
+            })
+            .collect();
+        let due = broker.store.run(|connection| {
+            Box::pin(async move { store::forgetting::due(connection, &cutoffs).await })
+        });
+        due.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        cutoff: Cutoff,
+        rows: i64,
+    ) -> Result<Chunk, store::Error> {
+        broker
+            .store
+            .transaction(move |c| Box::pin(store::forgetting::forget(c, cutoff, rows)))
+            .await
+    }
 }
 
-/// Forgets a chunk of a tenant's outcomes.
-pub async fn forget(store: &Store, cutoff: Cutoff) -> Result<Chunk, store::Error> {
-    store.transaction(move |c| Box::pin(store::forgetting::forget(c, cutoff, ROWS_PER_CHUNK))).await
+/// Measures what is open then, in every round.
+pub struct Open;
+
+impl Task for Open {
+    const NAME: &'static str = "open_transactions";
+    type Item = ();
+
+    async fn due(&self, _: &Broker) -> Result<Vec<()>, store::Error> {
+        Ok(vec![()])
+    }
+
+    async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
+        measure(&broker.store).await?;
+        Ok(Chunk::default())
+    }
 }
 
 /// Sets the gauges of what is open.
-pub async fn measure(store: &Store) -> Result<(), store::Error> {
+async fn measure(store: &Store) -> Result<(), store::Error> {
     let read = store.run(|connection| {
         Box::pin(async move {
             let open = store::transactions::open(connection).await?;

@@ -1,0 +1,30 @@
+//! What is left of deleted topics.
+
+use super::Task;
+use crate::{
+    broker::Broker,
+    store::{
+        self,
+        janitor::{Chunk, Due},
+    },
+};
+
+const LOGS_PER_ROUND: i64 = 100;
+
+pub struct DoomedLogs;
+
+impl Task for DoomedLogs {
+    const NAME: &'static str = "doomed_logs";
+    type Item = Due;
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
+        broker.store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_ROUND))).await
+    }
+
+    async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
+        let remove = broker
+            .store
+            .transaction(move |c| Box::pin(store::janitor::remove_doomed(c, log, rows)));
+        remove.await
+    }
+}

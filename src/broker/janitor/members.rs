@@ -1,0 +1,41 @@
+//! Members whose lease has run out are gone; partitions that were made are assigned.
+
+use super::{Every, Task};
+use crate::{
+    broker::Broker,
+    model::{Name, TenantId},
+    store::{self, janitor::Chunk},
+};
+
+/// In one round, for each cause.
+const GROUPS_PER_ROUND: i64 = 100;
+
+pub struct Members;
+
+impl Task for Members {
+    const NAME: &'static str = "members";
+    /// The partitions of a member that is gone wait for this.
+    const EVERY: Every = Every::HalfSecond;
+    /// A group, and why it is looked at.
+    type Item = (TenantId, Name, &'static str);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let store = &broker.store;
+        let late = store.run(|c| Box::pin(store::members::late(c, GROUPS_PER_ROUND))).await?;
+        let outdated =
+            store.run(|c| Box::pin(store::members::outdated(c, GROUPS_PER_ROUND))).await?;
+        let late = late.into_iter().map(|(tenant, group)| (tenant, group, "late"));
+        let outdated = outdated.into_iter().map(|(tenant, group)| (tenant, group, "topics"));
+        Ok(late.chain(outdated).collect())
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, group, cause): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        broker.settle_group(tenant, &group, cause).await;
+        Ok(Chunk::default())
+    }
+}

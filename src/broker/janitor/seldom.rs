@@ -1,0 +1,35 @@
+//! What is done less often than there are rounds: measurements.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// It may take this part of the time.
+const SHARE: u32 = 100;
+
+/// When something is due again on this replica.
+pub struct Seldom {
+    interval: Duration,
+    next_at: Mutex<Instant>,
+}
+
+impl Seldom {
+    pub fn every(interval: Duration) -> Self {
+        Self { interval, next_at: Mutex::new(Instant::now()) }
+    }
+
+    /// One item, if it is time.
+    pub fn due(&self) -> Vec<()> {
+        let next_at = *self.next_at.lock().unwrap_or_else(PoisonError::into_inner);
+        Vec::from_iter((Instant::now() >= next_at).then_some(()))
+    }
+
+    /// It was done, from then until now.
+    pub fn done(&self, begun: Instant) {
+        let pause = (begun.elapsed() * SHARE).max(self.interval);
+        *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) = begun + pause;
+    }
+}

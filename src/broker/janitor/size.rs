@@ -1,0 +1,48 @@
+//! How many rows a chunk may have: as many as can be done while others wait for a lock.
+
+use std::time::Duration;
+
+/// Of an item of which nothing is known.
+pub const FIRST: i64 = 50;
+/// Whatever a flush takes, something is done.
+const LEAST: i64 = 10;
+const MOST: i64 = 1_000;
+/// What a chunk should take at most.
+const AIM: Duration = Duration::from_millis(20);
+
+/// After a chunk of so many rows, which took so long.
+pub fn next(rows: i64, took: Duration) -> i64 {
+    let next = if took < AIM / 4 {
+        rows * 2
+    } else if took > AIM {
+        (rows as f64 * AIM.as_secs_f64() / took.as_secs_f64()) as i64
+    } else {
+        rows
+    };
+    next.clamp(LEAST, MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_grow_while_they_are_quick_and_shrink_as_far_as_they_took_too_long() {
+        // rows, milliseconds, rows of the next
+        let table = [
+            (50, 0, 100),
+            (50, 4, 100),
+            (50, 5, 50),
+            (50, 20, 50),
+            (50, 40, 25),
+            (1_000, 1, 1_000),
+            (800, 1, 1_000),
+            (1_000, 200, 100),
+            (1_000, 60_000, 10),
+            (10, 60_000, 10),
+        ];
+        for (rows, millis, want) in table {
+            assert_eq!(next(rows, Duration::from_millis(millis)), want, "{rows} in {millis} ms");
+        }
+    }
+}

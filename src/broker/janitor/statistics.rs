@@ -1,0 +1,25 @@
+//! Plans are made when a connection first runs a statement, and autovacuum looks once a minute: a
+//! young installation would go by plans for empty tables meanwhile.
+
+use super::Task;
+use crate::{
+    broker::Broker,
+    store::{self, janitor::Chunk},
+};
+
+pub struct Statistics;
+
+impl Task for Statistics {
+    const NAME: &'static str = "statistics";
+    type Item = ();
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<()>, store::Error> {
+        let outgrown = broker.store.run(|c| Box::pin(store::janitor::outgrown(c))).await?;
+        Ok(Vec::from_iter(outgrown.then_some(())))
+    }
+
+    async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
+        broker.store.run(|c| Box::pin(store::janitor::analyze(c))).await?;
+        Ok(Chunk::default())
+    }
+}

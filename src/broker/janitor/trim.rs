@@ -1,0 +1,36 @@
+//! Rows that nobody needs any more: behind a snapshot, and before a log's start.
+
+use super::Task;
+use crate::{
+    broker::Broker,
+    store::{
+        self, Connection,
+        janitor::{Chunk, Due},
+    },
+};
+
+const LOGS_PER_ROUND: i64 = 100;
+
+pub struct Trim;
+
+impl Task for Trim {
+    const NAME: &'static str = "trim";
+    type Item = Due;
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
+        broker.store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_ROUND))).await
+    }
+
+    async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
+        broker.store.transaction(move |c| Box::pin(trim(c, log, rows))).await
+    }
+}
+
+async fn trim(connection: &mut Connection, log: Due, rows: i64) -> Result<Chunk, store::Error> {
+    match store::janitor::lock_trimmable(connection, log).await? {
+        Some((before, kept_offset)) if kept_offset < before => {
+            store::janitor::trim_rows(connection, log, before, rows).await
+        }
+        _ => Ok(Chunk::default()),
+    }
+}
