@@ -89,7 +89,10 @@ pub async fn journals(
 ) -> Result<HashMap<LogId, JournalKeys>, Error> {
     let query = sqlx::query_as(JOURNALS).bind(tenant.0).bind(numbers(journals));
     let rows: Vec<(i64, i64, i32)> = query.fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(id, claims, rings)| (LogId(id), JournalKeys { claims, rings })).collect())
+    Ok(rows
+        .into_iter()
+        .map(|(id, claims, rings)| (LogId(id), JournalKeys { claims, rings }))
+        .collect())
 }
 
 /// What is known of keys of a topic in a ring. `now` is the database's clock. Expired ids of records
