@@ -7,6 +7,7 @@ mod bodies;
 mod cli;
 mod codes;
 mod crash;
+mod dedup;
 mod docs;
 mod docs_page;
 mod embedded;

@@ -29,7 +29,12 @@ const APPENDING: &[Code] = &[
     Code::OutOfOrderSequence,
     Code::SequenceReused,
     Code::BatchTooLarge,
+    Code::DuplicateRecord,
+    Code::ConcurrentTransactions,
 ];
+/// Of what is known by its keys.
+const KEYED: &[Code] = &[Code::IdempotencyKeyReused, Code::IdempotencyKeyExpired];
+const KNOWING: &[Code] = &[Code::RecordIdReused];
 /// Of whatever names a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
 /// Of a call of a transaction that has begun.
@@ -78,7 +83,10 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("end_session", &[EVERY, OF_PRODUCER, WRITING]),
-    ("append_to_topic", &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, WRITING]),
+    (
+        "append_to_topic",
+        &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, KEYED, KNOWING, WRITING],
+    ),
     (
         "append_to_partition",
         &[
@@ -89,6 +97,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             IN_PARTITION,
             FENCING,
             APPENDING,
+            KEYED,
+            KNOWING,
             WRITING,
         ],
     ),
@@ -130,6 +140,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             STAGING,
             POINTING,
             CLAIMING,
+            KNOWING,
             WRITING,
         ],
     ),
