@@ -1,9 +1,9 @@
 //! The janitor: whatever expires, or is to be removed, folded or measured, in one shape.
 //!
 //! A `Task` finds what is due, without locks and only so much, and works it off item by item in
-//! chunks. A chunk is one database transaction: it locks its item, or passes by what somebody else
-//! holds (`skip locked`), looks again whether it is due still, and does so many rows of it. So every
-//! replica runs a janitor and none leads: two at one item do what one of them would.
+//! chunks. A chunk is one database transaction (`transaction`): it locks its item, or passes by what
+//! somebody else holds (`skip locked`), looks again whether it is due still, and does so many rows of
+//! it. So every replica runs a janitor and none leads: two at one item do what one of them would.
 //!
 //! ```text
 //! every 500 ms   members
@@ -14,7 +14,7 @@
 //!                      or its time is over: the rest is the next round's
 //! ```
 //!
-//! - A chunk lasts as long as any lock that it holds. The first of an item is small, and the next
+//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. The first of an item is small, and the next
 //!   grows or shrinks by the time it took (`size`), so rows of a megabyte and slow disks get small ones.
 //! - No task takes more than `TASK_TIME` of a round, and no item more than its turn.
 //! - An item whose lock is not had in time is counted and found again. Any other failure ends the
@@ -26,6 +26,7 @@
 //! name to the label `task` in `telemetry::table`.
 
 mod doomed;
+mod key_rings;
 mod members;
 mod seldom;
 mod size;
@@ -46,7 +47,7 @@ use tokio::time::Instant;
 pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
 use super::{Broker, Settings, expiry, group_expiry, lags, transaction::sweep as transactions};
 use crate::{
-    store::{self, janitor::Chunk},
+    store::{self, Store, Work, janitor::Chunk},
     telemetry,
 };
 
@@ -102,6 +103,8 @@ impl Janitor {
             task(expiry::OpenIds),
             task(group_expiry::Groups::default()),
             task(lags::Lags::new(settings.max_lag_series)),
+            task(key_rings::KeyRings),
+            task(key_rings::KeySizes::default()),
             task(statistics::Statistics),
         ])
     }
@@ -218,6 +221,20 @@ impl<T: Task> Running<T> {
             }
         }
     }
+}
+
+/// One database transaction, which waits for no lock for longer than others may wait for its own.
+pub async fn transaction<T: Send + 'static>(
+    store: &Store,
+    work: impl Work<T, store::Error>,
+) -> Result<T, store::Error> {
+    let hurried = store.transaction(move |connection| {
+        Box::pin(async move {
+            store::janitor::hurry(connection).await?;
+            work(connection).await
+        })
+    });
+    hurried.await
 }
 
 /// A chunk, measured; and how many rows the next one of its item may have.

@@ -10,6 +10,7 @@ pub mod expiry;
 pub mod fold;
 pub mod ground;
 pub mod group;
+pub mod key_rings;
 pub mod memory;
 pub mod offsets;
 pub mod provenance;

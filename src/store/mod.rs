@@ -15,6 +15,7 @@ pub mod expiry;
 pub mod forgetting;
 pub mod groups;
 pub mod janitor;
+pub mod key_rings;
 pub mod keys;
 pub mod loading;
 pub mod logs;
@@ -33,7 +34,7 @@ pub mod whole;
 mod connect;
 mod error;
 
-pub use connect::{Store, begin, commit, rollback};
+pub use connect::{Store, Work, begin, commit, rollback};
 pub use error::Error;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
@@ -57,6 +58,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("forgetting", forgetting::STATEMENTS),
     ("groups", groups::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
+    ("key_rings", key_rings::STATEMENTS),
     ("keys", keys::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),

@@ -83,6 +83,9 @@ macro_rules! metrics_table {
 pub const PASS_OUTCOMES: &[&str] =
     &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
 
+/// The rings that keys lie in, by how long they live.
+pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
+
 labels! {
     ABORT_REASON "reason" Values::These(&["client", "timeout", "fenced", "operator"]);
     APPEND_OUTCOME "outcome" Values::These(&["appended", "duplicate", "refused", "failed"]);
@@ -108,11 +111,13 @@ labels! {
     POOL_STATE "state" Values::These(&["idle", "in_use"]);
     PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
     REBALANCE_CAUSE "cause" Values::These(&["join", "leave", "late", "topics", "handover"]);
+    RING "ring" Values::These(RINGS);
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag"]);
+        "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
+        "key_rings", "key_sizes"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -258,15 +263,19 @@ metrics_table! {
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
         "Rounds of a task of the janitor that failed.";
     JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
-        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, or a measurement.";
+        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, rings of keys, or a measurement.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
-        "Rows that the janitor removed, folded into a snapshot, or aborted (transactions).";
+        "Rows that the janitor removed (of key_rings about), folded into a snapshot, or aborted (transactions).";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a round of a task of the janitor last ended without a failure; 0 before the first time.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []
         "Groups forgotten with their offsets after they had been without members and commits for too long.";
+    DEDUP_KEYS Gauge "oncelog_dedup_keys" [RING]
+        "About how many ids of records and Idempotency-Keys are stored, by how long they live at most, expired ones that are not emptied yet included; the same on every replica.";
+    DEDUP_KEYS_BYTES Gauge "oncelog_dedup_keys_bytes" [RING]
+        "Bytes that they take on the disk, indexes included.";
     SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
 

@@ -17,6 +17,7 @@ mod greeting;
 mod group_check;
 mod group_torture;
 mod groups;
+mod key_rings;
 mod long_polls;
 mod members;
 mod metrics;

@@ -1,6 +1,6 @@
 //! What is left of deleted topics.
 
-use super::Task;
+use super::{Task, transaction};
 use crate::{
     broker::Broker,
     store::{
@@ -22,9 +22,9 @@ impl Task for DoomedLogs {
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        let remove = broker
-            .store
-            .transaction(move |c| Box::pin(store::janitor::remove_doomed(c, log, rows)));
+        let remove = transaction(&broker.store, move |c| {
+            Box::pin(store::janitor::remove_doomed(c, log, rows))
+        });
         remove.await
     }
 }

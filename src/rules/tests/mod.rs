@@ -5,6 +5,7 @@ mod assign;
 mod expiry;
 mod fold;
 mod group;
+mod key_rings;
 mod ledger;
 mod memory;
 mod offsets;
