@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
+use super::{Broker, expiry, group_expiry, retention, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -55,6 +55,7 @@ async fn clear(broker: &Broker) -> Result<(), store::Error> {
     let unstaged = task("staged", remove_staged(store)).await;
     let forgotten = task("outcomes", forget_outcomes(store, &broker.forgetting)).await;
     let transactions = aborted.and(unstaged).and(forgotten);
+    let outlived = task("retention", let_go(store, &broker.retention)).await;
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
@@ -64,7 +65,7 @@ async fn clear(broker: &Broker) -> Result<(), store::Error> {
     let groups = forgotten.and(measured);
     let dropped = task("open_ids", drop_open_ids(store)).await;
     let analyzed = task("statistics", refresh_statistics(store)).await;
-    let logs = trimmed.and(snapped).and(removed);
+    let logs = outlived.and(trimmed).and(snapped).and(removed);
     transactions.and(logs).and(expired).and(groups).and(dropped).and(analyzed)
 }
 
@@ -98,6 +99,14 @@ fn count_due<T>(task: &'static str, due: Vec<T>) -> Vec<T> {
 fn count_rows(task: &'static str, chunk: Chunk) -> bool {
     metrics::counter!(telemetry::JANITOR_ROWS_TOTAL, "task" => task).increment(chunk.rows);
     chunk.more
+}
+
+/// Logs lose the records that they need not keep any more.
+async fn let_go(store: &Store, rounds: &retention::Rounds) -> Result<(), store::Error> {
+    for log in count_due("retention", rounds.due(store).await?) {
+        while count_rows("retention", retention::chunk(store, log, ROWS_PER_CHUNK).await?) {}
+    }
+    Ok(())
 }
 
 async fn trim(store: &Store) -> Result<(), store::Error> {

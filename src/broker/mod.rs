@@ -17,8 +17,8 @@
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
-//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
-//!   far groups are behind (`lags`).
+//!   producers and groups that have been idle too long (`expiry`, `group_expiry`) and records that are
+//!   too old or too many (`retention`), and measures how far groups are behind (`lags`).
 
 mod append;
 mod beats;
@@ -45,6 +45,7 @@ mod pass;
 mod queue;
 mod read;
 mod refusals;
+mod retention;
 mod room;
 mod session;
 mod settings;
@@ -132,6 +133,7 @@ pub struct Broker {
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
     forgetting: transaction::Rounds,
+    retention: retention::Rounds,
     reads: measures::Reads,
     waiting_reads: Semaphore,
     max_waiting_reads: usize,
@@ -184,6 +186,7 @@ impl Broker {
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             forgetting: transaction::Rounds::default(),
+            retention: retention::Rounds::default(),
             reads: measures::Reads::new(),
             waiting_reads: Semaphore::new(settings.max_waiting_reads),
             max_waiting_reads: settings.max_waiting_reads,

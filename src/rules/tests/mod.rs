@@ -12,6 +12,7 @@ mod oracle;
 mod properties;
 mod provenance;
 mod reset;
+mod retention;
 mod sequence;
 mod session;
 mod settings;
