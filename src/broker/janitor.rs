@@ -45,7 +45,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
-use super::{Broker, Settings, expiry, group_expiry, lags, transaction::sweep as transactions};
+use super::{Broker, Settings, expiry, group_expiry, lags, retention, transaction::sweep as transactions};
 use crate::{
     store::{self, Store, Work, janitor::Chunk},
     telemetry,
@@ -96,6 +96,7 @@ impl Janitor {
             task(transactions::Staged),
             task(transactions::Outcomes::default()),
             task(transactions::Open),
+            task(retention::Retention::default()),
             task(trim::Trim),
             task(snapshots::Snapshots),
             task(doomed::DoomedLogs),

@@ -17,8 +17,8 @@
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
-//!   that have been idle too long (`expiry`, `group_expiry`), takes snapshots, and measures how far
-//!   groups are behind (`lags`): tasks of one shape.
+//!   that have been idle too long (`expiry`, `group_expiry`) and records that are too old or too many
+//!   (`retention`), takes snapshots, and measures how far groups are behind (`lags`): tasks of one shape.
 
 mod append;
 mod beats;
@@ -47,6 +47,7 @@ mod placing;
 mod queue;
 mod read;
 mod refusals;
+mod retention;
 mod room;
 mod session;
 mod settings;

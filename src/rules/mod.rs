@@ -15,6 +15,7 @@ pub mod memory;
 pub mod offsets;
 pub mod provenance;
 pub mod reset;
+pub mod retention;
 pub mod sequence;
 pub mod session;
 pub mod settings;

@@ -23,6 +23,7 @@ pub mod members;
 pub mod notices;
 pub mod offsets;
 pub mod reads;
+pub mod retention;
 pub mod sessions;
 pub mod snapshots;
 pub mod staging;
@@ -66,6 +67,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("notices", notices::STATEMENTS),
     ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),
+    ("retention", retention::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
     ("staging", staging::STATEMENTS),

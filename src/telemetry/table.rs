@@ -112,12 +112,13 @@ labels! {
     PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
     REBALANCE_CAUSE "cause" Values::These(&["join", "leave", "late", "topics", "handover"]);
     RING "ring" Values::These(RINGS);
+    RETENTION_LIMIT "limit" Values::These(&["time", "bytes"]);
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
         "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
-        "key_rings", "key_sizes"]);
+        "key_rings", "key_sizes", "retention"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -268,6 +269,12 @@ metrics_table! {
         "Rows that the janitor removed (of key_rings about), folded into a snapshot, or aborted (transactions).";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a round of a task of the janitor last ended without a failure; 0 before the first time.";
+    RETENTION_RECORDS_TOTAL Counter "oncelog_retention_records_total" [RETENTION_LIMIT]
+        "Records that logs lost because they were older than retention_ms (time), or the partition larger than retention_bytes (bytes).";
+    RETENTION_BYTES_TOTAL Counter "oncelog_retention_bytes_total" [RETENTION_LIMIT]
+        "Bytes of records that logs lost that way.";
+    RETENTION_OVERDUE_SECONDS Gauge "oncelog_retention_overdue_seconds" []
+        "For how long the oldest record of any log had been kept beyond its retention_ms when it was last looked at; a prepared transaction may hold it.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []

@@ -13,6 +13,7 @@ mod oracle;
 mod properties;
 mod provenance;
 mod reset;
+mod retention;
 mod sequence;
 mod session;
 mod settings;
