@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
+use super::{Broker, expiry, group_expiry, removal, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -58,6 +58,9 @@ async fn clear(broker: &Broker) -> Result<(), store::Error> {
     let trimmed = task("trim", trim(store)).await;
     let snapped = task("snapshot", snapshot_trimmed(store)).await;
     let removed = task("doomed_logs", remove_doomed(store)).await;
+    let unkeyed = task("doomed_topics", remove_keys(store)).await;
+    let cleared = task("tenants", remove_tenants(broker)).await;
+    let removed = removed.and(unkeyed).and(cleared);
     let expired = task("expiry", expire(store, &broker.expiry)).await;
     let forgotten = task("groups", expire_groups(store, &broker.group_expiry)).await;
     let measured = task("lag", broker.lags.measure(store)).await;
@@ -139,6 +142,28 @@ async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
             })
         };
         while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Removes the keys that deleted topics have left for ever.
+async fn remove_keys(store: &Store) -> Result<(), store::Error> {
+    let due = store.run(|c| Box::pin(store::removal::doomed_topics(c, LOGS_PER_SWEEP))).await?;
+    for topic in count_due("doomed_topics", due) {
+        let remove = move || {
+            store.transaction(move |c| {
+                Box::pin(store::removal::remove_keys(c, topic, ROWS_PER_CHUNK))
+            })
+        };
+        while count_rows("doomed_topics", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Removes what deleted tenants have, and them.
+async fn remove_tenants(broker: &Broker) -> Result<(), store::Error> {
+    for tenant in count_due("tenants", broker.removal.due(&broker.store).await?) {
+        while count_rows("tenants", removal::chunk(broker, tenant, ROWS_PER_CHUNK).await?) {}
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ mod pass;
 mod queue;
 mod read;
 mod refusals;
+mod removal;
 mod room;
 mod session;
 mod settings;
@@ -117,6 +118,7 @@ pub struct Broker {
     settings: settings::TenantsSettings,
     expiry: expiry::Rounds,
     group_expiry: group_expiry::Rounds,
+    removal: removal::Rounds,
     lags: lags::Lags,
     lanes: lane::Lanes,
     looks: looks::Looks,
@@ -169,6 +171,7 @@ impl Broker {
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             expiry: expiry::Rounds::default(),
             group_expiry: group_expiry::Rounds::default(),
+            removal: removal::Rounds::default(),
             lags: lags::Lags::new(settings.max_lag_series),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,

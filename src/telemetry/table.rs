@@ -112,7 +112,7 @@ labels! {
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "members", "groups", "lag"]);
+        "transactions", "staged", "outcomes", "members", "groups", "lag", "tenants", "doomed_topics"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
