@@ -1,7 +1,8 @@
 //! What deleted tenants have, removed in chunks, and the keys for ever of deleted topics.
 //!
 //! Rows are found by their tenant and deleted by where they lie (`ctid`): one lookup a row, whatever
-//! the table was like when it was planned. What somebody is at is passed by, so nobody is waited for.
+//! the table was like when it was planned. (`is true`: so no index is taken for the tenant, whose rows
+//! would all be read.) What somebody is at is passed by, so nobody is waited for.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -41,26 +42,29 @@ statements! {
         where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
-    DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and ctid = any (array( \
+    /// For the statements of this transaction, which are planned in it: a chunk is read in the order of a
+    /// key, never sorted out of all rows that there are.
+    READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
+    DROP_STAGED = "delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.staged_batches where tenant_id = $1 \
         order by tenant_id, transaction_id, ordinal limit $2 for no key update skip locked))";
-    DROP_STAGED_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and ctid = any (array( \
+    DROP_STAGED_OFFSETS = "delete from oncelog.staged_offsets where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.staged_offsets where tenant_id = $1 \
         order by tenant_id, transaction_id, group_name, log_id limit $2 for no key update skip locked))";
-    DROP_PINS = "delete from oncelog.pins where tenant_id = $1 and ctid = any (array( \
+    DROP_PINS = "delete from oncelog.pins where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.pins where tenant_id = $1 \
         order by tenant_id, transaction_id, log_id limit $2 for no key update skip locked))";
-    DROP_HELD_IDS = "delete from oncelog.held_ids where tenant_id = $1 and ctid = any (array( \
+    DROP_HELD_IDS = "delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.held_ids where tenant_id = $1 \
         order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
     /// A prepared one is aborted first.
-    DROP_TRANSACTIONS = "delete from oncelog.transactions where tenant_id = $1 and ctid = any (array( \
+    DROP_TRANSACTIONS = "delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared' \
         order by tenant_id, transaction_id limit $2 for no key update skip locked))";
-    DROP_MEMBERS = "delete from oncelog.group_members where tenant_id = $1 and ctid = any (array( \
+    DROP_MEMBERS = "delete from oncelog.group_members where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.group_members where tenant_id = $1 \
         order by tenant_id, group_name, member_id limit $2 for no key update skip locked))";
-    DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and ctid = any (array( \
+    DROP_OFFSETS = "delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.group_offsets where tenant_id = $1 \
         order by tenant_id, group_name, log_id limit $2 for no key update skip locked))";
     /// Nobody makes a member or an offset in them meanwhile.
@@ -69,10 +73,10 @@ statements! {
     DROP_GROUPS = "delete from oncelog.groups g where tenant_id = $1 and name = any($2) \
         and not exists (select from oncelog.group_members where tenant_id = $1 and group_name = g.name) \
         and not exists (select from oncelog.group_offsets where tenant_id = $1 and group_name = g.name)";
-    DROP_OPENS = "delete from oncelog.session_opens where tenant_id = $1 and ctid = any (array( \
+    DROP_OPENS = "delete from oncelog.session_opens where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.session_opens where tenant_id = $1 \
         order by tenant_id, open_id limit $2 for no key update skip locked))";
-    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and ctid = any (array( \
+    DROP_STATES = "delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.producer_states where tenant_id = $1 \
         order by tenant_id, log_id, producer_id limit $2 for no key update skip locked))";
     /// No producer is registered meanwhile.
@@ -80,16 +84,16 @@ statements! {
         order by tenant_id, producer_id limit $2 for update skip locked";
     DROP_SESSIONS = "delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2) \
         and not exists (select from oncelog.producer_states where tenant_id = $1 and producer_id = s.producer_id)";
-    DROP_DOOMED_TOPICS = "delete from oncelog.doomed_topics where tenant_id = $1 and ctid = any (array( \
+    DROP_DOOMED_TOPICS = "delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.doomed_topics where tenant_id = $1 \
         order by tenant_id, topic_id limit $2 for no key update skip locked))";
     /// A slot that has keys of a tenant.
     SLOT = "select slot from oncelog.dedup_keys where tenant_id = $1 limit 1";
     /// Places are those in one partition.
-    DROP_KEYS = "delete from oncelog.dedup_keys where slot = $3 and tenant_id = $1 and ctid = any (array( \
+    DROP_KEYS = "delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1 \
         order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
-    DROP_BATCHES = "delete from oncelog.batches where tenant_id = $1 and ctid = any (array( \
+    DROP_BATCHES = "delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.batches where tenant_id = $1 \
         order by tenant_id, log_id, base_offset limit $2 for no key update skip locked))";
     /// One that was deleted so long ago ($2, in milliseconds). What was begun for it and refers to the row is
@@ -219,6 +223,7 @@ pub async fn sweep(
     swept: Swept,
     chunk: i64,
 ) -> Result<u64, Error> {
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
     let query = match swept.how {
         How::Rows(sql) => sqlx::query(sql).bind(tenant.0).bind(chunk),
         How::Groups => {
@@ -281,6 +286,7 @@ pub async fn remove_keys(
     if locked.is_none() {
         return Ok(Chunk { rows: 0, more: false });
     }
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
     let query = sqlx::query(DROP_TOPIC_KEYS).bind(tenant.0).bind(topic.0).bind(chunk);
     let rows = query.execute(&mut *connection).await?.rows_affected();
     let more = rows == chunk.unsigned_abs();
