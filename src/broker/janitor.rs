@@ -45,7 +45,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
-use super::{Broker, Settings, expiry, group_expiry, lags, retention, transaction::sweep as transactions};
+use super::{
+    Broker, Settings, expiry, group_expiry, lags, removal, retention,
+    transaction::sweep as transactions,
+};
 use crate::{
     store::{self, Store, Work, janitor::Chunk},
     telemetry,
@@ -100,6 +103,8 @@ impl Janitor {
             task(trim::Trim),
             task(snapshots::Snapshots),
             task(doomed::DoomedLogs),
+            task(doomed::DoomedTopics),
+            task(removal::DeletedTenants::default()),
             task(expiry::Producers::default()),
             task(expiry::OpenIds),
             task(group_expiry::Groups::default()),

@@ -47,6 +47,7 @@ mod placing;
 mod queue;
 mod read;
 mod refusals;
+mod removal;
 mod retention;
 mod room;
 mod session;

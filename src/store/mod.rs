@@ -5,7 +5,7 @@
 //! Heads and sessions are locked `for no key update`, never `for update`, which fights the
 //! `for key share` of foreign keys; only the heads of a topic that is deleted are, since a prepare
 //! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
-//! does. Each locking statement stands in one place, and what is read under a lock is read by a later
+//! does, and so for all that a removed tenant has had. Each locking statement stands in one place, and what is read under a lock is read by a later
 //! statement: the one that waited still sees the old rows.
 
 pub mod appends;
@@ -23,6 +23,7 @@ pub mod members;
 pub mod notices;
 pub mod offsets;
 pub mod reads;
+pub mod removal;
 pub mod retention;
 pub mod sessions;
 pub mod snapshots;
@@ -67,6 +68,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("notices", notices::STATEMENTS),
     ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),
+    ("removal", removal::STATEMENTS),
     ("retention", retention::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),

@@ -32,6 +32,9 @@ statements! {
     PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
         order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
+    /// Keys for ever, if there may be any (the last ring's bit): all others expire with their partitions.
+    DOOM_KEYS = "insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs \
+        where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
     LIST = "select name, partition_count, settings, created_at from oncelog.topics \
@@ -184,9 +187,20 @@ pub async fn delete(
     topic: TopicId,
     logs: &[LogId],
 ) -> Result<(), Error> {
-    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(&mut *connection).await?;
-    sqlx::query(DELETE_LOGS).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
-    sqlx::query(DELETE).bind(tenant.0).bind(topic.0).execute(connection).await?;
+    doom(connection, tenant, logs).await?;
+    for sql in [DOOM_KEYS, DELETE_LOGS, DELETE] {
+        sqlx::query(sql).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Leaves the rows of logs to the janitor.
+pub async fn doom(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(connection).await?;
     Ok(())
 }
 

@@ -118,7 +118,7 @@ labels! {
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
         "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
-        "key_rings", "key_sizes", "retention"]);
+        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(

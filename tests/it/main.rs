@@ -26,6 +26,7 @@ mod offsets;
 mod openapi;
 mod protocol;
 mod reads;
+mod removal;
 mod served;
 mod sessions;
 mod settings;
