@@ -438,13 +438,9 @@ pub type Committed<'a> = (&'a Request, &'a Whole, &'a Verdicts, Vec<Offset>);
 
 impl Plan {
     /// The transactions it commits, and where each of their parts lies: their logs are compared.
-    pub fn committed<'a>(
-        &'a self,
-        group: &'a [Request],
-    ) -> impl Iterator<Item = Committed<'a>> {
+    pub fn committed<'a>(&'a self, group: &'a [Request]) -> impl Iterator<Item = Committed<'a>> {
         group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
-            let (Some(whole), Decision::Appended { deltas, verdicts }) =
-                (&request.whole, decision)
+            let (Some(whole), Decision::Appended { deltas, verdicts }) = (&request.whole, decision)
             else {
                 return None;
             };

@@ -115,11 +115,14 @@ const TWICE: i64 = 1;
 fn put_record(out: &mut Vec<u8>, record: &RecordPlace) {
     put(out, i64::from(record.partition));
     put(out, record.offset.map_or(0, |offset| offset + 1));
-    put(out, match record.known {
-        None => NEW,
-        Some(None) => TWICE,
-        Some(Some(since)) => since.0 + TWICE + 1,
-    });
+    put(
+        out,
+        match record.known {
+            None => NEW,
+            Some(None) => TWICE,
+            Some(Some(since)) => since.0 + TWICE + 1,
+        },
+    );
 }
 
 fn record(bytes: &mut &[u8]) -> Result<RecordPlace, Corrupt> {

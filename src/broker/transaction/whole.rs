@@ -79,7 +79,9 @@ impl Broker {
             Outcome::Refused(refusal) => Err(refusal.into()),
             Outcome::Failed(error) => Err(error.into()),
             Outcome::Stale => Err(Stop::Stale),
-            Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => Err(Error::internal().into()),
+            Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => {
+                Err(Error::internal().into())
+            }
         }
     }
 

@@ -305,7 +305,7 @@ impl Life {
             parts,
             too_large: shot.too_large.then_some(TOO_LARGE),
             whole: None,
-        dedups: Vec::new(),
+            dedups: Vec::new(),
         }
     }
 
