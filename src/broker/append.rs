@@ -14,16 +14,20 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{
     Broker, Error,
     group::{Job, Lines, Outcome, Ticket},
+    known,
+    placing::records,
 };
 use crate::{
     model::{
-        Batch, Name, Partition, TenantId,
+        Batch, Name, Partition, TenantId, Timestamp,
+        settings::OwnSettings,
         topic::BatchLimits,
         transfer::{Append, Appended, Placed, Scope},
     },
     rules::{
         self, Refusal,
         append::{Part, Request, Spread},
+        dedup::Dedup,
         fold::Placement,
         spread,
     },
@@ -59,8 +63,6 @@ impl Broker {
         scope: Scope,
         append: Append,
     ) -> Result<Appended, Error> {
-        let Append { numbered, expected_offset, batch } = append;
-        let batch = Arc::new(batch);
         let arrived_at = Instant::now();
         for attempt in 0..RESOLVE_ATTEMPTS {
             let anew = attempt > 0;
@@ -68,24 +70,31 @@ impl Broker {
                 Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
                 Scope::Partition(p) => self.topics.partition(tenant, topic, p, anew).await?,
             };
-            let (mut request, lines) = place(&resolved, scope, &batch);
-            request.numbered = numbered;
-            request.expected_offset = expected_offset;
-            let limits = rules::settings::batch_limits(
-                &resolved.summary.settings,
-                &*self.settings.of(tenant).await?,
-            );
-            request.too_large = too_large(&batch, limits);
+            let settings = self.settings.of(tenant).await?;
+            let (request, lines) = request(&resolved, scope, &settings, &append)?;
+            let has_keys = request.dedups.iter().any(|dedup| !dedup.records.is_empty());
+            let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
             let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {
-                    let placed = placed(scope, &placement, &batch).ok_or_else(Error::internal)?;
+                    let placed = placed(scope, &placement, &append.batch, appended_at);
+                    let placed = placed.ok_or_else(Error::internal)?;
+                    let placed = if has_keys { placed.records(appended_at) } else { placed };
+                    return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
+                }
+                Outcome::Recorded { records, stored, duplicate, appended_at } => {
+                    let stored = stored.iter().find(|(_, record_count)| *record_count > 0);
+                    let placed = Placed::Records {
+                        records: Some(records),
+                        base_offset: stored.map(|(base_offset, _)| *base_offset),
+                        record_count: stored.map_or(0, |(_, record_count)| *record_count),
+                    };
                     return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
                 }
                 Outcome::Forgotten => {
-                    let placed = nowhere(scope, &batch);
+                    let placed = nowhere(scope, &append.batch, has_keys);
                     return Ok(Appended { placed, duplicate: true, appended_at: None });
                 }
                 Outcome::Refused(refusal) => return Err(refusal.into()),
@@ -98,6 +107,33 @@ impl Broker {
         Err(Error::unavailable("The topic keeps changing under this append. Nothing was changed."))
     }
 }
+
+/// The append as it is decided, with the lines of its parts.
+fn request(
+    topic: &StoredTopic,
+    scope: Scope,
+    tenant: &OwnSettings,
+    append: &Append,
+) -> Result<(Request, Vec<Lines>), Error> {
+    let (mut request, lines) = place(topic, scope, &append.batch);
+    request.numbered = append.numbered;
+    request.expected_offset = append.expected_offset;
+    let own = &topic.summary.settings;
+    request.too_large = too_large(&append.batch, rules::settings::batch_limits(own, tenant));
+    let way = known::Way::of(own, tenant);
+    if way.is_none() && append.request_key.is_some() {
+        return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
+    }
+    let dedup =
+        way.and_then(|way| known::dedup(topic, way, &append.batch, &request, append.request_key));
+    let refuses_duplicates = append.refuses_duplicates;
+    request.dedups.extend(dedup.map(|dedup| Dedup { refuses_duplicates, ..dedup }));
+    Ok((request, lines))
+}
+
+/// Why no `Idempotency-Key` is taken.
+const NO_WINDOW: &str = "not remembered in this topic: its dedup_window_ms is 0; leave the key out, or \
+                         number the request in a session (producer_id, epoch, sequence)";
 
 /// The first limit a batch breaks.
 pub fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
@@ -179,27 +215,42 @@ fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<Part>, Ve
     (spread, parts, order.into_iter().map(|(.., lines)| Lines::Some(lines)).collect())
 }
 
-/// Where the records lie. None: the placement is not of these records.
-fn placed(scope: Scope, placement: &Placement, batch: &Batch) -> Option<Placed> {
+/// Where the records lie. None: the placement is not of these records. `appended_at`: of those that
+/// were new.
+fn placed(
+    scope: Scope,
+    placement: &Placement,
+    batch: &Batch,
+    appended_at: Timestamp,
+) -> Option<Placed> {
+    let record_count = batch.records.len() as i64;
     match (scope, placement) {
         (Scope::Topic, Placement::Topic { partition_count, keyless, bases }) => {
             let offsets = spread::offsets(&batch.records, *partition_count, *keyless, bases)?;
             Some(Placed::Topic(Some(offsets)))
         }
         (Scope::Partition(partition), Placement::Partition { base_offset }) => {
-            let record_count = batch.records.len() as i64;
             Some(Placed::Partition { partition, base_offset: Some(*base_offset), record_count })
+        }
+        (_, Placement::Records(places)) if places.len() == batch.records.len() => {
+            let new = || places.iter().filter(|place| place.known.is_none());
+            Some(Placed::Records {
+                records: Some(records(places, appended_at)),
+                base_offset: new().find_map(|place| place.offset),
+                record_count: new().count() as i64,
+            })
         }
         _ => None,
     }
 }
 
 /// A duplicate whose place is forgotten.
-fn nowhere(scope: Scope, batch: &Batch) -> Placed {
+fn nowhere(scope: Scope, batch: &Batch, has_keys: bool) -> Placed {
+    let record_count = batch.records.len() as i64;
     match scope {
+        _ if has_keys => Placed::Records { records: None, base_offset: None, record_count },
         Scope::Topic => Placed::Topic(None),
         Scope::Partition(partition) => {
-            let record_count = batch.records.len() as i64;
             Placed::Partition { partition, base_offset: None, record_count }
         }
     }

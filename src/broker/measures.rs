@@ -152,8 +152,12 @@ impl Parked {
     pub fn end(self, outcome: &Outcome) {
         let outcome = match outcome {
             Outcome::Placed { duplicate: false, .. }
+            | Outcome::Recorded { duplicate: false, .. }
             | Outcome::Committed { duplicate: false, .. } => "appended",
-            Outcome::Placed { .. } | Outcome::Committed { .. } | Outcome::Forgotten => "duplicate",
+            Outcome::Placed { .. }
+            | Outcome::Recorded { .. }
+            | Outcome::Committed { .. }
+            | Outcome::Forgotten => "duplicate",
             Outcome::Refused(_) => "refused",
             Outcome::Stale => "stale",
             Outcome::Failed(_) => "failed",

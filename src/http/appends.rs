@@ -1,12 +1,14 @@
 //! Appends: records spread over a topic by key, or all into one partition.
 
+use std::sync::Arc;
+
 use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     access::{PartitionPath, Produce, TopicAccess},
-    body::{Records, Sent, not_remembered},
+    body::{Records, Sent},
     docs::Append as AppendBody,
     json::Faults,
     media::{AnswersJson, Media},
@@ -15,8 +17,9 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Batch, Code, Envelope, Invalid, ProducerId,
-        transfer::{Append, Appended, Numbered, Placed, Scope},
+        Batch, Code, Envelope, Invalid, Name, ProducerId,
+        batch::OnDuplicate,
+        transfer::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
     },
 };
 
@@ -37,11 +40,14 @@ pub struct AppendQuery {
     /// With NDJSON, to one partition: append only if this is its next offset.
     #[param(minimum = 0)]
     expected_offset: Option<i64>,
+    /// With NDJSON, where a record is stored already: `skip` it, or `refuse` the whole request.
+    #[serde(default)]
+    #[param(value_type = Option<String>, pattern = "^(skip|refuse)$")]
+    on_duplicate: OnDuplicate,
 }
 
 /// The append that a request asks for in this scope.
-fn asked(sent: &Sent, scope: Scope) -> Result<Append, Error> {
-    not_remembered(sent.idempotency_key())?;
+fn asked(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     let traceparent = sent.traceparent.as_deref();
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
@@ -56,6 +62,7 @@ fn asked(sent: &Sent, scope: Scope) -> Result<Append, Error> {
                 epoch: query.epoch,
                 sequence: query.sequence,
                 expected_offset: query.expected_offset,
+                on_duplicate: query.on_duplicate,
             };
             // The cheaper check first.
             numbered(&envelope, scope, "?")?;
@@ -63,7 +70,27 @@ fn asked(sent: &Sent, scope: Scope) -> Result<Append, Error> {
         }
     };
     let numbered = numbered(&envelope, scope, prefix)?;
-    Ok(Append { numbered, expected_offset: envelope.expected_offset, batch })
+    let Envelope { expected_offset, on_duplicate, .. } = envelope;
+    let request_key = sent.idempotency_key().map(|key| {
+        let path = match scope {
+            Scope::Topic => format!("/v1/topics/{topic}/records"),
+            Scope::Partition(p) => format!("/v1/topics/{topic}/partitions/{p}/records"),
+        };
+        let others = format!("{expected_offset:?} {on_duplicate:?}");
+        key.of_request("POST", &path, &[&batch.digest, others.as_bytes()])
+    });
+    if request_key.is_some() && numbered.is_some() {
+        let why =
+            "the request has a sequence, which makes it repeatable already; leave one of them out";
+        return Err(Invalid::at("Idempotency-Key", why).into());
+    }
+    Ok(Append {
+        numbered,
+        expected_offset,
+        refuses_duplicates: on_duplicate == OnDuplicate::Refuse,
+        request_key,
+        batch: Arc::new(batch),
+    })
 }
 
 /// `producer_id`, `epoch` and `sequence` together or not at all.
@@ -102,7 +129,7 @@ pub struct AppendedToTopic {
     topic: String,
     /// Of each record; null when this repeats an append older than the remembered window.
     #[schema(required = true)]
-    offsets: Option<Vec<PlacedRecord>>,
+    offsets: Option<Vec<RecordPlace>>,
     /// True when this append had been done already.
     duplicate: bool,
     /// When the log took it; null when that is no longer known.
@@ -112,11 +139,34 @@ pub struct AppendedToTopic {
 
 /// Where a record went.
 #[derive(Serialize, ToSchema)]
-pub struct PlacedRecord {
-    /// The partition its key led to.
+pub struct RecordPlace {
+    /// The partition it lies in.
     partition: i32,
-    /// Its place there.
-    offset: i64,
+    /// Its place there; null when it has left the log since.
+    #[schema(required = true)]
+    offset: Option<i64>,
+    /// Where records have ids, or the topic dedups by content: true when it had been stored before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
+    /// Where records have ids, or the topic dedups by content: when it was stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    first_seen_at: Option<String>,
+}
+
+impl From<&PlacedRecord> for RecordPlace {
+    fn from(placed: &PlacedRecord) -> Self {
+        Self {
+            partition: placed.partition,
+            offset: placed.offset,
+            duplicate: Some(placed.duplicate),
+            first_seen_at: Some(placed.first_seen_at.to_string()),
+        }
+    }
+}
+
+fn places(records: Option<Vec<PlacedRecord>>) -> Option<Vec<RecordPlace>> {
+    records.map(|records| records.iter().map(RecordPlace::from).collect())
 }
 
 /// Where the records went: to `base_offset` and those behind it.
@@ -126,11 +176,17 @@ pub struct AppendedToPartition {
     topic: String,
     /// The partition appended to.
     partition: i32,
-    /// Of the first record; null when this repeats an append older than the remembered window.
+    /// Of the first record that was stored; null when none was, or when this repeats an append older
+    /// than the remembered window.
     #[schema(required = true)]
     base_offset: Option<i64>,
-    /// How many records it were.
+    /// How many records were stored.
     record_count: i64,
+    /// Where records have ids, or the topic dedups by content: of each record, in request order; null
+    /// when this repeats an append older than the remembered window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = true)]
+    offsets: Option<Option<Vec<RecordPlace>>>,
     /// True when this append had been done already.
     duplicate: bool,
     /// When the log took it; null when that is no longer known.
@@ -162,15 +218,23 @@ pub async fn append_to_topic(
     _: AnswersJson,
     Records(sent): Records,
 ) -> Result<Json<AppendedToTopic>, Error> {
-    let append = asked(&sent, Scope::Topic)?;
+    let append = asked(&sent, &access.topic, Scope::Topic)?;
     let done = access.broker.append(access.tenant, &access.topic, Scope::Topic, append).await?;
-    let Appended { placed: Placed::Topic(offsets), duplicate, appended_at } = done else {
-        return Err(misplaced());
+    let Appended { placed, duplicate, appended_at } = done;
+    let place = |(partition, offset)| RecordPlace {
+        partition,
+        offset: Some(offset),
+        duplicate: None,
+        first_seen_at: None,
     };
-    let place = |(partition, offset)| PlacedRecord { partition, offset };
+    let offsets = match placed {
+        Placed::Topic(offsets) => offsets.map(|offsets| offsets.into_iter().map(place).collect()),
+        Placed::Records { records, .. } => places(records),
+        Placed::Partition { .. } => return Err(misplaced()),
+    };
     Ok(Json(AppendedToTopic {
         topic: access.topic.to_string(),
-        offsets: offsets.map(|offsets| offsets.into_iter().map(place).collect()),
+        offsets,
         duplicate,
         appended_at: appended_at.map(|at| at.to_string()),
     }))
@@ -201,16 +265,21 @@ pub async fn append_to_partition(
     Records(sent): Records,
 ) -> Result<Json<AppendedToPartition>, Error> {
     let scope = Scope::Partition(partition);
-    let append = asked(&sent, scope)?;
+    let append = asked(&sent, &access.topic, scope)?;
     let done = access.broker.append(access.tenant, &access.topic, scope, append).await?;
-    let Placed::Partition { partition, base_offset, record_count } = done.placed else {
-        return Err(misplaced());
+    let (base_offset, record_count, offsets) = match done.placed {
+        Placed::Partition { base_offset, record_count, .. } => (base_offset, record_count, None),
+        Placed::Records { records, base_offset, record_count } => {
+            (base_offset, record_count, Some(places(records)))
+        }
+        Placed::Topic(_) => return Err(misplaced()),
     };
     Ok(Json(AppendedToPartition {
         topic: access.topic.to_string(),
         partition,
         base_offset,
         record_count,
+        offsets,
         duplicate: done.duplicate,
         appended_at: done.appended_at.map(|at| at.to_string()),
     }))
@@ -228,7 +297,7 @@ mod tests {
 
     fn envelope(parts: [Option<i64>; 4]) -> Envelope {
         let [producer_id, epoch, sequence, expected_offset] = parts;
-        Envelope { producer_id, epoch, sequence, expected_offset }
+        Envelope { producer_id, epoch, sequence, expected_offset, ..Envelope::default() }
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub struct Append {
     /// To one partition only: append only if this is its next offset.
     #[schema(minimum = 0)]
     pub expected_offset: Option<i64>,
+    /// Where a record is stored already (it has a known `id`, or the topic dedups by content): `skip`
+    /// that record, or `refuse` the whole request.
+    #[schema(value_type = Option<String>, default = "skip", pattern = "^(skip|refuse)$")]
+    pub on_duplicate: Option<String>,
     /// One to `max_batch_records` of them, in the order they are stored in.
     #[schema(min_items = 1)]
     pub records: Vec<Record>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    Batch, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, transaction::State,
+    Batch, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, dedup::RequestKey,
+    transaction::State,
 };
 
 /// The scope of an append: the URL it was sent to.
@@ -31,7 +32,11 @@ pub struct Append {
     pub numbered: Option<Numbered>,
     /// Partition scope only: append only if this is the next offset.
     pub expected_offset: Option<Offset>,
-    pub batch: Batch,
+    /// Refuse all of it if one of its records is known.
+    pub refuses_duplicates: bool,
+    /// Its `Idempotency-Key`.
+    pub request_key: Option<RequestKey>,
+    pub batch: Arc<Batch>,
 }
 
 /// The answer to an append. `appended_at` and the offsets are absent where the request is a
@@ -70,6 +75,31 @@ pub enum Placed {
         base_offset: Option<Offset>,
         record_count: i64,
     },
+}
+
+impl Placed {
+    /// The same, as it is answered where records have keys: all of them were new.
+    pub fn records(self, appended_at: Timestamp) -> Self {
+        let new = |(partition, offset)| PlacedRecord {
+            partition,
+            offset: Some(offset),
+            duplicate: false,
+            first_seen_at: appended_at,
+        };
+        match self {
+            Placed::Topic(offsets) => {
+                let record_count = offsets.as_ref().map_or(0, Vec::len) as i64;
+                let records = offsets.map(|offsets| offsets.into_iter().map(new).collect());
+                Placed::Records { records, base_offset: None, record_count }
+            }
+            Placed::Partition { partition, base_offset, record_count } => {
+                let at = |base| (base..base + record_count).map(|offset| new((partition, offset)));
+                let records = base_offset.map(|base| at(base).collect());
+                Placed::Records { records, base_offset, record_count }
+            }
+            records @ Placed::Records { .. } => records,
+        }
+    }
 }
 
 /// Where a read starts.

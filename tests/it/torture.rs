@@ -327,6 +327,7 @@ fn judge(history: &History, stored: &[Stored]) {
                 assert_eq!(places[0], (*partition, base_offset.unwrap()), "{key:?}");
                 assert_eq!(places.len() as i64, *record_count, "{key:?}");
             }
+            Placed::Records { .. } => unreachable!("no record has an id"),
         }
     }
     for ((producer, epoch), next) in &history.opened {

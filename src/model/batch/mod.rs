@@ -11,6 +11,7 @@ mod read;
 mod tests;
 mod visit;
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
@@ -25,6 +26,18 @@ pub struct Envelope {
     pub epoch: Option<Epoch>,
     pub sequence: Option<Sequence>,
     pub expected_offset: Option<Offset>,
+    pub on_duplicate: OnDuplicate,
+}
+
+/// What becomes of a request with a record that is stored already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDuplicate {
+    /// The record is not stored again.
+    #[default]
+    Skip,
+    /// The whole request is refused.
+    Refuse,
 }
 
 /// One record inside `Batch::lines`.
@@ -51,7 +64,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "records": [...]}`.
+    /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records": [...]}`.
     /// `traceparent` becomes a header of every record that has none of that name.
     pub fn from_json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, Batch), Invalid> {
         read::json(body, traceparent)

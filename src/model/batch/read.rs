@@ -9,7 +9,7 @@ use serde_json::{Deserializer, error::Category};
 
 use super::line::{Lines, Record, Text, found};
 use super::visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor};
-use super::{Batch, Envelope};
+use super::{Batch, Envelope, OnDuplicate};
 use crate::model::{Invalid, MAX_INTEGER, Timestamp};
 
 /// Longest `id` of a record, in bytes.
@@ -192,6 +192,18 @@ impl<'a> Reader<'a> {
             _ => {
                 let found = found(token);
                 let detail = format!("expected an integer from 0 to {MAX_INTEGER}, found {found}");
+                Err(self.refuse(None, detail))
+            }
+        }
+    }
+
+    /// What to do about duplicates: null is absent.
+    pub fn on_duplicate<E: Error>(&mut self, token: &str) -> Result<OnDuplicate, E> {
+        match token {
+            "null" | r#""skip""# => Ok(OnDuplicate::Skip),
+            r#""refuse""# => Ok(OnDuplicate::Refuse),
+            token => {
+                let detail = format!("expected \"skip\" or \"refuse\", found {}", found(token));
                 Err(self.refuse(None, detail))
             }
         }

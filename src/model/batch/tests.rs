@@ -103,15 +103,16 @@ fn a_record_becomes_one_canonical_line() {
 
 #[test]
 fn an_envelope_is_read_around_the_records() {
-    let all = r#"{"sequence":3,"records":[{"value":1}],"expected_offset":9007199254740991,"epoch":0,"producer_id":17}"#;
+    let all = r#"{"sequence":3,"records":[{"value":1}],"expected_offset":9007199254740991,"epoch":0,"on_duplicate":"refuse","producer_id":17}"#;
     let envelope = Envelope {
         producer_id: Some(17),
         epoch: Some(0),
         sequence: Some(3),
         expected_offset: Some(MAX_INTEGER),
+        on_duplicate: OnDuplicate::Refuse,
     };
     assert_eq!(json(all).unwrap().0, envelope);
-    let nulls = r#"{"producer_id":null,"epoch":null,"sequence":null,"expected_offset":null,"records":[{"value":1}]}"#;
+    let nulls = r#"{"producer_id":null,"epoch":null,"sequence":null,"expected_offset":null,"on_duplicate":null,"records":[{"value":1}]}"#;
     assert_eq!(json(nulls).unwrap().0, Envelope::default());
 }
 

@@ -12,7 +12,7 @@ use super::line::Text;
 use super::read::{RECORD_FIELDS, Reader};
 
 const ENVELOPE_FIELDS: &[&str] =
-    &["producer_id", "epoch", "sequence", "expected_offset", "records"];
+    &["producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records"];
 
 /// The name of a field: known, and not seen before in its object.
 struct FieldVisitor<'r, 'a> {
@@ -79,6 +79,9 @@ impl<'a> Visitor<'a> for EnvelopeVisitor<'_, 'a> {
             let Some(field) = map.next_key_seed(name)? else { break };
             if field == "records" {
                 map.next_value_seed(RecordsVisitor(&mut *reader))?;
+            } else if field == "on_duplicate" {
+                envelope.on_duplicate =
+                    reader.on_duplicate(map.next_value::<&RawValue>()?.get())?;
             } else {
                 let number = reader.integer(map.next_value::<&RawValue>()?.get())?;
                 match field {

@@ -214,6 +214,7 @@ fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogMemory {
         fence: 7,
         last_appended_at: Timestamp(500),
         partition_count: 0,
+        keys: None,
         producers: producers.collect(),
         contended_passes: 0,
         unfolded_rows: 0,
@@ -397,7 +398,7 @@ fn neighbours_share_a_row_until_it_is_full() {
     let producers: Vec<_> = write.rows.iter().map(|row| row.producers.is_some()).collect();
     assert_eq!(producers, [false, false, true]);
     let deltas = plan.decisions.iter().map(|decision| match decision {
-        Decision::Appended { deltas } => deltas[0],
+        Decision::Appended { deltas, .. } => deltas[0],
         other => panic!("{other:?}"),
     });
     assert_eq!(deltas.collect::<Vec<_>>(), [0, 2, 4, 6, 8]);

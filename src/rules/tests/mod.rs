@@ -57,13 +57,16 @@ pub enum Answer {
 /// The answers of a pass, made as a lane makes them.
 pub fn answers(group: &[Request], plan: &Plan, written: Option<&Written>) -> Vec<Answer> {
     let answer = |(request, decision): (&Request, &Decision)| match decision {
-        Decision::Appended { deltas } => Answer::Ok(appended(request, deltas, written.unwrap())),
+        Decision::Appended { deltas, .. } => {
+            Answer::Ok(appended(request, deltas, written.unwrap()))
+        }
         Decision::Repeated(remembered) => Answer::Dup(remembered.clone()),
         Decision::Forgotten => Answer::Old,
         Decision::Ahead(refusal) => Answer::Ahead(refusal.clone()),
         Decision::Refused(refusal) => Answer::Refused(refusal.clone()),
         Decision::Respread => Answer::Respread,
         Decision::Before(row) => unreachable!("a transaction: {row:?}"),
+        Decision::Known(_) | Decision::Later => unreachable!("no record has a key"),
     };
     assert_eq!(group.len(), plan.decisions.len(), "one decision a request");
     group.iter().zip(&plan.decisions).map(answer).collect()

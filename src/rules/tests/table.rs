@@ -151,6 +151,7 @@ impl World {
             spread: is_topic.then_some(Spread { partition_count: count, keyless }),
             too_large,
             whole: None,
+            dedups: Vec::new(),
         }
     }
 }
@@ -172,6 +173,7 @@ fn show_place(placed: &Remembered) -> String {
     let bases = match &placed.placement {
         Placement::Partition { base_offset } => return base_offset.to_string(),
         Placement::Topic { bases, .. } => bases,
+        Placement::Records(_) => unreachable!("no record has an id"),
     };
     let show = |(partition, base): &(Partition, i64)| match partition {
         0 => base.to_string(),

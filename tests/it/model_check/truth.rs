@@ -45,6 +45,7 @@ fn first_offset(remembered: &Remembered) -> Offset {
     match &remembered.placement {
         Placement::Partition { base_offset } => *base_offset,
         Placement::Topic { bases, .. } => bases[0].1,
+        Placement::Records(_) => unreachable!("no record has an id"),
     }
 }
 
@@ -106,7 +107,7 @@ impl Turn<'_> {
         is_quick: bool,
     ) {
         match decision {
-            Decision::Appended { deltas } => {
+            Decision::Appended { deltas, .. } => {
                 let offsets: Vec<Option<Offset>> = (request.parts.iter().zip(deltas))
                     .map(|(part, delta)| Some(bases.get(&part.log_id)? + delta))
                     .collect();
@@ -128,10 +129,12 @@ impl Turn<'_> {
                     Placement::Topic { bases, .. } => {
                         bases.iter().map(|(_, base)| Some(*base)).collect()
                     }
+                    Placement::Records(_) => unreachable!("no record has an id"),
                 };
                 self.check_answer(ticket, request, &offsets);
             }
             Decision::Before(row) => unreachable!("a transaction: {row:?}"),
+            Decision::Known(_) | Decision::Later => unreachable!("no record has a key"),
             Decision::Forgotten => {
                 let stored =
                     appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));

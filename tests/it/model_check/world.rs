@@ -258,6 +258,7 @@ impl Config {
             spread,
             too_large: None,
             whole: None,
+            dedups: Vec::new(),
         }
     }
 

@@ -99,7 +99,13 @@ pub async fn tenant(broker: &Broker) -> TenantId {
 /// An append of NDJSON records.
 pub fn append(numbered: Option<Numbered>, ndjson: &str) -> Append {
     let batch = Batch::from_ndjson(ndjson.as_bytes(), None).unwrap();
-    Append { numbered, expected_offset: None, batch }
+    Append {
+        numbered,
+        expected_offset: None,
+        refuses_duplicates: false,
+        request_key: None,
+        batch: Arc::new(batch),
+    }
 }
 
 /// An open with defaults.
