@@ -130,6 +130,15 @@ pub async fn look(
             wanted.entry((dedup.topic_id, ring)).or_default().extend(&keys);
         }
     }
+    gather(connection, tenant, wanted).await
+}
+
+/// What is remembered of keys in these rings.
+pub async fn gather(
+    connection: &mut Connection,
+    tenant: TenantId,
+    wanted: BTreeMap<(TopicId, Ring), Vec<DedupKey>>,
+) -> Result<Known, store::Error> {
     let mut known = Known::default();
     for ((topic, ring), keys) in wanted {
         let found = store::keys::find(connection, tenant, topic, ring, &keys).await?;

@@ -5,10 +5,14 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use uuid::Uuid;
 
-use super::{Broker, Error};
+use super::{
+    Answer, Broker, Error,
+    keyed::{Looked, Once, count_replay},
+};
 use crate::{
     model::{
         GroupId, Name, TenantId, Timestamp,
+        dedup::RequestKey,
         group::{Join, Joined, Membership, Subscription},
         settings::OwnSettings,
     },
@@ -34,43 +38,53 @@ pub(super) struct Changed {
     pub group_id: GroupId,
     pub before: State,
     pub after: State,
+    /// What who has joined is answered.
+    joined: Option<Joined>,
+}
+
+/// Who joins.
+struct Joining {
+    subscription: Subscription,
+    member_id: String,
+    once: Once,
 }
 
 impl Broker {
-    /// The member's lease begins now. The group is made at its first join.
+    /// The member's lease begins now. The group is made at its first join. `key`: under which the join
+    /// is done once.
     pub async fn join_group(
         &self,
         tenant: TenantId,
         group: &Name,
         join: Join,
-    ) -> Result<Joined, Error> {
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Joined>, Error> {
+        let once = match self.look_once(tenant, key).await? {
+            Looked::Before(joined) => return Ok(replayed(joined)),
+            Looked::New(once) => once,
+        };
         let settings = self.settings.of(tenant).await?;
         let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
         let member_id = Uuid::now_v7().to_string();
         let subscription = join.subscription.clone();
-        let id = member_id.clone();
+        let joining = Joining { subscription, member_id: member_id.clone(), once };
         let change = move |state: &mut State, ground: &Ground| {
             let known: BTreeSet<&Name> =
                 ground.topics.partitions.iter().map(|(_, name, _)| name).collect();
             if let Some(topic) = join.subscription.topics.iter().find(|t| !known.contains(t)) {
                 return Err(Error::topic_not_found(topic));
             }
-            Ok(state.join(&id, &join, timeout_ms, &ground.topics, ground.now)?)
+            Ok(state.join(&member_id, &join, timeout_ms, &ground.topics, ground.now)?)
         };
-        let changed = self.change_group(tenant, group, "join", Some(subscription), change).await?;
-        let Membership { generation, assignment, .. } = changed.after.membership(&member_id);
-        let Some(member) = changed.after.members.get(&member_id) else {
-            return Err(Error::internal());
+        let joined = match self.change(tenant, group, "join", Some(joining), change).await {
+            Ok(Changed { joined: Some(joined), .. }) => joined,
+            Ok(Changed { joined: None, .. }) => return Err(Error::internal()),
+            Err(Stop::Before(joined)) => return Ok(replayed(joined)),
+            Err(stop) => return Err(stop.into()),
         };
-        let instance_id = member.instance_id.as_deref();
-        tracing::debug!(tenant_id = tenant.0, %group, member_id, instance_id, generation, "a member has joined");
-        Ok(Joined {
-            generation,
-            assignment,
-            heartbeat_interval_ms: member.heartbeat_interval_ms(),
-            lease_expires_at: member.lease_expires_at,
-            member_id,
-        })
+        let Joined { member_id, generation, .. } = &joined;
+        tracing::debug!(tenant_id = tenant.0, %group, member_id, generation, "a member has joined");
+        Ok(Answer::new(joined))
     }
 
     /// Renews the lease.
@@ -97,7 +111,7 @@ impl Broker {
         let change = move |state: &mut State, ground: &Ground| {
             Ok(state.leave(&id, &ground.topics, ground.now)?)
         };
-        self.change_group(tenant, group, "leave", None, change).await?;
+        self.change_group(tenant, group, "leave", change).await?;
         tracing::debug!(tenant_id = tenant.0, %group, member_id, "a member has left");
         Ok(())
     }
@@ -115,7 +129,7 @@ impl Broker {
             let id = member_id.to_owned();
             let change =
                 move |state: &mut State, ground: &Ground| Ok(state.beat(&id, lets_go, ground.now)?);
-            let changed = self.change_group(tenant, group, "handover", None, change).await?;
+            let changed = self.change_group(tenant, group, "handover", change).await?;
             return Ok(changed.after.membership(member_id));
         }
         let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
@@ -138,29 +152,38 @@ impl Broker {
     /// Members whose lease has run out go, partitions that were made meanwhile come in.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
         // what failed was logged, and is due again; a group that was deleted needs nothing
-        let _ = self.change_group(tenant, group, cause, None, |_, _| Ok(())).await;
+        let _ = self.change_group(tenant, group, cause, |_, _| Ok(())).await;
     }
 
     /// Changes a group, and tells its members. Whatever is asked for, members whose lease has run
-    /// out go first, and partitions that were made meanwhile come in. `joins`: makes the group if
-    /// there is none.
+    /// out go first, and partitions that were made meanwhile come in.
     pub(super) async fn change_group(
         &self,
         tenant: TenantId,
         group: &Name,
         cause: &'static str,
-        joins: Option<Subscription>,
         rule: impl Rule,
     ) -> Result<Changed, Error> {
+        Ok(self.change(tenant, group, cause, None, rule).await?)
+    }
+
+    /// `joins`: makes the group if there is none.
+    async fn change(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        cause: &'static str,
+        joins: Option<Joining>,
+        rule: impl Rule,
+    ) -> Result<Changed, Stop> {
         let (rule, joins) = (Arc::new(rule), Arc::new(joins));
-        let _turn = self.turns.take(tenant, group).await;
+        let _turn = self.turns.take((tenant, group)).await;
         let mut attempt = 1;
         let changed = loop {
             match self.try_change(tenant, group, joins.clone(), rule.clone()).await {
                 Ok(changed) => break changed,
                 Err(Stop::Again(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
-                Err(Stop::Again(error)) => return Err(error.into()),
-                Err(Stop::Failed(error)) => return Err(error),
+                Err(stop) => return Err(stop),
             }
         };
         let (before, after) = (changed.before.generation, changed.after.generation);
@@ -174,7 +197,7 @@ impl Broker {
         &self,
         tenant: TenantId,
         group: &Name,
-        joins: Arc<Option<Subscription>>,
+        joins: Arc<Option<Joining>>,
         rule: Arc<impl Rule>,
     ) -> Result<Changed, Stop> {
         let (group, store, herald) = (group.clone(), self.store.clone(), self.herald.clone());
@@ -208,6 +231,8 @@ enum Stop {
     Failed(Error),
     /// Others were quicker at the same rows.
     Again(store::Error),
+    /// The join was done before, under the same key.
+    Before(Joined),
 }
 
 impl From<store::Error> for Stop {
@@ -225,11 +250,26 @@ impl From<Error> for Stop {
     }
 }
 
+impl From<Stop> for Error {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Failed(error) => error,
+            Stop::Again(error) => error.into(),
+            Stop::Before(_) => Error::internal(),
+        }
+    }
+}
+
+fn replayed(joined: Joined) -> Answer<Joined> {
+    count_replay("join");
+    Answer { value: joined, is_replay: true }
+}
+
 async fn decide(
     connection: &mut Connection,
     tenant: TenantId,
     group: &Name,
-    joins: Option<&Subscription>,
+    joins: Option<&Joining>,
     rule: &impl Rule,
 ) -> Result<Changed, Stop> {
     if joins.is_some() {
@@ -243,7 +283,15 @@ async fn decide(
         return Err(Error::group_not_found(group).into());
     };
     let before = locked.state;
-    let subscriptions = || before.members.values().map(|m| &m.subscription).chain(joins);
+    let once = match joins {
+        Some(joining) => match joining.once.look(connection, tenant).await? {
+            Looked::Before(joined) => return Err(Stop::Before(joined)),
+            Looked::New(once) => Some(once),
+        },
+        None => None,
+    };
+    let joining = joins.map(|joining| &joining.subscription);
+    let subscriptions = || before.members.values().map(|m| &m.subscription).chain(joining);
     let names: BTreeSet<&Name> = subscriptions().flat_map(|s| &s.topics).collect();
     let all = subscriptions().any(|subscription| subscription.pattern.is_some());
     let topics = store::members::topics(connection, tenant, &names, all).await?;
@@ -253,7 +301,24 @@ async fn decide(
     after.refresh(&ground.topics, ground.now);
     rule(&mut after, &ground)?;
     store::members::write(connection, tenant, group, (&before, &after), ground.now).await?;
-    Ok(Changed { group_id: locked.group_id, before, after })
+    let joined = joins.and_then(|joining| joined(&after, &joining.member_id));
+    if let Some((once, joined)) = once.zip(joined.as_ref()) {
+        once.remember(connection, tenant, joined).await?;
+    }
+    Ok(Changed { group_id: locked.group_id, before, after, joined })
+}
+
+/// What a member of this id is told of its join.
+fn joined(state: &State, member_id: &str) -> Option<Joined> {
+    let member = state.members.get(member_id)?;
+    let Membership { generation, assignment, .. } = state.membership(member_id);
+    Some(Joined {
+        generation,
+        assignment,
+        heartbeat_interval_ms: member.heartbeat_interval_ms(),
+        lease_expires_at: member.lease_expires_at,
+        member_id: member_id.to_owned(),
+    })
 }
 
 /// How long a lease is to be, if the tenant permits it.

@@ -15,6 +15,8 @@
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
 //!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
+//! - calls with an Idempotency-Key are done once (`keyed`); what is `known` of ids and keys is looked
+//!   up before anything is done;
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
 //!   that have been idle too long (`expiry`, `group_expiry`) and records that are too old or too many
@@ -31,6 +33,7 @@ mod group_expiry;
 mod group_ids;
 mod groups;
 mod janitor;
+mod keyed;
 mod known;
 mod lags;
 mod lane;
@@ -70,6 +73,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use error::Error;
 pub use janitor::snapshot;
+pub use keyed::Answer;
 
 use crate::{
     model::{Name, TenantId},

@@ -4,11 +4,16 @@ use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
-use super::{Broker, Error, looks::Watermarks};
+use super::{
+    Answer, Broker, Error,
+    keyed::{Looked, Once, count_replay},
+    looks::Watermarks,
+};
 use crate::{
     model::{
         Code, LogId, Name, Partition, TenantId,
         cursor::Position,
+        dedup::RequestKey,
         group::{CommittedOffset, Member, OffsetCommit, OffsetItem},
     },
     rules::{
@@ -29,6 +34,8 @@ enum Stop {
     Failed(Error),
     /// A log has vanished since its name was resolved.
     Vanished,
+    /// It was done before, under the same key.
+    Before(Vec<CommittedOffset>),
 }
 
 impl From<store::Error> for Stop {
@@ -37,21 +44,36 @@ impl From<store::Error> for Stop {
     }
 }
 
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
 /// What has been committed, and whether that changed anything.
 struct Committed {
-    offsets: Vec<CommittedOffset>,
+    offsets: Answer<Vec<CommittedOffset>>,
     is_new: bool,
 }
 
+impl Committed {
+    fn before(offsets: Vec<CommittedOffset>) -> Self {
+        count_replay("offsets");
+        Self { offsets: Answer { value: offsets, is_replay: true }, is_new: false }
+    }
+}
+
 impl Broker {
-    /// Answers what is committed now where something was to be committed, by topic and partition.
+    /// Answers what is committed now where something was to be committed, by topic and partition. `key`:
+    /// under which it is done once.
     pub async fn commit_offsets(
         &self,
         tenant: TenantId,
         group: &Name,
         commit: OffsetCommit,
-    ) -> Result<Vec<CommittedOffset>, Error> {
-        let committed = self.commit_whole(tenant, group, commit).await;
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
+        let committed = self.commit_whole(tenant, group, commit, key).await;
         let outcome = match &committed {
             Ok(Committed { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -70,16 +92,27 @@ impl Broker {
         tenant: TenantId,
         group: &Name,
         commit: OffsetCommit,
+        key: Option<RequestKey>,
     ) -> Result<Committed, Error> {
+        let once = match self.look_once(tenant, key).await? {
+            Looked::Before(offsets) => return Ok(Committed::before(offsets)),
+            Looked::New(once) => once,
+        };
+        // all with a key wait for the group's row
+        let _turn = match once.is_keyed() {
+            true => Some(self.turns.take((tenant, group)).await),
+            false => None,
+        };
         for attempt in 0..COMMIT_ATTEMPTS {
             let wanted = self.wanted(tenant, group, &commit, attempt > 0).await?;
             let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
             let group = group.clone();
             let write = self.store.transaction(move |connection| {
-                Box::pin(async move { write(connection, tenant, &group, wanted).await })
+                Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
             });
             match write.await {
                 Ok(committed) => return Ok(committed),
+                Err(Stop::Before(offsets)) => return Ok(Committed::before(offsets)),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Vanished) => {}
             }
@@ -209,7 +242,18 @@ async fn write(
     tenant: TenantId,
     group: &Name,
     wanted: Vec<Wanted>,
+    once: Once,
 ) -> Result<Committed, Stop> {
+    if once.is_keyed() {
+        store::members::make(connection, tenant, group).await?;
+        // deleted since it was made
+        let held = store::groups::hold(connection, tenant, group).await?;
+        held.ok_or(Stop::Vanished)?;
+    }
+    let once = match once.look(connection, tenant).await? {
+        Looked::Before(offsets) => return Err(Stop::Before(offsets)),
+        Looked::New(once) => once,
+    };
     let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<Place> = wanted.iter().map(place).collect();
     let mut rows = store::offsets::lock(connection, tenant, &places).await?;
@@ -249,7 +293,8 @@ async fn write(
     if !store::offsets::commit(connection, tenant, &commits).await? {
         return Err(Stop::Vanished);
     }
-    Ok(Committed { offsets, is_new: !commits.is_empty() })
+    once.remember(connection, tenant, &offsets).await?;
+    Ok(Committed { offsets: Answer::new(offsets), is_new: !commits.is_empty() })
 }
 
 /// What was refused, by name where that tells more.

@@ -4,8 +4,11 @@
 //! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
 //! counted in the next sequences, or finds the fence moved and is refused.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    Broker, Error,
+    Answer, Broker, Error,
+    keyed::{self, Looked, Once, count_replay},
     transaction::{
         fence::{Transactions, abort_ongoing, transactions},
         sweep::count_aborted,
@@ -14,6 +17,7 @@ use super::{
 use crate::{
     model::{
         Epoch, LogId, Name, ProducerId, TenantId,
+        dedup::RequestKey,
         session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
         settings::OwnSettings,
         topic::{Listed, Page},
@@ -35,11 +39,19 @@ enum Stop {
     Failed(Error),
     /// Another open came between.
     Again,
+    /// It was done before, under the same key.
+    Before(Attempt),
 }
 
 impl From<store::Error> for Stop {
     fn from(error: store::Error) -> Self {
         Stop::Failed(error.into())
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
     }
 }
 
@@ -49,56 +61,141 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// An open as its first transaction left it.
+/// An open as its first transaction left it, and as its key remembers it.
+#[derive(Clone, Serialize, Deserialize)]
 struct Attempt {
-    row: SessionRow,
-    duplicate: bool,
-    standings: Vec<Standing>,
-    transactions: Transactions,
+    opened: Opened,
+    reset_epoch: Epoch,
+    /// Its logs are still to be fenced; only then its next sequences are known.
+    is_fencing: bool,
+}
+
+impl Attempt {
+    fn new(
+        row: SessionRow,
+        standings: Vec<Standing>,
+        transactions: Transactions,
+        duplicate: bool,
+    ) -> Self {
+        let (reset_epoch, is_fencing) = (row.facts.reset_epoch, row.fencing);
+        let opened = Opened {
+            session: store::sessions::session(row),
+            next_sequences: next_sequences(reset_epoch, standings, MAX_LISTED_SCOPES as usize),
+            aborted_transaction: transactions.aborted,
+            prepared_transactions: transactions.prepared,
+            duplicate,
+        };
+        Self { opened, reset_epoch, is_fencing }
+    }
 }
 
 impl Broker {
-    pub async fn open_session(&self, tenant: TenantId, open: Open) -> Result<Opened, Error> {
+    /// `key`: under which the open is done once.
+    pub async fn open_session(
+        &self,
+        tenant: TenantId,
+        open: Open,
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Opened>, Error> {
+        let once = match self.look_once(tenant, key).await? {
+            Looked::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
+            Looked::New(once) => once,
+        };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
+        // all with a key wait for the tenant's row
+        let _turn = match once.is_keyed() {
+            true => Some(self.turns.take(tenant).await),
+            false => None,
+        };
         for _ in 0..OPEN_ATTEMPTS {
-            let mut attempt = match self.open_new(tenant, open.clone(), &timeout_ms).await? {
-                Some(row) => Attempt {
-                    row,
-                    duplicate: false,
-                    standings: Vec::new(),
-                    transactions: Transactions::default(),
-                },
-                None => match self.open_known(tenant, open.clone(), timeout_ms.clone()).await {
-                    Ok(attempt) => attempt,
-                    Err(Stop::Failed(error)) => return Err(error),
-                    Err(Stop::Again) => continue,
-                },
+            let attempt = match self.open_once(tenant, &open, &timeout_ms, once).await {
+                Ok(attempt) => attempt,
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Again) => continue,
+                Err(Stop::Before(attempt)) => {
+                    return self.opened_before(tenant, attempt, key).await;
+                }
             };
-            let producer = attempt.row.producer_id;
-            if attempt.row.fencing {
-                self.fence_in_chunks(tenant, producer, attempt.row.facts.epoch).await?;
-                attempt.standings = self.standings(tenant, producer).await?;
-            }
-            let next_sequences =
-                next_sequences(&attempt.row, attempt.standings, MAX_LISTED_SCOPES as usize);
-            count(match (attempt.duplicate, attempt.row.facts.epoch) {
+            let opened = self.fenced(tenant, attempt, key).await?;
+            count(match (opened.duplicate, opened.session.epoch) {
                 (true, _) => "repeated",
                 (false, 0) => "opened",
                 (false, _) => "reopened",
             });
-            let Attempt { duplicate, transactions, row, .. } = attempt;
-            if !duplicate && transactions.aborted.is_some() {
+            if !opened.duplicate && opened.aborted_transaction.is_some() {
                 count_aborted(Reason::Fenced, 1);
             }
-            return Ok(Opened {
-                session: store::sessions::session(row),
-                next_sequences,
-                aborted_transaction: transactions.aborted,
-                prepared_transactions: transactions.prepared,
-                duplicate,
-            });
+            return Ok(Answer::new(opened));
         }
         Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
+    }
+
+    /// The answer to an open that its key remembers.
+    async fn opened_before(
+        &self,
+        tenant: TenantId,
+        attempt: Attempt,
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Opened>, Error> {
+        let value = self.fenced(tenant, attempt, key).await?;
+        count("repeated");
+        count_replay("open");
+        Ok(Answer { value, is_replay: true })
+    }
+
+    /// An open with all its logs fenced. Who finds them unfenced does it, also if another has
+    /// died over it; what the first of those with this key answers holds for all.
+    async fn fenced(
+        &self,
+        tenant: TenantId,
+        attempt: Attempt,
+        key: Option<RequestKey>,
+    ) -> Result<Opened, Error> {
+        if !attempt.is_fencing {
+            return Ok(attempt.opened);
+        }
+        let producer = attempt.opened.session.producer_id;
+        self.fence_in_chunks(tenant, producer, attempt.opened.session.epoch).await?;
+        let standings = self.standings(tenant, producer).await?;
+        let mut whole = Attempt { is_fencing: false, ..attempt.clone() };
+        whole.opened.next_sequences =
+            next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
+        let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
+        let complete = self.store.write(move |connection| {
+            Box::pin(
+                async move { keyed::complete(connection, tenant, &key, (&attempt, &whole)).await },
+            )
+        });
+        if complete.await? {
+            return Ok(opened);
+        }
+        match self.look_once(tenant, Some(key)).await? {
+            Looked::Before(Attempt { opened, is_fencing: false, .. }) => Ok(opened),
+            // forgotten meanwhile
+            Looked::Before(_) | Looked::New(_) => Ok(opened),
+        }
+    }
+
+    async fn open_once(
+        &self,
+        tenant: TenantId,
+        open: &Open,
+        timeout_ms: &Result<i64, Error>,
+        once: Once,
+    ) -> Result<Attempt, Stop> {
+        if let Some(attempt) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
+            return Ok(attempt);
+        }
+        let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
+        let attempt = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let once = take_turn(connection, tenant, once).await?;
+                let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
+                once.remember(connection, tenant, &attempt).await?;
+                Ok(attempt)
+            })
+        });
+        attempt.await
     }
 
     /// Most opens are of new producers: one statement makes one. None: it is not a new one.
@@ -107,48 +204,30 @@ impl Broker {
         tenant: TenantId,
         open: Open,
         timeout_ms: &Result<i64, Error>,
-    ) -> Result<Option<SessionRow>, Error> {
+        once: Once,
+    ) -> Result<Option<Attempt>, Stop> {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
+        if once.is_keyed() {
+            let make = self.store.transaction(move |connection| {
+                Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+            });
+            return make.await;
+        }
         let make = self.store.write(move |connection| {
-            Box::pin(async move {
-                check_open_id(connection, &open).await?;
-                let open_new = store::sessions::open_new(connection, tenant, &open, timeout_ms);
-                Ok::<_, Error>(open_new.await?)
-            })
+            Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
         });
         make.await
-    }
-
-    /// An open of a producer that there is, the repeat of an open, or one to be refused.
-    async fn open_known(
-        &self,
-        tenant: TenantId,
-        open: Open,
-        timeout_ms: Result<i64, Error>,
-    ) -> Result<Attempt, Stop> {
-        let attempt = self.store.transaction(move |connection| {
-            Box::pin(async move { open_once(connection, tenant, &open, timeout_ms).await })
-        });
-        attempt.await
     }
 
     /// `next_sequences` as of now.
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
-        let next_sequences = next_sequences(&row, standings, MAX_LISTED_SCOPES as usize);
         let opened_at = row.opened_at;
         let seen = self.store.run(move |connection| {
             Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
         });
-        let Transactions { aborted, prepared } = seen.await?;
-        Ok(Opened {
-            session: store::sessions::session(row),
-            next_sequences,
-            aborted_transaction: aborted,
-            prepared_transactions: prepared,
-            duplicate: false,
-        })
+        Ok(Attempt::new(row, standings, seen.await?, false).opened)
     }
 
     /// All sessions by producer id, or the one of a transactional id.
@@ -182,7 +261,7 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<NextSequence>, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
-        let mut scopes = next_sequences(&row, standings, usize::MAX);
+        let mut scopes = next_sequences(row.facts.reset_epoch, standings, usize::MAX);
         if let Some(after) = &page.after {
             let (topic, partition) = match after.split_once('/') {
                 Some((topic, partition)) => (topic, partition.parse().ok()),
@@ -286,13 +365,45 @@ fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
     })
 }
 
-async fn open_once(
+/// Opens with a key follow each other: whether it is known by now, the one before has said.
+async fn take_turn(
+    connection: &mut Connection,
+    tenant: TenantId,
+    once: Once,
+) -> Result<Once, Stop> {
+    if once.is_keyed() {
+        store::tenants::lock(connection, tenant).await?;
+    }
+    match once.look(connection, tenant).await? {
+        Looked::Before(attempt) => Err(Stop::Before(attempt)),
+        Looked::New(once) => Ok(once),
+    }
+}
+
+async fn open_new(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    timeout_ms: i64,
+    once: Once,
+) -> Result<Option<Attempt>, Stop> {
+    let once = take_turn(connection, tenant, once).await?;
+    check_open_id(connection, open).await?;
+    let made = store::sessions::open_new(connection, tenant, open, timeout_ms).await?;
+    let Some(row) = made else { return Ok(None) };
+    let attempt = Attempt::new(row, Vec::new(), Transactions::default(), false);
+    once.remember(connection, tenant, &attempt).await?;
+    Ok(Some(attempt))
+}
+
+/// An open of a producer that there is, the repeat of an open, or one to be refused.
+async fn open_known(
     connection: &mut Connection,
     tenant: TenantId,
     open: &Open,
     timeout_ms: Result<i64, Error>,
 ) -> Result<Attempt, Stop> {
-    check_open_id(connection, open).await.map_err(Stop::Failed)?;
+    check_open_id(connection, open).await?;
     if let Some(open_id) = open.open_id
         && let Some(made) = store::sessions::find_open(connection, tenant, open_id).await?
     {
@@ -301,9 +412,9 @@ async fn open_once(
         let row = rules::session::repeat(open, row, made)?;
         let standings = store::sessions::standings(connection, tenant, id).await?;
         let transactions = transactions(connection, tenant, id, row.opened_at).await?;
-        return Ok(Attempt { row, duplicate: true, standings, transactions });
+        return Ok(Attempt::new(row, standings, transactions, true));
     }
-    let timeout_ms = timeout_ms.map_err(Stop::Failed)?;
+    let timeout_ms = timeout_ms?;
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
         (None, Some(name)) => store::sessions::lock_by_name(connection, tenant, name).await?,
@@ -315,7 +426,7 @@ async fn open_once(
     row.transaction_timeout_ms = timeout_ms;
     let attempt = reopen(connection, tenant, open, row, next).await?;
     if let Some(open_id) = open.open_id {
-        let (id, epoch) = (attempt.row.producer_id, attempt.row.facts.epoch);
+        let Session { producer_id: id, epoch, .. } = attempt.opened.session;
         if !store::sessions::remember_open(connection, tenant, open_id, id, epoch).await? {
             return Err(Stop::Again);
         }
@@ -341,13 +452,13 @@ async fn reopen(
     let transactions = transactions(connection, tenant, id, row.opened_at).await?;
     if row.fencing {
         store::sessions::advance(connection, tenant, &row).await?;
-        return Ok(Attempt { row, duplicate: false, standings: Vec::new(), transactions });
+        return Ok(Attempt::new(row, Vec::new(), transactions, false));
     }
     store::logs::lock(connection, tenant, &logs).await?;
     store::sessions::advance(connection, tenant, &row).await?;
     store::logs::raise_fences(connection, tenant, &logs).await?;
     let standings = store::sessions::standings(connection, tenant, id).await?;
-    Ok(Attempt { row, duplicate: false, standings, transactions })
+    Ok(Attempt::new(row, standings, transactions, false))
 }
 
 struct Closed {
@@ -381,12 +492,12 @@ async fn close(
 }
 
 /// What comes next in every scope the producer has appended to.
-fn next_sequences(row: &SessionRow, standings: Vec<Standing>, limit: usize) -> Vec<NextSequence> {
+fn next_sequences(reset_epoch: Epoch, standings: Vec<Standing>, limit: usize) -> Vec<NextSequence> {
     let known = standings.into_iter().filter(|standing| standing.state.last_sequence.is_some());
     let next = |standing: Standing| NextSequence {
         topic: standing.topic,
         partition: standing.partition,
-        next_sequence: standing.state.next_sequence(row.facts.reset_epoch),
+        next_sequence: standing.state.next_sequence(reset_epoch),
     };
     known.take(limit).map(next).collect()
 }

@@ -1,13 +1,12 @@
-//! Turns: of the changes of one group one is made at a time here, and the others wait without a
-//! connection, so that a storm of joins leaves the pool to everybody else.
+//! Turns: of what would wait for the same row, such as changes of one group, one is done at a time
+//! here, and the others wait without a connection, so that a storm of joins leaves the pool to
+//! everybody else.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::model::{Name, TenantId};
-
-/// Groups share so many.
+/// Rows share so many.
 const TURNS: usize = 64;
 
 pub struct Turns {
@@ -21,8 +20,8 @@ impl Turns {
     }
 
     /// In the order of their coming. The row's lock decides between replicas.
-    pub async fn take(&self, tenant: TenantId, group: &Name) -> MutexGuard<'_, ()> {
-        let hash = self.hasher.hash_one((tenant, group));
+    pub async fn take(&self, row: impl Hash) -> MutexGuard<'_, ()> {
+        let hash = self.hasher.hash_one(row);
         self.turns[hash as usize % TURNS].lock().await
     }
 }

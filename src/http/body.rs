@@ -5,6 +5,7 @@
 //! share until their handlers are done. Nothing is done with half a body.
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     io,
     sync::Arc,
@@ -22,7 +23,8 @@ use axum::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -38,7 +40,10 @@ use super::{
 };
 use crate::{
     broker::Error,
-    model::{Code, Invalid, dedup::IdempotencyKey},
+    model::{
+        Code, Invalid,
+        dedup::{IdempotencyKey, RequestKey},
+    },
     telemetry,
 };
 
@@ -91,6 +96,20 @@ where
         let received = receive(&gate, request, &[Media::Json], Key::Taken).await?;
         let body = received.object(query.as_deref())?;
         Ok(Self { body, idempotency_key: received.idempotency_key, _held: received.held })
+    }
+}
+
+impl<T: Serialize> KeyedBody<T> {
+    /// The key as it is remembered: of a POST to `path` that asks for the same. (Null is absent.)
+    pub fn request_key(&self, path: &str) -> Result<Option<RequestKey>, Error> {
+        let Some(key) = &self.idempotency_key else { return Ok(None) };
+        let payload = serde_json::to_value(&self.body).and_then(|body| {
+            let mut fields: BTreeMap<String, Value> = serde_json::from_value(body)?;
+            fields.retain(|_, value| !value.is_null());
+            serde_json::to_vec(&fields)
+        });
+        let payload = payload.map_err(|_| Error::internal())?;
+        Ok(Some(key.of_request("POST", path, &[&payload])))
     }
 }
 

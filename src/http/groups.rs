@@ -13,13 +13,13 @@ use utoipa::ToSchema;
 
 use super::{
     access::{Group, GroupAccess},
-    body::{KeyedBody, not_remembered},
+    body::KeyedBody,
     json::{Faults, Object, given},
     media::AnswersJson,
     query::{NoParameters, Query},
 };
 use crate::{
-    broker::Error,
+    broker::{Answer, Error},
     model::{
         Name, Partition,
         group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Offsets, or a cursor that stands for some.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommitOffsets {
     /// The member that commits, which must own the partitions. Without: the group has no members.
@@ -45,7 +45,7 @@ pub struct CommitOffsets {
 }
 
 /// Where to go on in one partition.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OffsetToCommit {
     /// The topic's name.
@@ -60,7 +60,7 @@ pub struct OffsetToCommit {
     #[schema(max_length = 4096)]
     metadata: Option<String>,
     /// Not by a member: only if this is the committed offset, or (null) if there is none yet.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<i64>, minimum = 0)]
     expected_offset: Option<Option<i64>>,
 }
@@ -159,6 +159,9 @@ pub struct GroupOffsets {
     group: String,
     /// One a partition.
     offsets: Vec<CommittedOffset>,
+    /// True in the answer to a commit that had been done before, under the same `Idempotency-Key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
 }
 
 /// Where a group goes on in one partition.
@@ -183,7 +186,8 @@ impl GroupOffsets {
             offset: committed.offset,
             metadata: committed.metadata,
         };
-        Self { group: group.to_string(), offsets: offsets.into_iter().map(offset).collect() }
+        let offsets = offsets.into_iter().map(offset).collect();
+        Self { group: group.to_string(), offsets, duplicate: None }
     }
 }
 
@@ -202,7 +206,8 @@ fn example() -> serde_json::Value {
 /// committed one changes nothing, and the greater one is answered.
 #[utoipa::path(post, path = "/v1/groups/{group}/offsets", operation_id = "commit_group_offsets",
     tag = "groups",
-    params(("group" = String, Path, description = "The group's name")),
+    params(("group" = String, Path, description = "The group's name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
     request_body(content = CommitOffsets, description = "Where to go on", examples(
         ("compare_and_set" = (summary = "Only if nothing was committed yet",
             value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
@@ -221,10 +226,13 @@ pub async fn commit_group_offsets(
     _: AnswersJson,
     sent: KeyedBody<CommitOffsets>,
 ) -> Result<Json<GroupOffsets>, Error> {
-    not_remembered(sent.idempotency_key.as_ref())?;
+    let group = &access.group;
+    let key = sent.request_key(&format!("/v1/groups/{group}/offsets"))?;
     let commit = sent.body.checked()?;
-    let offsets = access.broker.commit_offsets(access.tenant, &access.group, commit).await?;
-    Ok(Json(GroupOffsets::new(&access.group, offsets)))
+    let Answer { value: offsets, is_replay } =
+        access.broker.commit_offsets(access.tenant, group, commit, key).await?;
+    let duplicate = is_replay.then_some(true);
+    Ok(Json(GroupOffsets { duplicate, ..GroupOffsets::new(group, offsets) }))
 }
 
 /// List committed offsets

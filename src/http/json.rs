@@ -4,7 +4,7 @@
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_path_to_error::{Path, Segment};
@@ -53,6 +53,7 @@ fn push(pointer: &mut String, token: &str) {
 }
 
 /// Serde's structs also read arrays; this one insists on an object.
+#[derive(Serialize)]
 pub struct Object<T>(pub T);
 
 struct ObjectVisitor<T>(PhantomData<T>);

@@ -21,7 +21,9 @@ use utoipa::{
 };
 
 use super::{problem, routes};
-use crate::model::{Code, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES};
+use crate::model::{
+    Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES,
+};
 
 const DESCRIPTION: &str = "\
 An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
@@ -46,7 +48,8 @@ then go on), `later` (send the same after `Retry-After` seconds).
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
 replica. An append with a sequence and an open with an `open_id` are done once, however often \
 they are sent: the repeat answers 200 with `\"duplicate\": true` and what the first one \
-answered. A transaction is repeated by its `transaction_id`, and its outcome can always be asked \
+answered. So is any open, join of a group or commit of offsets with an `Idempotency-Key`, in its first \
+status. A transaction is repeated by its `transaction_id`, and its outcome can always be asked \
 for. An append without a sequence is stored as often as it arrives, and an open without an \
 `open_id` raises the epoch each time. All other requests can be repeated as they are.";
 
@@ -153,6 +156,12 @@ fn describe_problems(operation: &mut Operation) -> Vec<Code> {
     codes
 }
 
+const IDEMPOTENCY_KEY: &str = "\
+Makes the call safe to repeat: all with the same key, path and payload are done once, and the repeats \
+answered as the first one was, with `\"duplicate\": true`, as long as `dedup_window_ms` says (0: no key is \
+taken). 1 to 255 printable ASCII characters, new for every call. A UUIDv7 that is too old to be \
+remembered is refused, not done again.";
+
 /// What parameters of this name are everywhere, and an example of each.
 fn describe_parameters(operation: &mut Operation) {
     let id = operation.operation_id.clone().unwrap_or_default();
@@ -175,6 +184,12 @@ fn describe_parameters(operation: &mut Operation) {
             "member_id" => {
                 let id = of(Type::String).min_length(Some(1)).max_length(Some(MAX_MEMBER_ID_BYTES));
                 parameter.schema = Some(id.into());
+            }
+            "Idempotency-Key" => {
+                parameter.description = Some(IDEMPOTENCY_KEY.into());
+                let longest = MAX_IDEMPOTENCY_KEY_BYTES;
+                let key = of(Type::String).min_length(Some(1)).max_length(Some(longest));
+                parameter.schema = Some(key.into());
             }
             _ => {}
         }

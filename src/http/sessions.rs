@@ -13,14 +13,14 @@ use uuid::Uuid;
 
 use super::{
     access::{Access, Produce, ProducerPath},
-    body::{KeyedBody, not_remembered},
+    body::KeyedBody,
     json::Faults,
     list::{self, ListQuery},
     media::AnswersJson,
     query::{self, NoParameters, Query, escape},
 };
 use crate::{
-    broker::Error,
+    broker::{Answer, Error},
     model::{
         Invalid, MAX_INTEGER, Name, ProducerId,
         session::{self, Open, Opened},
@@ -39,7 +39,7 @@ pub enum Sequencing {
 
 /// Where the next sequences start: behind the last ones (`continue`, the default), or at 0 in
 /// every scope (`reset`).
-#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sequences {
     Continue,
@@ -47,7 +47,7 @@ pub enum Sequences {
 }
 
 /// All fields are optional; those left out are defaults, not the former values.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenSession {
     /// The stable name of a logical producer. Without it, or `producer_id`, the producer is new.
@@ -129,7 +129,7 @@ pub struct Session {
     aborted_transaction: Option<Uuid>,
     /// Prepared transactions of this producer: it is to commit or abort them.
     prepared_transactions: Vec<Uuid>,
-    /// In the answer to an open: whether it repeats the one that made this session.
+    /// In the answer to an open: whether it repeats one, by `open_id` or `Idempotency-Key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
@@ -236,6 +236,7 @@ impl From<Opened> for Session {
 /// producer is new and its sequences start at 0. With `producer_id` and `epoch` it is opened only
 /// if that is its current epoch.
 #[utoipa::path(post, path = "/v1/sessions", operation_id = "open_session", tag = "sessions",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
     request_body(content = OpenSession, description = "Who opens, and how", examples(
         ("by_name" = (summary = "A producer with a stable name",
             value = json!({"transactional_id": "payment-service"}))),
@@ -243,7 +244,8 @@ impl From<Opened> for Session {
             value = json!({"transactional_id": "payment-service",
                 "open_id": "019aa5b6-5c00-7000-8000-000000000001"}))))),
     responses(
-        (status = 201, description = "The session is open", body = Session,
+        (status = 201, description = "The session is open, by this request or by the first with \
+            its Idempotency-Key", body = Session,
             example = json!(examples::session(Some(false)))),
         (status = 200, description = "This open_id had opened it already", body = Session,
             example = json!(examples::session(Some(true))))),
@@ -253,13 +255,14 @@ pub async fn open_session(
     _: AnswersJson,
     sent: KeyedBody<OpenSession>,
 ) -> Result<Response, Error> {
-    not_remembered(sent.idempotency_key.as_ref())?;
+    let key = sent.request_key("/v1/sessions")?;
     let open = sent.body.checked()?;
-    let opened = access.broker.open_session(access.tenant, open).await?;
-    let (duplicate, id) = (opened.duplicate, opened.session.producer_id.0);
-    let session = Session { duplicate: Some(duplicate), ..Session::from(opened) };
+    let Answer { value: opened, is_replay } =
+        access.broker.open_session(access.tenant, open, key).await?;
+    let (was_known, id) = (opened.duplicate, opened.session.producer_id.0);
+    let session = Session { duplicate: Some(was_known || is_replay), ..Session::from(opened) };
     let mut answer = Json(session).into_response();
-    if !duplicate {
+    if !was_known {
         *answer.status_mut() = StatusCode::CREATED;
         if let Ok(location) = HeaderValue::from_str(&format!("/v1/sessions/{id}")) {
             answer.headers_mut().insert(header::LOCATION, location);

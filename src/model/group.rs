@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::{Regex, RegexBuilder};
+use serde::{Deserialize, Serialize};
 
 use super::{Name, Offset, Partition, Timestamp, transaction::MAX_MEMBER_ID_BYTES, transfer::Part};
 
@@ -122,7 +123,7 @@ pub struct Join {
 pub type Partitions = BTreeMap<Name, BTreeSet<Partition>>;
 
 /// A member that has joined.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     pub member_id: String,
     pub generation: i64,
@@ -171,7 +172,7 @@ pub struct OffsetItem {
 }
 
 /// Where a group goes on in one partition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommittedOffset {
     pub topic: Name,
     pub partition: Partition,

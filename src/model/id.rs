@@ -1,5 +1,6 @@
 //! Ids and numbers. Numbers are JSON integers below 2^53; what clients make up are UUIDs.
 
+use serde::{Deserialize, Serialize};
 use uuid::{Uuid, Variant, Version};
 
 /// Largest integer a JSON number carries exactly in every language (2^53 - 1).
@@ -33,7 +34,7 @@ pub struct LogId(pub i64);
 pub struct GroupId(pub i64);
 
 /// A logical producer, for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProducerId(pub i64);
 
 /// A UUIDv7 (RFC 9562) in its hyphenated form, upper or lower case.

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 /// Longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 249;
 
@@ -29,6 +31,18 @@ impl Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(from)?).map_err(de::Error::custom)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sessions as a client opens and sees them.
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Epoch, Name, Partition, ProducerId, Sequence, Timestamp};
@@ -15,7 +16,7 @@ pub const OPEN_ID_WINDOW_MS: i64 = 24 * 3_600_000;
 pub const OPEN_ID_MEMORY_MS: i64 = OPEN_ID_WINDOW_MS + 3_600_000;
 
 /// How sequences of a session follow each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Sequencing {
     /// Every sequence is the last plus one.
     #[default]
@@ -48,7 +49,7 @@ pub struct Open {
 }
 
 /// A session as it stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
     pub producer_id: ProducerId,
     pub epoch: Epoch,
@@ -61,7 +62,7 @@ pub struct Session {
 }
 
 /// The next sequence of one scope: a topic, or one partition of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextSequence {
     pub topic: Name,
     pub partition: Option<Partition>,
@@ -69,7 +70,7 @@ pub struct NextSequence {
 }
 
 /// The answer to an open or a describe.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     pub session: Session,
     /// By topic name, then partition; at most `MAX_LISTED_SCOPES`.

@@ -165,10 +165,19 @@ impl Known {
     /// What the request was answered before, and when it was first seen. None: it is new.
     pub fn judge_request(&self, dedup: &Dedup) -> Result<Option<(&[u8], Timestamp)>, Stopped> {
         let Some(request) = dedup.request_key else { return Ok(None) };
-        let topic = dedup.topic_id;
-        if self.claimed.contains(&(topic, request.key)) {
+        if self.claimed.contains(&(dedup.topic_id, request.key)) {
             return Err(Stopped::Later);
         }
+        Ok(self.repeated(dedup.topic_id, &request, dedup.window_ms)?)
+    }
+
+    /// The same of any request whose key has been looked up.
+    pub fn repeated(
+        &self,
+        topic: TopicId,
+        request: &RequestKey,
+        window_ms: Option<i64>,
+    ) -> Result<Option<(&[u8], Timestamp)>, Refusal> {
         // a UUIDv7 that has been used does not run again however old it is
         let remembers = |is_live: bool| is_live || request.instant.is_some();
         if let Some(Fact::Request { digest, answer, first_seen_at, is_live }) =
@@ -176,12 +185,12 @@ impl Known {
             && remembers(*is_live)
         {
             if *digest != request.digest {
-                return Err(Refusal::IdempotencyKeyReused.into());
+                return Err(Refusal::IdempotencyKeyReused);
             }
             return Ok(Some((answer, *first_seen_at)));
         }
         let horizon = self.horizons.get(&topic).copied().unwrap_or_default();
-        check_instant(request.instant, horizon, dedup.window_ms, self.now)?;
+        check_instant(request.instant, horizon, window_ms, self.now)?;
         Ok(None)
     }
 

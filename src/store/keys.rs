@@ -48,6 +48,11 @@ statements! {
             as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer) \
         on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
             expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer";
+    /// Where keys of a tenant's calls may lie that are no appends; and the clock.
+    CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
+    ADD_CALL_RING = "update oncelog.tenants set key_rings = key_rings | $2 where tenant_id = $1";
+    COMPLETE = "update oncelog.dedup_keys set answer = $5 \
+        where tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4";
     /// Keys were remembered in the topics of these journals, whose heads must be locked.
     CLAIMED = "update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings \
         from unnest($2::bigint[], $3::integer[]) as c (log_id, rings) \
@@ -195,4 +200,38 @@ pub async fn claimed(
     let query = sqlx::query(CLAIMED).bind(tenant.0).bind(logs).bind(rings);
     query.execute(connection).await?;
     Ok(())
+}
+
+/// The rings in which keys of a tenant's calls may lie that are no appends, a bit each; and the
+/// database's clock.
+pub async fn call_rings(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+) -> Result<(i32, Timestamp), Error> {
+    let query = sqlx::query_as(CALL_RINGS).bind(tenant.0);
+    let (rings, now): (i32, Instant) = query.fetch_one(connection).await?;
+    Ok((rings, now.into()))
+}
+
+/// Keys of the tenant's calls may lie there from now on. Locks the tenant's row.
+pub async fn add_call_ring(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    ring: Ring,
+) -> Result<(), Error> {
+    sqlx::query(ADD_CALL_RING).bind(tenant.0).bind(ring.bit()).execute(connection).await?;
+    Ok(())
+}
+
+/// Replaces the answer of a key, if it is still this one.
+pub async fn complete(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    (topic, key): (TopicId, DedupKey),
+    answer: &[u8],
+    whole: &[u8],
+) -> Result<bool, Error> {
+    let query = sqlx::query(COMPLETE).bind(tenant.0).bind(topic.0).bind(key);
+    let done = query.bind(answer).bind(whole).execute(connection).await?;
+    Ok(done.rows_affected() > 0)
 }

@@ -95,6 +95,8 @@ labels! {
     CODE_OR_NONE "code" Values::CodeOrNone;
     DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
+    DUPLICATE_CALL "call" Values::These(&["open", "join", "offsets"]);
+    DUPLICATE_KIND "kind" Values::These(&["idempotency_key"]);
     GROUP "group" Values::Names;
     GROUP_STATE "state" Values::These(&["alive", "empty"]);
     HELD "held" Values::These(&["requests", "answers"]);
@@ -226,6 +228,9 @@ metrics_table! {
 
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
+
+    DUPLICATES_TOTAL Counter "oncelog_duplicates_total" [DUPLICATE_CALL, DUPLICATE_KIND]
+        "Calls that had been done before, known by their Idempotency-Key: session opens, joins of groups, commits of offsets.";
 
     REBALANCES_TOTAL Counter "oncelog_rebalances_total" [REBALANCE_CAUSE]
         "Changes of groups that made a new generation, by cause: a member joined, left, was late, or let go of partitions, or there are other partitions.";

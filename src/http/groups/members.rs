@@ -10,13 +10,13 @@ use utoipa::ToSchema;
 use super::super::{
     access::{Group, GroupAccess, MemberPath},
     auth::Word,
-    body::{JsonBody, KeyedBody, not_remembered},
+    body::{JsonBody, KeyedBody},
     json::Faults,
     media::AnswersJson,
     query::{NoParameters, Query},
 };
 use crate::{
-    broker::Error,
+    broker::{Answer, Error},
     model::{
         Invalid, MAX_INTEGER, Name, Partition,
         group::{
@@ -28,7 +28,7 @@ use crate::{
 
 /// Where the group begins in a partition without a committed offset: at the first record there is
 /// (`earliest`), at the next one to come (`latest`), or nowhere, which is an error (`error`).
-#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AutoOffsetReset {
     Earliest,
@@ -47,7 +47,7 @@ impl From<AutoOffsetReset> for group::AutoOffsetReset {
 }
 
 /// What a member subscribes to: `topics`, `topic_pattern`, or both together.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JoinGroup {
     /// Topics by name; each must be there.
@@ -140,16 +140,20 @@ pub struct JoinedGroup {
     /// When it is gone, if nothing is heard of it.
     #[schema(format = DateTime)]
     lease_expires_at: String,
+    /// True when the join had been done before, under the same `Idempotency-Key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
 }
 
-impl From<Joined> for JoinedGroup {
-    fn from(joined: Joined) -> Self {
+impl From<Answer<Joined>> for JoinedGroup {
+    fn from(Answer { value: joined, is_replay }: Answer<Joined>) -> Self {
         Self {
             member_id: joined.member_id,
             generation: joined.generation,
             assignment: by_topic(joined.assignment),
             heartbeat_interval_ms: joined.heartbeat_interval_ms,
             lease_expires_at: joined.lease_expires_at.to_string(),
+            duplicate: is_replay.then_some(true),
         }
     }
 }
@@ -196,7 +200,8 @@ pub fn assignment() -> Value {
 /// is named.
 #[utoipa::path(post, path = "/v1/groups/{group}/members", operation_id = "join_group",
     tag = "groups",
-    params(("group" = String, Path, description = "The group's name")),
+    params(("group" = String, Path, description = "The group's name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
     request_body(content = JoinGroup, description = "What to subscribe to", examples(
         ("by_name" = (summary = "One topic, for any pod of a deployment",
             value = json!({"topics": ["orders"]}))),
@@ -212,12 +217,12 @@ pub async fn join_group(
     _: AnswersJson,
     sent: KeyedBody<JoinGroup>,
 ) -> Result<(StatusCode, Json<JoinedGroup>), Error> {
-    not_remembered(sent.idempotency_key.as_ref())?;
+    let key = sent.request_key(&format!("/v1/groups/{}/members", access.group))?;
     let join = sent.body.checked()?;
     for topic in &join.subscription.topics {
         access.grant.demand(Word::Consume, topic)?;
     }
-    let joined = access.broker.join_group(access.tenant, &access.group, join).await?;
+    let joined = access.broker.join_group(access.tenant, &access.group, join, key).await?;
     Ok((StatusCode::CREATED, Json(joined.into())))
 }
 

@@ -23,6 +23,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         ("list_groups", "after") => json!("billing"),
         (_, "after") => json!("orders"),
         (_, "as") => json!("operator"),
+        (_, "Idempotency-Key") => json!("order-7"),
         (_, "If-Match" | "If-None-Match") => json!(ETAG),
         (_, "before") => json!(1),
         ("fetch_group", "cursor") => json!(fetch::CURSOR),

@@ -17,6 +17,8 @@ const ANSWERING: &[Code] = &[Code::NotAcceptable];
 const TAKING: &[Code] = &[Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
 /// Of those that write.
 const WRITING: &[Code] = &[Code::OutcomeUnknown];
+/// Of those that are remembered by a key.
+const KEYED: &[Code] = &[Code::IdempotencyKeyReused, Code::IdempotencyKeyExpired];
 /// Of those that name a topic, a partition, a producer.
 const IN_TOPIC: &[Code] = &[Code::TopicNotFound];
 const IN_PARTITION: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound];
@@ -78,7 +80,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     ("delete_topic", &[EVERY, IN_TOPIC, &[Code::TopicInUse], WRITING]),
     ("trim_partition", &[EVERY, IN_PARTITION, &[Code::OffsetOutOfRange], WRITING]),
-    ("open_session", &[EVERY, ANSWERING, TAKING, FENCING, &[Code::IdempotencyKeyReused], WRITING]),
+    ("open_session", &[EVERY, ANSWERING, TAKING, FENCING, KEYED, WRITING]),
     ("list_sessions", &[EVERY, ANSWERING]),
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
@@ -119,9 +121,9 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         ],
     ),
     ("delete_group", &[EVERY, &[Code::GroupNotFound], OPERATING, WRITING]),
-    ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, WRITING]),
+    ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, KEYED, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
-    ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], WRITING]),
+    ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], KEYED, WRITING]),
     ("heartbeat", &[EVERY, ANSWERING, TAKING, OF_MEMBER, WRITING]),
     (
         "fetch_group",
