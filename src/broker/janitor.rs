@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Broker, expiry, group_expiry, transaction::sweep as transactions};
+use super::{Broker, compaction, expiry, group_expiry, transaction::sweep as transactions};
 use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{self, memory::TailRow, provenance},
@@ -15,6 +15,8 @@ use crate::{
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
 /// The partitions of a member that is gone wait for this.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Going over a log may take its time, which nothing else has to wait for.
+const COMPACTION_INTERVAL: Duration = Duration::from_secs(15);
 /// Logs of one task handled in one round.
 const LOGS_PER_SWEEP: i64 = 100;
 /// Rows removed, or folded, in one transaction: a head is held for milliseconds.
@@ -24,7 +26,8 @@ const ROWS_PER_CHUNK: i64 = 1_000;
 pub async fn run(broker: Arc<Broker>) {
     let settling = every(SETTLE_INTERVAL, || settle(&broker));
     let clearing = every(SWEEP_INTERVAL, || clear(&broker));
-    tokio::join!(settling, clearing);
+    let compacting = every(COMPACTION_INTERVAL, || compact(&broker));
+    tokio::join!(settling, clearing, compacting);
 }
 
 async fn every<F: Future<Output = Result<(), store::Error>>>(
@@ -42,7 +45,11 @@ async fn every<F: Future<Output = Result<(), store::Error>>>(
 
 /// One round: everything that is due, chunk by chunk. A task that fails does not hold up the others.
 pub async fn sweep(broker: &Broker) -> Result<(), store::Error> {
-    settle(broker).await.and(clear(broker).await)
+    settle(broker).await.and(clear(broker).await).and(compact(broker).await)
+}
+
+async fn compact(broker: &Broker) -> Result<(), store::Error> {
+    task("compaction", compact_logs(&broker.store, &broker.compaction)).await
 }
 
 async fn settle(broker: &Broker) -> Result<(), store::Error> {
@@ -139,6 +146,14 @@ async fn remove_doomed(store: &Store) -> Result<(), store::Error> {
             })
         };
         while count_rows("doomed_logs", remove().await?) {}
+    }
+    Ok(())
+}
+
+/// Drops the records of compacted topics that later ones of their keys have superseded.
+async fn compact_logs(store: &Store, rounds: &compaction::Rounds) -> Result<(), store::Error> {
+    for log in count_due("compaction", rounds.due(store).await?) {
+        count_rows("compaction", compaction::compact(store, log).await?);
     }
     Ok(())
 }

@@ -17,11 +17,13 @@
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) takes snapshots and removes what nobody needs, in small chunks, also
-//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and measures how
-//!   far groups are behind (`lags`).
+//!   producers and groups that have been idle too long (`expiry`, `group_expiry`), and of compacted
+//!   topics what later records have superseded (`compaction`), and measures how far groups are behind
+//!   (`lags`).
 
 mod append;
 mod beats;
+mod compaction;
 mod cursors;
 mod error;
 mod expiry;
@@ -115,6 +117,7 @@ pub struct Broker {
     group_ids: group_ids::GroupIds,
     turns: turns::Turns,
     settings: settings::TenantsSettings,
+    compaction: compaction::Rounds,
     expiry: expiry::Rounds,
     group_expiry: group_expiry::Rounds,
     lags: lags::Lags,
@@ -167,6 +170,7 @@ impl Broker {
             group_ids: group_ids::GroupIds::new(store.clone()),
             turns: turns::Turns::new(),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
+            compaction: compaction::Rounds::default(),
             expiry: expiry::Rounds::default(),
             group_expiry: group_expiry::Rounds::default(),
             lags: lags::Lags::new(settings.max_lag_series),

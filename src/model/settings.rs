@@ -332,7 +332,9 @@ mod tests {
         assert_eq!(serde_json::from_str::<OwnSettings>(&text).unwrap(), own);
         let newer = r#"{"producer_expiry_ms":null,"max_topics":7,"colour":"blue","x":{}}"#;
         assert_eq!(serde_json::from_str::<OwnSettings>(newer).unwrap(), own);
-        for broken in [r#"{"dedup":"none"}"#, r#"{"max_topics":"7"}"#, r#"{"max_topics":1.5}"#, "[]"] {
+        for broken in
+            [r#"{"dedup":"none"}"#, r#"{"max_topics":"7"}"#, r#"{"max_topics":1.5}"#, "[]"]
+        {
             assert!(serde_json::from_str::<OwnSettings>(broken).is_err(), "{broken}");
         }
     }

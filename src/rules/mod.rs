@@ -3,6 +3,7 @@
 
 pub mod append;
 pub mod assign;
+pub mod compaction;
 pub mod draft;
 pub mod expiry;
 pub mod fold;

@@ -112,7 +112,7 @@ labels! {
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "members", "groups", "lag"]);
+        "transactions", "staged", "outcomes", "members", "groups", "lag", "compaction"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -259,6 +259,10 @@ metrics_table! {
         "Rows that the janitor removed, or folded into a snapshot.";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a task of the janitor last came to its end; 0 before the first time.";
+    COMPACTED_RECORDS_TOTAL Counter "oncelog_compacted_records_total" []
+        "Records that compaction dropped: a later one has their key, or they had said for long enough that it is gone.";
+    COMPACTED_BYTES_TOTAL Counter "oncelog_compacted_bytes_total" []
+        "Bytes of lines that compaction dropped.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []
