@@ -8,6 +8,7 @@
 //! ```text
 //! every 500 ms   members
 //! every second   transactions, staged, outcomes, trim, ... one after the other
+//! every 15 s     compaction
 //!
 //! a round of a task:   what the last round left, then what is due     [a b c]
 //!                      a chunk of each in turn, until nothing is left  a b c a c a
@@ -46,7 +47,7 @@ use tokio::time::Instant;
 
 pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
 use super::{
-    Broker, Settings, expiry, group_expiry, lags, removal, retention,
+    Broker, Settings, compaction, expiry, group_expiry, lags, removal, retention,
     transaction::sweep as transactions,
 };
 use crate::{
@@ -63,6 +64,8 @@ pub enum Every {
     /// Somebody waits for it.
     HalfSecond,
     Second,
+    /// It may take its time, which nothing else has to wait for.
+    QuarterMinute,
 }
 
 /// Something that the janitor does.
@@ -100,6 +103,7 @@ impl Janitor {
             task(transactions::Outcomes::default()),
             task(transactions::Open),
             task(retention::Retention::default()),
+            task(compaction::Compaction::default()),
             task(trim::Trim),
             task(snapshots::Snapshots),
             task(doomed::DoomedLogs),
@@ -130,7 +134,8 @@ impl Janitor {
 pub async fn run(broker: Arc<Broker>) {
     let half_second = rounds(&broker, Every::HalfSecond, Duration::from_millis(500));
     let second = rounds(&broker, Every::Second, Duration::from_millis(1_000));
-    tokio::join!(half_second, second);
+    let quarter = rounds(&broker, Every::QuarterMinute, Duration::from_secs(15));
+    tokio::join!(half_second, second, quarter);
 }
 
 async fn rounds(broker: &Broker, every: Every, interval: Duration) {

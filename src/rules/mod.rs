@@ -4,6 +4,7 @@
 pub mod append;
 pub mod assign;
 pub mod claims;
+pub mod compaction;
 pub mod dedup;
 pub mod draft;
 pub mod expiry;

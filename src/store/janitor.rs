@@ -185,7 +185,7 @@ pub async fn trim_rows(
 }
 
 /// Removes what rows that are gone have pointed to: a pair each. Answers how many bytes it had.
-async fn drop_staged(
+pub(super) async fn drop_staged(
     connection: &mut PgConnection,
     tenant: TenantId,
     transactions: Vec<Uuid>,

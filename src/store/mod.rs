@@ -10,6 +10,7 @@
 
 pub mod appends;
 pub mod beats;
+pub mod compaction;
 pub mod ending;
 pub mod expiry;
 pub mod forgetting;
@@ -54,6 +55,7 @@ use statements;
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
     ("beats", beats::STATEMENTS),
+    ("compaction", compaction::STATEMENTS),
     ("connect", connect::STATEMENTS),
     ("ending", ending::STATEMENTS),
     ("expiry", expiry::STATEMENTS),

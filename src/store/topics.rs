@@ -39,7 +39,9 @@ statements! {
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
     LIST = "select name, partition_count, settings, created_at from oncelog.topics \
         where tenant_id = $1 and name > $2 order by name limit $3";
-    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
+    /// Of a compacted partition as many records as were left by the last round, and those since.
+    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes, \
+            least(next_offset - log_start_offset, next_offset - cleaned_offset + left_records) from oncelog.logs \
         where tenant_id = $1 and topic_id = $2 and partition is not null order by partition";
     /// The log start only grows and stays within the log.
     TRIM = "update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
@@ -230,16 +232,17 @@ pub async fn partitions(
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<PartitionDescription>, Error> {
-    let rows: Vec<(i32, i64, i64, i64)> =
+    let rows: Vec<(i32, i64, i64, i64, i64)> =
         sqlx::query_as(PARTITIONS).bind(tenant.0).bind(topic.0).fetch_all(connection).await?;
-    let describe =
-        |(partition, log_start_offset, high_watermark, size_bytes)| PartitionDescription {
+    let describe = |(partition, log_start_offset, high_watermark, size_bytes, record_count)| {
+        PartitionDescription {
             partition,
             log_start_offset,
             high_watermark,
-            record_count: high_watermark - log_start_offset,
+            record_count,
             size_bytes,
-        };
+        }
+    };
     Ok(rows.into_iter().map(describe).collect())
 }
 

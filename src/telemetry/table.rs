@@ -120,7 +120,7 @@ labels! {
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
         "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
-        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics"]);
+        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics", "compaction"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -280,6 +280,10 @@ metrics_table! {
         "Bytes of records that logs lost that way.";
     RETENTION_OVERDUE_SECONDS Gauge "oncelog_retention_overdue_seconds" []
         "For how long the oldest record of any log had been kept beyond its retention_ms when it was last looked at; a prepared transaction may hold it.";
+    COMPACTED_RECORDS_TOTAL Counter "oncelog_compacted_records_total" []
+        "Records that compaction dropped: a later one has their key, or they had said for long enough that it is gone.";
+    COMPACTED_BYTES_TOTAL Counter "oncelog_compacted_bytes_total" []
+        "Bytes of lines that compaction dropped.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []

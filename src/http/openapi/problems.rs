@@ -34,8 +34,7 @@ const APPENDING: &[Code] = &[
     Code::DuplicateRecord,
     Code::ConcurrentTransactions,
 ];
-/// Of what is known by its keys.
-const KEYED: &[Code] = &[Code::IdempotencyKeyReused, Code::IdempotencyKeyExpired];
+/// Of records that are known by their ids.
 const KNOWING: &[Code] = &[Code::RecordIdReused];
 /// Of whatever names a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];

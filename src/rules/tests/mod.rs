@@ -2,6 +2,7 @@
 
 mod append;
 mod assign;
+mod compaction;
 mod expiry;
 mod fold;
 mod group;
