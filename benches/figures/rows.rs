@@ -195,6 +195,74 @@ pub const ROWS: &[Row] = &[
         figures: &[ratio("sequenced against unsequenced", 0, 1, Aim::AtLeast(0.98))],
     },
     Row {
+        name: "ids-singles",
+        title: "what ids and a window of 10 minutes cost: singles, 64 connections",
+        slow_flush: false,
+        runs: &[
+            SINGLES_UNSEQUENCED,
+            oncelog("with ids", &["append", "--unsequenced", "--ids"]),
+            oncelog(
+                "with ids, a million live",
+                &["append", "--unsequenced", "--ids", "--live-ids", "1000000"],
+            ),
+            oncelog(
+                "without ids, where a million are live",
+                &["append", "--unsequenced", "--ids", "--live-ids", "1000000", "--plain"],
+            ),
+        ],
+        figures: &[
+            ratio("a million live ids against few", 2, 1, Aim::AtLeast(0.85)),
+            ratio("ids, a million live, against none", 2, 0, Aim::AtLeast(0.85)),
+            ratio(
+                "appends without ids beside a million live, against none",
+                3,
+                0,
+                Aim::AtLeast(0.85),
+            ),
+        ],
+    },
+    Row {
+        name: "ids-hundreds",
+        title: "what ids and a window of 10 minutes cost: 100 a request, 16 connections",
+        slow_flush: false,
+        runs: &[
+            oncelog(
+                "100 a request, 16 connections, unsequenced",
+                &["append", "--connections", "16", "--records-per-request", "100", "--unsequenced"],
+            ),
+            oncelog(
+                "with ids",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--unsequenced",
+                    "--ids",
+                ],
+            ),
+            oncelog(
+                "with ids, a million live",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--unsequenced",
+                    "--ids",
+                    "--live-ids",
+                    "1000000",
+                ],
+            ),
+        ],
+        figures: &[
+            ratio("a million live ids against few", 2, 1, Aim::AtLeast(0.85)),
+            ratio("ids, a million live, against none", 2, 0, Aim::None),
+        ],
+    },
+    Row {
         name: "keyed",
         title: "keyed sequenced appends of 100 to a topic, 16 connections",
         slow_flush: false,
