@@ -383,12 +383,6 @@ fn busy() -> Error {
     Error::new(Code::Unavailable, "Too many bytes of request bodies are being worked on.")
 }
 
-/// Of calls that are still to learn it.
-pub fn not_remembered(key: Option<&IdempotencyKey>) -> Result<(), Invalid> {
-    let why = "it is not remembered here (the dedup window is 0)";
-    key.map_or(Ok(()), |_| Err(Invalid::at("Idempotency-Key", why)))
-}
-
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 const NOT_NEEDED: &str = "Idempotency-Key is not taken here: the call can be repeated as it is";

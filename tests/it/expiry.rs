@@ -44,7 +44,7 @@ impl Replica {
     }
 
     async fn open(&self, id: Option<&str>) -> Opened {
-        self.broker.open_session(self.tenant, support::open(id)).await.unwrap()
+        self.broker.open_session(self.tenant, support::open(id), None).await.unwrap().value
     }
 
     async fn producer(&self, id: &str) -> ProducerId {
@@ -187,7 +187,7 @@ async fn an_expired_producer_is_unknown_everywhere_and_its_name_begins_anew() {
         );
         let mut condition = support::open(None);
         condition.condition = Some((p, 0));
-        let open = replica.broker.open_session(replica.tenant, condition).await;
+        let open = replica.broker.open_session(replica.tenant, condition, None).await;
         assert_eq!(code(open), Code::UnknownProducer);
     }
     // nothing was stored, and others go on
@@ -265,7 +265,7 @@ async fn a_tenants_limit_is_its_own() {
     let world = world(1).await;
     let [a, _] = &world.replicas[..] else { panic!() };
     let rival = a.broker.tenant(&name("rival")).await.unwrap();
-    let open = a.broker.open_session(rival, support::open(Some("p"))).await.unwrap();
+    let open = a.broker.open_session(rival, support::open(Some("p")), None).await.unwrap().value;
     let (ours, theirs) = (a.producer("p").await, open.session.producer_id);
     a.set(Key::TransactionalIdExpiryMs, Value::Number(DAY_MS)).await;
     world.age(2 * DAY_MS).await;
@@ -291,7 +291,10 @@ async fn what_an_open_id_did_outlives_its_producer() {
         open.open_id = Some(open_id);
         open
     };
-    let open = |id, open_id| a.broker.open_session(a.tenant, with(id, open_id));
+    let open = async |id, open_id| {
+        let opened = a.broker.open_session(a.tenant, with(id, open_id), None).await;
+        opened.map(|answer| answer.value)
+    };
     let (of_p, nameless, of_q) = (id_made(0), id_made(3_600_000), id_made(0));
     let p = open(Some("p"), of_p).await.unwrap().session.producer_id;
     let n = open(None, nameless).await.unwrap().session.producer_id;

@@ -147,17 +147,17 @@ async fn open(
     open.open_id = Some(Uuid::now_v7());
     loop {
         let (broker, tenant) = world.broker(rng);
-        match broker.open_session(*tenant, open.clone()).await {
+        match broker.open_session(*tenant, open.clone(), None).await {
             Ok(opened) => {
-                let next = opened.next_sequences.iter().map(|next| {
+                let next = opened.value.next_sequences.iter().map(|next| {
                     let topic = TOPICS.iter().find(|t| **t == next.topic.as_str()).unwrap();
                     ((*topic, next.partition), next.next_sequence)
                 });
                 let next: HashMap<ScopeKey, i64> = next.collect();
-                let epoch = opened.session.epoch;
+                let epoch = opened.value.session.epoch;
                 let mut history = world.history.lock().unwrap();
                 history.opened.insert((producer, epoch), next.clone());
-                return (opened.session.producer_id, epoch, next);
+                return (opened.value.session.producer_id, epoch, next);
             }
             Err(Error { code: Code::Unavailable | Code::OutcomeUnknown, .. }) => {}
             Err(error) => panic!("open: {error:?}"),

@@ -50,7 +50,11 @@ impl Server {
             session_timeout_ms: None,
             auto_offset_reset: reset,
         };
-        self.broker.join_group(self.tenant_id().await, &name(group), join).await.unwrap()
+        self.broker
+            .join_group(self.tenant_id().await, &name(group), join, None)
+            .await
+            .unwrap()
+            .value
     }
 
     pub async fn leave(&self, group: &str, member: &Joined) {

@@ -284,7 +284,7 @@ async fn rule_20_after_a_reset_all_scopes_start_at_0_again() {
     a.one(p, 0, 1).await.unwrap();
     let mut open = support::open(Some("p"));
     open.sequences = Sequences::Reset;
-    let opened = b.broker.open_session(b.tenant, open).await.unwrap();
+    let opened = b.broker.open_session(b.tenant, open, None).await.unwrap().value;
     assert!(opened.next_sequences.iter().all(|next| next.next_sequence == 0));
     // not the old window's request: new data
     assert_eq!(base(&a.one(p, 1, 0).await.unwrap()), 2);
@@ -441,7 +441,7 @@ async fn rule_18_an_open_of_many_logs_fences_them_all() {
     let mut open = support::open(Some("p"));
     open.open_id = Some(uuid::Uuid::now_v7());
     for duplicate in [false, true] {
-        let opened = b.broker.open_session(b.tenant, open.clone()).await.unwrap();
+        let opened = b.broker.open_session(b.tenant, open.clone(), None).await.unwrap().value;
         assert_eq!((opened.session.epoch, opened.duplicate), (1, duplicate));
         assert_eq!(opened.next_sequences.len(), partitions as usize);
         assert!(opened.next_sequences.iter().all(|scope| scope.next_sequence == 1));

@@ -52,7 +52,7 @@ impl Replica {
     }
 
     pub async fn open(&self, id: &str) -> Opened {
-        self.broker.open_session(self.tenant, support::open(Some(id))).await.unwrap()
+        self.broker.open_session(self.tenant, support::open(Some(id)), None).await.unwrap().value
     }
 
     pub async fn producer(&self, id: &str) -> ProducerId {
