@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     Broker,
-    janitor::{Task, Tenants},
+    janitor::{Task, Tenants, transaction},
 };
 use crate::{
     model::{LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS},
@@ -63,7 +63,7 @@ impl Task for Producers {
         (tenant, producer): Self::Item,
         _: i64,
     ) -> Result<Chunk, store::Error> {
-        let look = broker.store.transaction(move |c| Box::pin(look(c, tenant, producer)));
+        let look = transaction(&broker.store, move |c| Box::pin(look(c, tenant, producer)));
         let Some((expired, chunk)) = look.await? else { return Ok(Chunk::default()) };
         tell(tenant, &expired);
         Ok(chunk)

@@ -99,7 +99,7 @@ impl Broker {
             };
             // without: rows are gone since the look, so the ground is another
             let Some(found) = patient(patience, found).await? else { continue };
-            let has_news = !found.parts.is_empty() || !ground.membership.revoked.is_empty();
+            let has_news = found.has_records() || !ground.membership.revoked.is_empty();
             if has_news || Instant::now() >= deadline || self.draining() {
                 self.reads.answered(found.records(), found.size_bytes());
                 if let Some(Heard { source, since, .. }) = woken {

@@ -4,7 +4,7 @@
 
 use super::{
     Broker,
-    janitor::{Task, Tenants},
+    janitor::{Task, Tenants, transaction},
 };
 use crate::{
     model::{Name, TenantId, Timestamp, settings::Key},
@@ -49,9 +49,9 @@ impl Task for Groups {
         _: i64,
     ) -> Result<Chunk, store::Error> {
         let name = group.clone();
-        let look = broker
-            .store
-            .transaction(move |c| Box::pin(async move { look(c, tenant, &name).await }));
+        let look = transaction(&broker.store, move |c| {
+            Box::pin(async move { look(c, tenant, &name).await })
+        });
         let Some(rows) = look.await? else { return Ok(Chunk::default()) };
         metrics::counter!(telemetry::EXPIRED_GROUPS_TOTAL).increment(1);
         tracing::info!(tenant_id = tenant.0, %group, "a group has expired, with its offsets");

@@ -1,20 +1,21 @@
 //! The janitor: whatever expires, or is to be removed, folded or measured, in one shape.
 //!
 //! A `Task` finds what is due, without locks and only so much, and works it off item by item in
-//! chunks. A chunk is one database transaction: it locks its item, or passes by what somebody else
-//! holds (`skip locked`), looks again whether it is due still, and does so many rows of it. So every
-//! replica runs a janitor and none leads: two at one item do what one of them would.
+//! chunks. A chunk is one database transaction (`transaction`): it locks its item, or passes by what
+//! somebody else holds (`skip locked`), looks again whether it is due still, and does so many rows of
+//! it. So every replica runs a janitor and none leads: two at one item do what one of them would.
 //!
 //! ```text
 //! every 500 ms   members
 //! every second   transactions, staged, outcomes, trim, ... one after the other
+//! every 15 s     compaction
 //!
 //! a round of a task:   what the last round left, then what is due     [a b c]
 //!                      a chunk of each in turn, until nothing is left  a b c a c a
 //!                      or its time is over: the rest is the next round's
 //! ```
 //!
-//! - A chunk lasts as long as any lock that it holds. The first of an item is small, and the next
+//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. The first of an item is small, and the next
 //!   grows or shrinks by the time it took (`size`), so rows of a megabyte and slow disks get small ones.
 //! - No task takes more than `TASK_TIME` of a round, and no item more than its turn.
 //! - An item whose lock is not had in time is counted and found again. Any other failure ends the
@@ -26,6 +27,7 @@
 //! name to the label `task` in `telemetry::table`.
 
 mod doomed;
+mod key_rings;
 mod members;
 mod seldom;
 mod size;
@@ -44,9 +46,12 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 pub use self::{seldom::Seldom, snapshots::snapshot, tenants::Tenants};
-use super::{Broker, Settings, expiry, group_expiry, lags, transaction::sweep as transactions};
+use super::{
+    Broker, Settings, compaction, expiry, group_expiry, lags, removal, retention,
+    transaction::sweep as transactions,
+};
 use crate::{
-    store::{self, janitor::Chunk},
+    store::{self, Store, Work, janitor::Chunk},
     telemetry,
 };
 
@@ -59,6 +64,8 @@ pub enum Every {
     /// Somebody waits for it.
     HalfSecond,
     Second,
+    /// It may take its time, which nothing else has to wait for.
+    QuarterMinute,
 }
 
 /// Something that the janitor does.
@@ -95,13 +102,19 @@ impl Janitor {
             task(transactions::Staged),
             task(transactions::Outcomes::default()),
             task(transactions::Open),
+            task(retention::Retention::default()),
+            task(compaction::Compaction::default()),
             task(trim::Trim),
             task(snapshots::Snapshots),
             task(doomed::DoomedLogs),
+            task(doomed::DoomedTopics),
+            task(removal::DeletedTenants::default()),
             task(expiry::Producers::default()),
             task(expiry::OpenIds),
             task(group_expiry::Groups::default()),
             task(lags::Lags::new(settings.max_lag_series)),
+            task(key_rings::KeyRings),
+            task(key_rings::KeySizes::default()),
             task(statistics::Statistics),
         ])
     }
@@ -121,7 +134,8 @@ impl Janitor {
 pub async fn run(broker: Arc<Broker>) {
     let half_second = rounds(&broker, Every::HalfSecond, Duration::from_millis(500));
     let second = rounds(&broker, Every::Second, Duration::from_millis(1_000));
-    tokio::join!(half_second, second);
+    let quarter = rounds(&broker, Every::QuarterMinute, Duration::from_secs(15));
+    tokio::join!(half_second, second, quarter);
 }
 
 async fn rounds(broker: &Broker, every: Every, interval: Duration) {
@@ -218,6 +232,20 @@ impl<T: Task> Running<T> {
             }
         }
     }
+}
+
+/// One database transaction, which waits for no lock for longer than others may wait for its own.
+pub async fn transaction<T: Send + 'static>(
+    store: &Store,
+    work: impl Work<T, store::Error>,
+) -> Result<T, store::Error> {
+    let hurried = store.transaction(move |connection| {
+        Box::pin(async move {
+            store::janitor::hurry(connection).await?;
+            work(connection).await
+        })
+    });
+    hurried.await
 }
 
 /// A chunk, measured; and how many rows the next one of its item may have.

@@ -19,11 +19,13 @@
 //!   up before anything is done;
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
-//!   that have been idle too long (`expiry`, `group_expiry`), takes snapshots, and measures how far
-//!   groups are behind (`lags`): tasks of one shape.
+//!   that have been idle too long (`expiry`, `group_expiry`), records that are too old or too many
+//!   (`retention`), and of compacted topics those that later ones have superseded (`compaction`), takes
+//!   snapshots, and measures how far groups are behind (`lags`): tasks of one shape.
 
 mod append;
 mod beats;
+mod compaction;
 mod cursors;
 mod error;
 mod expiry;
@@ -51,6 +53,8 @@ mod placing;
 mod queue;
 mod read;
 mod refusals;
+mod removal;
+mod retention;
 mod room;
 mod session;
 mod settings;

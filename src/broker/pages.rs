@@ -1,10 +1,11 @@
-//! Rows below the high watermark never change, so all readers share them: pages of a log, found by
-//! any offset they cover, each read from the database once however many wait for it, and forgotten
+//! Rows below the high watermark never change but for what compaction takes out of them, so all
+//! readers share them: pages of a log, found by any offset they cover, holes as well, each read from the database once however many wait for it, and forgotten
 //! least recently used first. Who reads in bulk has the page after his loaded while he is busy.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use metrics::Counter;
@@ -13,6 +14,7 @@ use tokio::sync::OnceCell;
 use super::Error;
 use crate::{
     model::{LogId, Offset, TenantId, transfer::Row},
+    rules::compaction::PAGE_LIFE_MS,
     store::{self, Store},
     telemetry,
 };
@@ -21,13 +23,18 @@ use crate::{
 pub const PAGE_BYTES: usize = 512 * 1024;
 /// ... or covers this many offsets.
 const PAGE_RECORDS: i64 = 4_096;
+/// Rows of a page behind a hole: there its offsets say nothing of how many they are.
+const SPARSE_ROWS: i64 = 1_000;
+/// It is read anew then: a tombstone that is still to be read may vanish later, but what it says is
+/// gone must not be read for longer.
+const PAGE_LIFE: Duration = Duration::from_millis(PAGE_LIFE_MS.unsigned_abs());
 /// What a page or a row costs beside its lines.
 const OVERHEAD_BYTES: usize = 256;
 
 /// Neighbouring rows.
 pub struct Page {
     pub rows: Vec<Arc<Row>>,
-    /// The offset behind its last record.
+    /// The offset behind its last record, and behind the hole that follows, as far as it is known.
     pub end: Offset,
 }
 
@@ -38,8 +45,15 @@ pub type Loaded = Arc<OnceCell<Page>>;
 struct Entry {
     page: Arc<OnceCell<Page>>,
     last_used: u64,
+    made_at: Instant,
     /// 0 until it is loaded.
     size_bytes: usize,
+}
+
+impl Entry {
+    fn is_outdated(&self) -> bool {
+        self.made_at.elapsed() > PAGE_LIFE
+    }
 }
 
 type Key = (LogId, Offset);
@@ -95,17 +109,11 @@ impl Pages {
         let (key, cell) = self.shelf().find(log, from);
         if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
         let load = || async {
-            let to = high_watermark.min(from + PAGE_RECORDS);
-            let size_bytes = i64::try_from(size_bytes).unwrap_or(i64::MAX);
-            let read = self.store.run(move |connection| {
-                Box::pin(store::reads::rows(connection, tenant, log, from, to, size_bytes))
-            });
-            let rows = read.await.map_err(|error| Some(Error::from(error)))?;
-            self.loaded_bytes.increment(rows.iter().map(|row| row.lines.len() as u64).sum());
-            // the first row may lie behind `from`: what lay before it has been trimmed
-            let holds = rows.first().is_some_and(|row| row.base_offset <= from);
-            let end = rows.last().map_or(from, |row| row.base_offset + row.record_count);
-            if holds && end > from { Ok(Page { rows, end }) } else { Err(None) }
+            match self.load(tenant, log, from, high_watermark, size_bytes).await {
+                Ok(Some(page)) => Ok(page),
+                Ok(None) => Err(None),
+                Err(error) => Err(Some(Error::from(error))),
+            }
         };
         match cell.get_or_try_init(load).await {
             Ok(page) => {
@@ -118,6 +126,63 @@ impl Pages {
                 failed.map_or(Ok(None), Err)
             }
         }
+    }
+
+    async fn load(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        from: Offset,
+        high_watermark: Offset,
+        size_bytes: usize,
+    ) -> Result<Option<Page>, store::Error> {
+        let to = high_watermark.min(from + PAGE_RECORDS);
+        let Read { mut rows, mut end } =
+            self.rows(tenant, log, (from, to), size_bytes, PAGE_RECORDS).await?;
+        let holds = rows.first().is_some_and(|row| row.base_offset <= from);
+        let is_dense = holds && rows.last().is_some_and(|row| row.end() >= end);
+        if is_dense {
+            return Ok(Some(Page { rows, end }));
+        }
+        // compacted; or trimmed or deleted since the watermarks were seen
+        let read = self.store.run(move |connection| {
+            Box::pin(store::reads::is_compacted(connection, tenant, log, from))
+        });
+        if !read.await? {
+            return Ok(None);
+        }
+        let left_bytes = size_bytes.saturating_sub(size_of(&rows));
+        if end == to && end < high_watermark && left_bytes > 0 {
+            let range = (end, high_watermark);
+            let more = self.rows(tenant, log, range, left_bytes, SPARSE_ROWS).await?;
+            rows.extend(more.rows);
+            end = more.end;
+        }
+        Ok(Some(Page { rows, end }))
+    }
+
+    /// The rows of a range, as far as there is room for them, and up to where there are no others.
+    async fn rows(
+        &self,
+        tenant: TenantId,
+        log: LogId,
+        (from, to): (Offset, Offset),
+        max_bytes: usize,
+        limit: i64,
+    ) -> Result<Read, store::Error> {
+        let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
+        let read = self.store.run(move |connection| {
+            Box::pin(store::reads::rows(connection, tenant, log, from, to, bytes, limit))
+        });
+        let rows = read.await?;
+        let size_bytes = size_of(&rows);
+        self.loaded_bytes.increment(size_bytes as u64);
+        let is_full = size_bytes >= max_bytes || rows.len() as i64 >= limit;
+        let end = match rows.last() {
+            Some(last) if is_full => last.end(),
+            last => last.map_or(to, |last| last.end().max(to)),
+        };
+        Ok(Read { rows, end })
     }
 
     /// Loads the page after the one that covers `from` in the background, if it is not there.
@@ -143,20 +208,37 @@ impl Pages {
     }
 }
 
+/// Rows as they were read.
+struct Read {
+    rows: Vec<Arc<Row>>,
+    /// There are no others before it.
+    end: Offset,
+}
+
+/// Bytes of their lines.
+fn size_of(rows: &[Arc<Row>]) -> usize {
+    rows.iter().map(|row| row.lines.len()).sum()
+}
+
 impl Shelf {
     /// The page that covers an offset, or an empty one to be loaded from there on.
     fn find(&mut self, log: LogId, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
         let before = self.pages.range(..=(log, from)).next_back();
         let covering = before.filter(|((found, start), entry)| {
             let end = entry.page.get().map(|page| page.end);
-            *found == log && end.map_or(*start == from, |end| end > from)
+            let covers = *found == log && end.map_or(*start == from, |end| end > from);
+            covers && !entry.is_outdated()
         });
         let key = covering.map_or((log, from), |(key, _)| *key);
+        if self.pages.get(&key).is_some_and(Entry::is_outdated) {
+            self.remove(key);
+        }
         self.clock += 1;
         let clock = self.clock;
         let entry = self.pages.entry(key).or_insert_with(|| Entry {
             page: Arc::default(),
             last_used: clock,
+            made_at: Instant::now(),
             size_bytes: 0,
         });
         self.by_use.remove(&entry.last_used);
@@ -179,7 +261,9 @@ impl Shelf {
     fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) -> u64 {
         let Some(entry) = self.pages.get_mut(&key) else { return 0 };
         if entry.size_bytes == 0 {
-            let rows = page.rows.iter().map(|row| row.lines.len() + OVERHEAD_BYTES);
+            let places = |row: &Row| row.kept.as_ref().map_or(0, |kept| kept.len() * 4);
+            let size = |row: &Arc<Row>| row.lines.len() + places(row) + OVERHEAD_BYTES;
+            let rows = page.rows.iter().map(size);
             entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();
             self.size_bytes += entry.size_bytes;
         }
@@ -195,10 +279,15 @@ impl Shelf {
     }
 
     fn drop_empty(&mut self, key: Key) {
-        if self.pages.get(&key).is_some_and(|entry| entry.page.get().is_none())
-            && let Some(entry) = self.pages.remove(&key)
-        {
+        if self.pages.get(&key).is_some_and(|entry| entry.page.get().is_none()) {
+            self.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(entry) = self.pages.remove(&key) {
             self.by_use.remove(&entry.last_used);
+            self.size_bytes -= entry.size_bytes;
         }
     }
 }

@@ -79,7 +79,7 @@ impl Broker {
             let page = || self.page(tenant, log, from, high_watermark, &read);
             // without: its rows are gone since the look, so the ground is another
             if let Some(Found { slices, next_offset, staged }) = patient(deadline, page).await? {
-                let records = u64::try_from(next_offset - from).unwrap_or(0);
+                let records = slices.iter().map(|slice| slice.record_count() as u64).sum();
                 let bytes = slices.iter().map(|slice| slice.end - slice.start).sum();
                 self.reads.answered(records, bytes);
                 if let Some(Heard { source, since, .. }) = woken {
@@ -197,8 +197,9 @@ impl Broker {
         let source = Source { log, from, high_watermark, origin_bytes: 0 };
         let found = self.several(tenant, &[source], 0, &mut room).await?;
         let Some(found) = found else { return Ok(None) };
-        let slices = found.parts.into_iter().next().map_or_else(Vec::new, |part| part.slices);
-        let next_offset = slices.last().map_or(from, |slice| slice.end_offset);
+        let part = found.parts.into_iter().next();
+        let (slices, next_offset) =
+            part.map_or((Vec::new(), from), |part| (part.slices, part.next_offset));
         let staged = match read.isolation {
             Isolation::ReadCommitted => None,
             Isolation::ReadUncommitted if next_offset < high_watermark => Some(Vec::new()),

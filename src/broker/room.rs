@@ -57,18 +57,23 @@ impl Room {
     /// The part of a row from an offset on that fits; none if nothing does. `origin_bytes`: of what
     /// is put into every line beside what the row says.
     pub fn take(&mut self, row: &Arc<Row>, from: Offset, origin_bytes: usize) -> Option<Slice> {
-        let skipped = usize::try_from(from - row.base_offset).unwrap_or(0);
+        let skipped = row.lines_before(from);
         let bytes = row.lines.as_bytes();
         let mut lines = memchr::memchr_iter(b'\n', bytes).map(|end| end + 1);
         let start = if skipped == 0 { 0 } else { lines.nth(skipped - 1)? };
-        let (mut end, mut end_offset) = (start, from);
+        let first_offset = row.offset(skipped);
+        let (mut end, mut taken, mut end_offset) = (start, skipped, first_offset);
         for line_end in lines {
-            if !self.admits(origin_bytes + row.answered_bytes(end_offset, line_end - end)) {
+            let offset = row.offset(taken);
+            if !self.admits(origin_bytes + row.answered_bytes(offset, line_end - end)) {
                 break;
             }
-            (end, end_offset) = (line_end, end_offset + 1);
+            (end, taken, end_offset) = (line_end, taken + 1, offset + 1);
         }
-        let slice = Slice { row: row.clone(), first_offset: from, start, end, end_offset };
+        if end == bytes.len() {
+            end_offset = row.end();
+        }
+        let slice = Slice { row: row.clone(), first_offset, start, end, end_offset };
         (end > start).then_some(slice)
     }
 

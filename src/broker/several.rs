@@ -6,8 +6,6 @@
 //! is first moves on with every answer that has records, and never past a log that went without: so
 //! each gets its records within as many answers as there are logs.
 
-use std::sync::Arc;
-
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 
 use super::{
@@ -15,10 +13,7 @@ use super::{
     pages::{Loaded, PAGE_BYTES, Pages},
     room::Room,
 };
-use crate::model::{
-    LogId, Offset, TenantId,
-    transfer::{Row, Slice},
-};
+use crate::model::{LogId, Offset, TenantId, transfer::Slice};
 
 /// Most logs whose records one answer holds: each may cost it a page.
 const MAX_LOGS: usize = 100;
@@ -50,7 +45,7 @@ pub struct Several {
     pub first: usize,
 }
 
-/// What an answer holds of one source; something.
+/// What an answer holds of one source; no records if there is nothing before `next_offset`.
 #[derive(Debug)]
 pub struct Taken {
     /// By its place among the sources.
@@ -62,7 +57,11 @@ pub struct Taken {
 impl Several {
     pub fn records(&self) -> u64 {
         let slices = self.parts.iter().flat_map(|part| &part.slices);
-        slices.map(|slice| u64::try_from(slice.end_offset - slice.first_offset).unwrap_or(0)).sum()
+        slices.map(|slice| slice.record_count() as u64).sum()
+    }
+
+    pub fn has_records(&self) -> bool {
+        self.parts.iter().any(|part| !part.slices.is_empty())
     }
 
     pub fn size_bytes(&self) -> usize {
@@ -121,7 +120,7 @@ impl Broker {
         }
         let without = turns.iter().find(|turn| turn.slices.is_empty()).map(|turn| turn.source);
         let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
-        let parts: Vec<Taken> = turns.into_iter().filter_map(Turn::taken).collect();
+        let parts: Vec<Taken> = turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
         for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
             let Source { log, high_watermark, .. } = sources[part.source];
             self.pages.read_ahead(tenant, log, part.next_offset, high_watermark);
@@ -146,9 +145,10 @@ struct Turn {
 }
 
 impl Turn {
-    fn taken(self) -> Option<Taken> {
+    /// What has moved on, by records or over a hole.
+    fn taken(self, sources: &[Source]) -> Option<Taken> {
         let Turn { source, next: next_offset, slices, .. } = self;
-        (!slices.is_empty()).then_some(Taken { source, slices, next_offset })
+        (next_offset > sources[source].from).then_some(Taken { source, slices, next_offset })
     }
 }
 
@@ -192,20 +192,21 @@ impl Reading<'_> {
                 page => page,
             };
             let Some(page) = turn.page.as_ref().and_then(|page| page.get()) else {
-                return Ok(!turn.slices.is_empty());
+                return Ok(turn.next > source.from);
             };
-            let ends = |row: &Arc<Row>| row.base_offset + row.record_count;
-            let begin = page.rows.partition_point(|row| ends(row) <= turn.next);
+            let begin = page.rows.partition_point(|row| !row.reaches(turn.next));
             for row in &page.rows[begin..] {
                 let Some(slice) = room.take(row, turn.next, source.origin_bytes) else {
                     return Ok(true);
                 };
                 turn.next = slice.end_offset;
                 turn.slices.push(slice);
-                if turn.next < ends(row) {
+                if turn.next < row.end() {
                     return Ok(true);
                 }
             }
+            // behind its last record there is nothing up to where the page ends
+            turn.next = turn.next.max(page.end);
         }
         Ok(true)
     }

@@ -9,6 +9,7 @@ pub mod group;
 pub mod group_view;
 pub mod id;
 pub mod invalid;
+pub mod kept;
 pub mod name;
 pub mod partitioner;
 pub mod session;

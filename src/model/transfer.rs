@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     Batch, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, dedup::RequestKey,
-    transaction::State,
+    kept::Kept, transaction::State,
 };
 
 /// The scope of an append: the URL it was sent to.
@@ -224,21 +224,83 @@ pub struct Slice {
     /// Byte range of the slice in `row.lines`: whole lines.
     pub start: usize,
     pub end: usize,
-    /// Behind the last record of the slice.
+    /// Behind the last record of the slice, and behind the row if nothing of it comes after.
     pub end_offset: Offset,
+}
+
+impl Slice {
+    /// Of each of its records.
+    pub fn offsets(&self) -> impl Iterator<Item = Offset> + '_ {
+        let first_line = self.row.lines_before(self.first_offset);
+        let offset = move |n| match &self.row.kept {
+            None => self.first_offset + n as Offset,
+            Some(_) => self.row.offset(first_line + n),
+        };
+        (0..self.record_count()).map(offset)
+    }
+
+    pub fn record_count(&self) -> usize {
+        match &self.row.kept {
+            None => usize::try_from(self.end_offset - self.first_offset).unwrap_or_default(),
+            Some(_) => {
+                self.row.lines_before(self.end_offset) - self.row.lines_before(self.first_offset)
+            }
+        }
+    }
 }
 
 /// One stored row of a partition's log: lines of JSON, each ending in a newline.
 #[derive(Debug)]
 pub struct Row {
     pub base_offset: Offset,
+    /// How many offsets it spans.
     pub record_count: i64,
     pub appended_at: Timestamp,
     pub transaction_id: Option<Uuid>,
+    /// Which records are left. None: all of them.
+    pub kept: Option<Kept>,
     pub lines: String,
 }
 
 impl Row {
+    /// The offset behind it.
+    pub fn end(&self) -> Offset {
+        self.base_offset + self.record_count
+    }
+
+    /// How many lines it has.
+    pub fn line_count(&self) -> usize {
+        match &self.kept {
+            None => usize::try_from(self.record_count).unwrap_or_default(),
+            Some(kept) => kept.len(),
+        }
+    }
+
+    /// Of the record of the nth line.
+    pub fn offset(&self, line: usize) -> Offset {
+        match &self.kept {
+            None => self.base_offset + line as Offset,
+            Some(kept) => self.base_offset + kept.place(line),
+        }
+    }
+
+    /// How many of its lines are of records before an offset.
+    pub fn lines_before(&self, offset: Offset) -> usize {
+        let place = offset - self.base_offset;
+        match &self.kept {
+            None => usize::try_from(place).unwrap_or_default(),
+            Some(kept) => kept.count_before(place),
+        }
+    }
+
+    /// Whether it has a record at an offset or behind it.
+    pub fn reaches(&self, offset: Offset) -> bool {
+        match &self.kept {
+            None => self.end() > offset,
+            Some(kept) => self.lines_before(offset) < kept.len(),
+        }
+    }
+
     /// Bytes of the answered line (with its newline) of a record whose stored line has
     /// `line_bytes` with its newline: `{"offset":N,"appended_at":"...",` takes the place of its `{`.
     pub fn answered_bytes(&self, offset: Offset, line_bytes: usize) -> usize {

@@ -25,6 +25,7 @@ pub struct Head {
     pub fence: i64,
     pub last_appended_at: Timestamp,
     pub snapshot_offset: Offset,
+    /// Rows before it are gone, or not whole.
     pub kept_offset: Offset,
 }
 
@@ -114,7 +115,7 @@ impl LogMemory {
     /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`
     /// says from where on it counts for a producer loaded now; for all others it counts behind the
     /// memory. A tail that does not reach from `from` to the memory without a hole (it was trimmed
-    /// meanwhile) is refused; the memory is then good for nothing.
+    /// or compacted meanwhile) is refused; the memory is then good for nothing.
     pub fn fold(
         &mut self,
         from: Offset,

@@ -34,14 +34,16 @@ statements! {
             l.next_offset, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.pinned_by, ( \
                 select prepared_at from oncelog.transactions where tenant_id = $1 and transaction_id = o.pinned_by) \
         from oncelog.group_offsets o \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs \
+            where tenant_id = $1 and log_id = o.log_id offset 0) l \
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
         where o.tenant_id = $1 and o.group_name = $2 \
             and coalesce(o.committed_offset::text, o.starts, o.member_id, o.pinned_by::text) is not null \
         order by t.name, l.partition";
     SUBSCRIBED = "select l.log_id, t.name, l.partition from oncelog.group_offsets o \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs \
+            where tenant_id = $1 and log_id = o.log_id offset 0) l \
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
         where o.tenant_id = $1 and o.group_name = $2 and (o.committed_offset is not null or o.starts is not null) \
         order by t.name, l.partition";
     /// Nobody joins meanwhile.

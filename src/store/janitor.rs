@@ -53,8 +53,10 @@ statements! {
     MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
     OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
-        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets}'::name[]) \
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[]) \
         and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
+    /// Of this transaction: others wait meanwhile for what it holds.
+    HURRY = "select set_config('lock_timeout', '20ms', true)";
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
         where partition is not null and snapshot_offset < log_start_offset limit $1";
@@ -72,7 +74,7 @@ pub struct Chunk {
 /// statistics only.
 const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
     oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, \
-    oncelog.groups, oncelog.group_members, oncelog.group_offsets";
+    oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
 
 /// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
 /// for.
@@ -84,6 +86,12 @@ pub async fn outgrown(connection: &mut PgConnection) -> Result<bool, Error> {
 /// tables leaves it to autovacuum.)
 pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::raw_sql(ANALYZE).execute(connection).await?;
+    Ok(())
+}
+
+/// No lock is waited for any longer than a few milliseconds in this transaction.
+pub async fn hurry(connection: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query(HURRY).execute(connection).await?;
     Ok(())
 }
 
@@ -177,7 +185,7 @@ pub async fn trim_rows(
 }
 
 /// Removes what rows that are gone have pointed to: a pair each. Answers how many bytes it had.
-async fn drop_staged(
+pub(super) async fn drop_staged(
     connection: &mut PgConnection,
     tenant: TenantId,
     transactions: Vec<Uuid>,

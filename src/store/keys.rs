@@ -42,7 +42,7 @@ statements! {
         order by k.is_live nulls first, k.first_seen_at nulls last";
     /// What a later window's key finds in its place has expired.
     REMEMBER = "insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
-        select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10 + interval '1 millisecond' * k.lifetime_ms, 'infinity'), \
+        select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'), \
             k.log_id, k.record_offset, k.answer \
         from unnest($2::smallint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bytea[]) \
             as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer) \

@@ -18,11 +18,12 @@ statements! {
         cross join lateral ( \
             select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
             where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
+    /// A row that was compacted counts as a hole: whose requests lay in it is in the states.
     TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
         cross join lateral ( \
             select log_id, base_offset, record_count, appended_at, producers from oncelog.batches \
-            where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0) as b \
+            where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset and kept is null offset 0) as b \
         order by b.log_id, b.base_offset";
     SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2)";

@@ -9,9 +9,9 @@ use crate::{
 };
 
 statements! {
-    READ = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset \
+    READ = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset) \
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id";
-    LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset \
+    LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset) \
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for no key update";
     /// Only the deletion of a topic is kept waiting, and if it was first nobody waits for it.
     HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \

@@ -5,16 +5,18 @@
 //! Heads and sessions are locked `for no key update`, never `for update`, which fights the
 //! `for key share` of foreign keys; only the heads of a topic that is deleted are, since a prepare
 //! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
-//! does. Each locking statement stands in one place, and what is read under a lock is read by a later
+//! does, and so for all that a removed tenant has had. Each locking statement stands in one place, and what is read under a lock is read by a later
 //! statement: the one that waited still sees the old rows.
 
 pub mod appends;
 pub mod beats;
+pub mod compaction;
 pub mod ending;
 pub mod expiry;
 pub mod forgetting;
 pub mod groups;
 pub mod janitor;
+pub mod key_rings;
 pub mod keys;
 pub mod loading;
 pub mod logs;
@@ -22,6 +24,8 @@ pub mod members;
 pub mod notices;
 pub mod offsets;
 pub mod reads;
+pub mod removal;
+pub mod retention;
 pub mod sessions;
 pub mod snapshots;
 pub mod staging;
@@ -33,7 +37,7 @@ pub mod whole;
 mod connect;
 mod error;
 
-pub use connect::{Store, begin, commit, rollback};
+pub use connect::{Store, Work, begin, commit, rollback};
 pub use error::Error;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
@@ -51,12 +55,14 @@ use statements;
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", appends::STATEMENTS),
     ("beats", beats::STATEMENTS),
+    ("compaction", compaction::STATEMENTS),
     ("connect", connect::STATEMENTS),
     ("ending", ending::STATEMENTS),
     ("expiry", expiry::STATEMENTS),
     ("forgetting", forgetting::STATEMENTS),
     ("groups", groups::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
+    ("key_rings", key_rings::STATEMENTS),
     ("keys", keys::STATEMENTS),
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
@@ -64,6 +70,8 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("notices", notices::STATEMENTS),
     ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),
+    ("removal", removal::STATEMENTS),
+    ("retention", retention::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
     ("staging", staging::STATEMENTS),

@@ -51,8 +51,8 @@ statements! {
             select committed_offset is null from oncelog.group_offsets \
             where tenant_id = $1 and group_name = o.group_name and log_id = o.log_id)";
     LIST = "select t.name, l.partition, o.committed_offset, o.metadata from oncelog.group_offsets o \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        cross join lateral (select log_id, topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) l \
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
         where o.tenant_id = $1 and o.group_name = $2 and o.committed_offset is not null \
         order by t.name, l.partition";
     GROUP_EXISTS = "select exists (select from oncelog.groups where tenant_id = $1 and name = $2)";

@@ -32,11 +32,16 @@ statements! {
     PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
         order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
+    /// Keys for ever, if there may be any (the last ring's bit): all others expire with their partitions.
+    DOOM_KEYS = "insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs \
+        where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
     LIST = "select name, partition_count, settings, created_at from oncelog.topics \
         where tenant_id = $1 and name > $2 order by name limit $3";
-    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
+    /// Of a compacted partition as many records as were left by the last round, and those since.
+    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes, \
+            least(next_offset - log_start_offset, next_offset - cleaned_offset + left_records) from oncelog.logs \
         where tenant_id = $1 and topic_id = $2 and partition is not null order by partition";
     /// The log start only grows and stays within the log.
     TRIM = "update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
@@ -184,9 +189,20 @@ pub async fn delete(
     topic: TopicId,
     logs: &[LogId],
 ) -> Result<(), Error> {
-    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(&mut *connection).await?;
-    sqlx::query(DELETE_LOGS).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
-    sqlx::query(DELETE).bind(tenant.0).bind(topic.0).execute(connection).await?;
+    doom(connection, tenant, logs).await?;
+    for sql in [DOOM_KEYS, DELETE_LOGS, DELETE] {
+        sqlx::query(sql).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Leaves the rows of logs to the janitor.
+pub async fn doom(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(connection).await?;
     Ok(())
 }
 
@@ -216,16 +232,17 @@ pub async fn partitions(
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<PartitionDescription>, Error> {
-    let rows: Vec<(i32, i64, i64, i64)> =
+    let rows: Vec<(i32, i64, i64, i64, i64)> =
         sqlx::query_as(PARTITIONS).bind(tenant.0).bind(topic.0).fetch_all(connection).await?;
-    let describe =
-        |(partition, log_start_offset, high_watermark, size_bytes)| PartitionDescription {
+    let describe = |(partition, log_start_offset, high_watermark, size_bytes, record_count)| {
+        PartitionDescription {
             partition,
             log_start_offset,
             high_watermark,
-            record_count: high_watermark - log_start_offset,
+            record_count,
             size_bytes,
-        };
+        }
+    };
     Ok(rows.into_iter().map(describe).collect())
 }
 

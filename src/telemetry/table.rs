@@ -83,6 +83,9 @@ macro_rules! metrics_table {
 pub const PASS_OUTCOMES: &[&str] =
     &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
 
+/// The rings that keys lie in, by how long they live.
+pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
+
 labels! {
     ABORT_REASON "reason" Values::These(&["client", "timeout", "fenced", "operator"]);
     APPEND_OUTCOME "outcome" Values::These(&["appended", "duplicate", "refused", "failed"]);
@@ -110,11 +113,14 @@ labels! {
     POOL_STATE "state" Values::These(&["idle", "in_use"]);
     PRODUCER_KIND "kind" Values::These(&["named", "unnamed"]);
     REBALANCE_CAUSE "cause" Values::These(&["join", "leave", "late", "topics", "handover"]);
+    RING "ring" Values::These(RINGS);
+    RETENTION_LIMIT "limit" Values::These(&["time", "bytes"]);
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
-        "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag"]);
+        "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
+        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics", "compaction"]);
     TENANT "tenant" Values::Names;
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
@@ -263,15 +269,29 @@ metrics_table! {
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
         "Rounds of a task of the janitor that failed.";
     JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
-        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, or a measurement.";
+        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, rings of keys, or a measurement.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
-        "Rows that the janitor removed, folded into a snapshot, or aborted (transactions).";
+        "Rows that the janitor removed (of key_rings about), folded into a snapshot, or aborted (transactions).";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
         "When a round of a task of the janitor last ended without a failure; 0 before the first time.";
+    RETENTION_RECORDS_TOTAL Counter "oncelog_retention_records_total" [RETENTION_LIMIT]
+        "Records that logs lost because they were older than retention_ms (time), or the partition larger than retention_bytes (bytes).";
+    RETENTION_BYTES_TOTAL Counter "oncelog_retention_bytes_total" [RETENTION_LIMIT]
+        "Bytes of records that logs lost that way.";
+    RETENTION_OVERDUE_SECONDS Gauge "oncelog_retention_overdue_seconds" []
+        "For how long the oldest record of any log had been kept beyond its retention_ms when it was last looked at; a prepared transaction may hold it.";
+    COMPACTED_RECORDS_TOTAL Counter "oncelog_compacted_records_total" []
+        "Records that compaction dropped: a later one has their key, or they had said for long enough that it is gone.";
+    COMPACTED_BYTES_TOTAL Counter "oncelog_compacted_bytes_total" []
+        "Bytes of lines that compaction dropped.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
         "Producers forgotten after they had been idle too long: with a transactional id, or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []
         "Groups forgotten with their offsets after they had been without members and commits for too long.";
+    DEDUP_KEYS Gauge "oncelog_dedup_keys" [RING]
+        "About how many ids of records and Idempotency-Keys are stored, by how long they live at most, expired ones that are not emptied yet included; the same on every replica.";
+    DEDUP_KEYS_BYTES Gauge "oncelog_dedup_keys_bytes" [RING]
+        "Bytes that they take on the disk, indexes included.";
     SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
         "Snapshots of producer sessions written.";
 

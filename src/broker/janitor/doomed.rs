@@ -1,8 +1,9 @@
 //! What is left of deleted topics.
 
-use super::Task;
+use super::{Task, transaction};
 use crate::{
     broker::Broker,
+    model::{TenantId, TopicId},
     store::{
         self,
         janitor::{Chunk, Due},
@@ -10,6 +11,7 @@ use crate::{
 };
 
 const LOGS_PER_ROUND: i64 = 100;
+const TOPICS_PER_ROUND: i64 = 100;
 
 pub struct DoomedLogs;
 
@@ -22,9 +24,35 @@ impl Task for DoomedLogs {
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        let remove = broker
-            .store
-            .transaction(move |c| Box::pin(store::janitor::remove_doomed(c, log, rows)));
+        let remove = transaction(&broker.store, move |c| {
+            Box::pin(store::janitor::remove_doomed(c, log, rows))
+        });
+        remove.await
+    }
+}
+
+/// Their keys that would be remembered for ever.
+pub struct DoomedTopics;
+
+impl Task for DoomedTopics {
+    const NAME: &'static str = "doomed_topics";
+    type Item = (TenantId, TopicId);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let due =
+            broker.store.run(|c| Box::pin(store::removal::doomed_topics(c, TOPICS_PER_ROUND)));
+        due.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        topic: Self::Item,
+        rows: i64,
+    ) -> Result<Chunk, store::Error> {
+        let remove = transaction(&broker.store, move |c| {
+            Box::pin(store::removal::remove_keys(c, topic, rows))
+        });
         remove.await
     }
 }

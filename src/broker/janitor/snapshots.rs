@@ -46,6 +46,7 @@ pub async fn snapshot(store: &Store, tenant: TenantId, log: LogId) -> Result<(),
     }
 }
 
+/// The head is the first lock that it waits for: nobody waits for it meanwhile.
 async fn chunk(store: &Store, log: Due, rows: i64) -> Result<Chunk, store::Error> {
     store.transaction(move |c| Box::pin(fold(c, log, rows))).await
 }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::store::Store;
 
 /// Writes down what it is asked for. An item is a name and how it goes: `.` a chunk, `x` a lock that
 /// is not had, `!` a failure.

@@ -1,6 +1,6 @@
 //! Rows that nobody needs any more: behind a snapshot, and before a log's start.
 
-use super::Task;
+use super::{Task, transaction};
 use crate::{
     broker::Broker,
     store::{
@@ -22,7 +22,7 @@ impl Task for Trim {
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        broker.store.transaction(move |c| Box::pin(trim(c, log, rows))).await
+        transaction(&broker.store, move |c| Box::pin(trim(c, log, rows))).await
     }
 }
 

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::{
     broker::{
         Broker,
-        janitor::{Task, Tenants},
+        janitor::{self, Task, Tenants},
     },
     model::{
         TenantId, Timestamp,
@@ -71,7 +71,10 @@ impl Task for Staged {
         swept: Self::Item,
         rows: i64,
     ) -> Result<Chunk, store::Error> {
-        broker.store.transaction(move |c| Box::pin(store::staging::sweep(c, swept, rows))).await
+        janitor::transaction(&broker.store, move |c| {
+            Box::pin(store::staging::sweep(c, swept, rows))
+        })
+        .await
     }
 }
 
@@ -106,10 +109,10 @@ impl Task for Outcomes {
         cutoff: Cutoff,
         rows: i64,
     ) -> Result<Chunk, store::Error> {
-        broker
-            .store
-            .transaction(move |c| Box::pin(store::forgetting::forget(c, cutoff, rows)))
-            .await
+        janitor::transaction(&broker.store, move |c| {
+            Box::pin(store::forgetting::forget(c, cutoff, rows))
+        })
+        .await
     }
 }
 

@@ -230,6 +230,7 @@ mod tests {
             record_count: count,
             appended_at: Timestamp(1_795_248_000_123),
             transaction_id: None,
+            kept: None,
             lines: lines.to_owned(),
         };
         let row = Arc::new(row);

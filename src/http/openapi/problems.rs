@@ -31,7 +31,11 @@ const APPENDING: &[Code] = &[
     Code::OutOfOrderSequence,
     Code::SequenceReused,
     Code::BatchTooLarge,
+    Code::DuplicateRecord,
+    Code::ConcurrentTransactions,
 ];
+/// Of records that are known by their ids.
+const KNOWING: &[Code] = &[Code::RecordIdReused];
 /// Of whatever names a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
 /// Of a call of a transaction that has begun.
@@ -80,7 +84,10 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("end_session", &[EVERY, OF_PRODUCER, WRITING]),
-    ("append_to_topic", &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, WRITING]),
+    (
+        "append_to_topic",
+        &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, KEYED, KNOWING, WRITING],
+    ),
     (
         "append_to_partition",
         &[
@@ -91,6 +98,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             IN_PARTITION,
             FENCING,
             APPENDING,
+            KEYED,
+            KNOWING,
             WRITING,
         ],
     ),
@@ -132,6 +141,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             STAGING,
             POINTING,
             CLAIMING,
+            KNOWING,
             WRITING,
         ],
     ),

@@ -6,10 +6,7 @@ use std::fmt::Write;
 
 use memchr::memchr_iter;
 
-use crate::model::{
-    Offset,
-    transfer::{Row, Slice},
-};
+use crate::model::transfer::{Row, Slice};
 
 /// Longest text in front of a record, but for where it is from.
 const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
@@ -18,11 +15,9 @@ pub const ROW_MEMBERS_BYTES: usize = 32 + 24 + 19 + 36;
 
 /// Room for the stored lines and what is put in front of each.
 pub fn capacity(origin: &str, slices: &[Slice]) -> usize {
-    // Offsets are dense, so they count the records.
-    let size = |Slice { first_offset, start, end, end_offset, .. }: &Slice| {
-        let records = usize::try_from(end_offset - first_offset).unwrap_or_default();
-        let lines = end - start;
-        lines + records.min(lines) * (ADDED_BYTES + origin.len())
+    let size = |slice: &Slice| {
+        let lines = slice.end - slice.start;
+        lines + slice.record_count().min(lines) * (ADDED_BYTES + origin.len())
     };
     slices.iter().map(size).sum()
 }
@@ -41,18 +36,19 @@ pub fn row_members(row: &Row) -> String {
 /// tells where it is from (`transfer::origin`, or nothing) in front of the offset.
 pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8) {
     let head = format!("{{{origin}\"offset\":");
-    for Slice { row, first_offset, start, end: slice_end, .. } in slices {
+    for slice in slices {
+        let Slice { row, start, end: slice_end, .. } = slice;
         let members = row_members(row);
         let lines = row.lines.as_bytes().get(*start..*slice_end).unwrap_or_default();
-        let (mut from, mut offset): (usize, Offset) = (0, *first_offset);
+        let mut from = 0;
         let mut digits = itoa::Buffer::new();
-        for newline in memchr_iter(b'\n', lines) {
+        for (newline, offset) in memchr_iter(b'\n', lines).zip(slice.offsets()) {
             body.extend_from_slice(head.as_bytes());
             body.extend_from_slice(digits.format(offset).as_bytes());
             body.extend_from_slice(members.as_bytes());
             body.extend_from_slice(lines.get(from + 1..newline).unwrap_or_default());
             body.push(end);
-            (from, offset) = (newline + 1, offset + 1);
+            from = newline + 1;
         }
     }
 }

@@ -18,7 +18,14 @@ pub fn slices() -> Vec<Slice> {
     let row = |base_offset, transaction_id| {
         let appended_at = Timestamp(1_795_248_000_123);
         let lines = lines.concat();
-        Arc::new(Row { base_offset, record_count: 3, appended_at, transaction_id, lines })
+        Arc::new(Row {
+            base_offset,
+            record_count: 3,
+            appended_at,
+            transaction_id,
+            kept: None,
+            lines,
+        })
     };
     let (plain, transactional) = (row(7, None), row(10, Some(Uuid::from_u128(1))));
     let end = plain.lines.len();
@@ -122,6 +129,7 @@ fn the_room_is_made_once() {
         record_count: 0,
         appended_at: Timestamp(0),
         transaction_id: Some(Uuid::max()),
+        kept: None,
         lines: String::new(),
     };
     assert!(row_members(&transactional).len() <= ROW_MEMBERS_BYTES);

@@ -222,7 +222,7 @@ pub(super) fn push_compact(out: &mut String, json: &str) {
 }
 
 /// Behind the closing quote of the string whose inside contains `at`.
-fn string_end(bytes: &[u8], mut at: usize) -> usize {
+pub(super) fn string_end(bytes: &[u8], mut at: usize) -> usize {
     while let Some(next) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += next;
         match bytes[at] {

@@ -3,6 +3,7 @@
 //! `read` goes over the records' bytes once (their shape is in `visit`) and refuses with a pointer;
 //! `line` writes what was read as one canonical line a record. A stored line is never parsed again.
 
+mod key;
 mod line;
 #[cfg(test)]
 mod properties;
@@ -16,6 +17,7 @@ use serde_json::value::RawValue;
 
 use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
 
+pub use key::{Keyed, keyed};
 pub use read::MAX_ID_BYTES;
 
 /// What surrounds the records of a JSON append. (The all-or-nothing rule of the first three is

@@ -2,9 +2,11 @@
 
 mod append;
 mod assign;
+mod compaction;
 mod expiry;
 mod fold;
 mod group;
+mod key_rings;
 mod ledger;
 mod memory;
 mod offsets;
@@ -12,6 +14,7 @@ mod oracle;
 mod properties;
 mod provenance;
 mod reset;
+mod retention;
 mod sequence;
 mod session;
 mod settings;

@@ -1,0 +1,75 @@
+//! Rings of keys turn when their periods are over: the next partition is emptied as a whole. And it is
+//! measured what they hold, for windows that are for ever above all.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Seldom, Task, transaction};
+use crate::{
+    broker::Broker,
+    model::dedup::Ring,
+    store::{self, Connection, janitor::Chunk},
+    telemetry,
+};
+
+const MEASURED_EVERY: Duration = Duration::from_secs(60);
+
+/// Turns rings. Emptying a partition needs it for itself for a moment, while nobody looks up any key;
+/// one that is read for long (by a backup) is not waited for, and the ring turns later.
+pub struct KeyRings;
+
+impl Task for KeyRings {
+    const NAME: &'static str = "key_rings";
+    type Item = Ring;
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Ring>, store::Error> {
+        let rings = broker.store.run(|c| Box::pin(store::key_rings::read(c))).await?;
+        let due = rings.into_iter().filter(|(row, now)| row.turn(*now).is_some());
+        Ok(due.map(|(row, _)| row.ring).collect())
+    }
+
+    async fn chunk(&self, broker: &Broker, ring: Ring, _: i64) -> Result<Chunk, store::Error> {
+        transaction(&broker.store, move |c| Box::pin(turn(c, ring))).await
+    }
+}
+
+async fn turn(connection: &mut Connection, ring: Ring) -> Result<Chunk, store::Error> {
+    let locked = store::key_rings::lock(connection, ring).await?;
+    let Some((slot, now)) = locked.and_then(|(row, now)| Some((row.turn(now)?, now))) else {
+        return Ok(Chunk::default());
+    };
+    let rows = store::key_rings::turn(connection, ring, slot, now).await?;
+    Ok(Chunk { rows, more: false })
+}
+
+/// Measures what the rings hold.
+pub struct KeySizes(Seldom);
+
+impl Default for KeySizes {
+    fn default() -> Self {
+        Self(Seldom::every(MEASURED_EVERY))
+    }
+}
+
+impl Task for KeySizes {
+    const NAME: &'static str = "key_sizes";
+    type Item = ();
+
+    async fn due(&self, _: &Broker) -> Result<Vec<()>, store::Error> {
+        Ok(self.0.due())
+    }
+
+    async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
+        let begun = Instant::now();
+        let sizes = broker.store.run(|c| Box::pin(store::key_rings::measure(c))).await?;
+        for (ring, name) in Ring::all().zip(telemetry::RINGS) {
+            let size = sizes.iter().find(|size| size.ring == ring);
+            let (keys, bytes) = size.map_or((0, 0), |size| (size.keys, size.bytes));
+            metrics::gauge!(telemetry::DEDUP_KEYS, "ring" => *name).set(keys as f64);
+            metrics::gauge!(telemetry::DEDUP_KEYS_BYTES, "ring" => *name).set(bytes as f64);
+        }
+        self.0.done(begun);
+        Ok(Chunk::default())
+    }
+}
