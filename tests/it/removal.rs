@@ -383,9 +383,9 @@ async fn make(broker: &Broker, tenant: TenantId, n: usize) -> Vec<Error> {
         broker.put_topic(tenant, &topic, Some(2), None).await.err(),
         broker.append(tenant, &topic, Scope::Partition(0), append()).await.err(),
         broker.append(tenant, &topic, Scope::Topic, append()).await.err(),
-        broker.open_session(tenant, support::open(Some("p"))).await.err(),
+        broker.open_session(tenant, support::open(Some("p")), None).await.err(),
         broker.begin_transaction(tenant, begin).await.err(),
-        broker.join_group(tenant, &name("g"), join).await.err(),
+        broker.join_group(tenant, &name("g"), join, None).await.err(),
     ];
     failures.into_iter().flatten().collect()
 }

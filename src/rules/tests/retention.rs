@@ -98,7 +98,7 @@ fn a_log_whose_only_row_is_too_large_is_left_alone() {
 fn what_is_compacted_knows_no_limits_and_a_topic_overrides_its_tenant() {
     let own = |values: &[(Key, Value)]| {
         let mut own = OwnSettings::default();
-        own.0.extend(values.iter().copied());
+        own.values.extend(values.iter().copied());
         own
     };
     let week_ms = 604_800_000;
