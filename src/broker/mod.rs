@@ -45,6 +45,7 @@ mod measures;
 mod membership;
 mod names;
 mod offsets;
+mod open;
 mod pace;
 mod pages;
 mod pass;

@@ -1,29 +1,16 @@
-//! Opening, ending and describing sessions.
-//!
-//! An open locks the session row, then the heads of every log the producer is registered in, and
-//! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
-//! counted in the next sequences, or finds the fence moved and is refused.
-
-use serde::{Deserialize, Serialize};
+//! Describing and ending sessions, and fencing the logs of their producers.
 
 use super::{
-    Answer, Broker, Error,
-    keyed::{self, Looked, Once, count_replay},
-    transaction::{
-        fence::{Transactions, abort_ongoing, transactions},
-        sweep::count_aborted,
-    },
+    Broker, Error,
+    transaction::fence::{abort_ongoing, transactions},
 };
 use crate::{
     model::{
         Epoch, LogId, Name, ProducerId, TenantId,
-        dedup::RequestKey,
-        session::{MAX_LISTED_SCOPES, NextSequence, Open, Opened, Session},
-        settings::OwnSettings,
+        session::{MAX_LISTED_SCOPES, NextSequence, Opened, Session},
         topic::{Listed, Page},
-        transaction::Reason,
     },
-    rules::{self, Refusal, session::SessionRow},
+    rules::{Refusal, session::SessionRow},
     store::{self, Connection, sessions::Standing},
     telemetry,
 };
@@ -31,195 +18,7 @@ use crate::{
 /// Up to so many logs are fenced in the transaction that raises the epoch; more are fenced in
 /// chunks of it, before the open answers.
 pub const LOGS_FENCED_AT_ONCE: usize = 200;
-/// How often an open starts again when another open took its name or id meanwhile.
-const OPEN_ATTEMPTS: usize = 8;
-
-/// Why one attempt of an open ended without a result.
-enum Stop {
-    Failed(Error),
-    /// Another open came between.
-    Again,
-    /// It was done before, under the same key.
-    Before(Attempt),
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        Stop::Failed(error.into())
-    }
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
-
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
-        Stop::Failed(refusal.into())
-    }
-}
-
-/// An open as its first transaction left it, and as its key remembers it.
-#[derive(Clone, Serialize, Deserialize)]
-struct Attempt {
-    opened: Opened,
-    reset_epoch: Epoch,
-    /// Its logs are still to be fenced; only then its next sequences are known.
-    is_fencing: bool,
-}
-
-impl Attempt {
-    fn new(
-        row: SessionRow,
-        standings: Vec<Standing>,
-        transactions: Transactions,
-        duplicate: bool,
-    ) -> Self {
-        let (reset_epoch, is_fencing) = (row.facts.reset_epoch, row.fencing);
-        let opened = Opened {
-            session: store::sessions::session(row),
-            next_sequences: next_sequences(reset_epoch, standings, MAX_LISTED_SCOPES as usize),
-            aborted_transaction: transactions.aborted,
-            prepared_transactions: transactions.prepared,
-            duplicate,
-        };
-        Self { opened, reset_epoch, is_fencing }
-    }
-}
-
 impl Broker {
-    /// `key`: under which the open is done once.
-    pub async fn open_session(
-        &self,
-        tenant: TenantId,
-        open: Open,
-        key: Option<RequestKey>,
-    ) -> Result<Answer<Opened>, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Looked::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
-            Looked::New(once) => once,
-        };
-        let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
-        // all with a key wait for the tenant's row
-        let _turn = match once.is_keyed() {
-            true => Some(self.turns.take(tenant).await),
-            false => None,
-        };
-        for _ in 0..OPEN_ATTEMPTS {
-            let attempt = match self.open_once(tenant, &open, &timeout_ms, once).await {
-                Ok(attempt) => attempt,
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Again) => continue,
-                Err(Stop::Before(attempt)) => {
-                    return self.opened_before(tenant, attempt, key).await;
-                }
-            };
-            let opened = self.fenced(tenant, attempt, key).await?;
-            count(match (opened.duplicate, opened.session.epoch) {
-                (true, _) => "repeated",
-                (false, 0) => "opened",
-                (false, _) => "reopened",
-            });
-            if !opened.duplicate && opened.aborted_transaction.is_some() {
-                count_aborted(Reason::Fenced, 1);
-            }
-            return Ok(Answer::new(opened));
-        }
-        Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
-    }
-
-    /// The answer to an open that its key remembers.
-    async fn opened_before(
-        &self,
-        tenant: TenantId,
-        attempt: Attempt,
-        key: Option<RequestKey>,
-    ) -> Result<Answer<Opened>, Error> {
-        let value = self.fenced(tenant, attempt, key).await?;
-        count("repeated");
-        count_replay("open");
-        Ok(Answer { value, is_replay: true })
-    }
-
-    /// An open with all its logs fenced. Who finds them unfenced does it, also if another has
-    /// died over it; what the first of those with this key answers holds for all.
-    async fn fenced(
-        &self,
-        tenant: TenantId,
-        attempt: Attempt,
-        key: Option<RequestKey>,
-    ) -> Result<Opened, Error> {
-        if !attempt.is_fencing {
-            return Ok(attempt.opened);
-        }
-        let producer = attempt.opened.session.producer_id;
-        self.fence_in_chunks(tenant, producer, attempt.opened.session.epoch).await?;
-        let standings = self.standings(tenant, producer).await?;
-        let mut whole = Attempt { is_fencing: false, ..attempt.clone() };
-        whole.opened.next_sequences =
-            next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
-        let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
-        let complete = self.store.write(move |connection| {
-            Box::pin(
-                async move { keyed::complete(connection, tenant, &key, (&attempt, &whole)).await },
-            )
-        });
-        if complete.await? {
-            return Ok(opened);
-        }
-        match self.look_once(tenant, Some(key)).await? {
-            Looked::Before(Attempt { opened, is_fencing: false, .. }) => Ok(opened),
-            // forgotten meanwhile
-            Looked::Before(_) | Looked::New(_) => Ok(opened),
-        }
-    }
-
-    async fn open_once(
-        &self,
-        tenant: TenantId,
-        open: &Open,
-        timeout_ms: &Result<i64, Error>,
-        once: Once,
-    ) -> Result<Attempt, Stop> {
-        if let Some(attempt) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
-            return Ok(attempt);
-        }
-        let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
-        let attempt = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                let once = take_turn(connection, tenant, once).await?;
-                let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
-                once.remember(connection, tenant, &attempt).await?;
-                Ok(attempt)
-            })
-        });
-        attempt.await
-    }
-
-    /// Most opens are of new producers: one statement makes one. None: it is not a new one.
-    async fn open_new(
-        &self,
-        tenant: TenantId,
-        open: Open,
-        timeout_ms: &Result<i64, Error>,
-        once: Once,
-    ) -> Result<Option<Attempt>, Stop> {
-        let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
-        let timeout_ms = *timeout_ms;
-        if once.is_keyed() {
-            let make = self.store.transaction(move |connection| {
-                Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
-            });
-            return make.await;
-        }
-        let make = self.store.write(move |connection| {
-            Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
-        });
-        make.await
-    }
-
     /// `next_sequences` as of now.
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
@@ -227,7 +26,15 @@ impl Broker {
         let seen = self.store.run(move |connection| {
             Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
         });
-        Ok(Attempt::new(row, standings, seen.await?, false).opened)
+        let transactions = seen.await?;
+        let reset_epoch = row.facts.reset_epoch;
+        Ok(Opened {
+            session: store::sessions::session(row),
+            next_sequences: next_sequences(reset_epoch, standings, MAX_LISTED_SCOPES as usize),
+            aborted_transaction: transactions.aborted,
+            prepared_transactions: transactions.prepared,
+            duplicate: false,
+        })
     }
 
     /// All sessions by producer id, or the one of a transactional id.
@@ -306,7 +113,11 @@ impl Broker {
         read.await
     }
 
-    async fn standings(&self, tenant: TenantId, id: ProducerId) -> Result<Vec<Standing>, Error> {
+    pub(super) async fn standings(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+    ) -> Result<Vec<Standing>, Error> {
         let read = self
             .store
             .run(move |connection| Box::pin(store::sessions::standings(connection, tenant, id)));
@@ -315,7 +126,7 @@ impl Broker {
 
     /// Fences the logs of a producer whose epoch has been raised already, chunk by chunk. Whoever
     /// registers now reads the new epoch, so the list is complete.
-    async fn fence_in_chunks(
+    pub(super) async fn fence_in_chunks(
         &self,
         tenant: TenantId,
         producer: ProducerId,
@@ -342,123 +153,8 @@ impl Broker {
     }
 }
 
-fn count(event: &'static str) {
+pub(super) fn count(event: &'static str) {
     metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
-}
-
-async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), Error> {
-    if open.open_id.is_some() {
-        rules::session::check_open_id(open, store::sessions::clock(connection).await?)?;
-    }
-    Ok(())
-}
-
-/// How long transactions of the session may stay open. It is judged when the open turns out to be
-/// no repeat, whose answer the tenant's settings of today do not change.
-fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
-    let asked = open.transaction_timeout_ms;
-    rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
-        Refusal::TimeoutTooLong { maximum, received } => {
-            Error::timeout_too_long("/transaction_timeout_ms", maximum, received)
-        }
-        other => other.into(),
-    })
-}
-
-/// Opens with a key follow each other: whether it is known by now, the one before has said.
-async fn take_turn(
-    connection: &mut Connection,
-    tenant: TenantId,
-    once: Once,
-) -> Result<Once, Stop> {
-    if once.is_keyed() {
-        store::tenants::lock(connection, tenant).await?;
-    }
-    match once.look(connection, tenant).await? {
-        Looked::Before(attempt) => Err(Stop::Before(attempt)),
-        Looked::New(once) => Ok(once),
-    }
-}
-
-async fn open_new(
-    connection: &mut Connection,
-    tenant: TenantId,
-    open: &Open,
-    timeout_ms: i64,
-    once: Once,
-) -> Result<Option<Attempt>, Stop> {
-    let once = take_turn(connection, tenant, once).await?;
-    check_open_id(connection, open).await?;
-    let made = store::sessions::open_new(connection, tenant, open, timeout_ms).await?;
-    let Some(row) = made else { return Ok(None) };
-    let attempt = Attempt::new(row, Vec::new(), Transactions::default(), false);
-    once.remember(connection, tenant, &attempt).await?;
-    Ok(Some(attempt))
-}
-
-/// An open of a producer that there is, the repeat of an open, or one to be refused.
-async fn open_known(
-    connection: &mut Connection,
-    tenant: TenantId,
-    open: &Open,
-    timeout_ms: Result<i64, Error>,
-) -> Result<Attempt, Stop> {
-    check_open_id(connection, open).await?;
-    if let Some(open_id) = open.open_id
-        && let Some(made) = store::sessions::find_open(connection, tenant, open_id).await?
-    {
-        let id = made.0;
-        let row = store::sessions::lock(connection, tenant, id).await?;
-        let row = rules::session::repeat(open, row, made)?;
-        let standings = store::sessions::standings(connection, tenant, id).await?;
-        let transactions = transactions(connection, tenant, id, row.opened_at).await?;
-        return Ok(Attempt::new(row, standings, transactions, true));
-    }
-    let timeout_ms = timeout_ms?;
-    let row = match (&open.condition, &open.transactional_id) {
-        (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
-        (None, Some(name)) => store::sessions::lock_by_name(connection, tenant, name).await?,
-        (None, None) => None,
-    };
-    let next = rules::session::open(open, row.as_ref())?;
-    // gone since: it is a new one now
-    let mut row = row.ok_or(Stop::Again)?;
-    row.transaction_timeout_ms = timeout_ms;
-    let attempt = reopen(connection, tenant, open, row, next).await?;
-    if let Some(open_id) = open.open_id {
-        let Session { producer_id: id, epoch, .. } = attempt.opened.session;
-        if !store::sessions::remember_open(connection, tenant, open_id, id, epoch).await? {
-            return Err(Stop::Again);
-        }
-    }
-    Ok(attempt)
-}
-
-async fn reopen(
-    connection: &mut Connection,
-    tenant: TenantId,
-    open: &Open,
-    mut row: SessionRow,
-    next: rules::session::NextEpoch,
-) -> Result<Attempt, Stop> {
-    let id = row.producer_id;
-    row.opened_at = abort_ongoing(connection, tenant, id).await?;
-    let logs = store::sessions::registered_logs(connection, tenant, id).await?;
-    row.facts.epoch = next.epoch;
-    row.facts.reset_epoch = next.reset_epoch;
-    row.facts.closed = false;
-    row.facts.sequencing = open.sequencing;
-    row.fencing = logs.len() > LOGS_FENCED_AT_ONCE;
-    let transactions = transactions(connection, tenant, id, row.opened_at).await?;
-    if row.fencing {
-        store::sessions::advance(connection, tenant, &row).await?;
-        return Ok(Attempt::new(row, Vec::new(), transactions, false));
-    }
-    store::logs::lock(connection, tenant, &logs).await?;
-    store::sessions::advance(connection, tenant, &row).await?;
-    store::logs::raise_fences(connection, tenant, &logs).await?;
-    let standings = store::sessions::standings(connection, tenant, id).await?;
-    Ok(Attempt::new(row, standings, transactions, false))
 }
 
 struct Closed {
@@ -492,7 +188,11 @@ async fn close(
 }
 
 /// What comes next in every scope the producer has appended to.
-fn next_sequences(reset_epoch: Epoch, standings: Vec<Standing>, limit: usize) -> Vec<NextSequence> {
+pub(super) fn next_sequences(
+    reset_epoch: Epoch,
+    standings: Vec<Standing>,
+    limit: usize,
+) -> Vec<NextSequence> {
     let known = standings.into_iter().filter(|standing| standing.state.last_sequence.is_some());
     let next = |standing: Standing| NextSequence {
         topic: standing.topic,

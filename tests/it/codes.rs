@@ -170,6 +170,10 @@ async fn of_producers() -> Produced {
         (Code::OutOfOrderSequence, append(p, 1, 0, 9, 7).await),
         (Code::SequenceReused, append(p, 1, 0, 0, 8).await),
         (Code::IdempotencyKeyReused, server.post("/v1/sessions").json(open("b")).await),
+        (Code::IdempotencyKeyExpired, {
+            let key = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f";
+            server.post("/v1/sessions").header("idempotency-key", key).await
+        }),
     ]
 }
 

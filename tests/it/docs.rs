@@ -35,6 +35,7 @@ fn document(name: &str) -> String {
 struct Exchange {
     method: Method,
     path: String,
+    headers: Vec<(String, String)>,
     body: Option<String>,
     status: String,
     answer: Option<Value>,
@@ -55,8 +56,14 @@ fn examples(document: &str) -> Vec<Vec<Exchange>> {
 
 fn exchange(text: &str) -> Exchange {
     let (request, answer) = text.split_once("\n\n").unwrap();
-    let (head, body) = request.split_once('\n').unwrap_or((request, ""));
+    let (head, mut body) = request.split_once('\n').unwrap_or((request, ""));
     let (method, path) = head.split_once(' ').unwrap();
+    let mut headers = Vec::new();
+    while let Some((name, rest)) = body.split_once(": ").filter(|_| !body.starts_with('{')) {
+        let (value, rest) = rest.split_once('\n').unwrap_or((rest, ""));
+        headers.push((name.to_owned(), value.to_owned()));
+        body = rest;
+    }
     let (status, answer) = answer.split_once('\n').unwrap_or((answer, ""));
     let answer = answer.replace(", ...}", ", \"...\": null}");
     let answer = (!answer.is_empty())
@@ -64,6 +71,7 @@ fn exchange(text: &str) -> Exchange {
     Exchange {
         method: method.parse().unwrap(),
         path: path.to_owned(),
+        headers,
         body: (!body.is_empty()).then(|| body.to_owned()),
         status: status.to_owned(),
         answer,
@@ -110,6 +118,7 @@ impl StandIns {
         Exchange {
             method: example.method.clone(),
             path: self.fill(&example.path),
+            headers: example.headers.iter().map(|(n, v)| (n.clone(), self.fill(v))).collect(),
             body: example.body.as_ref().map(|body| self.fill(body)),
             status: example.status.clone(),
             answer: example.answer.as_ref().map(|answer| self.filled_answer(answer)),
@@ -185,6 +194,9 @@ async fn answered_as_it_says(name: &str) -> BTreeSet<String> {
         let sent = block.iter().map(|example| {
             let url = format!("{}{}", server.url, example.path);
             let mut request = http.request(example.method.clone(), url);
+            for (name, value) in &example.headers {
+                request = request.header(name, value);
+            }
             if let Some(body) = &example.body {
                 request = request.header("content-type", "application/json").body(body.clone());
             }
@@ -194,8 +206,8 @@ async fn answered_as_it_says(name: &str) -> BTreeSet<String> {
             }
         });
         for (example, (status, text)) in block.iter().zip(join_all(sent).await) {
-            let Exchange { method, path, body, status: stated, answer } = example;
-            let wrong = format!("{method} {path} {body:?}: {status} {text}");
+            let Exchange { method, path, headers, body, status: stated, answer } = example;
+            let wrong = format!("{method} {path} {headers:?} {body:?}: {status} {text}");
             assert_eq!(status_line(status), *stated, "{wrong}");
             let actual = (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap());
             let is_said = match (answer, &actual) {
@@ -232,6 +244,13 @@ async fn every_example_of_transactions_is_answered_as_it_says() {
         "transaction_not_found",
         "transaction_reused",
     ];
+    assert!(all.into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_of_dedup_is_answered_as_it_says() {
+    let codes = answered_as_it_says("docs/dedup.md").await;
+    let all = ["idempotency_key_expired", "idempotency_key_reused"];
     assert!(all.into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
 }
 

@@ -18,6 +18,7 @@ mod group_check;
 mod group_torture;
 mod groups;
 mod key_rings;
+mod keyed;
 mod long_polls;
 mod members;
 mod metrics;

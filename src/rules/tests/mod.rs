@@ -13,6 +13,7 @@ mod offsets;
 mod oracle;
 mod properties;
 mod provenance;
+mod repeats;
 mod reset;
 mod retention;
 mod sequence;

@@ -1,5 +1,6 @@
 //! Traffic of all kinds, and the numbers it leaves.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Connection};
 use tokio::task::JoinHandle;
@@ -49,15 +50,20 @@ async fn sessions() {
     open(client, by_id.clone()).await;
     open(client, by_id).await;
     let other = open(client, json!({})).await;
+    for _ in 0..3 {
+        let key = [("idempotency-key", "k")];
+        client.send(Method::POST, "/v1/sessions", &key, None).await.unwrap();
+    }
     let path = format!("/v1/sessions/{}", other["producer_id"]);
     client.delete(&path).await;
     client.delete(&path).await;
     hold(
         &measured.scrape().await,
         &[
-            ("sessions_total", &[("event", "opened")], 2.0),
+            ("sessions_total", &[("event", "opened")], 3.0),
             ("sessions_total", &[("event", "reopened")], 1.0),
-            ("sessions_total", &[("event", "repeated")], 1.0),
+            ("sessions_total", &[("event", "repeated")], 3.0),
+            ("duplicates_total", &[("kind", "idempotency_key"), ("call", "open")], 2.0),
             ("sessions_total", &[("event", "ended")], 1.0),
             ("http_requests_total", &[("operation", "end_session"), ("status", "204")], 2.0),
         ],

@@ -5,7 +5,7 @@ mod races;
 
 use oncelog::model::Code;
 use serde_json::{Value, json};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
 use crate::support::http::{Answer, Call, Server, Setup};
 
@@ -47,8 +47,9 @@ impl Server {
         self.sql(sql).await;
     }
 
-    pub async fn number(&self, sql: &'static str) -> i64 {
+    pub async fn number(&self, sql: impl Into<String>) -> i64 {
         let mut connection = self.options.connect().await.unwrap();
+        let sql = AssertSqlSafe(sql.into());
         let number = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
         connection.close().await.unwrap();
         number
