@@ -2,7 +2,7 @@
 //!
 //! A `Task` finds what is due, without locks and only so much, and works it off item by item in
 //! chunks. A chunk is one database transaction (`transaction`): it locks its item, or passes by what
-//! somebody else holds (`skip locked`), looks again whether it is due still, and does so many rows of
+//! somebody else holds (`skip locked`, or waiting very briefly), looks again whether it is due still, and does so many rows of
 //! it. So every replica runs a janitor and none leads: two at one item do what one of them would.
 //!
 //! ```text
