@@ -4,10 +4,12 @@
 //! rows.rs     what is measured against what, and the aims
 //! place.rs    a private PostgreSQL (as embedded mode runs it, fsync on), databases, brokers
 //! load.rs     what a run takes of the machine
+//! chores.rs   a janitor that has much to do
 //! pgbench.rs  the references: scripts of this directory, run by pgbench on the same PostgreSQL
 //! report.rs   the table and the raw figures;  plot.rs  the picture
 //! ```
 
+mod chores;
 mod load;
 mod pgbench;
 mod place;
@@ -137,7 +139,8 @@ async fn repeat(
         for (run, results) in row.runs.iter().zip(&mut results) {
             let result = once(place, run, effort).await;
             let result = result.with_context(|| format!("{}: {}", row.name, run.title))?;
-            let shown = ["/events_per_s", "/latencies/append/p50_us", "/p50_us"];
+            let shown =
+                ["/events_per_s", "/latencies/append/p50_us", "/p50_us", "/longest_chunk_us"];
             let shown = shown.iter().filter_map(|name| {
                 Some(format!("{name} {}", result.pointer(name)?.as_f64()?.round()))
             });
@@ -199,6 +202,9 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
             let result = load::beside(place, &brokers, &database, bench).await;
             brokers.stop().await?;
             result
+        }
+        Work::Chores { arguments, due } => {
+            chores::beside(place, &database, arguments, *due, effort).await
         }
         Work::Pgbench(reference) => {
             place.make_tables(&database, reference.filled, effort.stored_events).await?;

@@ -318,6 +318,12 @@ impl Brokers {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
+    /// Of the first one.
+    pub async fn metrics(&self) -> anyhow::Result<String> {
+        let broker = self.processes.first().context("no broker")?;
+        Ok(reqwest::get(format!("{}/metrics", broker.url)).await?.text().await?)
+    }
+
     pub fn ids(&self) -> Vec<u32> {
         self.processes.iter().map(|broker| broker.child.id()).collect()
     }

@@ -16,6 +16,8 @@ pub enum Work {
     Stored { arguments: &'static [&'static str], times: u32 },
     /// The same with members that stay in their groups; the load of the machine is looked at.
     Heartbeats { arguments: &'static [&'static str] },
+    /// The same on a database that is full of what a janitor has to do, or would have if it were due.
+    Chores { arguments: &'static [&'static str], due: bool },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
 }
@@ -63,6 +65,8 @@ const EVENTS: &str = "/events_per_s";
 /// Of all sessions, for each append.
 pub const DATABASE_TRANSACTIONS: &str = "/database_transactions_per_append";
 const APPEND_P50: &str = "/latencies/append/p50_us";
+const APPEND_P99: &str = "/latencies/append/p99_us";
+const APPEND_MAX: &str = "/latencies/append/max_us";
 
 const fn oncelog(title: &'static str, arguments: &'static [&'static str]) -> Run {
     Run { title, work: Work::Oncelog { brokers: 1, arguments } }
@@ -79,6 +83,11 @@ const fn two_brokers(title: &'static str, arguments: &'static [&'static str]) ->
 const fn pgbench(title: &'static str, clients: usize, script: &'static str) -> Run {
     let plain = Pgbench { script, clients, events_per_transaction: 1, log: false, filled: false };
     Run { title, work: Work::Pgbench(plain) }
+}
+
+const fn beside_chores(title: &'static str, due: bool) -> Run {
+    let arguments = &["append", "--connections", "16", "--records-per-request", "10"];
+    Run { title, work: Work::Chores { arguments, due } }
 }
 
 const SINGLES: Run = oncelog("singles, 64 connections", &["append"]);
@@ -482,6 +491,32 @@ pub const ROWS: &[Row] = &[
             absolute("database transactions", Value(0, "/database_transactions_per_s"), Aim::None),
             absolute("p50 of a heartbeat", Value(0, "/latencies/heartbeat/p50_us"), Aim::None),
             absolute("p99 of a heartbeat", Value(0, "/latencies/heartbeat/p99_us"), Aim::None),
+        ],
+    },
+    Row {
+        name: "janitor",
+        title: "appends of 10, 16 connections, to a log that is trimmed beside other removals",
+        slow_flush: false,
+        runs: &[
+            beside_chores("appends while the janitor works", true),
+            beside_chores("appends while nothing is due", false),
+        ],
+        figures: &[
+            absolute(
+                "longest chunk, at most",
+                Value(0, "/longest_chunk_us"),
+                Aim::AtMost(50_000.0),
+            ),
+            Figure {
+                title: "p99 of an append against that without",
+                of: Value(0, APPEND_P99),
+                by: Some(Value(1, APPEND_P99)),
+                aim: Aim::None,
+            },
+            absolute("longest append", Value(0, APPEND_MAX), Aim::None),
+            absolute("longest append, nothing due", Value(1, APPEND_MAX), Aim::None),
+            absolute("longest pass, at most", Value(0, "/longest_pass_us"), Aim::None),
+            ratio("appends against those without", 0, 1, Aim::None),
         ],
     },
 ];

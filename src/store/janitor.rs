@@ -30,9 +30,10 @@ statements! {
     TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
         where kept_offset < case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end limit $1";
+    /// (A log that is appended to without a pause is hardly ever free: this waits its turn.)
     LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end, kept_offset \
-        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update skip locked";
+        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
     /// Whole rows before an offset, oldest first; answers where the last of them ends, and to what
     /// was staged they pointed.
     TRIM_ROWS = "with gone as ( \
@@ -154,8 +155,8 @@ pub async fn remove_doomed(
     Ok(Chunk::default())
 }
 
-/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: vanished,
-/// or somebody holds it.
+/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: it has
+/// vanished.
 pub async fn lock_trimmable(
     connection: &mut PgConnection,
     (tenant, log): Due,
