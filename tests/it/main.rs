@@ -24,6 +24,7 @@ mod offsets;
 mod openapi;
 mod protocol;
 mod reads;
+mod retention;
 mod served;
 mod sessions;
 mod settings;
