@@ -207,8 +207,7 @@ async fn a_round_comes_by_all_logs_of_all_tenants() {
     let mut connection = store.connection().await.unwrap();
     let (mut after, mut logs, mut filled) = ((TenantId(0), LogId(0)), Vec::new(), 0);
     loop {
-        let last = TenantId(i64::MAX);
-        let page = store::retention::page(&mut connection, after, last, 2).await.unwrap();
+        let page = store::retention::page(&mut connection, after, 2).await.unwrap();
         filled += page.iter().filter(|seen| seen.oldest.is_some()).count();
         logs.extend(page.iter().map(|seen| seen.log));
         match page.last() {
@@ -218,7 +217,4 @@ async fn a_round_comes_by_all_logs_of_all_tenants() {
     }
     assert_eq!((logs.len(), filled), (18, 3), "{logs:?}");
     assert!(logs.is_sorted());
-    let first = TenantId(logs[0].0.0);
-    let page = store::retention::page(&mut connection, (TenantId(0), LogId(0)), first, 100).await;
-    assert_eq!(page.unwrap().len(), 6);
 }
