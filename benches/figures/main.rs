@@ -4,7 +4,7 @@
 //! rows.rs     what is measured against what, and the aims
 //! place.rs    a private PostgreSQL (as embedded mode runs it, fsync on), databases, brokers
 //! load.rs     what a run takes of the machine
-//! chores.rs   a janitor that has much to do
+//! chores.rs   a janitor that has much to do;  retained.rs  rounds of a log that loses its beginning
 //! pgbench.rs  the references: scripts of this directory, run by pgbench on the same PostgreSQL
 //! report.rs   the table and the raw figures;  plot.rs  the picture
 //! ```
@@ -15,6 +15,7 @@ mod pgbench;
 mod place;
 mod plot;
 mod report;
+mod retained;
 mod rows;
 
 use std::{path::PathBuf, time::Instant};
@@ -205,6 +206,9 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
         }
         Work::Chores { arguments, due } => {
             chores::beside(place, &database, arguments, *due, effort).await
+        }
+        Work::Retained { arguments, retention_bytes } => {
+            retained::run(place, &database, arguments, *retention_bytes, effort).await
         }
         Work::Pgbench(reference) => {
             place.make_tables(&database, reference.filled, effort.stored_events).await?;

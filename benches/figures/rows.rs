@@ -18,6 +18,8 @@ pub enum Work {
     Heartbeats { arguments: &'static [&'static str] },
     /// The same on a database that is full of what a janitor has to do, or would have if it were due.
     Chores { arguments: &'static [&'static str], due: bool },
+    /// The same again and again on a topic that keeps so many bytes of a partition.
+    Retained { arguments: &'static [&'static str], retention_bytes: i64 },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
 }
@@ -517,6 +519,47 @@ pub const ROWS: &[Row] = &[
             absolute("longest append, nothing due", Value(1, APPEND_MAX), Aim::None),
             absolute("longest pass, at most", Value(0, "/longest_pass_us"), Aim::None),
             ratio("appends against those without", 0, 1, Aim::None),
+        ],
+    },
+    Row {
+        name: "retention",
+        title: "100-event appends, 16 connections, to a partition that keeps 8 MiB, in 6 rounds",
+        slow_flush: false,
+        runs: &[
+            Run {
+                title: "100 a request, 16 connections, 8 MiB kept",
+                work: Work::Retained {
+                    arguments: &["append", "--connections", "16", "--records-per-request", "100"],
+                    retention_bytes: 8 << 20,
+                },
+            },
+            HUNDREDS,
+        ],
+        figures: &[
+            Figure {
+                title: "the table after the last round against the first",
+                of: Value(0, "/last_table_bytes"),
+                by: Some(Value(0, "/first_table_bytes")),
+                aim: Aim::AtMost(1.2),
+            },
+            Figure {
+                title: "its index after the last round against the first",
+                of: Value(0, "/last_index_bytes"),
+                by: Some(Value(0, "/first_index_bytes")),
+                aim: Aim::AtMost(1.2),
+            },
+            ratio("against the same where all is kept", 0, 1, Aim::AtLeast(0.8)),
+            Figure {
+                title: "p99 of an append against the same where all is kept",
+                of: Value(0, "/latencies/append/p99_us"),
+                by: Some(Value(1, "/latencies/append/p99_us")),
+                aim: Aim::None,
+            },
+            absolute(
+                "longest wait for a row's lock",
+                Value(0, "/longest_lock_wait_us"),
+                Aim::AtMost(50_000.0),
+            ),
         ],
     },
 ];

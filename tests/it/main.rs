@@ -28,6 +28,7 @@ mod openapi;
 mod protocol;
 mod reads;
 mod removal;
+mod retention;
 mod served;
 mod sessions;
 mod settings;
