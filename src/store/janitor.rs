@@ -25,6 +25,7 @@ statements! {
     DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
         select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
         order by group_name limit $3 for no key update)";
+    DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
     /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
     TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
@@ -159,7 +160,9 @@ pub async fn remove_doomed(
             return Ok(Chunk { rows, more: true });
         }
     }
-    sqlx::query(DROP_DOOMED).bind(tenant.0).bind(log.0).execute(connection).await?;
+    for sql in [DROP_COMPACTION, DROP_DOOMED] {
+        sqlx::query(sql).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
+    }
     Ok(Chunk::default())
 }
 

@@ -6,6 +6,7 @@ mod authorisation;
 mod bodies;
 mod cli;
 mod codes;
+mod compaction;
 mod crash;
 mod dedup;
 mod docs;

@@ -41,6 +41,14 @@ const HOT: &[&str] = &[
     "beats_generations",
     "beats_names",
     "beats_renew",
+    "compaction_candidates",
+    "compaction_claim",
+    "compaction_finish",
+    "compaction_lock",
+    "compaction_move",
+    "compaction_remove",
+    "compaction_rewrite",
+    "compaction_standing",
     "expiry_drop_states",
     "expiry_idle",
     "expiry_last_transacted_at",
@@ -78,6 +86,7 @@ const HOT: &[&str] = &[
     "offsets_list",
     "offsets_lock",
     "offsets_make_rows",
+    "reads_is_compacted",
     "reads_rows",
     "reads_search",
     "reads_staged",
@@ -234,6 +243,7 @@ fn rule_16_heads_are_locked_in_order() {
 #[test]
 fn every_statement_is_of_one_tenant() {
     let over_all = [
+        "compaction_candidates",
         "connect_",
         "expiry_idle",
         "expiry_orphaned",
