@@ -35,9 +35,9 @@ async fn sequences_go_on_and_duplicates_are_known() {
     let first = &world.server.broker;
     let behind = support::broker(&world.server.options, settings());
     let tenant = support::tenant(first).await;
-    let opened = first.open_session(tenant, support::open(Some("p"))).await.unwrap();
+    let opened = first.open_session(tenant, support::open(Some("p")), None).await.unwrap();
     let of = |sequence| {
-        let (producer_id, epoch) = (opened.session.producer_id, opened.session.epoch);
+        let (producer_id, epoch) = (opened.value.session.producer_id, opened.value.session.epoch);
         Numbered { producer_id, epoch, sequence }
     };
     for sequence in 0..3 {
@@ -63,10 +63,11 @@ async fn sequences_go_on_and_duplicates_are_known() {
     }
     assert_eq!(place(&world.numbered(&behind, of(12)).await.unwrap()), (Some(12), false));
     world.sweep().await;
-    let reopened = cold.open_session(tenant, support::open(Some("p"))).await.unwrap();
-    let next: Vec<i64> = reopened.next_sequences.iter().map(|next| next.next_sequence).collect();
+    let reopened = cold.open_session(tenant, support::open(Some("p")), None).await.unwrap();
+    let next: Vec<i64> =
+        reopened.value.next_sequences.iter().map(|next| next.next_sequence).collect();
     assert_eq!(next, [13]);
-    let epoch = reopened.session.epoch;
+    let epoch = reopened.value.session.epoch;
     let next = Numbered { epoch, ..of(13) };
     assert_eq!(place(&world.numbered(&cold, next).await.unwrap()), (Some(13), false));
     assert!(world.numbered(&behind, of(13)).await.is_err(), "fenced");
