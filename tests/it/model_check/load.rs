@@ -60,7 +60,12 @@ impl Loader<'_> {
     pub fn strangers(&self) -> BTreeSet<Pair> {
         let is_known = |(log_id, id): &Pair| {
             let producer = self.memory.get(log_id).and_then(|log| log.producers.get(id));
-            producer.is_some_and(|producer| producer.registered)
+            let head = self.heads.iter().find(|head| head.log_id == *log_id);
+            let is_read = |producer: &Producer| {
+                let is_old = head.is_some_and(|head| head.fence != producer.mark);
+                producer.registered && !(is_old && self.without != Some(Rule::MarkEqualsFence))
+            };
+            producer.is_some_and(is_read)
         };
         self.numbered().into_iter().filter(|pair| !is_known(pair)).collect()
     }
