@@ -34,6 +34,7 @@ fn parameters(sql: &str) -> usize {
 
 /// Statements that go by index.
 const HOT: &[&str] = &[
+    "appends_append_claiming",
     "appends_append_row",
     "appends_append_rows",
     "appends_confirm",
@@ -70,6 +71,10 @@ const HOT: &[&str] = &[
     "janitor_trim_rows",
     "janitor_trimmable",
     "janitor_unsnapped_trims",
+    "keys_claimed",
+    "keys_find",
+    "keys_journals",
+    "keys_remember",
     "logs_hold",
     "logs_read",
     "logs_lock",

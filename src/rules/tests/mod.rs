@@ -2,7 +2,9 @@
 
 mod append;
 mod assign;
+mod claims;
 mod compaction;
+mod dedup;
 mod expiry;
 mod fold;
 mod group;
