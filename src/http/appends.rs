@@ -201,7 +201,8 @@ pub struct AppendedToPartition {
 /// often it is sent: the repeat answers the first answer with `"duplicate": true`.
 #[utoipa::path(post, path = "/v1/topics/{topic}/records", operation_id = "append_to_topic",
     tag = "appends",
-    params(("topic" = String, Path, description = "The topic's name"), AppendQuery),
+    params(("topic" = String, Path, description = "The topic's name"), AppendQuery,
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
     request_body(description = "The records, in one JSON object or one a line", content(
         (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
             "sequence": 0, "records": [{"key": "customer-7", "value": {"total": 12.5},
@@ -247,7 +248,8 @@ pub async fn append_to_topic(
 #[utoipa::path(post, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "append_to_partition", tag = "appends",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition's number, from 0"), AppendQuery),
+        ("partition" = i32, Path, description = "The partition's number, from 0"), AppendQuery,
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
     request_body(description = "The records, in one JSON object or one a line", content(
         (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
             "sequence": 0, "expected_offset": 0, "records": [{"key": "customer-7",

@@ -46,12 +46,12 @@ is for people, `side_effects` tells whether something may have changed, and `ret
 then go on), `later` (send the same after `Retry-After` seconds).
 
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
-replica. An append with a sequence and an open with an `open_id` are done once, however often \
-they are sent: the repeat answers 200 with `\"duplicate\": true` and what the first one \
-answered. So is any open, join of a group or commit of offsets with an `Idempotency-Key`, in its first \
-status. A transaction is repeated by its `transaction_id`, and its outcome can always be asked \
-for. An append without a sequence is stored as often as it arrives, and an open without an \
-`open_id` raises the epoch each time. All other requests can be repeated as they are.";
+replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of a \
+group or a commit of offsets with an `Idempotency-Key` are done once, however often they are sent: \
+the repeat answers what the first one answered, with `\"duplicate\": true`. A transaction is repeated by \
+its `transaction_id`, and its outcome can always be asked for. Without any of these, an append is \
+stored as often as it arrives (but for records known by their `id`), an open raises the epoch each \
+time, and a join makes another member. All other requests can be repeated as they are.";
 
 /// The document, served and committed.
 pub fn openapi() -> utoipa::openapi::OpenApi {
