@@ -20,6 +20,7 @@ mod sequence;
 mod session;
 mod settings;
 mod spread;
+mod staged_ids;
 mod table;
 mod transaction;
 mod whole;
