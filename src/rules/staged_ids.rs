@@ -2,11 +2,10 @@
 //! (`staged_batches.ids`), what becomes of each when the transaction claims them, and which lines are
 //! left then.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{
-    Refusal,
-    dedup::{Fact, Record},
+    dedup::{Dedup, Known, Record, Stopped, Verdict},
     provenance::Corrupt,
 };
 use crate::model::{
@@ -33,12 +32,22 @@ pub struct StagedId {
     pub digest: PayloadDigest,
 }
 
+/// A topic in which ids are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Topic {
+    pub topic_id: TopicId,
+    /// Whose head is held by whoever claims ids.
+    pub journal: LogId,
+    /// None: they are remembered for ever.
+    pub window_ms: Option<i64>,
+}
+
 /// A staged row in which records have ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedRow {
     pub ordinal: i64,
     pub log_id: LogId,
-    pub topic_id: TopicId,
+    pub topic: Topic,
     /// Which append of the transaction it is of.
     pub append: i64,
     pub ids: Vec<StagedId>,
@@ -57,24 +66,25 @@ pub struct NewId {
 
 /// What becomes of the records that have ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Claims {
     pub new: Vec<NewId>,
     /// Lines that are not stored (again), by the ordinals of their rows.
     pub skipped: Vec<(i64, Vec<u32>)>,
 }
 
-/// What of an append's records has ids, for each of its parts. `item`: the append's place in its call.
-pub fn pack(item: usize, parts: usize, records: &[Record]) -> Vec<Option<Vec<u8>>> {
+/// What of the records of a call has ids, for each of its parts.
+pub fn pack(parts: usize, dedups: &[Dedup]) -> Vec<Option<Vec<u8>>> {
     let mut packed: Vec<Option<Vec<u8>>> = vec![None; parts];
     let mut lines = vec![0; parts];
-    for (index, record) in records.iter().enumerate() {
+    for record in dedups.iter().flat_map(|dedup| &dedup.records) {
         let (Some(bytes), Some(line)) = (packed.get_mut(record.part), lines.get_mut(record.part))
         else {
             continue;
         };
         if let Some(key) = record.key {
-            let id = StagedId { line: *line, index: index as u32, key, digest: record.digest };
-            put(bytes.get_or_insert_with(|| header(item)), &id);
+            let id =
+                StagedId { line: *line, index: record.index as u32, key, digest: record.digest };
+            put(bytes.get_or_insert_with(|| header(record.append.unwrap_or(0))), &id);
         }
         *line += 1;
     }
@@ -124,56 +134,68 @@ fn take(bytes: &[u8; ID_BYTES]) -> StagedId {
     }
 }
 
-/// What becomes of the staged records that have ids: all is new or is stored already, or the
-/// transaction is refused. `facts`: what is known of their keys. Rows come in their order.
-pub fn judge(
-    facts: &HashMap<(TopicId, DedupKey), Fact>,
-    rows: &[StagedRow],
-) -> Result<Verdict, Refusal> {
-    let mut firsts: HashMap<(TopicId, DedupKey), PayloadDigest> = HashMap::new();
-    let mut verdict = Verdict::default();
-    let (mut reused, mut held) = (Vec::new(), None);
-    for row in rows {
-        let mut skipped: Vec<u32> = Vec::new();
-        for id in &row.ids {
-            let key = (row.topic_id, id.key);
-            let (is_new, digest) = match (firsts.get(&key), facts.get(&key)) {
-                (Some(first), _) => (false, *first),
-                (None, Some(Fact::Record { digest, .. })) => (false, *digest),
-                (None, Some(Fact::Held { digest, transaction_id })) => {
-                    held = Some(*transaction_id);
-                    (true, *digest)
-                }
-                (None, Some(Fact::Request { .. }) | None) => (true, id.digest),
-            };
-            firsts.entry(key).or_insert(digest);
-            if digest != id.digest {
-                reused.push(format!("/appends/{}/records/{}", row.append, id.index));
-            }
+impl Topic {
+    /// Nothing of it is asked for yet.
+    pub fn dedup(self) -> Dedup {
+        Dedup {
+            journal: self.journal,
+            topic_id: self.topic_id,
+            window_ms: self.window_ms,
+            records: Vec::new(),
+            refuses_duplicates: false,
+            request_key: None,
+        }
+    }
+}
+
+/// What may be known of staged rows, by topic; their order is theirs, and a record's part its row.
+pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
+    let mut dedups: BTreeMap<TopicId, Dedup> = BTreeMap::new();
+    for (part, row) in rows.iter().enumerate() {
+        let dedup = dedups.entry(row.topic.topic_id).or_insert_with(|| row.topic.dedup());
+        dedup.records.extend(row.ids.iter().map(|id| Record {
+            append: Some(row.append as usize),
+            index: id.index as usize,
+            part,
+            key: Some(id.key),
+            digest: id.digest,
+            size_bytes: 0,
+        }));
+    }
+    dedups.into_values().collect()
+}
+
+/// What becomes of the staged records that have ids, or why the transaction is refused. `dedups`: of
+/// these rows.
+pub fn judge(known: &Known, rows: &[StagedRow], dedups: &[Dedup]) -> Result<Claims, Stopped> {
+    let mut is_new: Vec<Vec<bool>> = vec![Vec::new(); rows.len()];
+    for dedup in dedups {
+        for (record, verdict) in dedup.records.iter().zip(known.judge(dedup)?) {
+            is_new[record.part].push(verdict == Verdict::New);
+        }
+    }
+    let mut claims = Claims::default();
+    for (row, is_new) in rows.iter().zip(is_new) {
+        let mut skipped = Vec::new();
+        for (id, is_new) in row.ids.iter().zip(is_new) {
             if is_new {
-                verdict.new.push(row.claim(id, skipped.len()));
+                claims.new.push(row.claim(id, skipped.len()));
             } else {
                 skipped.push(id.line);
             }
         }
         if !skipped.is_empty() {
-            verdict.skipped.push((row.ordinal, skipped));
+            claims.skipped.push((row.ordinal, skipped));
         }
     }
-    if !reused.is_empty() {
-        return Err(Refusal::RecordIdReused { records: reused });
-    }
-    match held {
-        Some(transaction_id) => Err(Refusal::RecordHeld { transaction_id }),
-        None => Ok(verdict),
-    }
+    Ok(claims)
 }
 
 impl StagedRow {
     /// `skipped`: lines before it that go.
     fn claim(&self, id: &StagedId, skipped: usize) -> NewId {
         NewId {
-            topic_id: self.topic_id,
+            topic_id: self.topic.topic_id,
             key: id.key,
             digest: id.digest,
             log_id: self.log_id,

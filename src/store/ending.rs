@@ -15,7 +15,8 @@ statements! {
     /// order. One is committed only if all it goes by is still as this sees it: a call that was staging
     /// meanwhile, a vanished head or a passed deadline leave it out. (The sizes are taken before
     /// anything is sorted: a commit's cost is that of its batches, not of their bytes. A full join is
-    /// never a nested loop over thousands of batches and logs; where one side is there, the other is.)
+    /// never a nested loop over thousands of batches and logs; where one side is there, the other is.
+    /// A batch of which nothing is left, because all of it is stored elsewhere, gets no row.)
     COMMIT = "with t as materialized ( \
             select t.transaction_id, t.batch_count, t.expires_at, t.prepared_at from ( \
                 select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) \

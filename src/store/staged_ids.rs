@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Error, logs::numbers, statements};
 use crate::{
     model::{LogId, TenantId, TopicId, settings::OwnSettings},
-    rules::staged_ids::{NewId, StagedRow, unpack},
+    rules::staged_ids::{NewId, StagedRow, Topic, unpack},
 };
 
 statements! {
@@ -46,22 +46,22 @@ pub struct TopicOf {
     pub settings: OwnSettings,
 }
 
-/// What rows of a transaction have ids, by ordinal, in the topics of these logs.
+/// The rows of a transaction in which records have ids, by ordinal, as far as they are of these logs.
 pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-    topics: &HashMap<LogId, TopicOf>,
+    topics: &HashMap<LogId, Topic>,
 ) -> Result<Vec<StagedRow>, Error> {
     let rows: Vec<(i64, i64, Vec<u8>)> =
         sqlx::query_as(IDS).bind(tenant.0).bind(id).fetch_all(connection).await?;
     let mut staged = Vec::new();
     for (ordinal, log_id, packed) in rows {
         let log_id = LogId(log_id);
-        let Some(TopicOf { topic_id, .. }) = topics.get(&log_id) else { continue };
+        let Some(topic) = topics.get(&log_id).copied() else { continue };
         let corrupt = |_| Error::Corrupt(format!("ids of row {ordinal} of transaction {id}"));
         let (append, ids) = unpack(&packed).map_err(corrupt)?;
-        staged.push(StagedRow { ordinal, log_id, topic_id: *topic_id, append, ids });
+        staged.push(StagedRow { ordinal, log_id, topic, append, ids });
     }
     Ok(staged)
 }

@@ -221,16 +221,23 @@ pub async fn offsets(
     rows.into_iter().map(offset).collect()
 }
 
-/// The logs a transaction has staged records for, by id; and those in which records have ids.
+/// The logs a transaction has staged records for, by id.
+pub struct Logs {
+    pub all: Vec<LogId>,
+    /// Where some of the records had ids when they were staged.
+    pub with_ids: Vec<LogId>,
+}
+
 pub async fn logs(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-) -> Result<(Vec<LogId>, Vec<LogId>), Error> {
+) -> Result<Logs, Error> {
     let query = sqlx::query_as(LOGS).bind(tenant.0).bind(id);
     let logs: Vec<(i64, bool)> = query.fetch_all(connection).await?;
     let with_ids = logs.iter().filter(|(_, has_ids)| *has_ids).map(|(id, _)| LogId(*id));
-    Ok((logs.iter().map(|(id, _)| LogId(*id)).collect(), with_ids.collect()))
+    let with_ids = with_ids.collect();
+    Ok(Logs { all: logs.iter().map(|(id, _)| LogId(*id)).collect(), with_ids })
 }
 
 /// From now on the topics of these held logs stay, and nobody else commits at these locked places.

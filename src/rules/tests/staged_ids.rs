@@ -10,9 +10,11 @@ use crate::{
     model::{Timestamp, TopicId, dedup::id_key},
     rules::{
         Refusal,
-        dedup::{Fact, Record, Seen},
+        dedup::{Dedup, Fact, Known, Record, Seen, Stopped},
         provenance::Corrupt,
-        staged_ids::{NewId, StagedId, StagedRow, Verdict, judge, left, pack, unpack},
+        staged_ids::{
+            Claims, NewId, StagedId, StagedRow, Topic, dedups, judge, left, pack, unpack,
+        },
     },
 };
 
@@ -21,32 +23,51 @@ fn stored(before: i64, packed: &[u8]) -> Vec<u8> {
     [&before.to_be_bytes(), packed].concat()
 }
 
-fn record(part: usize, id: Option<&str>) -> Record {
-    Record { part, key: id.map(id_key), digest: 7, size_bytes: 1 }
+/// A call's records in one topic: the append, the part, the id if there is one, the payload.
+fn sent(records: &[(usize, usize, Option<Uuid>, i64)]) -> Dedup {
+    let mut indices: HashMap<usize, usize> = HashMap::new();
+    let record = |(append, part, key, digest): &(usize, usize, Option<Uuid>, i64)| {
+        let next = indices.entry(*append).or_default();
+        let index = std::mem::replace(next, *next + 1);
+        let append = Some(*append);
+        Record { append, index, part: *part, key: *key, digest: *digest, size_bytes: 1 }
+    };
+    Dedup { records: records.iter().map(record).collect(), ..topic(1).dedup() }
+}
+
+fn topic(id: i64) -> Topic {
+    Topic { topic_id: TopicId(id), journal: log_of(id as i32 + 100), window_ms: Some(1_000) }
 }
 
 #[test]
 fn ids_are_packed_part_by_part_with_their_places_as_sent() {
-    let records = [
-        record(0, None),
-        record(1, Some("a")),
-        record(0, Some("b")),
-        record(1, None),
-        record(1, Some("c")),
-        record(2, None),
-    ];
-    let packed = pack(3, 3, &records);
-    let id = |line, index, id| StagedId { line, index, key: id_key(id), digest: 7 };
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|id| Some(id_key(id)));
+    let one = sent(&[
+        (3, 0, None, 0),
+        (3, 1, a, 7),
+        (3, 0, b, 8),
+        (3, 1, None, 0),
+        (3, 1, c, 9),
+        (3, 2, None, 0),
+        (5, 4, d, 1),
+    ]);
+    let other = Dedup { topic_id: TopicId(2), ..sent(&[(4, 3, a, 2)]) };
+    let packed = pack(6, &[one, other]);
+    let id = |line, index, id, digest| StagedId { line, index, key: id_key(id), digest };
     let unpack = |part: usize| unpack(&stored(40, packed[part].as_ref().unwrap()));
-    assert_eq!(unpack(0), Ok((43, vec![id(1, 2, "b")])));
-    assert_eq!(unpack(1), Ok((43, vec![id(0, 1, "a"), id(2, 4, "c")])));
+    assert_eq!(unpack(0), Ok((43, vec![id(1, 2, "b", 8)])));
+    assert_eq!(unpack(1), Ok((43, vec![id(0, 1, "a", 7), id(2, 4, "c", 9)])));
     assert_eq!(packed[2], None, "nothing has an id there");
+    assert_eq!(unpack(3), Ok((44, vec![id(0, 0, "a", 2)])));
+    assert_eq!(unpack(4), Ok((45, vec![id(0, 0, "d", 1)])));
+    assert_eq!(packed[5], None);
 }
 
 #[test]
 fn nothing_else_is_taken_for_ids() {
-    let packed = pack(0, 1, &[record(0, Some("a")), record(0, Some("b"))]);
-    let good = stored(0, packed[0].as_ref().unwrap());
+    let [a, b] = ["a", "b"].map(|id| Some(id_key(id)));
+    let packed = pack(1, &[sent(&[(1, 0, a, 7), (1, 0, b, 7)])]).remove(0).unwrap();
+    let good = stored(0, &packed);
     assert!(unpack(&good).is_ok());
     for length in (0..good.len()).filter(|length| *length != good.len() - 32) {
         assert_eq!(unpack(&good[..length]), Err(Corrupt), "{length}");
@@ -57,30 +78,32 @@ fn nothing_else_is_taken_for_ids() {
     let (head, ids) = good.split_at(13);
     let twice = [head, &ids[..32], &ids[..32]].concat();
     assert_eq!(unpack(&twice), Err(Corrupt), "lines go up");
-    assert_eq!(unpack(&stored(i64::MAX, &pack(1, 1, &[record(0, Some("a"))])[0].clone().unwrap())), Err(Corrupt));
+    assert_eq!(unpack(&stored(i64::MAX, &packed)), Err(Corrupt));
 }
 
 proptest! {
     #[test]
     fn packed_ids_come_back(
         records in vec((0..4_usize, option::of(any::<u128>()), any::<i64>()), 0..40),
-        item in 0..1_000_usize,
+        append in 0..1_000_usize,
         before in 0..1_i64 << 40,
     ) {
-        let record = |(part, key, digest): &(usize, Option<u128>, i64)| Record {
-            part: *part, key: key.map(Uuid::from_u128), digest: *digest, size_bytes: 1,
+        let record = |(part, key, digest): &(usize, Option<u128>, i64)| {
+            (append, *part, key.map(Uuid::from_u128), *digest)
         };
-        let records: Vec<Record> = records.iter().map(record).collect();
-        for (part, packed) in pack(item, 4, &records).into_iter().enumerate() {
-            let own = records.iter().enumerate().filter(|(_, record)| record.part == part);
-            let lines = own.enumerate().filter_map(|(line, (index, record))| Some(StagedId {
-                line: line as u32, index: index as u32, key: record.key?, digest: record.digest,
-            }));
-            let want: Vec<StagedId> = lines.collect();
+        let sent = sent(&records.iter().map(record).collect::<Vec<_>>());
+        for (part, packed) in pack(4, std::slice::from_ref(&sent)).into_iter().enumerate() {
+            let own = sent.records.iter().filter(|record| record.part == part).zip(0..);
+            let want: Vec<StagedId> = own
+                .filter_map(|(Record { index, key, digest, .. }, line)| {
+                    Some(StagedId { line, index: *index as u32, key: (*key)?, digest: *digest })
+                })
+                .collect();
             match packed {
                 None => prop_assert!(want.is_empty()),
                 Some(packed) => {
-                    prop_assert_eq!(unpack(&stored(before, &packed)), Ok((before + item as i64, want)));
+                    let append = before + append as i64;
+                    prop_assert_eq!(unpack(&stored(before, &packed)), Ok((append, want)));
                 }
             }
         }
@@ -127,7 +150,7 @@ fn row(ordinal: usize, words: &str) -> StagedRow {
     StagedRow {
         ordinal: ordinal as i64,
         log_id: log_of(topic as i32),
-        topic_id: TopicId(topic),
+        topic: self::topic(topic),
         append: ordinal as i64 + 10,
         ids: ids.collect(),
     }
@@ -138,7 +161,7 @@ fn holder() -> Uuid {
 }
 
 /// `a1` is stored, `h1` held; both in topic 0.
-fn facts(words: &str) -> HashMap<(TopicId, Uuid), Fact> {
+fn known(words: &str) -> Known {
     let seen = Seen { partition: 0, offset: Some(0), first_seen_at: Timestamp(0) };
     let fact = |word: &str| {
         let (id, digest) = word.split_at(1);
@@ -149,26 +172,36 @@ fn facts(words: &str) -> HashMap<(TopicId, Uuid), Fact> {
         };
         ((TopicId(0), id_key(id)), fact)
     };
-    words.split_whitespace().map(fact).collect()
+    Known { facts: words.split_whitespace().map(fact).collect(), ..Known::default() }
 }
 
 /// What is new as (ordinal, position), what is skipped as (ordinal, lines); or the refusal.
-fn told(judged: Result<Verdict, Refusal>) -> String {
-    match judged {
-        Ok(Verdict { new, skipped }) => {
-            let new = new.iter().map(|NewId { ordinal, position, .. }| format!("{ordinal}.{position}"));
+fn told(known: &Known, rows: &[StagedRow]) -> String {
+    match judge(known, rows, &dedups(rows)) {
+        Ok(Claims { new, skipped }) => {
+            let new =
+                new.iter().map(|NewId { ordinal, position, .. }| format!("{ordinal}.{position}"));
             let lines = skipped.iter().map(|(ordinal, lines)| format!("{ordinal}{lines:?}"));
-            format!("new {} skip {}", new.collect::<Vec<_>>().join(" "), lines.collect::<Vec<_>>().join(" "))
+            format!(
+                "new {} skip {}",
+                new.collect::<Vec<_>>().join(" "),
+                lines.collect::<Vec<_>>().join(" ")
+            )
         }
-        Err(Refusal::RecordIdReused { records }) => format!("reused {}", records.join(" ")),
-        Err(Refusal::RecordHeld { transaction_id }) if transaction_id == holder() => "held".into(),
+        Err(Stopped::Refused(Refusal::RecordIdReused { records })) => {
+            format!("reused {}", records.join(" "))
+        }
+        Err(Stopped::Refused(Refusal::RecordHeld { transaction_id })) => {
+            assert_eq!(transaction_id, holder());
+            "held".to_owned()
+        }
         Err(other) => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn what_is_new_is_claimed_once_and_what_is_known_is_skipped() {
-    for (known, rows, want) in [
+    for (facts, rows, want) in [
         ("", "t0: a1 b2", "new 0.0 0.1 skip "),
         ("", "t0: - a1 - b2", "new 0.1 0.3 skip "),
         // stored elsewhere since
@@ -195,14 +228,14 @@ fn what_is_new_is_claimed_once_and_what_is_known_is_skipped() {
     ] {
         let rows: Vec<StagedRow> =
             rows.split('|').enumerate().map(|(ordinal, words)| row(ordinal, words)).collect();
-        assert_eq!(told(judge(&facts(known), &rows)), want, "{known:?} {rows:?}");
+        assert_eq!(told(&known(facts), &rows), want, "{facts:?} {rows:?}");
     }
 }
 
 #[test]
 fn a_claim_says_where_its_record_will_lie() {
     let rows = [row(0, "t0: a1"), row(1, "t1: - a1 b2 a1 c3")];
-    let Verdict { new, .. } = judge(&HashMap::new(), &rows).unwrap();
+    let Claims { new, .. } = judge(&Known::default(), &rows, &dedups(&rows)).unwrap();
     let claim = |ordinal, topic, id, digest, position| NewId {
         topic_id: TopicId(topic),
         key: id_key(id),
@@ -211,6 +244,11 @@ fn a_claim_says_where_its_record_will_lie() {
         ordinal,
         position,
     };
-    let want = [claim(0, 0, "a", 1, 0), claim(1, 1, "a", 1, 1), claim(1, 1, "b", 2, 2), claim(1, 1, "c", 3, 3)];
+    let want = [
+        claim(0, 0, "a", 1, 0),
+        claim(1, 1, "a", 1, 1),
+        claim(1, 1, "b", 2, 2),
+        claim(1, 1, "c", 3, 3),
+    ];
     assert_eq!(new, want);
 }
