@@ -172,7 +172,9 @@ fn known(words: &str) -> Known {
         };
         ((TopicId(0), id_key(id)), fact)
     };
-    Known { facts: words.split_whitespace().map(fact).collect(), ..Known::default() }
+    let mut known = Known::default();
+    known.facts = words.split_whitespace().map(fact).collect();
+    known
 }
 
 /// What is new as (ordinal, position), what is skipped as (ordinal, lines); or the refusal.
