@@ -21,6 +21,7 @@ pub mod sequence;
 pub mod session;
 pub mod settings;
 pub mod spread;
+pub mod staged_ids;
 pub mod tenant;
 #[cfg(test)]
 mod tests;

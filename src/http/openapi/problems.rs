@@ -37,6 +37,8 @@ const APPENDING: &[Code] = &[
 ];
 /// Of records that are known by their ids.
 const KNOWING: &[Code] = &[Code::RecordIdReused];
+/// Of a transaction that claims the ids of its records.
+const HELD: &[Code] = &[Code::ConcurrentTransactions];
 /// Of whatever names a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
 /// Of a call of a transaction that has begun.
@@ -173,7 +175,19 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     (
         "prepare_transaction",
-        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, IN_TOPIC, CLAIMING, WRITING],
+        &[
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            IN_TOPIC,
+            CLAIMING,
+            KNOWING,
+            HELD,
+            WRITING,
+        ],
     ),
     (
         "commit_transaction",
@@ -188,6 +202,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             STAGING,
             POINTING,
             CLAIMING,
+            KNOWING,
+            HELD,
             WRITING,
         ],
     ),

@@ -22,6 +22,7 @@ mod sequence;
 mod session;
 mod settings;
 mod spread;
+mod staged_ids;
 mod table;
 mod tenant;
 mod transaction;
