@@ -3,6 +3,7 @@
 
 mod holders;
 mod readers;
+mod steady;
 
 use oncelog::{
     model::{Code, LogId, TenantId},
