@@ -132,13 +132,9 @@ impl World {
     /// Offsets of what is to be left: the last record of each key, and those without a key.
     fn left(&self) -> Vec<i64> {
         let mut later = HashSet::new();
-        let is_left = |(_, (key, _)): &(i64, &Record)| key.is_none_or(|key| later.insert(key));
-        let mut left: Vec<i64> = (0..self.appended.len() as i64)
-            .zip(&self.appended)
-            .rev()
-            .filter(is_left)
-            .map(|(offset, _)| offset)
-            .collect();
+        let is_left = |(_, (key, _)): &(usize, &Record)| key.is_none_or(|key| later.insert(key));
+        let records = self.appended.iter().enumerate().rev();
+        let mut left: Vec<i64> = records.filter(is_left).map(|(offset, _)| offset as i64).collect();
         left.reverse();
         left
     }
