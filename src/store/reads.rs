@@ -103,7 +103,7 @@ fn row(stored: Stored) -> Result<Arc<Row>, Error> {
     let decode = |bytes: Vec<u8>| {
         let kept = Kept::decode(&bytes, record_count);
         let line_count = memchr::memchr_iter(b'\n', lines.as_bytes()).count();
-        let of_lines = kept.filter(|kept| kept.len() == line_count);
+        let of_lines = kept.filter(|kept| kept.count() == line_count);
         let what = || format!("what is left of the row at {base_offset} is not what it holds");
         of_lines.ok_or_else(|| Error::Corrupt(what()))
     };

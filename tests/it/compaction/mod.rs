@@ -133,9 +133,8 @@ impl World {
     fn left(&self) -> Vec<i64> {
         let mut later = HashSet::new();
         let is_left = |(_, (key, _)): &(usize, &Record)| key.is_none_or(|key| later.insert(key));
-        let backwards = self.appended.iter().enumerate().rev();
-        let mut left: Vec<i64> =
-            backwards.filter(is_left).map(|(offset, _)| offset as i64).collect();
+        let records = self.appended.iter().enumerate().rev();
+        let mut left: Vec<i64> = records.filter(is_left).map(|(offset, _)| offset as i64).collect();
         left.reverse();
         left
     }
