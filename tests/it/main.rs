@@ -37,6 +37,7 @@ mod staged;
 mod statements;
 mod stops;
 mod support;
+mod tenants;
 mod tidy;
 mod topic_reads;
 mod topics;

@@ -21,6 +21,7 @@ mod session;
 mod settings;
 mod spread;
 mod table;
+mod tenant;
 mod transaction;
 mod whole;
 

@@ -4,7 +4,9 @@ use crate::{
     model::settings::{Change, Changes, IfMatch, Key, Maxima, Origin, OwnSettings, Value},
     rules::{
         Refusal,
-        settings::{batch_limits, exceeded, in_force, of_tenant, patch_tenant, patched},
+        settings::{
+            batch_limits, check_maxima, exceeded, in_force, of_tenant, patch_tenant, patched,
+        },
     },
 };
 
@@ -20,7 +22,7 @@ pub fn own(words: &str) -> OwnSettings {
 }
 
 /// The same, of a tenant whose operator has set `max_topics=4`.
-fn below(words: &str, maxima: &str) -> OwnSettings {
+pub fn below(words: &str, maxima: &str) -> OwnSettings {
     let most = |(key, value): (Key, Value)| (key, value.number().unwrap());
     OwnSettings { maxima: Maxima(own(maxima).values.into_iter().map(most).collect()), ..own(words) }
 }
@@ -169,6 +171,42 @@ fn a_patch_keeps_sets_and_removes() {
     for (former, patch, want) in table {
         assert_eq!(patched(&own(former), &changes(patch)), own(want), "{former} | {patch}");
     }
+}
+
+/// The largest values, and a patch of a tenant or a topic: what of it is too much.
+#[test]
+fn a_patch_stays_within_the_operators_maxima() {
+    let table = [
+        ("", "max_topics=100000", ""),
+        ("max_topics=5", "max_topics=5", ""),
+        ("max_topics=5", "max_topics=6", "max_topics=6/5"),
+        ("max_topics=5", "max_topics=default max_partitions=9", ""),
+        ("retention_ms=5000", "retention_ms=null", "retention_ms=null/5000"),
+        ("retention_bytes=5", "retention_ms=null", ""),
+        (
+            "max_batch_bytes=5 retention_bytes=7 max_topics=0",
+            "retention_bytes=8 max_batch_bytes=5 max_topics=1",
+            "retention_bytes=8/7 max_topics=1/0",
+        ),
+    ];
+    for (maxima, patch, want) in table {
+        // what the tenant has of its own does not matter
+        let tenant = below("max_topics=9 retention_ms=null", maxima);
+        let got = match check_maxima(&changes(patch), &tenant) {
+            Ok(()) => Vec::new(),
+            Err(Refusal::AboveMaxima { settings }) => settings,
+            Err(other) => panic!("{other:?}"),
+        };
+        let got = got.iter().map(|(key, value, most)| format!("{}={value}/{most}", key.name()));
+        assert_eq!(got.collect::<Vec<_>>().join(" "), want, "{maxima} | {patch}");
+        let patched = patch_tenant(&tenant, 0, &changes(patch), None);
+        assert_eq!(patched.is_ok(), want.is_empty(), "{maxima} | {patch}");
+        assert!(patched.is_err() || patched.unwrap().maxima == tenant.maxima);
+    }
+    // the state that was meant comes first
+    let stale = Some(&IfMatch::OneOf(vec![]));
+    let refused = patch_tenant(&below("", "max_topics=5"), 0, &changes("max_topics=6"), stale);
+    assert!(matches!(refused, Err(Refusal::PreconditionFailed { .. })), "{refused:?}");
 }
 
 #[test]
