@@ -8,8 +8,7 @@ use uuid::Uuid;
 use super::Error;
 use crate::{
     model::{
-        Code, Epoch, Fault, Invalid, Name, Offset, Sequence,
-        settings::{Key, Value},
+        Code, Epoch, Offset, Sequence,
         transaction::{Reason, State},
     },
     rules::Refusal,

@@ -1,3 +1,5 @@
+//! The table of settings, and how they are stored.
+
 use super::*;
 
 #[test]
