@@ -208,12 +208,13 @@ async fn numbers_come_together_or_not_at_all() {
     for bad in ["-1", "9007199254740992", "1.0", "x", "01", ""] {
         ndjson(&format!("producer_id=1&epoch=0&sequence={bad}")).await.invalid(&["?sequence"]);
     }
-    // nulls are absent; a key instead of a sequence is refused while nothing remembers it
+    // nulls are absent; a key beside a sequence is refused
     let nulls = json!({"producer_id": null, "epoch": null, "sequence": null,
         "expected_offset": null});
     server.post(ONE).json(body(nulls.clone())).await.ok();
     server.post(WHOLE).json(body(nulls)).await.ok();
-    let keyed = server.post(ONE).json(body(json!({}))).header("idempotency-key", "k").await;
+    let both = body(json!({"producer_id": 1, "epoch": 0, "sequence": 0}));
+    let keyed = server.post(ONE).json(both).header("idempotency-key", "k").await;
     keyed.invalid(&["Idempotency-Key"]);
     let largest = json!({"producer_id": too_large - 1, "epoch": 0, "sequence": too_large - 1});
     server.post(ONE).json(body(largest)).await.refused(Code::UnknownProducer);
@@ -485,7 +486,8 @@ async fn the_digest_is_of_the_records_not_of_their_clothes() {
 #[tokio::test]
 async fn ids_are_data_while_no_window_remembers_them() {
     let server = Server::start().await;
-    server.topic("orders", 1).await;
+    let off = json!({"partition_count": 1, "settings": {"dedup_window_ms": 0}});
+    server.put("/v1/topics/orders").json(off).await.created();
     let body = json!({"records": [{"id": "a", "value": 1}, {"id": "a", "value": 2}]});
     for base in [0, 2] {
         assert_eq!(server.post(ONE).json(&body).await.ok()["base_offset"], base);

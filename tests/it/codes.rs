@@ -77,6 +77,7 @@ async fn every_code_is_produced() {
     produced.extend(of_tokens().await);
     produced.extend(of_topics().await);
     produced.extend(of_producers().await);
+    produced.extend(of_keys().await);
     produced.extend(of_transaction_ids().await);
     produced.extend(of_transactions().await);
     produced.extend(of_groups().await);
@@ -87,6 +88,24 @@ async fn every_code_is_produced() {
     for (code, answer) in &produced {
         check(*code, answer);
     }
+}
+
+async fn of_keys() -> Produced {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let path = "/v1/topics/orders/records";
+    let send = |value: i64, on_duplicate: &str| {
+        let records = json!([{"id": "a", "value": value}]);
+        server.post(path).json(json!({"on_duplicate": on_duplicate, "records": records}))
+    };
+    send(1, "skip").await.ok();
+    let old = "01000000-0000-7000-8000-000000000000";
+    let keyed = server.post(path).header("idempotency-key", old);
+    vec![
+        (Code::RecordIdReused, send(2, "skip").await),
+        (Code::DuplicateRecord, send(1, "refuse").await),
+        (Code::IdempotencyKeyExpired, keyed.json(json!({"records": [{"value": 1}]})).await),
+    ]
 }
 
 async fn of_shape() -> Produced {

@@ -258,7 +258,8 @@ impl Run {
         let trio = Trio::start(2).await;
         let replica = &trio.replicas[0];
         let open = support::open(Some("p"));
-        let session = replica.broker.open_session(replica.tenant, open).await.unwrap().session;
+        let session =
+            replica.broker.open_session(replica.tenant, open, None).await.unwrap().value.session;
         let hand = trio.options.connect().await.unwrap();
         let mut run = Self {
             trio,
@@ -303,7 +304,8 @@ impl Run {
         let before = self.rng.random_range(self.oracle.starts[partition]..=log.len() as i64);
         let replica = &self.trio.replicas[0];
         let partition_number = partition as Partition;
-        let trim = replica.broker.trim(replica.tenant, &name("orders"), partition_number, before);
+        let topic = name("orders");
+        let trim = replica.broker.trim(replica.tenant, &topic, partition_number, before);
         trim.await.unwrap();
         self.oracle.starts[partition] = before;
     }

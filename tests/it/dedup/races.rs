@@ -144,7 +144,8 @@ async fn storm(seed: u64, cuts_per_million: u32) {
     for task in 0..18 {
         let session = support::open(Some(&format!("p{task}")));
         let replica = &trio.replicas[0];
-        let session = replica.broker.open_session(replica.tenant, session).await.unwrap().session;
+        let session =
+            replica.broker.open_session(replica.tenant, session, None).await.unwrap().value.session;
         let (trio, learned) = (trio.clone(), learned.clone());
         let mut rng = StdRng::seed_from_u64(seed.wrapping_add(task as u64));
         tasks.push(tokio::spawn(async move {
@@ -302,7 +303,8 @@ async fn numbers_that_store_nothing_are_known_to_all_brokers() {
     let scope = Scope::Partition(0);
     let replica = &trio.replicas[0];
     let open = support::open(Some("p"));
-    let session = replica.broker.open_session(replica.tenant, open).await.unwrap().session;
+    let session =
+        replica.broker.open_session(replica.tenant, open, None).await.unwrap().value.session;
     let send = async |replica: usize, sequence: i64, id: usize| {
         let producer_id: ProducerId = session.producer_id;
         let numbered = Numbered { producer_id, epoch: session.epoch, sequence };
@@ -330,7 +332,8 @@ async fn numbers_that_store_nothing_are_known_to_all_brokers() {
     }
     assert_eq!(trio.stored().await.len(), 3 + 3);
     let open = support::open(Some("p"));
-    let opened = trio.replicas[1].broker.open_session(replica.tenant, open).await.unwrap();
+    let opened =
+        trio.replicas[1].broker.open_session(replica.tenant, open, None).await.unwrap().value;
     assert_eq!(opened.next_sequences[0].next_sequence, 12);
 }
 
