@@ -298,7 +298,7 @@ impl Run {
     }
 
     async fn trim(&mut self) {
-        let partition = self.rng.random_range(0..2);
+        let partition = self.rng.random_range(0..2_usize);
         let log = &self.oracle.logs[partition];
         let before = self.rng.random_range(self.oracle.starts[partition]..=log.len() as i64);
         let replica = &self.trio.replicas[0];
