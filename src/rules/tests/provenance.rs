@@ -165,9 +165,9 @@ fn refused_bytes() {
     assert_eq!(decode_recent(&entry(1, &[1, 2], &[4])), Err(Corrupt), "recent has no fresh flag");
     let records = Placement::Records(Vec::new());
     assert_eq!(decode_placement(&encode_placement(&records)), Ok(records));
-    for (name, bytes) in
-        [("nothing", &[][..]), ("no kind", &[1]), ("fresh", &[1, 1, 4]), ("more", &[1, 0, 4, 4])]
-    {
+    let none: [(&str, &[u8]); 4] =
+        [("nothing", &[]), ("no kind", &[1]), ("fresh", &[1, 1, 4]), ("more", &[1, 0, 4, 4])];
+    for (name, bytes) in none {
         assert_eq!(decode_placement(bytes), Err(Corrupt), "{name}");
     }
 }

@@ -1,5 +1,6 @@
 //! Ids of records and Idempotency-Keys of appends, over HTTP.
 
+mod crashes;
 mod door;
 mod oracle;
 mod races;

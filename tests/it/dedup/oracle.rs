@@ -214,18 +214,22 @@ impl Oracle {
             };
             told.push(seen);
         }
-        let is_known = |wanted: &Wanted| matches!(wanted, Wanted::Known(..) | Wanted::Same(_));
-        let all_known = !wanted.is_empty() && wanted.iter().all(is_known);
         if !maybe_done {
-            assert_eq!(answer.duplicate, all_known, "{at}");
-            if let (Scope::Partition(_), Placed::Records { base_offset, record_count, .. }) =
-                (scope, &answer.placed)
-            {
-                let want = (news.first().copied(), news.len() as i64);
-                assert_eq!((*base_offset, *record_count), want, "{at}");
-            }
+            says_what_is_new(answer, scope, wanted, &news, at);
         }
         Answer { sent: sent.to_vec(), told, appended_at }
+    }
+}
+
+/// `news`: the offsets of what was stored.
+#[track_caller]
+fn says_what_is_new(answer: &Appended, scope: Scope, wanted: &[Wanted], news: &[i64], at: &str) {
+    assert_eq!(answer.duplicate, !wanted.contains(&Wanted::New), "{at}");
+    if let (Scope::Partition(_), Placed::Records { base_offset, record_count, .. }) =
+        (scope, &answer.placed)
+    {
+        let want = (news.first().copied(), news.len() as i64);
+        assert_eq!((*base_offset, *record_count), want, "{at}");
     }
 }
 
@@ -299,7 +303,7 @@ impl Run {
     }
 
     async fn trim(&mut self) {
-        let partition = self.rng.random_range(0..2);
+        let partition = self.rng.random_range(0..2_usize);
         let log = &self.oracle.logs[partition];
         let before = self.rng.random_range(self.oracle.starts[partition]..=log.len() as i64);
         let replica = &self.trio.replicas[0];

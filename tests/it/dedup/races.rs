@@ -378,7 +378,7 @@ async fn transactions_and_appends_with_ids_do_not_wait_in_a_circle() {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_add(task));
         tokio::spawn(async move {
             for round in 0..8 {
-                let server = servers[rng.random_range(0..3)].clone();
+                let server = servers[rng.random_range(0..servers.len())].clone();
                 let mut records = || -> Vec<Value> {
                     let id = |_| (round * 3 + rng.random_range(0..9)) % 24;
                     let ids: Vec<u64> = (0..3).map(id).collect();

@@ -48,6 +48,7 @@ mod ledger;
 mod load;
 mod opens;
 mod passes;
+mod silent;
 mod truth;
 mod world;
 

@@ -125,7 +125,7 @@ fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<Pair> {
 }
 
 impl Turn<'_> {
-    fn memory(&mut self, replica: usize) -> &mut Memory {
+    pub fn memory(&mut self, replica: usize) -> &mut Memory {
         &mut self.world.replicas[replica].memory.0
     }
 
@@ -438,39 +438,6 @@ impl Turn<'_> {
         self.write_silent(replica, &plan);
         self.world.ledger.release(who);
         (plan, written)
-    }
-
-    /// Numbers that no row tells of: their producers' states do, and the history.
-    fn write_silent(&mut self, replica: usize, plan: &Plan) {
-        let clock = self.world.ledger.clock;
-        let states: Vec<_> = plan.silent_states(self.memory(replica), clock).collect();
-        for (log_id, id, as_of_offset, state) in states {
-            self.note(Seen::Silent);
-            let last = state.recent.back().unwrap();
-            let entry = Entry {
-                producer_id: id,
-                epoch: state.epoch,
-                sequence: last.sequence,
-                fresh: state.recent.len() == 1,
-                digest: last.digest,
-                placement: last.placement.clone(),
-            };
-            let producers = Some(provenance::encode_entries(as_of_offset, &[entry]));
-            let row = ledger::Row {
-                base_offset: as_of_offset,
-                record_count: 0,
-                appended_at: clock,
-                producers,
-                payloads: Vec::new(),
-            };
-            let raises = !self.is_without(Rule::FenceSilent);
-            self.world.ledger.states.insert((log_id, id), StateRow::of(&state, as_of_offset));
-            let log = self.world.ledger.log_mut(log_id);
-            log.head.fence += i64::from(raises);
-            log.rows.push(row);
-            let before = log.rows.len() - 1;
-            self.check_stored(log_id, before);
-        }
     }
 
     fn loader<T>(
