@@ -33,7 +33,8 @@ fn said(
     horizon: i64,
 ) -> &'static str {
     let request = request(instant);
-    let mut known = Known { now: NOW, ..Known::default() };
+    let mut known = Known::default();
+    known.now = NOW;
     known.horizons.insert(TOPIC, Timestamp(horizon));
     if let Some((is_live, is_same)) = remembered {
         let fact = Fact::Request {
