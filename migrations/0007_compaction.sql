@@ -8,18 +8,26 @@ alter table oncelog.batches
 alter table oncelog.logs
     -- behind it every record is there; before it there may be holes, in rows and between them
     add column compacted_offset bigint not null default 0,
+    add check (compacted_offset <= snapshot_offset);
+
+-- How far logs are compacted. Not in the heads: an append would write it each time.
+create table oncelog.compactions (
+    tenant_id bigint not null,
+    log_id bigint not null,
     -- before it no record has the key of another
-    add column cleaned_offset bigint not null default 0,
+    cleaned_offset bigint not null default 0,
     -- so many records were left before it ...
-    add column left_records bigint not null default 0,
+    left_records bigint not null default 0,
     -- ... and so many of them say that a key is gone
-    add column tombstones bigint not null default 0,
+    tombstones bigint not null default 0,
     -- what the tombstones before this offset say is gone had gone at that instant
-    add column settled_offset bigint not null default 0,
-    add column settled_at timestamptz not null default 'epoch',
+    settled_offset bigint not null default 0,
+    settled_at timestamptz not null default 'epoch',
     -- some replica is at it, if it lives: others leave it alone until then
-    add column compacting_until timestamptz not null default 'epoch',
-    add check (compacted_offset <= snapshot_offset and settled_offset <= cleaned_offset and cleaned_offset <= snapshot_offset);
+    claimed_until timestamptz not null default 'epoch',
+    primary key (tenant_id, log_id),
+    check (settled_offset <= cleaned_offset)
+) with (fillfactor = 70);
 
 create index topics_compacted on oncelog.topics (tenant_id, topic_id) where settings ->> 'cleanup' = 'compact';
 create index tenants_compacted on oncelog.tenants (tenant_id) where settings ->> 'cleanup' = 'compact';

@@ -4,15 +4,18 @@
 //! rows.rs     what is measured against what, and the aims
 //! place.rs    a private PostgreSQL (as embedded mode runs it, fsync on), databases, brokers
 //! load.rs     what a run takes of the machine
+//! chores.rs   a janitor that has much to do;  retained.rs  rounds of a log that loses its beginning
 //! pgbench.rs  the references: scripts of this directory, run by pgbench on the same PostgreSQL
 //! report.rs   the table and the raw figures;  plot.rs  the picture
 //! ```
 
+mod chores;
 mod load;
 mod pgbench;
 mod place;
 mod plot;
 mod report;
+mod retained;
 mod rows;
 
 use std::{path::PathBuf, time::Instant};
@@ -137,7 +140,8 @@ async fn repeat(
         for (run, results) in row.runs.iter().zip(&mut results) {
             let result = once(place, run, effort).await;
             let result = result.with_context(|| format!("{}: {}", row.name, run.title))?;
-            let shown = ["/events_per_s", "/latencies/append/p50_us", "/p50_us"];
+            let shown =
+                ["/events_per_s", "/latencies/append/p50_us", "/p50_us", "/longest_chunk_us"];
             let shown = shown.iter().filter_map(|name| {
                 Some(format!("{name} {}", result.pointer(name)?.as_f64()?.round()))
             });
@@ -199,6 +203,12 @@ async fn once(place: &mut Place, run: &Run, effort: Effort) -> anyhow::Result<Va
             let result = load::beside(place, &brokers, &database, bench).await;
             brokers.stop().await?;
             result
+        }
+        Work::Chores { arguments, due } => {
+            chores::beside(place, &database, arguments, *due, effort).await
+        }
+        Work::Retained { arguments, retention_bytes } => {
+            retained::run(place, &database, arguments, *retention_bytes, effort).await
         }
         Work::Pgbench(reference) => {
             place.make_tables(&database, reference.filled, effort.stored_events).await?;

@@ -318,6 +318,22 @@ impl Brokers {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
+    /// Of the first one.
+    pub async fn metrics(&self) -> anyhow::Result<String> {
+        let broker = self.processes.first().context("no broker")?;
+        Ok(reqwest::get(format!("{}/metrics", broker.url)).await?.text().await?)
+    }
+
+    /// A topic of these settings, on the first broker.
+    pub async fn put_topic(&self, topic: &str, body: &Value) -> anyhow::Result<()> {
+        let broker = self.processes.first().context("no broker")?;
+        let put = reqwest::Client::new().put(format!("{}/v1/topics/{topic}", broker.url));
+        let put = put.bearer_auth(&self.token).header("content-type", "application/json");
+        let answer = put.body(body.to_string()).send().await?;
+        ensure!(answer.status().is_success(), "{}", answer.text().await?);
+        Ok(())
+    }
+
     pub fn ids(&self) -> Vec<u32> {
         self.processes.iter().map(|broker| broker.child.id()).collect()
     }

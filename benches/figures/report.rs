@@ -155,6 +155,7 @@ fn unit(pointer: &str) -> &'static str {
     match pointer {
         _ if pointer.ends_with("_us") => "us",
         _ if pointer.ends_with("_cores") => "cores",
+        _ if pointer.ends_with("_bytes") => "bytes",
         rows::DATABASE_TRANSACTIONS => "",
         _ => "/s",
     }
@@ -164,6 +165,7 @@ pub fn amount(value: f64, unit: &str) -> String {
     match (unit, value) {
         ("us", value) => format!("{:.2} ms", value / 1e3),
         ("cores", value) => format!("{value:.3} cores"),
+        ("bytes", value) => format!("{:.1} MB", value / 1e6),
         ("", value) => format!("{value:.2}"),
         (_, value) if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
         (_, value) if value >= 1e4 => format!("{:.1} k/s", value / 1e3),

@@ -16,6 +16,10 @@ pub enum Work {
     Stored { arguments: &'static [&'static str], times: u32 },
     /// The same with members that stay in their groups; the load of the machine is looked at.
     Heartbeats { arguments: &'static [&'static str] },
+    /// The same on a database that is full of what a janitor has to do, or would have if it were due.
+    Chores { arguments: &'static [&'static str], due: bool },
+    /// The same again and again on a topic that keeps so many bytes of a partition.
+    Retained { arguments: &'static [&'static str], retention_bytes: i64 },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
 }
@@ -63,6 +67,8 @@ const EVENTS: &str = "/events_per_s";
 /// Of all sessions, for each append.
 pub const DATABASE_TRANSACTIONS: &str = "/database_transactions_per_append";
 const APPEND_P50: &str = "/latencies/append/p50_us";
+const APPEND_P99: &str = "/latencies/append/p99_us";
+const APPEND_MAX: &str = "/latencies/append/max_us";
 
 const fn oncelog(title: &'static str, arguments: &'static [&'static str]) -> Run {
     Run { title, work: Work::Oncelog { brokers: 1, arguments } }
@@ -79,6 +85,11 @@ const fn two_brokers(title: &'static str, arguments: &'static [&'static str]) ->
 const fn pgbench(title: &'static str, clients: usize, script: &'static str) -> Run {
     let plain = Pgbench { script, clients, events_per_transaction: 1, log: false, filled: false };
     Run { title, work: Work::Pgbench(plain) }
+}
+
+const fn beside_chores(title: &'static str, due: bool) -> Run {
+    let arguments = &["append", "--connections", "16", "--records-per-request", "10"];
+    Run { title, work: Work::Chores { arguments, due } }
 }
 
 const SINGLES: Run = oncelog("singles, 64 connections", &["append"]);
@@ -193,6 +204,74 @@ pub const ROWS: &[Row] = &[
             ),
         ],
         figures: &[ratio("sequenced against unsequenced", 0, 1, Aim::AtLeast(0.98))],
+    },
+    Row {
+        name: "ids-singles",
+        title: "what ids and a window of 10 minutes cost: singles, 64 connections",
+        slow_flush: false,
+        runs: &[
+            SINGLES_UNSEQUENCED,
+            oncelog("with ids", &["append", "--unsequenced", "--ids"]),
+            oncelog(
+                "with ids, a million live",
+                &["append", "--unsequenced", "--ids", "--live-ids", "1000000"],
+            ),
+            oncelog(
+                "without ids, where a million are live",
+                &["append", "--unsequenced", "--ids", "--live-ids", "1000000", "--plain"],
+            ),
+        ],
+        figures: &[
+            ratio("a million live ids against few", 2, 1, Aim::AtLeast(0.85)),
+            ratio("ids, a million live, against none", 2, 0, Aim::AtLeast(0.85)),
+            ratio(
+                "appends without ids beside a million live, against none",
+                3,
+                0,
+                Aim::AtLeast(0.85),
+            ),
+        ],
+    },
+    Row {
+        name: "ids-hundreds",
+        title: "what ids and a window of 10 minutes cost: 100 a request, 16 connections",
+        slow_flush: false,
+        runs: &[
+            oncelog(
+                "100 a request, 16 connections, unsequenced",
+                &["append", "--connections", "16", "--records-per-request", "100", "--unsequenced"],
+            ),
+            oncelog(
+                "with ids",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--unsequenced",
+                    "--ids",
+                ],
+            ),
+            oncelog(
+                "with ids, a million live",
+                &[
+                    "append",
+                    "--connections",
+                    "16",
+                    "--records-per-request",
+                    "100",
+                    "--unsequenced",
+                    "--ids",
+                    "--live-ids",
+                    "1000000",
+                ],
+            ),
+        ],
+        figures: &[
+            ratio("a million live ids against few", 2, 1, Aim::AtLeast(0.85)),
+            ratio("ids, a million live, against none", 2, 0, Aim::None),
+        ],
     },
     Row {
         name: "keyed",
@@ -414,6 +493,73 @@ pub const ROWS: &[Row] = &[
             absolute("database transactions", Value(0, "/database_transactions_per_s"), Aim::None),
             absolute("p50 of a heartbeat", Value(0, "/latencies/heartbeat/p50_us"), Aim::None),
             absolute("p99 of a heartbeat", Value(0, "/latencies/heartbeat/p99_us"), Aim::None),
+        ],
+    },
+    Row {
+        name: "janitor",
+        title: "appends of 10, 16 connections, to a log that is trimmed beside other removals",
+        slow_flush: false,
+        runs: &[
+            beside_chores("appends while the janitor works", true),
+            beside_chores("appends while nothing is due", false),
+        ],
+        figures: &[
+            absolute(
+                "longest chunk, at most",
+                Value(0, "/longest_chunk_us"),
+                Aim::AtMost(50_000.0),
+            ),
+            Figure {
+                title: "p99 of an append against that without",
+                of: Value(0, APPEND_P99),
+                by: Some(Value(1, APPEND_P99)),
+                aim: Aim::None,
+            },
+            absolute("longest append", Value(0, APPEND_MAX), Aim::None),
+            absolute("longest append, nothing due", Value(1, APPEND_MAX), Aim::None),
+            absolute("longest pass, at most", Value(0, "/longest_pass_us"), Aim::None),
+            ratio("appends against those without", 0, 1, Aim::None),
+        ],
+    },
+    Row {
+        name: "retention",
+        title: "100-event appends, 16 connections, to a partition that keeps 8 MiB, in 6 rounds",
+        slow_flush: false,
+        runs: &[
+            Run {
+                title: "100 a request, 16 connections, 8 MiB kept",
+                work: Work::Retained {
+                    arguments: &["append", "--connections", "16", "--records-per-request", "100"],
+                    retention_bytes: 8 << 20,
+                },
+            },
+            HUNDREDS,
+        ],
+        figures: &[
+            Figure {
+                title: "the table after the last round against the first",
+                of: Value(0, "/last_table_bytes"),
+                by: Some(Value(0, "/first_table_bytes")),
+                aim: Aim::AtMost(1.2),
+            },
+            Figure {
+                title: "its index after the last round against the first",
+                of: Value(0, "/last_index_bytes"),
+                by: Some(Value(0, "/first_index_bytes")),
+                aim: Aim::AtMost(1.2),
+            },
+            ratio("against the same where all is kept", 0, 1, Aim::AtLeast(0.8)),
+            Figure {
+                title: "p99 of an append against the same where all is kept",
+                of: Value(0, "/latencies/append/p99_us"),
+                by: Some(Value(1, "/latencies/append/p99_us")),
+                aim: Aim::None,
+            },
+            absolute(
+                "longest wait for a row's lock",
+                Value(0, "/longest_lock_wait_us"),
+                Aim::AtMost(50_000.0),
+            ),
         ],
     },
 ];

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    model::{Code, Name, Partition},
+    model::{Code, Fault, Invalid, Name, Partition},
     store, telemetry,
 };
 
@@ -43,6 +43,17 @@ impl Error {
         Self::new(Code::GroupNotFound, detail)
     }
 
+    pub fn no_tenant(tenant: &Name) -> Self {
+        let detail = format!("There is no tenant {tenant}: nobody made it, or it is gone.");
+        Self::new(Code::TenantNotFound, detail)
+    }
+
+    /// Between a request's admission and its work.
+    pub fn tenant_is_gone() -> Self {
+        let detail = "The tenant was deleted, and is gone with all that it had.";
+        Self::new(Code::TenantNotFound, detail)
+    }
+
     pub fn topic_in_use(topic: &Name, transaction_id: Uuid) -> Self {
         let detail = format!(
             "The prepared transaction {transaction_id} holds topic {topic}: it may still commit \
@@ -79,6 +90,26 @@ impl Error {
     pub fn internal() -> Self {
         let detail = "The server met something it does not understand; its log tells more.";
         Self::new(Code::Internal, detail)
+    }
+}
+
+impl From<Invalid> for Error {
+    fn from(invalid: Invalid) -> Self {
+        let Fault { pointer, detail } = match invalid.faults.first() {
+            Some(first) => first.clone(),
+            None => Fault { pointer: String::new(), detail: "The request is malformed".into() },
+        };
+        let more = match invalid.faults.len() {
+            0 | 1 => String::new(),
+            n => format!(" (and {} more, see errors)", n - 1),
+        };
+        let place = if pointer.is_empty() { "the body" } else { &pointer };
+        let errors: Vec<Value> = invalid
+            .faults
+            .iter()
+            .map(|fault| json!({"pointer": fault.pointer, "detail": fault.detail}))
+            .collect();
+        Error::new(Code::InvalidRequest, format!("{place}: {detail}{more}")).fact("errors", errors)
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A `Task` finds what is due, without locks and only so much, and works it off item by item in
 //! chunks. A chunk is one database transaction (`transaction`): it locks its item, or passes by what
-//! somebody else holds (`skip locked`), looks again whether it is due still, and does so many rows of
-//! it. So every replica runs a janitor and none leads: two at one item do what one of them would.
+//! somebody else holds (`skip locked`; where that is so nearly always, it waits very briefly), looks
+//! again whether it is due still, and does so many rows of it. So every replica runs a janitor and
+//! none leads: two at one item do what one of them would.
 //!
 //! ```text
 //! every 500 ms   members
@@ -15,8 +16,9 @@
 //!                      or its time is over: the rest is the next round's
 //! ```
 //!
-//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. The first of an item is small, and the next
-//!   grows or shrinks by the time it took (`size`), so rows of a megabyte and slow disks get small ones.
+//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. The first of an
+//!   item is small, and the next grows or shrinks by the time it took (`size`), so rows of a megabyte
+//!   and slow disks get small ones.
 //! - No task takes more than `TASK_TIME` of a round, and no item more than its turn.
 //! - An item whose lock is not had in time is counted and found again. Any other failure ends the
 //!   round of its task: the items behind it are the next round's, so none holds up the others for ever.

@@ -106,7 +106,7 @@ impl Once {
         let (rings, _) = store::keys::call_rings(connection, tenant).await?;
         let wanted = Ring::all().filter(|ring| *ring == claim.ring || rings & ring.bit() != 0);
         let wanted = wanted.map(|ring| ((NO_TOPIC, ring), vec![claim.request.key])).collect();
-        let known = known::gather(connection, tenant, wanted).await?;
+        let known = known::gather(connection, tenant, &wanted).await?;
         if let Some((answer, _)) = known.repeated(NO_TOPIC, &claim.request, claim.window_ms)? {
             return Ok(Looked::Before(read(answer)?));
         }

@@ -113,43 +113,51 @@ pub async fn look(
     of_journal: impl Fn(LogId) -> JournalKeys,
 ) -> Result<Known, store::Error> {
     let mut wanted: BTreeMap<(TopicId, Ring), Vec<DedupKey>> = BTreeMap::new();
-    for dedup in dedups {
+    for dedup in dedups.clone() {
         let rings = of_journal(dedup.journal).rings;
-        let request = dedup.request_key.iter();
         let records = dedup.records.iter().filter_map(|record| record.key);
-        let keys: Vec<DedupKey> = records.chain(request.clone().map(|r| r.key)).collect();
-        // where new ones will lie as well; a key with an instant ahead lies with longer windows
-        let ahead = |request: &RequestKey| {
-            let day_ms = 24 * 3_600_000;
-            request.instant.and(dedup.window_ms).map(|ms| Ring::of(Some(ms + day_ms)))
-        };
-        let new = Ring::of(dedup.window_ms);
-        let last = request.clone().find_map(ahead).unwrap_or(new);
-        let is_wanted = |ring: &Ring| rings & ring.bit() != 0 || (new..=last).contains(ring);
+        let keys: Vec<DedupKey> =
+            records.chain(dedup.request_key.map(|request| request.key)).collect();
+        // where new ones will lie as well
+        let is_wanted = |ring: &Ring| rings & ring.bit() != 0 || *ring == Ring::of(dedup.window_ms);
         for ring in Ring::all().filter(is_wanted) {
             wanted.entry((dedup.topic_id, ring)).or_default().extend(&keys);
         }
     }
-    gather(connection, tenant, wanted).await
+    loop {
+        let known = gather(connection, tenant, &wanted).await?;
+        // a key with an instant ahead will lie with longer windows
+        let ahead = dedups.clone().filter_map(|dedup| {
+            let request = dedup.request_key?;
+            let ring = Ring::of(request.lifetime_ms(dedup.window_ms, known.now));
+            (!known.slots.contains_key(&ring))
+                .then_some(((dedup.topic_id, ring), vec![request.key]))
+        });
+        let ahead: Vec<_> = ahead.collect();
+        if ahead.is_empty() {
+            return Ok(known);
+        }
+        wanted.extend(ahead);
+    }
 }
 
 /// What is remembered of keys in these rings.
 pub async fn gather(
     connection: &mut Connection,
     tenant: TenantId,
-    wanted: BTreeMap<(TopicId, Ring), Vec<DedupKey>>,
+    wanted: &BTreeMap<(TopicId, Ring), Vec<DedupKey>>,
 ) -> Result<Known, store::Error> {
     let mut known = Known::default();
     for ((topic, ring), keys) in wanted {
-        let found = store::keys::find(connection, tenant, topic, ring, &keys).await?;
+        let found = store::keys::find(connection, tenant, *topic, *ring, keys).await?;
         known.now = found.now;
-        known.slots.insert(ring, found.slot);
-        let horizon = known.horizons.entry(topic).or_default();
+        known.slots.insert(*ring, found.slot);
+        let horizon = known.horizons.entry(*topic).or_default();
         *horizon = found.horizon.max(*horizon);
         for (key, fact) in found.facts {
             // one in a longer ring may be over, and one in a shorter ring not
             let is_over = matches!(fact, Fact::Request { is_live: false, .. });
-            let place = known.facts.entry((topic, key));
+            let place = known.facts.entry((*topic, key));
             if !is_over || matches!(place, Entry::Vacant(_)) {
                 place.insert_entry(fact);
             }

@@ -1,4 +1,4 @@
-//! How many groups and members there are, and how far the groups are behind: the same on every
+//! How many tenants, groups and members there are, and how far the groups are behind: the same on every
 //! replica, and measured by each as seldom as it is worth.
 
 use std::time::Duration;
@@ -46,7 +46,8 @@ impl Task for Lags {
         let limit = i64::try_from(self.max_series).unwrap_or(i64::MAX);
         let read = broker.store.run(move |connection| {
             Box::pin(async move {
-                let counts = store::groups::count(connection).await?;
+                let tenants = store::tenants::count(connection).await?;
+                let counts = (tenants, store::groups::count(connection).await?);
                 if limit == 0 {
                     return Ok((counts, None));
                 }
@@ -54,7 +55,11 @@ impl Task for Lags {
                 Ok::<_, store::Error>((counts, Some(lags)))
             })
         });
-        let ((alive, empty, members), lags) = read.await?;
+        let ((tenants, (alive, empty, members)), lags) = read.await?;
+        let (active, suspended, deleted) = tenants;
+        for (state, count) in [("active", active), ("suspended", suspended), ("deleted", deleted)] {
+            metrics::gauge!(telemetry::TENANTS, "state" => state).set(count as f64);
+        }
         if let Some((lags, others)) = lags {
             show(&lags, others);
         }

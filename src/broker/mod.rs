@@ -10,7 +10,8 @@
 //! - *several* logs (`several`, `room`) share the room of one answer;
 //! - *watches* (`watches`, `wait`) wake waiting reads: at once for this replica's commits, by NOTIFY for
 //!   other replicas', by polling for what was lost. A waiting read holds no connection;
-//! - *settings* (`settings`) of a tenant are remembered for a second;
+//! - *settings* (`settings`) of a tenant, and whether it is served (`tenants`), are remembered for a
+//!   second;
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
 //! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
 //!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
@@ -61,6 +62,7 @@ mod settings;
 mod several;
 mod signals;
 mod standing;
+mod tenants;
 mod topic;
 mod topic_read;
 mod transaction;
@@ -120,6 +122,7 @@ impl Default for Settings {
 /// One replica's work.
 pub struct Broker {
     store: Store,
+    /// Whom a name means, until its row is found to be gone.
     tenants: Cache<Name, TenantId>,
     topics: topic::Topics,
     names: names::Names,
@@ -206,20 +209,6 @@ impl Broker {
         let poll = watches::poll(watches, stop.clone());
         tasks.spawn(cut().run_until_cancelled_owned(poll));
         broker
-    }
-
-    /// The tenant of a token, by name; made known at its first use.
-    pub async fn tenant(&self, name: &Name) -> Result<TenantId, Error> {
-        if let Some(tenant) = self.tenants.get(name).await {
-            return Ok(tenant);
-        }
-        let wanted = name.clone();
-        let find = self.store.run(move |connection| {
-            Box::pin(async move { crate::store::tenants::find_or_make(connection, &wanted).await })
-        });
-        let tenant = find.await?;
-        self.tenants.insert(name.clone(), tenant).await;
-        Ok(tenant)
     }
 
     /// Ok while requests can be served.

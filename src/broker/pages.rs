@@ -128,6 +128,7 @@ impl Pages {
         }
     }
 
+    /// A window of rows; where that has ended in a hole, also what comes behind it.
     async fn load(
         &self,
         tenant: TenantId,
@@ -261,7 +262,7 @@ impl Shelf {
     fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) -> u64 {
         let Some(entry) = self.pages.get_mut(&key) else { return 0 };
         if entry.size_bytes == 0 {
-            let places = |row: &Row| row.kept.as_ref().map_or(0, |kept| kept.len() * 4);
+            let places = |row: &Row| row.kept.as_ref().map_or(0, |kept| kept.count() * 4);
             let size = |row: &Arc<Row>| row.lines.len() + places(row) + OVERHEAD_BYTES;
             let rows = page.rows.iter().map(size);
             entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();

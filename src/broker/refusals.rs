@@ -1,6 +1,8 @@
 //! What the rules refuse, in words for people and facts for programs.
 
-use serde_json::{Value, json};
+mod tenants;
+
+use serde_json::json;
 use uuid::Uuid;
 
 use super::Error;
@@ -41,6 +43,9 @@ impl From<Refusal> for Error {
             Refusal::IdempotencyKeyReused => Self::idempotency_key_reused(),
             Refusal::IdempotencyKeyExpired => Self::idempotency_key_expired(),
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
+            Refusal::AboveMaxima { settings } => Self::above_maxima("", &settings),
+            Refusal::TenantSuspended { tenant } => Self::tenant_suspended(&tenant),
+            Refusal::TenantDeleted { tenant } => Self::tenant_deleted(&tenant),
             Refusal::OpenIdReused => Self::open_id_reused(),
             Refusal::InvalidOpenId => Self::invalid(
                 "/open_id",
@@ -301,7 +306,7 @@ impl Error {
             .fact("expected_offset", expected_offset)
             .fact("committed_offset", committed_offset);
         match pinned_by {
-            Some(id) => error.fact("transaction_id", Value::from(id.to_string())),
+            Some(id) => error.fact("transaction_id", id.to_string()),
             None => error,
         }
     }

@@ -65,7 +65,8 @@ impl Task for DeletedTenants {
 
 /// Removes about so many rows of what a deleted tenant has.
 async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, store::Error> {
-    let left = broker.store.run(move |c| Box::pin(store::removal::left(c, tenant))).await?;
+    let store = &broker.store;
+    let left = transaction(store, move |c| Box::pin(store::removal::left(c, tenant))).await?;
     let has = |table: &str| left.iter().any(|left| left == table);
     if has("transactions") {
         let aborted = abort_prepared(broker, tenant).await?;
@@ -79,15 +80,14 @@ async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, s
     // rows of the log go with their logs
     let waits = |table: &str| table == "batches" && has("doomed_logs");
     for swept in SWEPT.into_iter().filter(|swept| has(swept.table) && !waits(swept.table)) {
-        let sweep = transaction(&broker.store, move |c| {
-            Box::pin(store::removal::sweep(c, tenant, swept, rows))
-        });
+        let sweep =
+            transaction(store, move |c| Box::pin(store::removal::sweep(c, tenant, swept, rows)));
         let rows = sweep.await?;
         if rows > 0 {
             return Ok(Chunk { rows, more: true });
         }
     }
-    end(&broker.store, tenant).await
+    end(store, tenant).await
 }
 
 /// How many. One that somebody is at holds its topics until the next round.

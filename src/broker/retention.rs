@@ -96,7 +96,10 @@ async fn find(connection: &mut Connection, after: Due) -> Result<Found, store::E
     let tenants = store::tenants::page(connection, before, TENANTS_PER_ROUND).await?;
     let mut found = Found { due: Vec::new(), overdue_ms: 0, last: None };
     let Some((last, _)) = tenants.last() else { return Ok(found) };
-    let logs = store::retention::page(connection, after, *last, LOGS_PER_ROUND).await?;
+    let mut logs = store::retention::page(connection, after, LOGS_PER_ROUND).await?;
+    // those of the tenants behind come with them
+    let known = logs.partition_point(|seen| seen.log.0 <= *last);
+    logs.truncate(known);
     let now = store::sessions::clock(connection).await?;
     for Seen { log, settings, next_offset, size_bytes, oldest } in &logs {
         let Some(oldest) = oldest else { continue };
@@ -111,11 +114,11 @@ async fn find(connection: &mut Connection, after: Due) -> Result<Found, store::E
             found.overdue_ms = found.overdue_ms.max(limits.overdue_ms(oldest, now).unwrap_or(0));
         }
     }
-    found.last = if logs.len() as i64 == LOGS_PER_ROUND {
+    found.last = if known as i64 == LOGS_PER_ROUND {
         logs.last().map(|seen| seen.log)
     } else {
-        let is_full = tenants.len() as i64 == TENANTS_PER_ROUND;
-        is_full.then_some((*last, LogId(i64::MAX)))
+        let are_more = tenants.len() as i64 == TENANTS_PER_ROUND;
+        are_more.then_some((*last, LogId(i64::MAX)))
     };
     Ok(found)
 }

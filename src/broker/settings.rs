@@ -1,4 +1,5 @@
-//! Tenants' settings: read fresh by who asks for them, remembered for a second by who obeys them.
+//! Tenants' settings, and whether their requests are served: read fresh by who asks for them,
+//! remembered for a second by who obeys them.
 
 use std::{
     sync::{
@@ -8,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use moka::{Entry, future::Cache, ops::compute::Op};
+use moka::{
+    Entry,
+    future::Cache,
+    ops::compute::{CompResult, Op},
+};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -17,9 +22,10 @@ use crate::{
     model::{
         TenantId,
         settings::{Changes, IfMatch, Key, OwnSettings, TenantSettings},
+        tenant::Tenant,
     },
-    rules,
-    store::{self, Store, tenants::Stored},
+    rules::{self, Refusal},
+    store::{self, Connection, Store},
 };
 
 /// How long a change of settings may take to be in force on other replicas.
@@ -27,7 +33,7 @@ pub const SETTINGS_LAG: Duration = Duration::from_millis(1_000);
 /// What is in use and older is read again in the background, so that no append waits for it.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
 
-/// Settings read lately, by tenant.
+/// Tenants read lately.
 #[derive(Clone)]
 pub struct TenantsSettings {
     store: Store,
@@ -36,18 +42,23 @@ pub struct TenantsSettings {
     stop: CancellationToken,
 }
 
-struct Known {
-    settings: Arc<OwnSettings>,
+/// A tenant as it was a second ago, or later.
+pub struct Known {
+    pub settings: Arc<OwnSettings>,
+    /// Whether its requests are served.
+    pub admitted: Result<(), Refusal>,
     version: i64,
-    /// They held then, or later.
+    /// It was so then, or later.
     read_at: Instant,
     refreshing: AtomicBool,
 }
 
 impl Known {
-    fn new((settings, version): Stored, read_at: Instant) -> Arc<Self> {
-        let settings = Arc::new(settings);
-        Arc::new(Self { settings, version, read_at, refreshing: AtomicBool::new(false) })
+    fn new(tenant: Tenant, read_at: Instant) -> Arc<Self> {
+        let admitted = rules::tenant::admit(&tenant);
+        let (settings, version) = (Arc::new(tenant.settings), tenant.version);
+        let refreshing = AtomicBool::new(false);
+        Arc::new(Self { settings, admitted, version, read_at, refreshing })
     }
 }
 
@@ -58,6 +69,12 @@ impl TenantsSettings {
 
     /// What the tenant's own settings were a second ago, or later.
     pub async fn of(&self, tenant: TenantId) -> Result<Arc<OwnSettings>, Error> {
+        let known = self.known(tenant).await?.ok_or_else(Error::tenant_is_gone)?;
+        Ok(known.settings.clone())
+    }
+
+    /// None: it is gone with all that it had.
+    pub async fn known(&self, tenant: TenantId) -> Result<Option<Arc<Known>>, Error> {
         let Some(known) = self.known.get(&tenant).await else {
             return self.younger_than(SETTINGS_LAG, tenant).await;
         };
@@ -73,7 +90,7 @@ impl TenantsSettings {
             };
             self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(refresh));
         }
-        Ok(known.settings.clone())
+        Ok(Some(known))
     }
 
     /// Reads of one tenant follow each other, so that a later one never gives way to an earlier one
@@ -82,38 +99,45 @@ impl TenantsSettings {
         &self,
         age: Duration,
         tenant: TenantId,
-    ) -> Result<Arc<OwnSettings>, Error> {
-        let read = self.known.entry(tenant).and_try_compute_with(|known| async move {
+    ) -> Result<Option<Arc<Known>>, Error> {
+        let found = self.known.entry(tenant).and_try_compute_with(|known| async move {
             if known.is_some_and(|known| known.value().read_at.elapsed() < age) {
                 return Ok::<_, Error>(Op::Nop);
             }
             let read_at = Instant::now();
-            Ok(Op::Put(Known::new(stored(&self.store, tenant).await?, read_at)))
+            Ok(match read(&self.store, tenant).await? {
+                Some(tenant) => Op::Put(Known::new(tenant, read_at)),
+                None => Op::Remove,
+            })
         });
-        let known = read.await?.into_entry().ok_or_else(Error::internal)?;
-        Ok(known.into_value().settings.clone())
+        Ok(match found.await? {
+            CompResult::Inserted(known)
+            | CompResult::ReplacedWith(known)
+            | CompResult::Unchanged(known) => Some(known.into_value()),
+            CompResult::Removed(_) | CompResult::StillNone(_) => None,
+        })
     }
 
-    /// These have just been committed.
-    async fn changed(&self, tenant: TenantId, stored: Stored) {
-        let new = Known::new(stored, Instant::now());
+    /// It has just been committed so.
+    pub async fn changed(&self, id: TenantId, tenant: &Tenant) {
+        let new = Known::new(tenant.clone(), Instant::now());
         let put = |known: Option<Entry<_, Arc<Known>>>| async move {
             let is_later = known.is_none_or(|known| known.value().version < new.version);
             if is_later { Op::Put(new) } else { Op::Nop }
         };
-        self.known.entry(tenant).and_compute_with(put).await;
+        self.known.entry(id).and_compute_with(put).await;
     }
 }
 
-async fn stored(store: &Store, tenant: TenantId) -> Result<Stored, Error> {
-    let read = store.run(move |connection| Box::pin(store::tenants::settings(connection, tenant)));
+async fn read(store: &Store, tenant: TenantId) -> Result<Option<Tenant>, Error> {
+    let read = store.run(move |connection| Box::pin(store::tenants::read(connection, tenant)));
     Ok(read.await?)
 }
 
 impl Broker {
     pub async fn settings(&self, tenant: TenantId) -> Result<TenantSettings, Error> {
-        let (own, version) = stored(&self.store, tenant).await?;
-        Ok(rules::settings::of_tenant(&own, version))
+        let read = read(&self.store, tenant).await?.ok_or_else(Error::tenant_is_gone)?;
+        Ok(rules::settings::of_tenant(&read.settings, read.version))
     }
 
     /// The settings after the patch, which is in force at once here, and within a second on other
@@ -126,22 +150,30 @@ impl Broker {
     ) -> Result<TenantSettings, Error> {
         let patch = self.store.transaction(move |connection| {
             Box::pin(async move {
-                let (former, version) = store::tenants::lock(connection, tenant).await?;
-                let own =
-                    rules::settings::patch_tenant(&former, version, &changes, if_match.as_ref())?;
-                if own == former {
-                    return Ok::<_, Error>((former, own, version));
+                let former = lock_tenant(connection, tenant).await?;
+                let (own, version) = (&former.settings, former.version);
+                let own = rules::settings::patch_tenant(own, version, &changes, if_match.as_ref())?;
+                let mut patched = former.clone();
+                if own != former.settings {
+                    store::tenants::update(connection, tenant, &own).await?;
+                    patched.version += 1;
+                    patched.settings = own;
                 }
-                store::tenants::update(connection, tenant, &own).await?;
-                Ok((former, own, version + 1))
+                Ok::<_, Error>((former, patched))
             })
         });
-        let (former, own, version) = patch.await?;
-        tell_changes(tenant, &former, &own);
-        let settings = rules::settings::of_tenant(&own, version);
-        self.settings.changed(tenant, (own, version)).await;
-        Ok(settings)
+        let (former, patched) = patch.await?;
+        tell_changes(tenant, &former.settings, &patched.settings);
+        self.settings.changed(tenant, &patched).await;
+        Ok(rules::settings::of_tenant(&patched.settings, patched.version))
     }
+}
+
+/// Locks the row of a tenant in which something is to be made.
+pub async fn lock_tenant(connection: &mut Connection, id: TenantId) -> Result<Tenant, Error> {
+    let tenant = store::tenants::lock(connection, id).await?.ok_or_else(Error::tenant_is_gone)?;
+    rules::tenant::is_there(&tenant)?;
+    Ok(tenant)
 }
 
 fn tell_changes(tenant: TenantId, former: &OwnSettings, own: &OwnSettings) {

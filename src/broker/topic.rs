@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use moka::future::Cache;
 
-use super::{Broker, Error, settings::SETTINGS_LAG, watches::News};
+use super::{
+    Broker, Error,
+    settings::{SETTINGS_LAG, lock_tenant},
+    watches::News,
+};
 use crate::{
     model::{
         Code, LogId, Name, Offset, Partition, TenantId,
         settings::{Changes, OwnSettings},
         topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
     },
-    rules,
+    rules::{self, Refusal},
     store::{self, Connection, Store, topics::StoredTopic},
 };
 
@@ -234,12 +238,14 @@ async fn put(
     let mut existing = store::topics::lock(connection, tenant, name).await?;
     if existing.is_none() {
         let wanted = partition_count.unwrap_or(1);
-        let (limits, _) = store::tenants::lock(connection, tenant).await?;
+        let limits = lock_tenant(connection, tenant).await?.settings;
         // another may have made it meanwhile; from here on no other can
         existing = store::topics::lock(connection, tenant, name).await?;
         if existing.is_none() {
             check_quota(connection, tenant, &limits, (1, wanted)).await?;
-            let settings = own(&settings.unwrap_or_default());
+            let changes = settings.unwrap_or_default();
+            check_maxima(&changes, &limits)?;
+            let settings = own(&changes);
             store::topics::insert(connection, tenant, name, wanted, &settings).await?;
             store::tenants::topics_changed(connection, tenant).await?;
             return Ok(true);
@@ -252,11 +258,19 @@ async fn put(
         );
         return Err(Error::new(Code::TopicExists, detail));
     }
-    let settings = settings.map(|settings| own(&settings));
-    if let Some(settings) = settings.filter(|settings| *settings != former) {
+    let settings = settings.map(|changes| (own(&changes), changes));
+    if let Some((settings, changes)) = settings.filter(|(settings, _)| *settings != former) {
+        check_maxima(&changes, &store::tenants::settings(connection, tenant).await?.0)?;
         store::topics::update(connection, tenant, id, count, &settings).await?;
     }
     Ok(false)
+}
+
+fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Error> {
+    rules::settings::check_maxima(changes, tenant).map_err(|refusal| match refusal {
+        Refusal::AboveMaxima { settings } => Error::above_maxima("/settings", &settings),
+        other => other.into(),
+    })
 }
 
 /// All that a topic is to have of its own.
@@ -286,8 +300,8 @@ async fn patch_locked(
 ) -> Result<(), Error> {
     // the tenant's row comes before the topic's, as in `put`
     let limits = match patch.partition_count {
-        Some(_) => store::tenants::lock(connection, tenant).await?.0,
-        None => OwnSettings::default(),
+        Some(_) => lock_tenant(connection, tenant).await?.settings,
+        None => store::tenants::settings(connection, tenant).await?.0,
     };
     let Some((id, count, former)) = store::topics::lock(connection, tenant, name).await? else {
         return Err(Error::topic_not_found(name));
@@ -306,6 +320,7 @@ async fn patch_locked(
         store::topics::add_partitions(connection, tenant, id, count, wanted).await?;
         store::tenants::topics_changed(connection, tenant).await?;
     }
+    check_maxima(&patch.settings, &limits)?;
     let settings = rules::settings::patched(&former, &patch.settings);
     store::topics::update(connection, tenant, id, wanted, &settings).await?;
     Ok(())

@@ -235,6 +235,16 @@ impl Stage {
         Ok(())
     }
 
+    /// Sets how long a topic that was made remembers ids.
+    async fn remember_for(&self, window_ms: i64) -> anyhow::Result<()> {
+        if self.made {
+            let settings = json!({"settings": {"dedup_window_ms": window_ms}});
+            let patched = self.first().call("PATCH", &self.topic_path(), Some(&settings)).await;
+            patched.context("cannot set the dedup window")?;
+        }
+        Ok(())
+    }
+
     fn first(&self) -> &Server {
         &self.servers[0]
     }

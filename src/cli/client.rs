@@ -94,6 +94,7 @@ pub(super) struct Problem {
     retry: String,
     /// Of a sequence.
     pub expected: Option<i64>,
+    required_scope: Option<String>,
     #[serde(default)]
     pub errors: Vec<Mistake>,
 }
@@ -133,7 +134,7 @@ fn advice(problem: &Problem) -> &'static str {
         "unauthenticated" => {
             "; give a token with ONCELOG_TOKEN or --token, and see `oncelog token inspect`"
         }
-        "forbidden" => "; the token given needs this scope",
+        "forbidden" if problem.required_scope.is_some() => "; the token given needs this scope",
         "transaction_not_found" => "; `oncelog txn list` lists all that are remembered",
         "group_not_found" => "; `oncelog group list` lists all",
         "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",

@@ -256,6 +256,23 @@ fn first(lines: &[u8], count: usize) -> &[u8] {
     }
 }
 
+/// Bytes of the lines of records before an offset.
+fn before(lines: &[u8], end: i64) -> anyhow::Result<usize> {
+    #[derive(Deserialize)]
+    struct Place {
+        offset: i64,
+    }
+    let mut size_bytes = 0;
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        let Place { offset } = serde_json::from_slice(line)?;
+        if offset >= end {
+            break;
+        }
+        size_bytes += line.len();
+    }
+    Ok(size_bytes)
+}
+
 impl Reader {
     /// The next records, perhaps none yet; none at all at the end.
     async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<Page>> {
@@ -271,11 +288,10 @@ impl Reader {
         match self.end {
             // what came after the start is for another time
             End::At(end) => {
-                let beyond = page.next_offset.saturating_sub(end).max(0);
-                let count = memchr::memchr_iter(b'\n', &page.lines).count();
-                let keep = count.saturating_sub(usize::try_from(beyond)?);
+                if page.next_offset > end {
+                    page.lines.truncate(before(&page.lines, end)?);
+                }
                 self.from.1 = page.next_offset.min(end).to_string();
-                page.lines.truncate(first(&page.lines, keep).len());
                 if page.next_offset >= page.high_watermark && page.next_offset < end {
                     bail!("the log ends before the end it had: was the topic made again?");
                 }
@@ -363,6 +379,16 @@ mod tests {
         for (count, want) in table {
             assert_eq!(first(b"a\nb\n", count), want.as_bytes());
         }
+    }
+
+    #[test]
+    fn lines_before_an_offset() {
+        let lines = b"{\"partition\":0,\"offset\":1,\"value\":{\"offset\":9}}\n{\"offset\":7,\"value\":1}\n";
+        let first = lines.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+        for (end, want) in [(0, 0), (1, 0), (2, first), (7, first), (8, lines.len())] {
+            assert_eq!(before(lines, end).unwrap(), want, "{end}");
+        }
+        assert_eq!(before(b"", 3).unwrap(), 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod produce;
 mod serve;
 mod service;
 mod settings;
+mod tenant;
 mod token;
 mod topic;
 mod txn;
@@ -80,6 +81,9 @@ enum Command {
     /// Show and change the tenant's settings
     #[command(subcommand)]
     Settings(settings::Command),
+    /// For operators: list, make, limit, suspend and delete tenants
+    #[command(subcommand, after_help = tenant::EXAMPLE)]
+    Tenant(tenant::Command),
     /// List, show and end transactions
     #[command(subcommand, after_help = txn::EXAMPLE)]
     Txn(txn::Command),
@@ -143,6 +147,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Topic(command) => topic::run(command),
         Command::Group(command) => group::run(command),
         Command::Settings(command) => settings::run(command),
+        Command::Tenant(command) => tenant::run(command),
         Command::Txn(command) => txn::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),

@@ -17,10 +17,14 @@ use crate::model::settings::{self, Key};
 const OUTPUT: &str = "\
 On a terminal the output is a table; piped, or with --json, it is JSON.";
 
+const ORIGINS: &str = "\
+Each value is the tenant's own, or the default, or `operator`: then it is held down by the maximum that an operator has
+set for the tenant, the default's or the tenant's own value being more than that.";
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Show the tenant's settings, and where each comes from
-    #[command(after_help = format!("{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
+    #[command(after_help = format!("{ORIGINS}\n{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
     Show {
         #[command(flatten)]
         common: Common,
@@ -57,6 +61,16 @@ fn explained() -> String {
         );
     }
     settings
+}
+
+/// `key=maximum`, within the setting's range.
+pub(super) fn maximum(text: &str) -> Result<(Key, Value), String> {
+    let (key, most) = change(text)?;
+    match most {
+        _ if !key.setting().choices.is_empty() => Err(format!("{} has no maximum", key.name())),
+        Value::Null => Err("null is no maximum; `default` removes one".into()),
+        most => Ok((key, most)),
+    }
 }
 
 /// `key=value`, within its range: else it is wrong usage before any server is asked.

@@ -17,7 +17,7 @@ use metrics::{Counter, Histogram};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use ends::{EndAccess, EndQuery};
-pub use paths::{MemberPath, PartitionPath, ProducerPath, TransactionPath};
+pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, TransactionPath};
 
 use super::{
     Limits,
@@ -117,9 +117,7 @@ impl Door {
 
     /// For probes, which carry no token.
     pub async fn ready(&self) -> Result<(), Error> {
-        if self.broker.draining() {
-            return Err(draining());
-        }
+        self.accept()?;
         self.broker.ready().await
     }
 
@@ -129,12 +127,15 @@ impl Door {
         (self.render_metrics)()
     }
 
-    /// The tenant of an admitted request; a draining replica takes no more of them.
+    /// The tenant of an admitted request, if it is served.
     async fn enter(&self, grant: &Grant) -> Result<TenantId, Error> {
-        if self.broker.draining() {
-            return Err(draining());
-        }
+        self.accept()?;
         self.broker.tenant(&grant.tenant).await
+    }
+
+    /// A draining replica takes no more requests.
+    fn accept(&self) -> Result<(), Error> {
+        if self.broker.draining() { Err(draining()) } else { Ok(()) }
     }
 }
 
@@ -226,6 +227,26 @@ impl<P: Permission> FromRequestParts<Door> for TenantAccess<P> {
         }
         let tenant = door.enter(&grant).await?;
         Ok(Self { broker: door.broker.clone(), tenant, permission: PhantomData })
+    }
+}
+
+/// Access to all tenants. Whatever tenant the token names, be it suspended or unknown: operators do
+/// not lock themselves out.
+pub struct OperatorAccess {
+    pub broker: Arc<Broker>,
+}
+
+impl FromRequestParts<Door> for OperatorAccess {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+        let any_of = &[Word::Operator];
+        let grant = admit(&door.gate, parts, any_of).await?;
+        if !grant.has_whole(any_of) {
+            return Err(forbidden(any_of, None));
+        }
+        door.accept()?;
+        Ok(Self { broker: door.broker.clone() })
     }
 }
 

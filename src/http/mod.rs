@@ -2,8 +2,8 @@
 //!
 //! A request passes `observe` (its id, its numbers, its problem), then a permission
 //! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
-//! one function of `topics`, `settings`, `sessions`, `appends`, `transactions`, `reads`, `groups` or
-//! `service`, which asks the broker once and puts the answer into words.
+//! one function of `topics`, `settings`, `tenants`, `sessions`, `appends`, `transactions`, `reads`,
+//! `groups` or `service`, which asks the broker once and puts the answer into words.
 
 mod access;
 mod appends;
@@ -24,6 +24,7 @@ pub mod server;
 mod service;
 mod sessions;
 mod settings;
+mod tenants;
 mod topics;
 mod transactions;
 
@@ -46,6 +47,13 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(sessions::get_session, sessions::end_session))
         .routes(routes!(sessions::list_session_sequences))
         .routes(routes!(settings::get_settings, settings::patch_settings))
+        .routes(routes!(tenants::list_tenants))
+        .routes(routes!(
+            tenants::put_tenant,
+            tenants::get_tenant,
+            tenants::patch_tenant,
+            tenants::delete_tenant
+        ))
         .routes(routes!(topics::list_topics))
         .routes(routes!(
             topics::put_topic,

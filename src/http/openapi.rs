@@ -122,6 +122,8 @@ pub fn document() -> Bytes {
             committed offsets are where it goes on after a restart."),
         (name = "settings", description = "What holds for the tenant: the limits of its appends \
             and topics, and how long producers may be idle before they are forgotten."),
+        (name = "tenants", description = "For operators: who there is, how large each may make its \
+            settings, and whether it is served."),
         (name = "service", description = "Probes, metrics, this document and its page. They \
             take no token.")
     )
@@ -170,7 +172,7 @@ fn describe_parameters(operation: &mut Operation) {
         let of = |kind| ObjectBuilder::new().schema_type(SchemaType::new(kind));
         match parameter.name.as_str() {
             // what `Name::parse` takes
-            "topic" | "group" => {
+            "topic" | "group" | "tenant" => {
                 let name = of(Type::String)
                     .min_length(Some(1))
                     .max_length(Some(MAX_NAME_BYTES))

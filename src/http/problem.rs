@@ -13,12 +13,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
     broker::Error,
-    model::{Code, Fault, Invalid, Retry},
+    model::{Code, Retry},
 };
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -58,26 +58,6 @@ impl IntoResponse for Error {
         let mut answer = status(self.code).into_response();
         answer.extensions_mut().insert(self);
         answer
-    }
-}
-
-impl From<Invalid> for Error {
-    fn from(invalid: Invalid) -> Self {
-        let Fault { pointer, detail } = match invalid.faults.first() {
-            Some(first) => first.clone(),
-            None => Fault { pointer: String::new(), detail: "The request is malformed".into() },
-        };
-        let more = match invalid.faults.len() {
-            0 | 1 => String::new(),
-            n => format!(" (and {} more, see errors)", n - 1),
-        };
-        let place = if pointer.is_empty() { "the body" } else { &pointer };
-        let errors: Vec<Value> = invalid
-            .faults
-            .iter()
-            .map(|fault| json!({"pointer": fault.pointer, "detail": fault.detail}))
-            .collect();
-        Error::new(Code::InvalidRequest, format!("{place}: {detail}{more}")).fact("errors", errors)
     }
 }
 
@@ -155,8 +135,10 @@ fn unexplained(status: StatusCode) -> Error {
 #[cfg(test)]
 mod tests {
     use axum::body::to_bytes;
+    use serde_json::json;
 
     use super::*;
+    use crate::model::{Fault, Invalid};
 
     async fn written(answer: Response) -> (Response, Value) {
         let (answer, _) = finish(answer, "r<1>", Version::HTTP_11);

@@ -1,6 +1,8 @@
 //! A tenant's settings; and changes of settings as they are written in JSON, a topic's too. What
 //! there is to say of each comes from the table in `model::settings`.
 
+mod schemas;
+
 use std::{collections::BTreeMap, fmt};
 
 use axum::{
@@ -13,14 +15,13 @@ use axum::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::json;
-use utoipa::{
-    PartialSchema, ToSchema,
-    openapi::{
-        RefOr,
-        schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type},
-    },
+use utoipa::ToSchema;
+
+pub use schemas::{
+    MaximaPatch, OperatorMaxima, OwnSettingValues, TopicSettings, TopicSettingsPatch,
 };
 
+use self::schemas::{SettingMaxima, SettingOrigins, SettingValues, SettingsPatch};
 use super::{
     access::{Access, Admin, TenantAccess},
     body::JsonBody,
@@ -30,7 +31,10 @@ use super::{
 };
 use crate::{
     broker::Error,
-    model::settings::{Change, Changes, IfMatch, Key, TenantSettings, Value},
+    model::{
+        settings::{Change, Changes, IfMatch, Key, TenantSettings, Value},
+        tenant::MaximaChanges,
+    },
 };
 
 /// What is to change: `"default"` removes the own value; what is absent stays.
@@ -51,6 +55,26 @@ impl SentChanges {
             }
         }
         self.0
+    }
+
+    /// The maxima, if each setting may have one so large. `at`: where they are in the body.
+    pub fn maxima(self, at: &str, faults: &mut Faults) -> MaximaChanges {
+        let mut maxima = MaximaChanges::new();
+        for (key, change) in self.0 {
+            let most = match change {
+                Change::Default => Ok(None),
+                _ if !key.setting().choices.is_empty() => Err("words have no maximum".into()),
+                Change::Set(Value::Number(most)) => {
+                    key.check(Value::Number(most)).map(|()| Some(most))
+                }
+                Change::Set(_) => Err("null is no maximum; \"default\" removes one".into()),
+            };
+            match most {
+                Ok(most) => drop(maxima.insert(key, most)),
+                Err(why) => faults.add(&format!("{at}/{}", key.name()), why),
+            }
+        }
+        maxima
     }
 }
 
@@ -123,101 +147,16 @@ impl de::Visitor<'_> for ChangeOf {
     }
 }
 
-/// Schemas made of the table.
-macro_rules! schemas {
-    ($(#[doc = $doc:literal] $name:ident = $members:expr;)*) => {
-        $(#[doc = $doc]
-        pub struct $name;
-        impl PartialSchema for $name {
-            fn schema() -> RefOr<Schema> {
-                Schema::from($members.description(Some($doc.trim()))).into()
-            }
-        }
-        impl ToSchema for $name {
-            fn name() -> std::borrow::Cow<'static, str> {
-                stringify!($name).into()
-            }
-        })*
-    };
-}
-
-schemas! {
-    /// A merge patch of a tenant's settings.
-    SettingsPatch = members(Key::ALL.iter().copied(), change_schema, false);
-    /// What a topic's own settings are to be.
-    TopicSettingsPatch = members(Key::of_topics(), change_schema, false);
-    /// A topic's own values; what is absent comes from the tenant.
-    TopicSettings = members(Key::of_topics(), value_schema, false);
-    /// Every setting as it holds.
-    SettingValues = members(Key::ALL.iter().copied(), value_schema, true);
-    /// Where each value comes from.
-    SettingOrigins = members(Key::ALL.iter().copied(), origin_schema, true);
-    /// The largest value that each setting may have.
-    SettingMaxima = members(Key::numbers(), maximum_schema, true);
-}
-
-fn members(
-    keys: impl Iterator<Item = Key>,
-    member: fn(Key) -> Schema,
-    required: bool,
-) -> ObjectBuilder {
-    let closed = AdditionalProperties::FreeForm(false);
-    keys.fold(of(Type::Object).additional_properties(Some(closed)), |object, key| {
-        let object = object.property(key.name(), member(key));
-        if required { object.required(key.name()) } else { object }
-    })
-}
-
-fn of(kind: Type) -> ObjectBuilder {
-    ObjectBuilder::new().schema_type(SchemaType::new(kind))
-}
-
-/// One of its words; or a number in its range, or null where the setting knows it.
-fn value(key: Key) -> ObjectBuilder {
-    let setting = key.setting();
-    if !setting.choices.is_empty() {
-        return of(Type::String).enum_values(Some(setting.choices.iter().copied()));
-    }
-    let kind = if setting.nullable {
-        SchemaType::Array(vec![Type::Integer, Type::Null])
-    } else {
-        SchemaType::new(Type::Integer)
-    };
-    let number = ObjectBuilder::new().schema_type(kind);
-    number.minimum(Some(setting.minimum)).maximum(Some(setting.maximum))
-}
-
-fn value_schema(key: Key) -> Schema {
-    value(key).description(Some(key.setting().help)).into()
-}
-
-fn change_schema(key: Key) -> Schema {
-    let default = of(Type::String).enum_values(Some(["default"]));
-    let change = OneOfBuilder::new().description(Some(key.setting().help));
-    change.item(value(key)).item(default).into()
-}
-
-fn origin_schema(key: Key) -> Schema {
-    let whose = format!("Who has set `{}`; `default` is nobody.", key.name());
-    let origins = of(Type::String).enum_values(Some(["default", "operator", "tenant"]));
-    origins.description(Some(whose)).into()
-}
-
-fn maximum_schema(key: Key) -> Schema {
-    let most = format!("The largest value that `{}` may have.", key.name());
-    of(Type::Integer).description(Some(most)).into()
-}
-
 /// A tenant's settings.
 #[derive(Serialize, ToSchema)]
 pub struct Settings {
     /// Every setting as it holds; null is for ever.
     #[schema(value_type = SettingValues)]
     settings: BTreeMap<&'static str, Value>,
-    /// Where each value comes from.
+    /// Where each value comes from; `operator`: the operator's maximum holds it down.
     #[schema(value_type = SettingOrigins)]
     origins: BTreeMap<&'static str, &'static str>,
-    /// The largest value that each setting may have.
+    /// The largest value that the tenant and its topics may give each setting.
     #[schema(value_type = SettingMaxima)]
     maxima: BTreeMap<&'static str, i64>,
 }
@@ -275,7 +214,7 @@ fn answer(settings: &TenantSettings) -> Result<Response, Error> {
 }
 
 /// The validators of a conditional request. None: there is no such header.
-fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
+pub fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
     let mut fields = headers.get_all(&name).iter().peekable();
     fields.peek()?;
     let texts = fields.filter_map(|field| field.to_str().ok());
@@ -321,7 +260,8 @@ pub async fn get_settings(
 ///
 /// Of the token's tenant, by a merge patch: what is absent stays, `"default"` removes the tenant's
 /// own value, null is for ever where a setting knows that. Either all of it is done or nothing. In
-/// force within a second. It needs `admin` for all topics: a scope narrowed to some does not do.
+/// force within a second. Nothing may be above the `maxima`, which are the operator's or, where
+/// there are none of these, the server's. It needs `admin` for all topics: a scope narrowed to some does not do.
 #[utoipa::path(patch, path = "/v1/settings", operation_id = "patch_settings", tag = "settings",
     params(("If-Match" = Option<String>, Header,
         description = "An `ETag`, or `*`: only if the settings are still those")),

@@ -107,7 +107,8 @@ pub struct PartitionItem {
     log_start_offset: i64,
     /// The next offset to be given.
     high_watermark: i64,
-    /// How many records can be read.
+    /// How many records can be read. Of a compacted partition: how many were left by the last round,
+    /// and those since.
     record_count: i64,
     /// What they take up, about.
     size_bytes: i64,

@@ -63,6 +63,7 @@ codes! {
     TransactionNotFound     "transaction_not_found"     404 Never  None    "No such transaction";
     GroupNotFound           "group_not_found"           404 Never  None    "No such group";
     UnknownMember           "unknown_member"            404 Reopen None    "Not a member of this group any more";
+    TenantNotFound          "tenant_not_found"          404 Never  None    "No such tenant";
     MethodNotAllowed        "method_not_allowed"        405 Never  None    "Method not allowed here";
     NotAcceptable           "not_acceptable"            406 Never  None    "No such representation";
     RequestTimeout          "request_timeout"           408 Same   None    "The body came too slowly";

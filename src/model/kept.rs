@@ -36,7 +36,7 @@ impl Kept {
     }
 
     /// How many records are left.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
@@ -87,7 +87,7 @@ mod tests {
             let places: Vec<u32> = places.into_iter().collect();
             let kept = Kept::new(places.clone()).unwrap();
             prop_assert_eq!(Kept::decode(&kept.encode(), 3_000), Some(kept.clone()));
-            prop_assert_eq!(kept.len(), places.len());
+            prop_assert_eq!(kept.count(), places.len());
             for (n, place) in places.iter().enumerate() {
                 prop_assert_eq!(kept.place(n), i64::from(*place));
                 prop_assert_eq!(kept.count_before(i64::from(*place)), n);

@@ -14,6 +14,7 @@ pub mod name;
 pub mod partitioner;
 pub mod session;
 pub mod settings;
+pub mod tenant;
 pub mod time;
 pub mod topic;
 pub mod transaction;

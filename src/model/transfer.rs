@@ -272,7 +272,7 @@ impl Row {
     pub fn line_count(&self) -> usize {
         match &self.kept {
             None => usize::try_from(self.record_count).unwrap_or_default(),
-            Some(kept) => kept.len(),
+            Some(kept) => kept.count(),
         }
     }
 
@@ -297,7 +297,7 @@ impl Row {
     pub fn reaches(&self, offset: Offset) -> bool {
         match &self.kept {
             None => self.end() > offset,
-            Some(kept) => self.lines_before(offset) < kept.len(),
+            Some(kept) => self.lines_before(offset) < kept.count(),
         }
     }
 

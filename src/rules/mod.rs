@@ -21,6 +21,8 @@ pub mod sequence;
 pub mod session;
 pub mod settings;
 pub mod spread;
+pub mod staged_ids;
+pub mod tenant;
 #[cfg(test)]
 mod tests;
 pub mod transaction;
@@ -29,7 +31,8 @@ pub mod whole;
 use uuid::Uuid;
 
 use crate::model::{
-    Epoch, Offset, ProducerId, Sequence,
+    Epoch, Name, Offset, ProducerId, Sequence,
+    settings::{Key, Value},
     transaction::{Reason, State},
 };
 
@@ -87,6 +90,18 @@ pub enum Refusal {
     /// `If-Match` names another state than the present one.
     PreconditionFailed {
         etag: String,
+    },
+    /// These settings were to be more than the operator's maximum, which is last.
+    AboveMaxima {
+        settings: Vec<(Key, Value, i64)>,
+    },
+    /// An operator has suspended the tenant.
+    TenantSuspended {
+        tenant: Name,
+    },
+    /// The tenant is being removed with all that it has.
+    TenantDeleted {
+        tenant: Name,
     },
     /// The open id is not a UUIDv7, or its instant is too far from the clock.
     InvalidOpenId,

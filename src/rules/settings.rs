@@ -29,6 +29,16 @@ pub fn patched(own: &OwnSettings, changes: &Changes) -> OwnSettings {
     own
 }
 
+/// Refuses changes that ask for more than the operator lets the tenant have, all of them by name.
+pub fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Refusal> {
+    let above = |(key, change): (&Key, &Change)| match (change, tenant.maxima.0.get(key)) {
+        (Change::Set(value), Some(most)) if value.exceeds(*most) => Some((*key, *value, *most)),
+        _ => None,
+    };
+    let settings: Vec<_> = changes.iter().filter_map(above).collect();
+    if settings.is_empty() { Ok(()) } else { Err(Refusal::AboveMaxima { settings }) }
+}
+
 /// A patch of a tenant's settings, as they stand under the lock.
 pub fn patch_tenant(
     own: &OwnSettings,
@@ -40,6 +50,7 @@ pub fn patch_tenant(
     if if_match.is_some_and(|wanted| !wanted.holds(&etag)) {
         return Err(Refusal::PreconditionFailed { etag });
     }
+    check_maxima(changes, own)?;
     Ok(patched(own, changes))
 }
 

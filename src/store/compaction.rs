@@ -23,8 +23,9 @@ use crate::{
 statements! {
     /// Over all tenants, without locks: logs of topics with the setting, their own or their tenant's,
     /// in which something has changed or tombstones wait, and that nobody is at.
-    CANDIDATES = "select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, l.cleaned_offset, l.left_records, \
-            l.tombstones, l.settled_offset, l.settled_at, clock_timestamp() \
+    CANDIDATES = "select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, coalesce(d.cleaned_offset, 0), \
+            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0), \
+            coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0), coalesce(d.settled_at, 'epoch'), clock_timestamp() \
         from ( \
             select p.tenant_id, p.topic_id from oncelog.topics p where p.settings ->> 'cleanup' = 'compact' \
             union all \
@@ -33,20 +34,23 @@ statements! {
                 where tenant_id = t.tenant_id and settings ->> 'cleanup' is null) p \
             where t.settings ->> 'cleanup' = 'compact') c \
         cross join lateral (select * from oncelog.logs \
-            where tenant_id = c.tenant_id and topic_id = c.topic_id and partition is not null \
-                and (next_offset > cleaned_offset or tombstones > 0) and compacting_until < statement_timestamp() \
-            offset 0) l \
+            where tenant_id = c.tenant_id and topic_id = c.topic_id and partition is not null offset 0) l \
+        left join lateral (select * from oncelog.compactions \
+            where tenant_id = l.tenant_id and log_id = l.log_id offset 0) d on true \
         join oncelog.topics p on p.tenant_id = c.tenant_id and p.topic_id = c.topic_id \
         join oncelog.tenants t on t.tenant_id = c.tenant_id \
-        where l.log_id > $1 order by l.log_id limit $2";
-    /// If all is as it was found, and nobody is at it; who holds the head will let others find it.
-    CLAIM = "with free as materialized ( \
-            select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and compacting_until < $3 \
-                and cleaned_offset = $5 and settled_offset = $6 and tombstones = $7 \
-            for no key update skip locked) \
-        update oncelog.logs l set compacting_until = $4 from free f \
-        where l.tenant_id = $1 and l.log_id = $2 and l.log_id = f.log_id \
-        returning l.snapshot_offset, l.log_start_offset";
+        where l.log_id > $1 and (l.next_offset > coalesce(d.cleaned_offset, 0) or d.tombstones > 0) \
+            and coalesce(d.claimed_until, 'epoch') < statement_timestamp() \
+        order by l.log_id limit $2";
+    /// If all is as it was found, and nobody is at it.
+    CLAIM = "with head as materialized ( \
+            select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2), \
+        claimed as ( \
+            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head \
+            on conflict (tenant_id, log_id) do update set claimed_until = $4 \
+                where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
+            returning c.log_id) \
+        select snapshot_offset, log_start_offset from head where exists (select from claimed)";
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
         for no key update";
     /// As rows stand under the head's lock.
@@ -59,8 +63,8 @@ statements! {
     MOVE = "update oncelog.logs set compacted_offset = greatest(compacted_offset, $3), size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
     /// Unless another replica was at it as well, and came to its end before.
-    FINISH = "update oncelog.logs set cleaned_offset = $5, left_records = $6, tombstones = $7, \
-            settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), compacting_until = 'epoch' \
+    FINISH = "update oncelog.compactions set cleaned_offset = $5, left_records = $6, tombstones = $7, \
+            settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), claimed_until = 'epoch' \
         where tenant_id = $1 and log_id = $2 and cleaned_offset = $3 and settled_offset = $4";
 }
 

@@ -15,7 +15,8 @@ statements! {
     /// order. One is committed only if all it goes by is still as this sees it: a call that was staging
     /// meanwhile, a vanished head or a passed deadline leave it out. (The sizes are taken before
     /// anything is sorted: a commit's cost is that of its batches, not of their bytes. A full join is
-    /// never a nested loop over thousands of batches and logs; where one side is there, the other is.)
+    /// never a nested loop over thousands of batches and logs; where one side is there, the other is.
+    /// A batch of which nothing is left, because all of it is stored elsewhere, gets no row.)
     COMMIT = "with t as materialized ( \
             select t.transaction_id, t.batch_count, t.expires_at, t.prepared_at from ( \
                 select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) \
@@ -24,7 +25,7 @@ statements! {
                 select transaction_id, batch_count, expires_at, prepared_at from oncelog.transactions \
                 where tenant_id = $1 and transaction_id = w.transaction_id and ended_at is null and (prepared_at is null or $6) \
                     and producer_id is not distinct from w.producer_id and epoch is not distinct from w.epoch \
-                    and (w.expected_appends is null or append_count = w.expected_appends) \
+                    and (w.expected_appends is null or append_count = w.expected_appends) and ($6 or id_count = 0) \
                     and ($6 or not exists (select from oncelog.staged_offsets o \
                         where o.tenant_id = $1 and o.transaction_id = w.transaction_id)) \
                 for no key update skip locked) t), \
@@ -65,10 +66,10 @@ statements! {
             from staged s full join head h on h.log_id = s.log_id), \
         pointer as ( \
             insert into oncelog.batches (tenant_id, log_id, base_offset, record_count, appended_at, transaction_id, staged_ordinal) \
-            select $1, log_id, base_offset, record_count, ended_at, transaction_id, ordinal from placed), \
+            select $1, log_id, base_offset, record_count, ended_at, transaction_id, ordinal from placed where record_count > 0), \
         answer as materialized ( \
             select transaction_id, jsonb_agg(jsonb_build_object('topic', topic, 'partition', partition, \
-                'base_offset', base_offset, 'record_count', record_count) order by ordinal) as appends \
+                'base_offset', case when record_count > 0 then base_offset end, 'record_count', record_count) order by ordinal) as appends \
             from placed group by transaction_id) \
         update oncelog.transactions t set state = 'committed', ended_at = m.ended_at, \
             remembered_from = greatest(m.ended_at, oncelog.instant_of(t.transaction_id)), appends = coalesce(a.appends, '[]') \

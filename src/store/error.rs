@@ -65,7 +65,10 @@ impl From<sqlx::Error> for Error {
         match code.as_ref() {
             // lock not available, deadlock, serialization, statement timeout, a key that another
             // transaction has taken meanwhile, a guard of a statement of ours (it divides by zero)
-            "55P03" | "40P01" | "40001" | "57014" | "23505" | "22012" => Error::Contended(error),
+            // or that a row refers to, which was removed meanwhile
+            "55P03" | "40P01" | "40001" | "57014" | "23505" | "23503" | "22012" => {
+                Error::Contended(error)
+            }
             // read-only after a failover, too many connections, disk full, out of memory
             "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
             // an idle transaction was ended: 25P03

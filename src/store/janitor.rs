@@ -11,11 +11,11 @@ statements! {
     DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
     LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
         for update skip locked";
-    /// Answers to what was staged its rows pointed. (An array: as a join it may be planned to read the
-    /// whole log for each chunk.)
+    /// Answers to what was staged its rows pointed. (A range, found first: by whichever offsets, plans
+    /// that expect a short log would read all of it for each chunk.)
     DROP_ROWS = "with gone as ( \
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any (array( \
-                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3)) \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from ( \
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c) \
             returning transaction_id, staged_ordinal) \
         select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
             coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
@@ -25,20 +25,30 @@ statements! {
     DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
         select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
         order by group_name limit $3 for no key update)";
+    DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
     /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
     TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
         where kept_offset < case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end limit $1";
+    /// (A log that is appended to without a pause is hardly ever free: this waits its turn.)
     LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end, kept_offset \
-        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update skip locked";
+        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
     /// Whole rows before an offset, oldest first; answers where the last of them ends, and to what
-    /// was staged they pointed.
-    TRIM_ROWS = "with gone as ( \
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any (array( \
+    /// was staged they pointed. What was removed before is not looked through again.
+    TRIM_ROWS = "with first as materialized ( \
+            select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= \
+                (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2) \
+                order by base_offset desc limit 1), 0) as base_offset), \
+        last as materialized ( \
+            select max(base_offset) as base_offset from ( \
                 select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 \
-                    and base_offset + record_count <= $3 and base_offset < $3 order by base_offset limit $4)) \
+                    and base_offset >= (select base_offset from first) \
+                    and base_offset < $3 and base_offset + record_count <= $3 order by base_offset limit $4) c), \
+        gone as ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 \
+                and base_offset >= (select base_offset from first) and base_offset <= (select base_offset from last) \
             returning base_offset + record_count as end_offset, octet_length(records) as size_bytes, \
                 transaction_id, staged_ordinal) \
         select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint, \
@@ -150,12 +160,14 @@ pub async fn remove_doomed(
             return Ok(Chunk { rows, more: true });
         }
     }
-    sqlx::query(DROP_DOOMED).bind(tenant.0).bind(log.0).execute(connection).await?;
+    for sql in [DROP_COMPACTION, DROP_DOOMED] {
+        sqlx::query(sql).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
+    }
     Ok(Chunk::default())
 }
 
-/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: vanished,
-/// or somebody holds it.
+/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: it has
+/// vanished.
 pub async fn lock_trimmable(
     connection: &mut PgConnection,
     (tenant, log): Due,

@@ -28,6 +28,7 @@ pub mod removal;
 pub mod retention;
 pub mod sessions;
 pub mod snapshots;
+pub mod staged_ids;
 pub mod staging;
 pub mod tenants;
 pub mod topics;
@@ -74,6 +75,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("retention", retention::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
+    ("staged_ids", staged_ids::STATEMENTS),
     ("staging", staging::STATEMENTS),
     ("tenants", tenants::STATEMENTS),
     ("topics", topics::STATEMENTS),

@@ -46,7 +46,7 @@ statements! {
                 sum(s.size_bytes) over (order by t.transaction_id, s.ordinal) - s.size_bytes as size_before \
             from oncelog.transactions t cross join lateral ( \
                 select s.ordinal, octet_length(s.records) as size_bytes from oncelog.staged_batches s \
-                where s.tenant_id = $1 and s.transaction_id = t.transaction_id and s.log_id = $2 \
+                where s.tenant_id = $1 and s.transaction_id = t.transaction_id and s.log_id = $2 and s.record_count > 0 \
                 order by s.ordinal) s \
             where t.tenant_id = $1 and t.state in ('ongoing', 'prepared') \
                 and (t.state = 'prepared' or t.expires_at > statement_timestamp()) \
@@ -103,7 +103,7 @@ fn row(stored: Stored) -> Result<Arc<Row>, Error> {
     let decode = |bytes: Vec<u8>| {
         let kept = Kept::decode(&bytes, record_count);
         let line_count = memchr::memchr_iter(b'\n', lines.as_bytes()).count();
-        let of_lines = kept.filter(|kept| kept.len() == line_count);
+        let of_lines = kept.filter(|kept| kept.count() == line_count);
         let what = || format!("what is left of the row at {base_offset} is not what it holds");
         of_lines.ok_or_else(|| Error::Corrupt(what()))
     };

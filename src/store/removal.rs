@@ -42,8 +42,8 @@ statements! {
         where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
-    /// For the statements of this transaction, which are planned in it: a chunk is read in the order of a
-    /// key, never sorted out of all rows that there are.
+    /// For the statements of this transaction, which are planned in it: the first rows are read in the
+    /// order of a key, never sorted out of all that there are.
     READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
     DROP_STAGED = "delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.staged_batches where tenant_id = $1 \
@@ -161,8 +161,9 @@ pub async fn deleted(
     Ok(ids.into_iter().map(TenantId).collect())
 }
 
-/// The tables that still have rows of a tenant, besides that of tenants.
+/// The tables that still have rows of a tenant, besides that of tenants; to be called in a transaction.
 pub async fn left(connection: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>, Error> {
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
     Ok(sqlx::query_scalar(LEFT).bind(tenant.0).fetch_one(connection).await?)
 }
 

@@ -14,24 +14,26 @@ statements! {
     /// a log.
     PAGE = "select l.tenant_id, l.log_id, t.settings, l.next_offset, l.size_bytes, b.end_offset, b.appended_at \
         from (select tenant_id, log_id, topic_id, partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
-            where (tenant_id, log_id) > ($1, $2) and tenant_id <= $3 order by tenant_id, log_id limit $4) l \
+            where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $3) l \
         cross join lateral (select settings from oncelog.topics t \
             where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id offset 0) t \
         left join lateral (select b.base_offset + b.record_count as end_offset, b.appended_at from oncelog.batches b \
             where b.tenant_id = l.tenant_id and b.log_id = l.log_id and b.base_offset >= coalesce( \
-                (select max(base_offset) from oncelog.batches s where s.tenant_id = l.tenant_id and s.log_id = l.log_id \
-                    and s.base_offset <= l.log_start_offset), 0) \
+                (select s.base_offset from oncelog.batches s where s.tenant_id = l.tenant_id and s.log_id = l.log_id \
+                    and s.base_offset <= l.log_start_offset order by s.base_offset desc limit 1), 0) \
             order by b.base_offset limit 1) b on l.partition is not null and l.log_start_offset < l.next_offset \
         order by l.tenant_id, l.log_id";
     /// Waits for the appends before it: where they never stop, a look that passed by would never come.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
     /// Of a locked head. What prepared transactions hold is pinned.
     FACTS = "select t.settings, l.log_start_offset, l.next_offset, l.size_bytes, l.kept_offset, l.snapshot_offset, \
-            (select min(o.committed_offset) from oncelog.pins p \
-                join oncelog.staged_offsets o on o.tenant_id = $1 and o.transaction_id = p.transaction_id and o.log_id = $2 \
+            (select min(o.committed_offset) from oncelog.pins p cross join lateral ( \
+                select s.committed_offset from oncelog.staged_offsets s \
+                where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.log_id = $2 offset 0) o \
                 where p.tenant_id = $1 and p.log_id = $2), \
             clock_timestamp() \
-        from oncelog.logs l join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+        from oncelog.logs l cross join lateral (select settings from oncelog.topics t \
+            where t.tenant_id = $1 and t.topic_id = l.topic_id offset 0) t \
         where l.tenant_id = $1 and l.log_id = $2";
     /// From the row on that holds $3: what was removed before it is not looked through. What a row
     /// points to is looked up by key; sizes are known without what they are of.
@@ -39,7 +41,8 @@ statements! {
             (select octet_length(s.records) from oncelog.staged_batches s \
                 where s.tenant_id = $1 and s.transaction_id = b.transaction_id and s.ordinal = b.staged_ordinal), 0)::bigint \
         from oncelog.batches b where tenant_id = $1 and log_id = $2 and base_offset >= coalesce( \
-            (select max(base_offset) from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3), 0) \
+            (select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3 \
+                order by base_offset desc limit 1), 0) \
         order by base_offset limit $4";
     MOVE = "update oncelog.logs set log_start_offset = $3 where tenant_id = $1 and log_id = $2";
 }
@@ -54,16 +57,15 @@ pub struct Seen {
     pub oldest: Option<Row>,
 }
 
-/// The next logs behind one, of tenants up to one, by tenant and id.
+/// The next logs behind one, by tenant and id.
 pub async fn page(
     connection: &mut PgConnection,
     (after_tenant, after_log): Due,
-    last: TenantId,
     limit: i64,
 ) -> Result<Vec<Seen>, Error> {
     type Found = (i64, i64, Json<OwnSettings>, i64, i64, Option<i64>, Option<Instant>);
     let query = sqlx::query_as(PAGE).bind(after_tenant.0).bind(after_log.0);
-    let rows: Vec<Found> = query.bind(last.0).bind(limit).fetch_all(connection).await?;
+    let rows: Vec<Found> = query.bind(limit).fetch_all(connection).await?;
     let seen = |(tenant, log, settings, next_offset, size_bytes, end, appended_at): Found| Seen {
         log: (TenantId(tenant), LogId(log)),
         settings: settings.0,

@@ -20,10 +20,11 @@ use crate::{
 statements! {
     /// Stages the calls of many transactions; each by itself is done or not, and answered if it was:
     /// its transaction ongoing, within its deadline and begun by this session, its sequence the next
-    /// one, its topics as they were when the records were spread.
+    /// one, its topics as they were when the records were spread. (What is packed of ids has the number of
+    /// appends before its call in front: rules::staged_ids.)
     STAGE = "with want as materialized ( \
-            select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]) \
-                as w (transaction_id, producer_id, epoch, sequence, appends, batches)), \
+            select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
+                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
         moved as materialized ( \
             select c.transaction_id from unnest($8::uuid[], $9::bigint[], $10::integer[]) as c (transaction_id, topic_id, partition_count) \
             left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
@@ -37,17 +38,18 @@ statements! {
             order by t.transaction_id for no key update of t skip locked), \
         grown as ( \
             update oncelog.transactions t set append_count = t.append_count + w.appends, batch_count = t.batch_count + w.batches, \
-                next_sequence = t.next_sequence + (w.sequence is not null)::int \
+                id_count = t.id_count + w.ids, next_sequence = t.next_sequence + (w.sequence is not null)::int \
             from want w join held h on h.transaction_id = w.transaction_id \
             where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = w.transaction_id \
             returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
                 t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends, \
-                t.batch_count - w.batches as first_ordinal), \
+                t.batch_count - w.batches as first_ordinal, t.append_count - w.appends as appends_before), \
         staged as ( \
-            insert into oncelog.staged_batches (tenant_id, transaction_id, ordinal, log_id, record_count, sequence, digest, records) \
-            select $1, r.transaction_id, g.first_ordinal + r.ordinal, r.log_id, r.record_count, r.sequence, r.digest, r.records \
-            from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[]) \
-                as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records) \
+            insert into oncelog.staged_batches (tenant_id, transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
+            select $1, r.transaction_id, g.first_ordinal + r.ordinal, r.log_id, r.record_count, r.sequence, r.digest, r.records, \
+                int8send(g.appends_before) || r.ids \
+            from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[]) \
+                as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
             join grown g on g.transaction_id = r.transaction_id) \
         select * from grown";
     CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
@@ -61,7 +63,8 @@ statements! {
             member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset";
     OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset from oncelog.staged_offsets \
         where tenant_id = $1 and transaction_id = $2 order by group_name, log_id";
-    LOGS = "select distinct log_id from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by log_id";
+    LOGS = "select log_id, bool_or(ids is not null) from oncelog.staged_batches \
+        where tenant_id = $1 and transaction_id = $2 group by log_id order by log_id";
     PIN_LOGS = "insert into oncelog.pins (tenant_id, transaction_id, log_id) select $1, $2, unnest($3::bigint[])";
     UNPIN_LOGS = "delete from oncelog.pins where tenant_id = $1 and transaction_id = $2";
     PIN_OFFSETS = "update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id) \
@@ -79,6 +82,8 @@ pub struct Part<'a> {
     pub log_id: LogId,
     pub record_count: i64,
     pub records: &'a str,
+    /// What ids they have (`rules::staged_ids`).
+    pub ids: Option<&'a [u8]>,
 }
 
 /// A topic as records were spread over it; partitions none: they were not spread.
@@ -91,6 +96,8 @@ pub struct Call<'a> {
     pub sequence: Option<Sequence>,
     pub digest: Digest,
     pub append_count: i64,
+    /// Records with ids.
+    pub id_count: i64,
     pub parts: Vec<Part<'a>>,
     pub spreads: &'a [Spread],
 }
@@ -131,7 +138,9 @@ pub async fn stage(
         .bind(parts().map(|(.., part)| part.record_count).collect::<Vec<_>>())
         .bind(parts().map(|(_, _, sequence, _)| sequence).collect::<Vec<_>>())
         .bind(parts().map(digest).collect::<Vec<_>>())
-        .bind(parts().map(|(.., part)| part.records).collect::<Vec<_>>());
+        .bind(parts().map(|(.., part)| part.records).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.id_count).collect::<Vec<_>>())
+        .bind(parts().map(|(.., part)| part.ids).collect::<Vec<_>>());
     let staged = query.fetch_all(connection).await;
     rows(staged.map_err(|error| Error::from(error).of_a_write())?)
 }
@@ -213,14 +222,22 @@ pub async fn offsets(
 }
 
 /// The logs a transaction has staged records for, by id.
+pub struct Logs {
+    pub all: Vec<LogId>,
+    /// Where some of the records had ids when they were staged.
+    pub with_ids: Vec<LogId>,
+}
+
 pub async fn logs(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-) -> Result<Vec<LogId>, Error> {
-    let query = sqlx::query_scalar(LOGS).bind(tenant.0).bind(id);
-    let ids: Vec<i64> = query.fetch_all(connection).await?;
-    Ok(ids.into_iter().map(LogId).collect())
+) -> Result<Logs, Error> {
+    let query = sqlx::query_as(LOGS).bind(tenant.0).bind(id);
+    let logs: Vec<(i64, bool)> = query.fetch_all(connection).await?;
+    let with_ids = logs.iter().filter(|(_, has_ids)| *has_ids).map(|(id, _)| LogId(*id));
+    let with_ids = with_ids.collect();
+    Ok(Logs { all: logs.iter().map(|(id, _)| LogId(*id)).collect(), with_ids })
 }
 
 /// From now on the topics of these held logs stay, and nobody else commits at these locked places.

@@ -40,9 +40,11 @@ statements! {
     LIST = "select name, partition_count, settings, created_at from oncelog.topics \
         where tenant_id = $1 and name > $2 order by name limit $3";
     /// Of a compacted partition as many records as were left by the last round, and those since.
-    PARTITIONS = "select partition, log_start_offset, next_offset, size_bytes, \
-            least(next_offset - log_start_offset, next_offset - cleaned_offset + left_records) from oncelog.logs \
-        where tenant_id = $1 and topic_id = $2 and partition is not null order by partition";
+    PARTITIONS = "select l.partition, l.log_start_offset, l.next_offset, l.size_bytes, \
+            least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records) \
+        from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions \
+            where tenant_id = $1 and log_id = l.log_id offset 0) c on true \
+        where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null order by l.partition";
     /// The log start only grows and stays within the log.
     TRIM = "update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
         where tenant_id = $1 and log_id = $2";

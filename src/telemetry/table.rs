@@ -122,6 +122,7 @@ labels! {
         "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
         "key_rings", "key_sizes", "retention", "tenants", "doomed_topics", "compaction"]);
     TENANT "tenant" Values::Names;
+    TENANT_STATE "state" Values::These(&["active", "suspended", "deleted"]);
     TOPIC "topic" Values::Names;
     TRANSACTION_CALL "call" Values::These(
         &["begin", "records", "offsets", "prepare", "commit", "abort"]);
@@ -226,6 +227,8 @@ metrics_table! {
     OLDEST_TRANSACTION_AGE_SECONDS Gauge "oncelog_oldest_transaction_age_seconds" [OPEN_STATE]
         "Time since the oldest ongoing transaction was begun, and since the oldest prepared one was prepared: so long it has pinned what it holds.";
 
+    TENANTS Gauge "oncelog_tenants" [TENANT_STATE]
+        "Tenants: deleted ones are counted until all that they had is removed; the same on every replica.";
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
 

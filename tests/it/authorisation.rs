@@ -1,6 +1,7 @@
 //! Who may do what: every operation of the OpenAPI document against every kind of token.
 
 mod keys;
+mod tenants;
 
 use std::{collections::BTreeSet, sync::Mutex};
 
@@ -79,6 +80,11 @@ const OPERATIONS: &[Row] = &[
     ),
     ("get_settings", "GET /v1/settings", None, Word(ADMIN), 200),
     ("patch_settings", "PATCH /v1/settings", Some("{}"), Tenant(ADMIN), 200),
+    ("list_tenants", "GET /v1/tenants", None, Tenant(OPERATE), 200),
+    ("put_tenant", "PUT /v1/tenants/{tenant}", Some("{}"), Tenant(OPERATE), 200),
+    ("get_tenant", "GET /v1/tenants/{tenant}", None, Tenant(OPERATE), 200),
+    ("patch_tenant", "PATCH /v1/tenants/{tenant}", Some("{}"), Tenant(OPERATE), 200),
+    ("delete_tenant", "DELETE /v1/tenants/{tenant}", None, Tenant(OPERATE), 204),
     ("list_topics", "GET /v1/topics", None, Word(SEE), 200),
     ("put_topic", "PUT /v1/topics/{topic}", Some("{}"), Named(ADMIN), 200),
     ("get_topic", "GET /v1/topics/{topic}", None, Named(SEE), 200),
@@ -197,7 +203,7 @@ impl Names {
 
     fn written_into(&self, text: &str) -> String {
         let text = text.replace("{topic}", &self.topic).replace("{group}", &self.topic);
-        let text = text.replace("{id}", &self.transaction_id);
+        let text = text.replace("{id}", &self.transaction_id).replace("{tenant}", "rival");
         let text = text.replace("{member_id}", &self.member_id);
         text.replace("{producer_id}", &self.producer_id)
     }
@@ -234,6 +240,7 @@ impl World {
     async fn prepare(&self) {
         let all = token("acme", &all_words());
         self.server.put(&format!("/v1/topics/{TOPIC}")).token(&all).await;
+        self.server.put("/v1/tenants/rival").token(&all).await;
         // whoever has joined; without members anybody commits
         let member_id = self.join().await;
         let member = format!("/v1/groups/{TOPIC}/members/{member_id}");
@@ -427,10 +434,12 @@ async fn what_belongs_to_another_tenant_is_as_if_it_were_not() {
         let (id, .., needs, _) = row;
         match *id {
             _ if *needs == Nothing => {}
-            // what makes something makes the stranger's own: see `tenants_share_nothing`
+            // what makes something makes the stranger's own: see `tenants::they_share_nothing`
             "open_session" | "put_topic" => {}
             // the stranger's own: see `settings::settings_are_the_tenants_alone`
             "get_settings" | "patch_settings" => {}
+            // an operator is no stranger: see `tenants`
+            id if id.contains("tenant") => {}
             "list_topics" => {
                 let empty = json!({"topics": [], "next_after": null});
                 assert_eq!(world.call(row, Some(&stranger)).await.ok(), empty);
@@ -472,49 +481,6 @@ async fn what_belongs_to_another_tenant_is_as_if_it_were_not() {
         (&transaction["state"], &transaction["append_count"]),
         (&json!("ongoing"), &json!(0))
     );
-}
-
-#[tokio::test]
-async fn tenants_share_nothing() {
-    let server = Server::signed().await;
-    let open_id = uuid::Uuid::now_v7().to_string();
-    let mut producers = Vec::new();
-    for tenant in ["a", "b"] {
-        let all = token(tenant, &all_words());
-        let topic = json!({"partition_count": if tenant == "a" { 1 } else { 3 }});
-        server.put("/v1/topics/orders").json(topic).token(&all).await.created();
-        // one name and one open id, two producers
-        let open = json!({"transactional_id": "p", "open_id": open_id});
-        let session = server.post("/v1/sessions").json(open).token(&all).await.created();
-        assert_eq!((&session["epoch"], &session["duplicate"]), (&json!(0), &json!(false)));
-        producers.push(session["producer_id"].as_i64().unwrap());
-        let append = json!({"producer_id": producers.last(), "epoch": 0, "sequence": 0,
-            "records": [{"value": tenant}]});
-        let path = "/v1/topics/orders/partitions/0/records";
-        let appended = server.post(path).json(append).token(&all).await.ok();
-        assert_eq!(appended["base_offset"], 0);
-        let read = server.get(path).token(&all).await.ok();
-        assert_eq!(read["records"].as_array().unwrap().len(), 1);
-        assert_eq!(read["records"][0]["value"], tenant);
-    }
-    let [a, b] = producers[..] else { panic!() };
-    assert_ne!(a, b);
-    // a producer of a is none of b's
-    let of_b = token("b", &all_words());
-    let append = json!({"producer_id": a, "epoch": 0, "sequence": 1, "records": [{"value": 1}]});
-    for path in ["/v1/topics/orders/records", "/v1/topics/orders/partitions/0/records"] {
-        let answer = server.post(path).json(&append).token(&of_b).await;
-        answer.refused(Code::UnknownProducer);
-    }
-    for open in [
-        json!({"producer_id": a, "epoch": 0}),
-        json!({"producer_id": a, "epoch": 0, "transactional_id": "p"}),
-    ] {
-        server.post("/v1/sessions").json(open).token(&of_b).await.refused(Code::UnknownProducer);
-    }
-    server.delete("/v1/topics/orders").token(&of_b).await.no_content();
-    server.get("/v1/topics/orders").token(&of_b).await.refused(Code::TopicNotFound);
-    server.get("/v1/topics/orders").token(&token("a", "admin")).await.ok();
 }
 
 #[tokio::test]

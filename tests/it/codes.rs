@@ -109,7 +109,9 @@ async fn of_shape() -> Produced {
 async fn of_tokens() -> Produced {
     let server = Server::signed().await;
     let consumer = token("acme", "consume");
+    let operator = token("acme", "operator");
     vec![
+        (Code::TenantNotFound, server.get("/v1/tenants/none").token(&operator).await),
         (Code::Unauthenticated, server.get("/v1/topics").await),
         (Code::Forbidden, server.put("/v1/topics/orders").token(&consumer).await),
     ]

@@ -267,6 +267,21 @@ async fn every_example_of_operating_groups_is_answered_as_it_says() {
     assert!(["group_not_found"].into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_of_tenants_is_answered_as_it_says() {
+    let codes = answered_as_it_says("docs/tenants.md").await;
+    assert!(
+        ["forbidden", "invalid_request"].into_iter().eq(codes.iter().map(String::as_str)),
+        "{codes:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_of_retention_is_answered_as_it_says() {
+    let codes = answered_as_it_says("docs/retention.md").await;
+    assert!(["offset_out_of_range"].into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
+}
+
 fn status_line(status: StatusCode) -> String {
     format!("{} {}", status.as_str(), status.canonical_reason().unwrap())
 }

@@ -224,6 +224,102 @@ async fn quotas_hold_from_the_answer_on() {
     put("c", 1).await.created();
 }
 
+const DEFAULT: &str = "/v1/tenants/default";
+
+/// What an operator lets the tenant `default` have.
+async fn limit(server: &Server, maxima: Value) {
+    server.patch(DEFAULT).json(json!({"maxima": maxima})).await.ok();
+}
+
+#[tokio::test]
+async fn nothing_is_above_the_operators_maxima() {
+    let server = Server::start().await;
+    let patch = |body: Value| server.patch(SETTINGS).json(body);
+    let before = patch(json!({"max_topics": 7, "retention_ms": null})).await;
+    limit(
+        &server,
+        json!({"max_topics": 5, "retention_ms": 9_000, "max_batch_bytes": 2_000_000,
+        "dedup_window_ms": 1_000}),
+    )
+    .await;
+    let shown = server.get(SETTINGS).await;
+    // of what the tenant has said itself, of the default, of what lies below
+    assert_eq!(of(&shown, "max_topics"), (json!(5), json!("operator")));
+    assert_eq!(of(&shown, "retention_ms"), (json!(9_000), json!("operator")));
+    assert_eq!(of(&shown, "dedup_window_ms"), (json!(1_000), json!("operator")));
+    assert_eq!(of(&shown, "max_batch_bytes"), (json!(1 << 20), json!("default")));
+    let maxima = &shown.ok()["maxima"];
+    assert_eq!((&maxima["max_topics"], &maxima["retention_ms"]), (&json!(5), &json!(9_000)));
+    assert_eq!(maxima["max_partitions"], Key::MaxPartitions.setting().maximum);
+    assert_eq!(maxima.get("dedup"), None);
+    // whoever goes by the former state learns of it
+    let stale = server.patch(SETTINGS).header("if-match", &etag(&before));
+    stale.json(json!({"max_topics": 3})).await.refused(Code::PreconditionFailed);
+
+    let above = json!({"max_topics": 6, "retention_ms": null, "max_partitions": 9});
+    let refused = patch(above).await;
+    refused.invalid(&["/retention_ms", "/max_topics"]);
+    let why = "null is above 9000, the operator's maximum for this tenant";
+    assert_eq!(refused.json()["errors"][0]["detail"], why);
+    assert_eq!(of(&server.get(SETTINGS).await, "max_partitions").1, "default");
+    let at_most = patch(json!({"max_topics": 5, "retention_ms": 8_999})).await;
+    assert_eq!(of(&at_most, "max_topics"), (json!(5), json!("tenant")));
+    assert_eq!(of(&at_most, "retention_ms"), (json!(8_999), json!("tenant")));
+    // without the maximum, what the tenant said holds
+    patch(json!({"dedup_window_ms": 1_000})).await.ok();
+    limit(&server, json!({"dedup_window_ms": 0})).await;
+    assert_eq!(of(&server.get(SETTINGS).await, "dedup_window_ms"), (json!(0), json!("operator")));
+    limit(&server, json!({"dedup_window_ms": "default"})).await;
+    let shown = server.get(SETTINGS).await;
+    assert_eq!(of(&shown, "dedup_window_ms"), (json!(1_000), json!("tenant")));
+}
+
+#[tokio::test]
+async fn topics_stay_within_the_operators_maxima() {
+    let server = Server::start().await;
+    let own = |records: Value| json!({"settings": {"max_batch_records": records}});
+    let put = |name: &str, records: i64| {
+        server.put(&format!("/v1/topics/{name}")).json(own(json!(records)))
+    };
+    put("orders", 4).await.created();
+    append(&server, None, 4).await.ok();
+    limit(&server, json!({"max_batch_records": 3})).await;
+    // at once, though the topic goes on saying what it said
+    assert_eq!(append(&server, None, 4).await.refused(Code::BatchTooLarge)["limit"], 3);
+    append(&server, None, 3).await.ok();
+    assert_eq!(put("orders", 4).await.ok()["settings"], own(json!(4))["settings"]);
+
+    let pointer = &["/settings/max_batch_records"];
+    put("orders", 5).await.invalid(pointer);
+    put("another", 4).await.invalid(pointer);
+    server.get("/v1/topics/another").await.refused(Code::TopicNotFound);
+    let patch = |body: Value| server.patch("/v1/topics/orders").json(body);
+    patch(own(json!(4))).await.invalid(pointer);
+    let mut both = own(json!(4));
+    both["partition_count"] = json!(2);
+    patch(both).await.invalid(pointer);
+    assert_eq!(server.get("/v1/topics/orders").await.ok()["partition_count"], 1);
+    // what is not touched is not judged
+    patch(json!({"partition_count": 2})).await.ok();
+    patch(own(json!(2))).await.ok();
+    append(&server, None, 3).await.refused(Code::BatchTooLarge);
+    patch(own(json!("default"))).await.ok();
+    assert_eq!(append(&server, None, 4).await.refused(Code::BatchTooLarge)["limit"], 3);
+}
+
+#[tokio::test]
+async fn maxima_are_followed_by_other_replicas() {
+    let here = Server::start().await;
+    let there = Server::on(&here.options, Setup::default()).await;
+    here.topic("orders", 1).await;
+    append(&there, None, 3).await.ok();
+    limit(&here, json!({"max_batch_records": 2})).await;
+    append(&here, None, 3).await.refused(Code::BatchTooLarge);
+    assert_eq!(of(&there.get(SETTINGS).await, "max_batch_records").1, "operator");
+    until("the limit there", async || (append(&there, None, 3).await.status == 413).then_some(()))
+        .await;
+}
+
 fn append(server: &Server, numbered: Option<(i64, i64)>, count: i64) -> crate::support::http::Call {
     let records: Vec<Value> = (0..count).map(|value| json!({"value": value})).collect();
     let body = match numbered {

@@ -6,13 +6,13 @@ use std::time::Duration;
 pub const FIRST: i64 = 50;
 /// Whatever a flush takes, something is done.
 const LEAST: i64 = 10;
-const MOST: i64 = 1_000;
+const MOST: i64 = 500;
 /// What a chunk should take at most.
 const AIM: Duration = Duration::from_millis(20);
 
 /// After a chunk of so many rows, which took so long.
 pub fn next(rows: i64, took: Duration) -> i64 {
-    let next = if took < AIM / 4 {
+    let next = if took < AIM / 2 {
         rows * 2
     } else if took > AIM {
         (rows as f64 * AIM.as_secs_f64() / took.as_secs_f64()) as i64
@@ -31,14 +31,14 @@ mod tests {
         // rows, milliseconds, rows of the next
         let table = [
             (50, 0, 100),
-            (50, 4, 100),
-            (50, 5, 50),
+            (50, 9, 100),
+            (50, 10, 50),
             (50, 20, 50),
             (50, 40, 25),
-            (1_000, 1, 1_000),
-            (800, 1, 1_000),
-            (1_000, 200, 100),
-            (1_000, 60_000, 10),
+            (500, 1, 500),
+            (400, 1, 500),
+            (500, 100, 100),
+            (500, 60_000, 10),
             (10, 60_000, 10),
         ];
         for (rows, millis, want) in table {

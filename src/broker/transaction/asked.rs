@@ -22,6 +22,7 @@ use crate::{
         append::{Part, Request},
         dedup::Dedup,
         offsets::{Claimed, Place},
+        staged_ids,
     },
     store::staging::{self, Spread},
 };
@@ -29,6 +30,8 @@ use crate::{
 pub struct Asked {
     /// In the order of the items, then of each partition's first record.
     pub parts: Vec<(Part, Lines)>,
+    /// What ids the records of each part have, as they are staged.
+    pub ids: Vec<Option<Vec<u8>>>,
     /// Of each part.
     pub topics: Vec<Name>,
     /// The first one appended to.
@@ -61,6 +64,7 @@ impl Broker {
     ) -> Result<Asked, Error> {
         let mut asked = Asked {
             parts: Vec::new(),
+            ids: Vec::new(),
             topics: Vec::new(),
             topic: None,
             spreads: Vec::new(),
@@ -96,6 +100,7 @@ impl Broker {
             asked.topics.extend(parts.iter().map(|_| topic.clone()));
             asked.parts.extend(parts.into_iter().zip(lines));
         }
+        asked.ids = staged_ids::pack(asked.parts.len(), &asked.dedups);
         asked.spreads.sort_unstable();
         asked.spreads.dedup();
         asked.journals.sort_unstable();
@@ -194,13 +199,15 @@ impl Asked {
         session: Option<(ProducerId, Epoch)>,
         sequence: Option<Sequence>,
     ) -> staging::Call<'_> {
-        let parts = self.parts.iter().map(staged).collect();
+        let parts = self.parts.iter().zip(&self.ids).map(staged).collect();
         let Asked { digest, append_count, ref spreads, .. } = *self;
-        staging::Call { id, session, sequence, digest, append_count, parts, spreads }
+        let records = self.dedups.iter().flat_map(|dedup| &dedup.records);
+        let id_count = records.filter(|record| record.key.is_some()).count() as i64;
+        staging::Call { id, session, sequence, digest, append_count, id_count, parts, spreads }
     }
 }
 
-fn staged((part, lines): &(Part, Lines)) -> staging::Part<'_> {
+fn staged<'a>(((part, lines), ids): (&'a (Part, Lines), &'a Option<Vec<u8>>)) -> staging::Part<'a> {
     let Part { log_id, record_count, .. } = *part;
-    staging::Part { log_id, record_count, records: lines.as_str() }
+    staging::Part { log_id, record_count, records: lines.as_str(), ids: ids.as_deref() }
 }

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, begin, enter, groups, session_of};
+use super::{Asked, Done, Stop, begin, enter, groups, ids, session_of};
 use crate::{
     broker::{Broker, Error},
     model::{
@@ -100,8 +100,9 @@ impl Broker {
         id: Uuid,
         caller: Caller,
     ) -> Result<Done, Stop> {
+        let settings = self.settings.of(tenant).await?;
         let prepare = self.store.transaction(move |connection| {
-            Box::pin(async move { judge_prepare(connection, tenant, id, caller).await })
+            Box::pin(async move { judge_prepare(connection, tenant, id, caller, &settings).await })
         });
         prepare.await
     }
@@ -138,7 +139,7 @@ async fn judge_commit(
         transaction::judge(&row, Verb::Add, caller)?;
         row = begin::add(connection, tenant, row, asked, settings).await?;
     }
-    finish(connection, tenant, row, expected_appends).await
+    finish(connection, tenant, row, expected_appends, settings).await
 }
 
 /// Commits a locked transaction with all its work.
@@ -147,20 +148,23 @@ pub(super) async fn finish(
     tenant: TenantId,
     row: Row,
     expected_appends: Option<i64>,
+    settings: &OwnSettings,
 ) -> Result<Done, Stop> {
     let id = row.transaction_id;
     transaction::check_appends(expected_appends, row.append_count)?;
     let logs = staging::logs(connection, tenant, id).await?;
-    check_topics(connection, tenant, &logs).await?;
+    check_topics(connection, tenant, &logs.all).await?;
     let staged = staging::offsets(connection, tenant, id).await?;
     let places = judge_offsets(connection, tenant, &row, &staged).await?;
     if row.state == State::Prepared {
         staging::unpin(connection, tenant, id, &places).await?;
     }
+    let claims = ids::claim(connection, tenant, &row, &logs, settings).await?;
     let commit = Commit { id, session: row.session, expected_appends };
     let committed = store::ending::commit(connection, tenant, &[commit], true).await?;
     let high_watermarks = committed.high_watermarks;
     let row = committed.rows.into_iter().next().ok_or(Stop::Again)?;
+    claims.remember(connection, tenant, &row).await?;
     let commit =
         |Claimed { place, offset, .. }: Claimed| OffsetCommit { place, offset, metadata: None };
     let commits: Vec<OffsetCommit> = staged.into_iter().map(commit).collect();
@@ -178,6 +182,7 @@ async fn judge_prepare(
     tenant: TenantId,
     id: Uuid,
     caller: Caller,
+    settings: &OwnSettings,
 ) -> Result<Done, Stop> {
     let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Prepare).await?;
     if verdict == Verdict::Repeat {
@@ -187,9 +192,11 @@ async fn judge_prepare(
     let places = judge_offsets(connection, tenant, &row, &staged).await?;
     let records = staging::logs(connection, tenant, id).await?;
     let logs: BTreeSet<LogId> =
-        records.into_iter().chain(places.iter().map(|place| place.log_id)).collect();
+        records.all.iter().copied().chain(places.iter().map(|place| place.log_id)).collect();
     let logs: Vec<LogId> = logs.into_iter().collect();
     check_topics(connection, tenant, &logs).await?;
+    // these heads are waited for, in order; those below are not
+    let claims = ids::claim(connection, tenant, &row, &records, settings).await?;
     if !store::logs::hold(connection, tenant, &logs).await? {
         // one is being deleted, or is not after all: the next attempt learns it
         return Err(Stop::Again);
@@ -199,6 +206,7 @@ async fn judge_prepare(
         return Err(Stop::Expired(id));
     }
     staging::pin(connection, tenant, id, &logs, &places).await?;
+    claims.hold(connection, tenant, id).await?;
     store::ending::prepare(connection, tenant, id, now).await?;
     row.state = State::Prepared;
     row.prepared_at = Some(now);
@@ -220,6 +228,7 @@ async fn judge_abort(
         let places: Vec<Place> = staged.into_iter().map(|staged| staged.place).collect();
         store::offsets::lock(connection, tenant, &places).await?;
         staging::unpin(connection, tenant, id, &places).await?;
+        store::staged_ids::release(connection, tenant, id).await?;
     }
     let reason = if caller == Caller::Operator { Reason::Operator } else { Reason::Client };
     store::ending::abort(connection, tenant, id, reason, now).await?;
@@ -275,7 +284,7 @@ async fn check_topics(
     Err(topic_gone().into())
 }
 
-fn topic_gone() -> Error {
+pub(super) fn topic_gone() -> Error {
     let detail = "A topic of this transaction was deleted since. It can only be aborted.";
     Error::new(Code::TopicNotFound, detail)
 }

@@ -14,6 +14,7 @@ mod begin;
 mod end;
 pub mod fence;
 mod groups;
+mod ids;
 mod records;
 mod see;
 pub mod sweep;

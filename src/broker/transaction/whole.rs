@@ -102,7 +102,7 @@ impl Broker {
                     begin::Begun::Before(row) => Ok(Done::before(row)),
                     begin::Begun::Now(row) => {
                         let row = begin::add(connection, tenant, row, &asked, &settings).await?;
-                        end::finish(connection, tenant, row, None).await
+                        end::finish(connection, tenant, row, None, &settings).await
                     }
                 }
             })

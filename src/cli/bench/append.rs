@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use memchr::memmem::Finder;
 use serde_json::json;
@@ -13,6 +13,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
+use uuid::Uuid;
 
 use super::{
     Common, Stage,
@@ -41,6 +42,18 @@ pub(in crate::cli) struct Flags {
     /// Do not number the requests
     #[arg(long)]
     unsequenced: bool,
+    /// Give every event an id, which the topic remembers for --dedup-window-ms
+    #[arg(long)]
+    ids: bool,
+    /// Ids to be remembered before anything is measured
+    #[arg(long, value_name = "N", default_value = "0", requires = "ids", value_parser = clap::value_parser!(u32).range(..=100_000_000))]
+    live_ids: u32,
+    /// Give no ids to the events that are measured
+    #[arg(long, requires = "live_ids")]
+    plain: bool,
+    /// The dedup window of a topic that is made
+    #[arg(long, value_name = "MS", default_value = "600000", value_parser = clap::value_parser!(i64).range(0..=315_360_000_000))]
+    dedup_window_ms: i64,
     #[command(flatten)]
     pub(super) common: Common,
 }
@@ -59,7 +72,10 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
         records: flags.records_per_request.into(),
         record_bytes: stage.record_bytes,
         keyed,
+        ids_of: (flags.ids && !flags.plain).then(|| Uuid::now_v7().as_u64_pair().1),
     };
+    stage.remember_for(flags.dedup_window_ms).await?;
+    fill(flags.live_ids, stage).await?;
     let mut producers = Vec::with_capacity(connections);
     for index in 0..connections {
         let server = stage.server(index);
@@ -90,10 +106,38 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     report.note("records_per_request", flags.records_per_request);
     report.note("scope", if keyed { "topic" } else { "partition" });
     report.note("sequenced", !flags.unsequenced);
+    report.note("ids", flags.ids && !flags.plain);
+    report.note("live_ids", flags.live_ids);
     report.tally("append", &tally.lock(), cpu)?;
     let acknowledged = tally.lock().acknowledged;
+    let acknowledged = acknowledged + u64::from(flags.live_ids);
     report.note("check", stage.check(acknowledged, unresolved.iter().sum()).await?);
     Ok(report)
+}
+
+/// Appends so many events with ids, before anything is measured.
+async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
+    /// What a request may hold of them, unless settings say otherwise.
+    const MOST_RECORDS: u32 = 1_000;
+    let (server, run) = (stage.server(0), Uuid::now_v7().as_u64_pair().1);
+    let mut connection = server.connect().await.context("cannot connect")?;
+    let mut left = live_ids;
+    let mut filled = 0;
+    while left > 0 {
+        let records = left.min(MOST_RECORDS);
+        let shape = Shape {
+            records: records as usize,
+            record_bytes: stage.record_bytes.min(160),
+            keyed: false,
+            ids_of: Some(run.wrapping_add(filled)),
+        };
+        let path = stage.partition_path(0);
+        let mut requests = Requests::new(&server, &path, usize::from(u16::MAX), shape);
+        let answer = connection.exchange(requests.next(None).as_bytes()).await;
+        answer.map_err(|failure| anyhow!("cannot append what is to be there: {failure}"))?;
+        (left, filled) = (left - records, filled + 1);
+    }
+    Ok(())
 }
 
 /// A session without a name.

@@ -48,6 +48,8 @@ pub(super) struct Shape {
     pub records: usize,
     pub record_bytes: usize,
     pub keyed: bool,
+    /// Every record has an id, of this run.
+    pub ids_of: Option<u64>,
 }
 
 /// Writes the requests of one connection.
@@ -125,7 +127,8 @@ impl Requests {
 
     fn record_length(&self) -> usize {
         let key = if self.shape.keyed { "\"key\":\"account-0000\",".len() } else { 0 };
-        "{\"value\":}".len() + key + self.shape.record_bytes
+        let id = self.shape.ids_of.map_or(0, |_| "\"id\":\"\",".len() + 2 * 16);
+        "{\"value\":}".len() + key + id + self.shape.record_bytes
     }
 
     fn record(&mut self) {
@@ -136,6 +139,9 @@ impl Requests {
         self.request.push('{');
         if self.shape.keyed {
             let _ = write!(self.request, "\"key\":\"account-{account:04}\",");
+        }
+        if let Some(run) = self.shape.ids_of {
+            let _ = write!(self.request, "\"id\":\"{run:016x}{id:016x}\",");
         }
         self.request += "\"value\":";
         let from = self.request.len();
@@ -167,6 +173,7 @@ mod tests {
     #[derive(serde::Deserialize)]
     struct Record<'a> {
         key: Option<String>,
+        id: Option<String>,
         #[serde(borrow)]
         value: &'a RawValue,
     }
@@ -175,10 +182,13 @@ mod tests {
     fn requests_say_their_length_and_events_have_their_size() {
         let server = Server::new(&"http://127.0.0.1:1".parse().unwrap(), None).unwrap();
         let mut values = HashSet::new();
-        for (records, record_bytes, keyed) in
-            [(1, 80, false), (1, 160, true), (100, 160, false), (2, 100_000, true)]
-        {
-            let shape = Shape { records, record_bytes, keyed };
+        for (records, record_bytes, keyed, ids_of) in [
+            (1, 80, false, None),
+            (1, 160, true, Some(7)),
+            (100, 160, false, Some(u64::MAX)),
+            (2, 100_000, true, None),
+        ] {
+            let shape = Shape { records, record_bytes, keyed, ids_of };
             let mut requests = Requests::new(&server, "/p", values.len(), shape);
             for sequence in [9, 10, 1_000_000] {
                 let session = Session { producer_id: 7, epoch: 1 };
@@ -192,8 +202,8 @@ mod tests {
                 let raw = body.split_once("\"records\":").unwrap().1.strip_suffix('}').unwrap();
                 let found: Vec<Record> = serde_json::from_str(raw).unwrap();
                 assert_eq!(found.len(), records);
-                for Record { key, value } in found {
-                    assert_eq!(key.is_some(), keyed);
+                for Record { key, id, value } in found {
+                    assert_eq!((key.is_some(), id.is_some()), (keyed, ids_of.is_some()));
                     assert_eq!(value.get().len(), record_bytes);
                     assert!(values.insert(value.get().to_owned()));
                 }

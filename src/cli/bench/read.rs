@@ -37,7 +37,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     let path = stage.partition_path(0);
     let records = usize::from(flags.records_per_request);
     let missing = usize::try_from(i64::from(flags.events) - stage.events_before).unwrap_or(0);
-    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false };
+    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     fill(stage, &path, missing.div_ceil(records), shape).await?;
     let filled = stage.events().await?;
     let clock = stage.phases.clock();

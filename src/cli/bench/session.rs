@@ -29,7 +29,7 @@ pub(in crate::cli) struct Flags {
 
 pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
     let connections = usize::from(flags.connections);
-    let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false };
+    let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let mut functions = Vec::with_capacity(connections);
     for index in 0..connections {
         let server = stage.server(index);

@@ -59,7 +59,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
         Form::Whole | Form::Three => (1, 1),
         Form::Staged => (u64::from(flags.appends), usize::from(flags.records_per_append)),
     };
-    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false };
+    let shape = Shape { records, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let mut clients = Vec::with_capacity(connections);
     for index in 0..connections {
         let server = stage.server(index);

@@ -80,7 +80,8 @@ async fn store_events(flags: &Flags, stage: &Stage, source: &str) -> anyhow::Res
     let wanted = json!({"partition_count": stage.partitions});
     let path = format!("/topics/{source}");
     stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot make the topic")?;
-    let shape = Shape { records: 100, record_bytes: stage.record_bytes, keyed: false };
+    let shape =
+        Shape { records: 100, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let described = stage.first().call("GET", &path, None).await?;
     let partitions = described["partitions"].as_array().context("a topic without partitions")?;
     let mut stored = 0;

@@ -49,7 +49,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     // with several servers the first reader is at another one than the producer
     let (near, readers) = (stage.server(0), usize::from(flags.readers));
     let session = open(&near).await?;
-    let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false };
+    let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let requests = Requests::new(&near, &path, 0, shape);
     let sender = near.connect().await?;
     let mut waiting = Vec::with_capacity(readers);

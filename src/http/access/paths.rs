@@ -12,7 +12,8 @@ use super::super::query;
 use crate::{
     broker::Error,
     model::{
-        Invalid, MAX_INTEGER, Partition, ProducerId, transaction::MAX_MEMBER_ID_BYTES, uuid_v7,
+        Invalid, MAX_INTEGER, Name, Partition, ProducerId, transaction::MAX_MEMBER_ID_BYTES,
+        uuid_v7,
     },
 };
 
@@ -67,6 +68,18 @@ impl<S: Sync> FromRequestParts<S> for MemberPath {
             return Err(Invalid::at("/path/member_id", why).into());
         }
         Ok(Self(text))
+    }
+}
+
+/// `{tenant}` of the path.
+pub struct TenantPath(pub Name);
+
+impl<S: Sync> FromRequestParts<S> for TenantPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        let text = segment(parts, "tenant").await?;
+        Ok(Self(Name::parse(&text).map_err(|why| Invalid::at("/path/tenant", why))?))
     }
 }
 

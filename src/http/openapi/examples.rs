@@ -21,6 +21,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         ("list_session_sequences", "after") => json!("orders/0"),
         ("list_transactions", "after") => json!(transactions::WHOLE),
         ("list_groups", "after") => json!("billing"),
+        ("list_tenants", "after") => json!("acme"),
         (_, "after") => json!("orders"),
         (_, "as") => json!("operator"),
         (_, "Idempotency-Key") => json!("order-7"),
@@ -40,6 +41,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "partition") => json!(0),
         (_, "producer_id") => json!(1),
         (_, "state") => json!("prepared"),
+        (_, "tenant") => json!("acme"),
         (_, "timestamp") => json!("2026-11-21T08:00:00.000Z"),
         (_, "topic") => json!("orders"),
         ("get_transaction", "transaction_id") => json!(transactions::WHOLE),
@@ -117,6 +119,8 @@ problems! {
         "There is no group billing: none has committed or joined.";
     UnknownMember
         "The group has no such member: it has left, or its lease has run out. Join again.";
+    TenantNotFound
+        "There is no tenant acme: nobody made it, or it is gone.";
     MethodNotAllowed
         "This path knows other methods; see Allow.";
     NotAcceptable

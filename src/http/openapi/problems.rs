@@ -7,6 +7,7 @@ const EVERY: &[Code] = &[
     Code::InvalidRequest,
     Code::Unauthenticated,
     Code::Forbidden,
+    Code::TenantNotFound,
     Code::Internal,
     Code::Unavailable,
     Code::Draining,
@@ -36,6 +37,8 @@ const APPENDING: &[Code] = &[
 ];
 /// Of records that are known by their ids.
 const KNOWING: &[Code] = &[Code::RecordIdReused];
+/// Of a transaction that claims the ids of its records.
+const HELD: &[Code] = &[Code::ConcurrentTransactions];
 /// Of whatever names a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
 /// Of a call of a transaction that has begun.
@@ -70,6 +73,11 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("docs_file", &[&[Code::RouteNotFound]]),
     ("get_settings", &[EVERY, ANSWERING]),
     ("patch_settings", &[EVERY, ANSWERING, TAKING, &[Code::PreconditionFailed], WRITING]),
+    ("list_tenants", &[EVERY, ANSWERING]),
+    ("put_tenant", &[EVERY, ANSWERING, TAKING, WRITING]),
+    ("get_tenant", &[EVERY, ANSWERING]),
+    ("patch_tenant", &[EVERY, ANSWERING, TAKING, &[Code::PreconditionFailed], WRITING]),
+    ("delete_tenant", &[EVERY, WRITING]),
     ("list_topics", &[EVERY, ANSWERING]),
     ("put_topic", &[EVERY, ANSWERING, TAKING, &[Code::TopicExists, Code::QuotaExceeded], WRITING]),
     ("get_topic", &[EVERY, ANSWERING, IN_TOPIC]),
@@ -167,7 +175,19 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     (
         "prepare_transaction",
-        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, IN_TOPIC, CLAIMING, WRITING],
+        &[
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            IN_TOPIC,
+            CLAIMING,
+            KNOWING,
+            HELD,
+            WRITING,
+        ],
     ),
     (
         "commit_transaction",
@@ -182,6 +202,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             STAGING,
             POINTING,
             CLAIMING,
+            KNOWING,
+            HELD,
             WRITING,
         ],
     ),

@@ -20,7 +20,7 @@ const KEY: &str = ",\"key\":";
 pub fn keyed(line: &str) -> Option<Keyed<'_>> {
     let start = [VALUE, VALUE_BASE64].iter().find(|member| line.starts_with(**member))?.len();
     let end = value_end(line.as_bytes(), start);
-    let key = line.get(end..)?.strip_prefix(KEY)?;
+    let key = line.get(end..)?.strip_prefix(KEY).filter(|key| key.starts_with('"'))?;
     let token = key.get(..string_end(key.as_bytes(), 1))?;
     Some(Keyed { token, is_tombstone: line.get(start..end) == Some("null") })
 }

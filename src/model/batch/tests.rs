@@ -139,7 +139,7 @@ fn what_is_wrong_with_a_json_body_is_named() {
         (
             r#"{"records":[{"value":1}],"producer":1}"#,
             "/producer",
-            "unknown field; expected one of producer_id, epoch, sequence, expected_offset, records"
+            "unknown field; expected one of producer_id, epoch, sequence, expected_offset, on_duplicate, records"
                 .into(),
         ),
         (r#"{"epoch":1,"epoch":null,"records":[{"value":1}]}"#, "/epoch", "given twice".into()),

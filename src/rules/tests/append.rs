@@ -222,18 +222,18 @@ fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogMemory {
 }
 
 /// Partition 0 at 40, partition 1 at 50, the journal at 5; P1 is registered everywhere.
-fn memory() -> Memory {
+pub fn memory() -> Memory {
     let journal = LogMemory { partition_count: 2, ..log(5, &[(1, true), (2, false)]) };
     let p0 = log(40, &[(1, true), (2, false)]);
     [(log_of(0), p0), (log_of(1), log(50, &[(1, true)])), (JOURNAL, journal)].into()
 }
 
-fn part(partition: Partition, record_count: i64, size_bytes: i64) -> Part {
+pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> Part {
     Part { log_id: log_of(partition), partition, record_count, size_bytes }
 }
 
 /// To partition 0: one record of 100 bytes.
-fn plain() -> Request {
+pub fn plain() -> Request {
     Request {
         home: log_of(0),
         numbered: None,
@@ -247,20 +247,20 @@ fn plain() -> Request {
     }
 }
 
-fn of(producer: i64, sequence: i64) -> Request {
+pub fn of(producer: i64, sequence: i64) -> Request {
     Request { numbered: numbered(producer, 0, sequence), ..plain() }
 }
 
-fn spread(request: Request) -> Request {
+pub fn spread(request: Request) -> Request {
     let spread = Some(Spread { partition_count: 2, keyless: Some(0) });
     Request { home: JOURNAL, parts: vec![part(1, 2, 30), part(0, 1, 70)], spread, ..request }
 }
 
-fn position(next_offset: Offset) -> Option<Compare> {
+pub fn position(next_offset: Offset) -> Option<Compare> {
     Some(Compare { fence: 7, position: Some((next_offset, Timestamp(500))) })
 }
 
-fn fence() -> Option<Compare> {
+pub fn fence() -> Option<Compare> {
     Some(Compare { fence: 7, position: None })
 }
 

@@ -62,8 +62,8 @@ fn the_last_record_of_a_key_stays() {
         let offsets = match &left {
             Left::All => (0..records.len()).map(|n| row.offset(n)).collect(),
             Left::Some(kept, lines) => {
-                assert_eq!(lines.lines().count(), kept.len(), "{text}");
-                (0..kept.len()).map(|n| 10 + kept.place(n)).collect()
+                assert_eq!(lines.lines().count(), kept.count(), "{text}");
+                (0..kept.count()).map(|n| 10 + kept.place(n)).collect()
             }
             Left::Nothing => Vec::new(),
         };
@@ -134,7 +134,7 @@ impl Log {
                 Left::Some(kept, lines) => {
                     let stored = Kept::decode(&kept.encode(), row.record_count);
                     assert_eq!(stored.as_ref(), Some(&kept));
-                    assert!(kept.len() < row.line_count());
+                    assert!(kept.count() < row.line_count());
                     after.push(Row { kept: stored, lines, ..row });
                 }
                 Left::Nothing => {}

@@ -2,7 +2,9 @@
 
 mod append;
 mod assign;
+mod claims;
 mod compaction;
+mod dedup;
 mod expiry;
 mod fold;
 mod group;
@@ -20,7 +22,9 @@ mod sequence;
 mod session;
 mod settings;
 mod spread;
+mod staged_ids;
 mod table;
+mod tenant;
 mod transaction;
 mod whole;
 

@@ -6,8 +6,11 @@ use super::digest;
 use crate::{
     model::{MAX_INTEGER, Offset, ProducerId, Timestamp},
     rules::{
-        fold::{Entry, Placement, Remembered},
-        provenance::{Corrupt, decode_entries, decode_recent, encode_entries, encode_recent},
+        fold::{Entry, Placement, RecordPlace, Remembered},
+        provenance::{
+            Corrupt, decode_entries, decode_placement, decode_recent, encode_entries,
+            encode_placement, encode_recent,
+        },
     },
 };
 
@@ -19,8 +22,15 @@ fn number() -> impl Strategy<Value = i64> {
 fn placement(origin: Offset) -> impl Strategy<Value = Placement> {
     let partition = || prop_oneof![0..20_i32, Just(i32::MAX - 1)];
     let topic = (1..=i32::MAX, option::of(partition()), vec((partition(), number()), 0..5));
+    let below = |most: i64| prop_oneof![0..300_i64, 0..=most, Just(most)];
+    let since = below(MAX_INTEGER - 2).prop_map(Timestamp);
+    let known = option::of(option::of(since));
+    let record = (partition(), option::of(below(MAX_INTEGER - 1)), known);
+    let record =
+        record.prop_map(|(partition, offset, known)| RecordPlace { partition, offset, known });
     prop_oneof![
         (origin..=MAX_INTEGER).prop_map(|base_offset| Placement::Partition { base_offset }),
+        vec(record, 0..5).prop_map(Placement::Records),
         topic.prop_map(|(partition_count, keyless, bases)| Placement::Topic {
             partition_count,
             keyless,
@@ -59,7 +69,9 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let entries = number().prop_flat_map(|origin| {
         vec(entry(origin), 0..4).prop_map(move |entries| encode_entries(origin, &entries))
     });
-    let valid = prop_oneof![entries, vec(remembered(), 0..6).prop_map(|r| encode_recent(&r))];
+    let recent = vec(remembered(), 0..6).prop_map(|recent| encode_recent(&recent));
+    let answer = placement(0).prop_map(|answer| encode_placement(&answer));
+    let valid = prop_oneof![entries, recent, answer];
     let spoilt = (valid, any::<prop::sample::Index>(), any::<u8>(), any::<bool>()).prop_map(
         |(mut bytes, at, byte, cut)| {
             let at = at.index(bytes.len());
@@ -79,7 +91,9 @@ proptest! {
     fn what_is_written_is_read(
         (origin, entries) in number().prop_flat_map(|o| (Just(o), vec(entry(o), 0..6))),
         recent in vec(remembered(), 0..6),
+        answer in placement(0),
     ) {
+        prop_assert_eq!(decode_placement(&encode_placement(&answer)), Ok(answer));
         let bytes = encode_entries(origin, &entries);
         prop_assert_eq!(decode_entries(origin, &bytes), Ok(entries));
         prop_assert_eq!(decode_recent(&encode_recent(&recent)), Ok(recent));
@@ -93,6 +107,9 @@ proptest! {
         }
         if let Ok(recent) = decode_recent(&bytes) && !bytes.is_empty() {
             prop_assert_eq!(encode_recent(&recent), &bytes[..]);
+        }
+        if let Ok(answer) = decode_placement(&bytes) {
+            prop_assert_eq!(encode_placement(&answer), &bytes[..]);
         }
     }
 }
@@ -126,11 +143,15 @@ fn refused_bytes() {
     };
     assert!(decode_entries(9, &entry(0, &[1, 2, 3], &[4])).is_ok());
     let max = [0xff; 9];
-    let table: [(&str, Vec<u8>); 9] = [
+    let table: [(&str, Vec<u8>); 13] = [
         ("empty", vec![]),
         ("another format", entry(0, &[1, 2, 3], &[4]).iter().map(|b| b + 1).collect()),
         ("cut", entry(0, &[1, 2, 3], &[])),
-        ("unknown flag", entry(4, &[1, 2, 3], &[4])),
+        ("unknown flag", entry(8, &[1, 2, 3], &[4])),
+        ("records of a topic", entry(6, &[1, 2, 3], &[1, 0, 1, 0])),
+        ("a record too few", entry(4, &[1, 2, 3], &[2, 0, 1, 0])),
+        ("records without end", entry(4, &[1, 2, 3], &[&max[..8], &[0x0f, 0, 1]].concat())),
+        ("half a record", entry(4, &[1, 2, 3], &[1, 0, 1])),
         ("number without end", entry(0, &[1, 2, 3], &[0xff; 11])),
         ("number with a leading zero", entry(0, &[1, 2, 0x83, 0], &[4])),
         ("offset beyond all integers", entry(0, &[1, 2, 3], &[&max[..], &[0]].concat())),
@@ -140,5 +161,13 @@ fn refused_bytes() {
     for (name, bytes) in table {
         assert_eq!(decode_entries(9, &bytes), Err(Corrupt), "{name}");
     }
+    assert!(decode_entries(9, &entry(4, &[1, 2, 3], &[1, 0, 1, 0])).is_ok());
     assert_eq!(decode_recent(&entry(1, &[1, 2], &[4])), Err(Corrupt), "recent has no fresh flag");
+    let records = Placement::Records(Vec::new());
+    assert_eq!(decode_placement(&encode_placement(&records)), Ok(records));
+    for (name, bytes) in
+        [("nothing", &[][..]), ("no kind", &[1]), ("fresh", &[1, 1, 4]), ("more", &[1, 0, 4, 4])]
+    {
+        assert_eq!(decode_placement(bytes), Err(Corrupt), "{name}");
+    }
 }

@@ -4,7 +4,9 @@ use crate::{
     model::settings::{Change, Changes, IfMatch, Key, Maxima, Origin, OwnSettings, Value},
     rules::{
         Refusal,
-        settings::{batch_limits, exceeded, in_force, of_tenant, patch_tenant, patched},
+        settings::{
+            batch_limits, check_maxima, exceeded, in_force, of_tenant, patch_tenant, patched,
+        },
     },
 };
 
@@ -20,7 +22,7 @@ pub fn own(words: &str) -> OwnSettings {
 }
 
 /// The same, of a tenant whose operator has set `max_topics=4`.
-fn below(words: &str, maxima: &str) -> OwnSettings {
+pub fn below(words: &str, maxima: &str) -> OwnSettings {
     let most = |(key, value): (Key, Value)| (key, value.number().unwrap());
     OwnSettings { maxima: Maxima(own(maxima).values.into_iter().map(most).collect()), ..own(words) }
 }
@@ -65,90 +67,44 @@ fn the_nearest_level_that_says_something_holds() {
 /// Of a topic, its tenant and the operator: what holds for the topic; what for the tenant, and why.
 #[test]
 fn nothing_is_above_the_operators_maximum() {
-    let (number, batch) = (Value::Number, Key::MaxBatchRecords);
-    let table = [
-        (batch, "", "", "", number(1_000), (number(1_000), Origin::Default)),
-        (batch, "", "", "max_batch_records=1000", number(1_000), (number(1_000), Origin::Default)),
-        (batch, "", "", "max_batch_records=999", number(999), (number(999), Origin::Operator)),
-        // it is no value: what is smaller stays, and other settings do, too
-        (batch, "", "", "max_batch_records=1001", number(1_000), (number(1_000), Origin::Default)),
-        (batch, "", "", "max_batch_bytes=7", number(1_000), (number(1_000), Origin::Default)),
-        (
-            batch,
-            "",
-            "max_batch_records=5",
-            "max_batch_records=5",
-            number(5),
-            (number(5), Origin::Tenant),
-        ),
-        (
-            batch,
-            "",
-            "max_batch_records=6",
-            "max_batch_records=5",
-            number(5),
-            (number(5), Origin::Operator),
-        ),
-        (
-            batch,
-            "max_batch_records=9",
-            "max_batch_records=4",
-            "max_batch_records=5",
-            number(5),
-            (number(4), Origin::Tenant),
-        ),
-        (
-            batch,
-            "max_batch_records=4",
-            "max_batch_records=6",
-            "max_batch_records=5",
-            number(4),
-            (number(5), Origin::Operator),
-        ),
-        // for ever, of the default or of its own, is more than any maximum
-        (
-            Key::RetentionBytes,
-            "",
-            "",
-            "retention_bytes=7",
-            number(7),
-            (number(7), Origin::Operator),
-        ),
-        (
-            Key::DedupWindowMs,
-            "dedup_window_ms=null",
-            "dedup_window_ms=0",
-            "dedup_window_ms=60",
-            number(60),
-            (number(0), Origin::Tenant),
-        ),
-        (
-            Key::DedupWindowMs,
-            "dedup_window_ms=0",
-            "dedup_window_ms=null",
-            "dedup_window_ms=60",
-            number(0),
-            (number(60), Origin::Operator),
-        ),
-        (
-            Key::DedupWindowMs,
-            "dedup_window_ms=null",
-            "",
-            "dedup_window_ms=0",
-            number(0),
-            (number(0), Origin::Operator),
-        ),
-    ];
-    for (key, topic, tenant, maxima, want, (of_it, origin)) in table {
-        let (topic, tenant) = (own(topic), below(tenant, maxima));
-        let row = (key, &topic, &tenant);
-        assert_eq!(in_force(key, &[&topic, &tenant]), want, "{row:?}");
+    let table = "
+        max_batch_records |      |      |      -> 1000 | 1000 default
+        max_batch_records |      |      | 1000 -> 1000 | 1000 default
+        max_batch_records |      |      | 1001 -> 1000 | 1000 default
+        max_batch_records |      |      | 999  -> 999  | 999 operator
+        max_batch_records |      | 5    | 5    -> 5    | 5 tenant
+        max_batch_records |      | 6    | 5    -> 5    | 5 operator
+        max_batch_records | 9    | 4    | 5    -> 5    | 4 tenant
+        max_batch_records | 4    | 6    | 5    -> 4    | 5 operator
+        retention_bytes   |      |      | 7    -> 7    | 7 operator
+        dedup_window_ms   | null | 0    | 60   -> 60   | 0 tenant
+        dedup_window_ms   | 0    | null | 60   -> 0    | 60 operator
+        dedup_window_ms   | null |      | 0    -> 0    | 0 operator
+        dedup_window_ms   | null | null |      -> null | null tenant";
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (given, want) = line.split_once("->").unwrap();
+        let [name, topic, tenant, maximum] =
+            given.split('|').map(str::trim).collect::<Vec<_>>()[..]
+        else {
+            panic!("{line}")
+        };
+        let key = Key::parse(name).unwrap();
+        let said = |value: &str| match value {
+            "" => String::new(),
+            value => format!("{name}={value}"),
+        };
+        let (topic, tenant) = (own(&said(topic)), below(&said(tenant), &said(maximum)));
         let told = of_tenant(&tenant, 0).in_force;
         let told = told.iter().find(|setting| setting.key == key).unwrap();
-        assert_eq!((told.value, told.origin), (of_it, origin), "{row:?}");
-        let most = tenant.maxima.0.get(&key).copied().unwrap_or(key.setting().maximum);
-        assert_eq!(told.maximum, most, "{row:?}");
+        let of_topic = in_force(key, &[&topic, &tenant]);
+        let got = format!("{of_topic} | {} {}", told.value, told.origin.as_str());
+        assert_eq!(got, want.split_whitespace().collect::<Vec<_>>().join(" "), "{line}");
+        let most = maximum.parse().unwrap_or(key.setting().maximum);
+        assert_eq!(told.maximum, most, "{line}");
     }
+    // it is of one setting
+    let other = below("", "max_batch_bytes=7");
+    assert_eq!(in_force(Key::MaxBatchRecords, &[&other]), Value::Number(1_000));
 }
 
 #[test]
@@ -169,6 +125,42 @@ fn a_patch_keeps_sets_and_removes() {
     for (former, patch, want) in table {
         assert_eq!(patched(&own(former), &changes(patch)), own(want), "{former} | {patch}");
     }
+}
+
+/// The largest values, and a patch of a tenant or a topic: what of it is too much.
+#[test]
+fn a_patch_stays_within_the_operators_maxima() {
+    let table = [
+        ("", "max_topics=100000", ""),
+        ("max_topics=5", "max_topics=5", ""),
+        ("max_topics=5", "max_topics=6", "max_topics=6/5"),
+        ("max_topics=5", "max_topics=default max_partitions=9", ""),
+        ("retention_ms=5000", "retention_ms=null", "retention_ms=null/5000"),
+        ("retention_bytes=5", "retention_ms=null", ""),
+        (
+            "max_batch_bytes=5 retention_bytes=7 max_topics=0",
+            "retention_bytes=8 max_batch_bytes=5 max_topics=1",
+            "retention_bytes=8/7 max_topics=1/0",
+        ),
+    ];
+    for (maxima, patch, want) in table {
+        // what the tenant has of its own does not matter
+        let tenant = below("max_topics=9 retention_ms=null", maxima);
+        let got = match check_maxima(&changes(patch), &tenant) {
+            Ok(()) => Vec::new(),
+            Err(Refusal::AboveMaxima { settings }) => settings,
+            Err(other) => panic!("{other:?}"),
+        };
+        let got = got.iter().map(|(key, value, most)| format!("{}={value}/{most}", key.name()));
+        assert_eq!(got.collect::<Vec<_>>().join(" "), want, "{maxima} | {patch}");
+        let patched = patch_tenant(&tenant, 0, &changes(patch), None);
+        assert_eq!(patched.is_ok(), want.is_empty(), "{maxima} | {patch}");
+        assert!(patched.is_err() || patched.unwrap().maxima == tenant.maxima);
+    }
+    // the state that was meant comes first
+    let stale = Some(&IfMatch::OneOf(vec![]));
+    let refused = patch_tenant(&below("", "max_topics=5"), 0, &changes("max_topics=6"), stale);
+    assert!(matches!(refused, Err(Refusal::PreconditionFailed { .. })), "{refused:?}");
 }
 
 #[test]

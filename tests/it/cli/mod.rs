@@ -6,6 +6,7 @@ mod consume;
 mod consume_group;
 mod groups;
 mod produce;
+mod tenants;
 mod terminal;
 mod tokens;
 mod transactions;

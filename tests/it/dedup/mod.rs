@@ -1,6 +1,9 @@
 //! Ids of records and Idempotency-Keys of appends, over HTTP.
 
 mod door;
+mod oracle;
+mod races;
+mod trio;
 
 use oncelog::model::Code;
 use serde_json::{Value, json};

@@ -30,6 +30,7 @@ fn plain_config() -> Config {
         in_flight: 1,
         pairs: false,
         plain: false,
+        known: None,
         reset: false,
         close: false,
         chunked: false,
@@ -146,6 +147,10 @@ impl Config {
         Self { plain: true, ..self }
     }
 
+    fn known(self, sequence: i64) -> Self {
+        Self { known: Some(sequence), ..self }
+    }
+
     fn reset(self) -> Self {
         Self { reset: true, ..self }
     }
@@ -174,6 +179,8 @@ without! {
     without_rule_1_mark_equals_fence: MarkEqualsFence breaks AcceptedAfterFence in sends(3).opens(1).scopes(&SAME);
     without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix breaks DoesNotLoad in sends(3).snapshots(1, 1);
     without_rule_3_all_rows_of_a_stranger: AllRowsOfAStranger breaks StoredTwice in sends(3).scopes(&SAME);
+    without_reload_of_old_marks: ReloadOldMarks breaks StoredTwice in sends(4).per_run(3).known(1);
+    without_fence_of_what_is_silent: FenceSilent breaks StoredTwice in sends(4).per_run(3).known(1);
     without_rule_12_state_ahead_of_the_head: StateAheadOfTheHead breaks WronglyAnswered in
         sends(2).stored_before(5).per_run(1).snapshots(2, 0).early_steps();
     without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in sends(3).losses(1).plain();
@@ -216,6 +223,13 @@ macro_rules! holds {
 holds! {
     holds_with_retries_over_two_replicas: sends(4).per_run(3).in_flight(2), at least 5_000,
         must see QuickHeld ConfirmedByRead Overtaken RepeatedQuick RepeatedFull Ahead;
+    holds_with_a_number_that_stores_nothing: sends(4).per_run(3).in_flight(2).known(1),
+        at least 1_000, must see QuickHeld Overtaken Silent RepeatedFull Ahead;
+    holds_with_a_number_that_stores_nothing_and_lost_answers:
+        sends(3).per_run(3).known(1).losses(1).kills(1), at least 1_000, must see Silent LostTookEffect;
+    holds_with_a_number_that_stores_nothing_and_an_open:
+        sends(3).opens(1).known(0).snapshots(1, 1).early_steps(), at least 1_000,
+        must see Silent ZombieRefused Snapshot;
     holds_with_lost_answers_and_kills: sends(3).losses(2).kills(1), at least 10_000,
         must see LostTookEffect LostDidNotCompare RedoneAndRepeated QuickHeld;
     holds_with_an_open_and_a_zombie: sends(4).opens(1), at least 10_000,

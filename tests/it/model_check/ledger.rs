@@ -240,10 +240,11 @@ impl Ledger {
         self.sessions.get_mut(&producer).unwrap()
     }
 
-    /// Rows a statement sees, from an offset on.
+    /// Rows a statement sees, from an offset on. (The history also holds what stored nothing.)
     pub fn rows(&self, log_id: LogId, from: Offset) -> impl Iterator<Item = &Row> {
         let log = self.log(log_id);
-        log.rows.iter().skip(log.gone).filter(move |row| row.base_offset >= from)
+        let is_row = move |row: &&Row| row.record_count > 0 && row.base_offset >= from;
+        log.rows.iter().skip(log.gone).filter(is_row)
     }
 
     pub fn heads(&self, logs: &[LogId]) -> Vec<Head> {

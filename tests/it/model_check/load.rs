@@ -7,7 +7,7 @@ use oncelog::{
     rules::{
         append::Request,
         fold::ProducerState,
-        memory::{Head, LogMemory, Memory, Producer, TailRow},
+        memory::{Head, JournalKeys, LogMemory, Memory, Producer, TailRow},
         sequence::SessionFacts,
     },
 };
@@ -60,7 +60,14 @@ impl Loader<'_> {
     pub fn strangers(&self) -> BTreeSet<Pair> {
         let is_known = |(log_id, id): &Pair| {
             let producer = self.memory.get(log_id).and_then(|log| log.producers.get(id));
-            producer.is_some_and(|producer| producer.registered)
+            let head = self.heads.iter().find(|head| head.log_id == *log_id);
+            let is_read = |producer: &Producer| {
+                let is_old = head.is_some_and(|head| head.fence != producer.mark);
+                let lax = [Rule::MarkEqualsFence, Rule::ReloadOldMarks];
+                let is_lax = self.without.is_some_and(|without| lax.contains(&without));
+                producer.registered && (is_lax || !is_old)
+            };
+            producer.is_some_and(is_read)
         };
         self.numbered().into_iter().filter(|pair| !is_known(pair)).collect()
     }
@@ -151,6 +158,9 @@ impl Loader<'_> {
             if let Some(log) = self.memory.get_mut(&head.log_id) {
                 if self.requests.iter().any(|r| r.home == head.log_id && r.spread.is_some()) {
                     log.partition_count = super::ledger::PARTITIONS.len() as i32;
+                }
+                if head.log_id == super::ledger::JOURNAL {
+                    log.keys = Some(JournalKeys::default());
                 }
                 log.fence = head.fence;
                 if log.next_offset == head.next_offset {

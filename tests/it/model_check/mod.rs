@@ -97,6 +97,8 @@ impl Broken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Seen {
     QuickHeld,
+    /// A number was used and nothing stored: no row tells of it.
+    Silent,
     ConfirmedByRead,
     /// A quick pass whose ground had moved.
     Overtaken,
@@ -148,6 +150,10 @@ pub enum Rule {
     /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it counts
     /// already are then read with it, so that none of them is counted again under the lock.
     StateAheadOfTheHead,
+    /// 3: a producer whose mark is old is a stranger.
+    ReloadOldMarks,
+    /// 3: a number that stores nothing raises the fence.
+    FenceSilent,
     /// 4: a lost outcome forgets the log.
     ForgetWhatWasLost,
     /// 5: after an append without compare the memory advances only from the returned base.

@@ -13,7 +13,6 @@ use oncelog::{
         ground,
         memory::{Head, Memory},
         provenance,
-        whole::Standing,
     },
 };
 
@@ -179,7 +178,13 @@ impl Turn<'_> {
             }
         }
         if ground::is_known(&memory, &requests) {
-            self.set(replica, Pass::Quick(group));
+            let plan = append::decide(&mut memory, &requests, &mut self.config.standing());
+            if plan.silent.is_empty() {
+                self.set(replica, Pass::Quick(group));
+            } else {
+                self.forget(replica, &requests);
+                self.start_full(replica, group, false);
+            }
         } else {
             self.start_full(replica, group, false);
         }
@@ -196,7 +201,8 @@ impl Turn<'_> {
     /// `Writer::quick`, from its statement on.
     fn quick(&mut self, replica: usize, group: Vec<Ticket>) {
         let requests = self.config.requests(&self.world, &group);
-        let plan = append::decide(self.memory(replica), &requests, &mut Standing::default());
+        let mut standing = self.config.standing();
+        let plan = append::decide(self.memory(replica), &requests, &mut standing);
         let statement = self.statement(&plan, &group);
         if !plan.writes_anything() {
             // the confirming read began after the requests arrived
@@ -407,7 +413,8 @@ impl Turn<'_> {
     ) -> (Plan, Option<(Timestamp, Bases)>) {
         let group = &full.group;
         let requests = self.config.requests(&self.world, group);
-        let plan = append::decide(self.memory(replica), &requests, &mut Standing::default());
+        let mut standing = self.config.standing();
+        let plan = append::decide(self.memory(replica), &requests, &mut standing);
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
             if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
@@ -418,15 +425,52 @@ impl Turn<'_> {
             self.world.ledger.release(who);
             return (plan, None);
         }
-        let statement = self.statement(&plan, group);
-        let written = self.write(&statement);
-        assert!(written.is_some(), "a locked head does not compare");
+        let mut written = Some((self.world.ledger.clock, Bases::new()));
+        if plan.writes_rows_or_keys() {
+            let statement = self.statement(&plan, group);
+            written = self.write(&statement);
+            assert!(written.is_some(), "a locked head does not compare");
+        }
         for (log_id, id) in &plan.registrations {
             let at = now_at.get(log_id).copied().unwrap_or(0);
             self.world.ledger.states.entry((*log_id, *id)).or_insert(StateRow::new(at));
         }
+        self.write_silent(replica, &plan);
         self.world.ledger.release(who);
         (plan, written)
+    }
+
+    /// Numbers that no row tells of: their producers' states do, and the history.
+    fn write_silent(&mut self, replica: usize, plan: &Plan) {
+        let clock = self.world.ledger.clock;
+        let states: Vec<_> = plan.silent_states(self.memory(replica), clock).collect();
+        for (log_id, id, as_of_offset, state) in states {
+            self.note(Seen::Silent);
+            let last = state.recent.back().unwrap();
+            let entry = Entry {
+                producer_id: id,
+                epoch: state.epoch,
+                sequence: last.sequence,
+                fresh: state.recent.len() == 1,
+                digest: last.digest,
+                placement: last.placement.clone(),
+            };
+            let producers = Some(provenance::encode_entries(as_of_offset, &[entry]));
+            let row = ledger::Row {
+                base_offset: as_of_offset,
+                record_count: 0,
+                appended_at: clock,
+                producers,
+                payloads: Vec::new(),
+            };
+            let raises = !self.is_without(Rule::FenceSilent);
+            self.world.ledger.states.insert((log_id, id), StateRow::of(&state, as_of_offset));
+            let log = self.world.ledger.log_mut(log_id);
+            log.head.fence += i64::from(raises);
+            log.rows.push(row);
+            let before = log.rows.len() - 1;
+            self.check_stored(log_id, before);
+        }
     }
 
     fn loader<T>(
@@ -502,7 +546,8 @@ impl Turn<'_> {
             Pass::Full(full) => {
                 if self.is_without(Rule::ForgetWhatWasLost) {
                     let requests = self.config.requests(&self.world, &full.group);
-                    append::decide(self.memory(replica), &requests, &mut Standing::default());
+                    let mut standing = self.config.standing();
+                    append::decide(self.memory(replica), &requests, &mut standing);
                 }
                 full.group
             }
@@ -532,7 +577,7 @@ impl Turn<'_> {
     fn leave_orphan(&mut self, replica: usize, group: &[Ticket]) {
         let requests = self.config.requests(&self.world, group);
         let mut memory = self.memory(replica).clone();
-        let plan = append::decide(&mut memory, &requests, &mut Standing::default());
+        let plan = append::decide(&mut memory, &requests, &mut self.config.standing());
         if self.is_without(Rule::ForgetWhatWasLost) {
             self.world.replicas[replica].memory = Known(memory);
         }

@@ -45,7 +45,8 @@ fn first_offset(remembered: &Remembered) -> Offset {
     match &remembered.placement {
         Placement::Partition { base_offset } => *base_offset,
         Placement::Topic { bases, .. } => bases[0].1,
-        Placement::Records(_) => unreachable!("no record has an id"),
+        // nowhere: it was known
+        Placement::Records(_) => -1,
     }
 }
 
@@ -129,12 +130,12 @@ impl Turn<'_> {
                     Placement::Topic { bases, .. } => {
                         bases.iter().map(|(_, base)| Some(*base)).collect()
                     }
-                    Placement::Records(_) => unreachable!("no record has an id"),
+                    Placement::Records(_) => vec![None],
                 };
                 self.check_answer(ticket, request, &offsets);
             }
             Decision::Before(row) => unreachable!("a transaction: {row:?}"),
-            Decision::Known(_) | Decision::Later => unreachable!("no record has a key"),
+            Decision::Known(_) | Decision::Later => unreachable!("only numbered ones have a key"),
             Decision::Forgotten => {
                 let stored =
                     appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));
@@ -169,7 +170,14 @@ impl Turn<'_> {
         let ledger = &self.world.ledger;
         let stored: Vec<Option<Offset>> =
             request.parts.iter().map(|part| offset_of(ledger, part.log_id, payload)).collect();
-        let is_true = stored.iter().all(Option::is_some) && stored == offsets;
+        let mut is_true = stored.iter().all(Option::is_some) && stored == offsets;
+        if !request.dedups.is_empty() {
+            // only its number is used
+            let rows = &ledger.log(request.home).rows;
+            let (id, epoch, sequence) = payload;
+            let used = appended(rows, ProducerId(id)).contains(&(epoch, sequence));
+            is_true = used && stored.iter().all(Option::is_none) && stored == offsets;
+        }
         self.breaks(Broken::WronglyAnswered, !is_true);
         self.breaks(Broken::AcceptedAfterFence, ticket.fenced);
         if let Some(run) = ticket.run {
@@ -214,11 +222,15 @@ impl Turn<'_> {
         let mut wrong = false;
         for replica in replicas.iter().filter(|replica| replica.pass == Pass::Idle) {
             for (log_id, log) in &replica.memory.0 {
-                wrong |= log.next_offset > ledger.log(*log_id).head.next_offset;
-                for (id, producer) in &log.producers {
+                let head = &ledger.log(*log_id).head;
+                wrong |= log.next_offset > head.next_offset;
+                // one of an old mark is loaded anew before it is used
+                let is_used = |mark: i64| self.config.known.is_none() || mark == head.fence;
+                for (id, producer) in log.producers.iter().filter(|(_, p)| is_used(p.mark)) {
                     let mut state = ProducerState::default();
                     let rows = ledger.log(*log_id).rows.iter();
-                    for row in rows.filter(|row| row.base_offset < log.next_offset) {
+                    let end = |row: &Row| row.base_offset + row.record_count.min(1);
+                    for row in rows.filter(|row| end(row) <= log.next_offset) {
                         for entry in row.entries().iter().filter(|e| e.producer_id == *id) {
                             state.apply(entry, row.appended_at);
                         }

@@ -7,10 +7,12 @@ use std::{
 };
 
 use oncelog::{
-    model::{Epoch, LogId, Offset, ProducerId, Sequence},
+    model::{Epoch, LogId, Offset, ProducerId, Sequence, Timestamp, TopicId, dedup::id_key},
     rules::{
         append::{Part, Request, Spread},
+        dedup::{Dedup, Fact, Record, Seen as SeenBefore},
         memory::{LogMemory, Memory, Producer},
+        whole::Standing,
     },
 };
 use stateright::{Model, Property};
@@ -22,6 +24,8 @@ use super::{
     opens::{Opening, Wish},
     passes::{Orphan, Pass},
 };
+
+const TOPIC: TopicId = TopicId(1);
 
 /// Where a producer appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,8 @@ pub struct Config {
     pub pairs: bool,
     /// Unsequenced appends to the first partition.
     pub plain: bool,
+    /// The record of this sequence is known by its id: the request uses its number and stores nothing.
+    pub known: Option<Sequence>,
     /// Opens of producer 0 may reset.
     pub reset: bool,
     /// The session of producer 0 may be ended.
@@ -249,6 +255,23 @@ impl Config {
                 (JOURNAL, (0..count).map(part).collect(), Some(spread))
             }
         };
+        let is_known = numbered.is_some() && self.known == Some(sequence);
+        let record = Record {
+            append: None,
+            index: 0,
+            part: 0,
+            key: Some(id_key("known")),
+            digest: 0,
+            size_bytes: 1,
+        };
+        let dedup = Dedup {
+            journal: JOURNAL,
+            topic_id: TOPIC,
+            window_ms: None,
+            records: vec![record],
+            refuses_duplicates: false,
+            request_key: None,
+        };
         Request {
             home,
             numbered,
@@ -258,8 +281,17 @@ impl Config {
             spread,
             too_large: None,
             whole: None,
-            dedups: Vec::new(),
+            dedups: is_known.then_some(dedup).into_iter().collect(),
         }
+    }
+
+    /// What passes stand on beside their heads: the one id that is known.
+    pub fn standing(&self) -> Standing {
+        let mut standing = Standing::default();
+        let seen = SeenBefore { partition: 0, offset: Some(0), first_seen_at: Timestamp(0) };
+        let fact = Fact::Record { digest: 0, seen };
+        standing.known.facts.insert((TOPIC, id_key("known")), fact);
+        standing
     }
 
     fn used_logs(&self) -> BTreeSet<LogId> {

@@ -81,8 +81,7 @@ async fn pages_are_bounded_by_what_rows_point_to() {
         (4, 500_000, 5),
         (0, 1 << 30, 9),
     ] {
-        let rows =
-            store::reads::rows(&mut world.hand, tenant, LogId(log), from, 9, max_bytes, 4_096);
+        let rows = store::reads::rows(&mut world.hand, tenant, LogId(log), from, 9, max_bytes, 9);
         let rows = rows.await.unwrap();
         assert_eq!(rows.len(), want, "{from} {max_bytes}");
         assert!(rows.iter().zip(from..).all(|(row, offset)| row.base_offset == offset));

@@ -74,9 +74,10 @@ pub fn fits(schema: &Value, value: &Value, at: &str) {
     assert!(faults.is_empty(), "{at}: {faults:?}");
 }
 
-/// Facts that a code has only at times: where a prepared transaction is the reason; where one of
-/// several partitions is.
-const SOMETIMES: [(&str, &str); 3] = [
+/// Facts that a code has only at times: where the scope is the reason, and not that the tenant is
+/// suspended; where a prepared transaction is; where one of several partitions is.
+const SOMETIMES: [(&str, &str); 4] = [
+    ("forbidden", "required_scope"),
     ("offset_commit_conflict", "transaction_id"),
     ("offset_out_of_range", "partition"),
     ("offset_out_of_range", "topic"),

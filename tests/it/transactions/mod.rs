@@ -3,6 +3,7 @@
 mod corners;
 mod forgetting;
 mod http;
+mod ids;
 mod lost;
 mod members;
 mod races;

@@ -1,0 +1,57 @@
+//! Tenants, as their operator describes and sees them.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Name, Timestamp,
+    settings::{Key, OwnSettings},
+};
+
+/// A tenant, and what is said of all that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    pub name: Name,
+    pub created_at: Timestamp,
+    /// Its own values, and the operator's maxima.
+    pub settings: OwnSettings,
+    /// Grows with every change of what is here.
+    pub version: i64,
+    /// None of its requests are served since then.
+    pub suspended_at: Option<Timestamp>,
+    /// What it has is being removed since then.
+    pub deleted_at: Option<Timestamp>,
+}
+
+/// A tenant, and how much it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantDescription {
+    pub tenant: Tenant,
+    pub topic_count: i64,
+    pub partition_count: i64,
+}
+
+/// A merge patch of maxima: none removes one, what is absent stays.
+pub type MaximaChanges = BTreeMap<Key, Option<i64>>;
+
+/// An operator's merge patch of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantPatch {
+    pub maxima: MaximaChanges,
+    pub suspended: Option<bool>,
+}
+
+impl Tenant {
+    /// A strong validator of all that is changed here.
+    pub fn etag(&self) -> String {
+        let Self { name, created_at, settings, version, suspended_at, deleted_at } = self;
+        let mut words =
+            format!("{name} {created_at} {} {}\n", suspended_at.is_some(), deleted_at.is_some());
+        for (key, value) in &settings.values {
+            words += &format!("{} {value}\n", key.name());
+        }
+        for (key, most) in &settings.maxima.0 {
+            words += &format!("{} at most {most}\n", key.name());
+        }
+        format!("\"{version}-{:016x}\"", xxhash_rust::xxh3::xxh3_64(words.as_bytes()))
+    }
+}
