@@ -56,7 +56,7 @@ async fn a_key_is_remembered_for_the_tenants_window() {
             assert_eq!(again.json()["duplicate"], true, "{}", again.text());
         }
     }
-    assert_eq!(server.number("select key_rings from oncelog.tenants").await, 0b100_0101);
+    assert_eq!(server.number("select key_rings::bigint from oncelog.tenants").await, 0b100_0101);
 }
 
 #[tokio::test]
