@@ -20,7 +20,11 @@ use crate::{
         LogId, Partition, TenantId,
         transaction::{Call, Caller},
     },
-    store::{self, Connection, Store, janitor::Chunk, removal::SWEPT},
+    store::{
+        self, Connection, Store,
+        janitor::Chunk,
+        removal::{SWEPT, Swept},
+    },
 };
 
 /// Tenants looked at in one round; the next round goes on behind them.
@@ -77,9 +81,8 @@ async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, s
     if has("topics") {
         return remove_partitions(broker, tenant, rows).await;
     }
-    // rows of the log go with their logs
-    let waits = |table: &str| table == "batches" && has("doomed_logs");
-    for swept in SWEPT.into_iter().filter(|swept| has(swept.table) && !waits(swept.table)) {
+    let waits = |swept: &Swept| swept.with_logs && has("doomed_logs");
+    for swept in SWEPT.into_iter().filter(|swept| has(swept.table) && !waits(swept)) {
         let sweep =
             transaction(store, move |c| Box::pin(store::removal::sweep(c, tenant, swept, rows)));
         let rows = sweep.await?;

@@ -20,6 +20,7 @@ statements! {
         case when exists (select from oncelog.logs where tenant_id = $1) then 'logs' end, \
         case when exists (select from oncelog.doomed_logs where tenant_id = $1) then 'doomed_logs' end, \
         case when exists (select from oncelog.batches where tenant_id = $1) then 'batches' end, \
+        case when exists (select from oncelog.compactions where tenant_id = $1) then 'compactions' end, \
         case when exists (select from oncelog.transactions where tenant_id = $1) then 'transactions' end, \
         case when exists (select from oncelog.staged_batches where tenant_id = $1) then 'staged_batches' end, \
         case when exists (select from oncelog.staged_offsets where tenant_id = $1) then 'staged_offsets' end, \
@@ -96,6 +97,9 @@ statements! {
     DROP_BATCHES = "delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.batches where tenant_id = $1 \
         order by tenant_id, log_id, base_offset limit $2 for no key update skip locked))";
+    DROP_COMPACTIONS = "delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.compactions where tenant_id = $1 \
+        order by tenant_id, log_id limit $2 for no key update skip locked))";
     /// One that was deleted so long ago ($2, in milliseconds). What was begun for it and refers to the row is
     /// seen after this.
     LOCK_TENANT = "select name from oncelog.tenants \
@@ -117,6 +121,8 @@ statements! {
 pub struct Swept {
     pub table: &'static str,
     how: How,
+    /// They go with their logs as a rule.
+    pub with_logs: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,12 +134,19 @@ enum How {
 }
 
 const fn rows(table: &'static str, sql: &'static str) -> Swept {
-    Swept { table, how: How::Rows(sql) }
+    special(table, How::Rows(sql))
 }
 
-/// In the order in which they go: what refers to other rows before them. Rows of the log are last, and
-/// go with their logs as a rule.
-pub const SWEPT: [Swept; 14] = [
+const fn of_logs(table: &'static str, sql: &'static str) -> Swept {
+    Swept { with_logs: true, ..rows(table, sql) }
+}
+
+const fn special(table: &'static str, how: How) -> Swept {
+    Swept { table, how, with_logs: false }
+}
+
+/// In the order in which they go: what refers to other rows before them.
+pub const SWEPT: [Swept; 15] = [
     rows("staged_batches", DROP_STAGED),
     rows("staged_offsets", DROP_STAGED_OFFSETS),
     rows("pins", DROP_PINS),
@@ -141,13 +154,14 @@ pub const SWEPT: [Swept; 14] = [
     rows("transactions", DROP_TRANSACTIONS),
     rows("group_members", DROP_MEMBERS),
     rows("group_offsets", DROP_OFFSETS),
-    Swept { table: "groups", how: How::Groups },
+    special("groups", How::Groups),
     rows("session_opens", DROP_OPENS),
     rows("producer_states", DROP_STATES),
-    Swept { table: "sessions", how: How::Sessions },
+    special("sessions", How::Sessions),
     rows("doomed_topics", DROP_DOOMED_TOPICS),
-    Swept { table: "dedup_keys", how: How::Keys },
-    rows("batches", DROP_BATCHES),
+    special("dedup_keys", How::Keys),
+    of_logs("compactions", DROP_COMPACTIONS),
+    of_logs("batches", DROP_BATCHES),
 ];
 
 /// Deleted tenants behind one, by id.

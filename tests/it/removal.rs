@@ -180,6 +180,8 @@ impl World {
                 select s, {tenant}, t, gen_random_uuid(), 0, now(), 'infinity' \
                 from unnest('{{0, 4, 17, 18}}'::smallint[]) s, \
                     (select 0::bigint as t union select topic_id from oncelog.topics where tenant_id = {tenant}) t; \
+            insert into oncelog.compactions (tenant_id, log_id) \
+                select tenant_id, log_id from oncelog.logs where tenant_id = {tenant} and partition is not null; \
             insert into oncelog.held_ids (tenant_id, topic_id, key, transaction_id, digest, ordinal, position) \
                 select tenant_id, 1, gen_random_uuid(), transaction_id, 0, 0, 0 from oncelog.transactions \
                 where tenant_id = {tenant} and state = 'prepared'"
