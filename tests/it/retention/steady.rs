@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use oncelog::broker::Settings;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -61,7 +62,10 @@ async fn sizes(connection: &mut PgConnection) -> BTreeMap<String, i64> {
 async fn a_long_history_of_appends_and_trims_grows_no_table() {
     let rounds = std::env::var("ONCELOG_TEST_ROUNDS").ok().and_then(|value| value.parse().ok());
     let rounds = FIRST_ROUNDS + rounds.unwrap_or(20_u64);
-    let server = orders(PARTITIONS).await;
+    // a journal goes by its snapshots
+    let settings = Settings { snapshot_rows: 50, ..Settings::default() };
+    let server = Server::with(Setup { settings, ..Setup::default() }).await;
+    server.topic("orders", PARTITIONS).await;
     of_topic(&server, json!({"retention_bytes": 200_000})).await;
     let (producer, mut next_sequence) = (server.session("p").await, 0);
     let mut connection = server.options.connect().await.unwrap();
