@@ -66,12 +66,7 @@ impl Task for Compaction {
     }
 
     /// All of a log, in transactions of its own.
-    async fn chunk(
-        &self,
-        broker: &Broker,
-        log: Candidate,
-        _rows: i64,
-    ) -> Result<Chunk, store::Error> {
+    async fn chunk(&self, broker: &Broker, log: Candidate, _: i64) -> Result<Chunk, store::Error> {
         compact(&broker.store, log).await
     }
 }

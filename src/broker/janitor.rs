@@ -16,10 +16,12 @@
 //!                      or its time is over: the rest is the next round's
 //! ```
 //!
-//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. The first of an
-//!   item is small, and the next grows or shrinks by the time it took (`size`), so rows of a megabyte
-//!   and slow disks get small ones.
-//! - No task takes more than `TASK_TIME` of a round, and no item more than its turn.
+//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. (But of
+//!   compaction, which goes over a whole log in short transactions of its own.) The first of an item
+//!   is small, and the next grows or shrinks by the time it took (`size`), so rows of a megabyte and
+//!   slow disks get small ones.
+//! - No task takes more than `TASK_TIME` of a round (compaction `PATIENT_TASK_TIME`), and no item more
+//!   than its turn.
 //! - An item whose lock is not had in time is counted and found again. Any other failure ends the
 //!   round of its task: the items behind it are the next round's, so none holds up the others for ever.
 //! - Each task has the same metrics, by its name.
@@ -59,6 +61,8 @@ use crate::{
 
 /// Of a task in a round, but for the end of its last chunk.
 const TASK_TIME: Duration = Duration::from_millis(250);
+/// Of one for which nothing else has to wait.
+const PATIENT_TASK_TIME: Duration = Duration::from_secs(10);
 
 /// How often there is a round of a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -143,11 +147,12 @@ pub async fn run(broker: Arc<Broker>) {
 async fn rounds(broker: &Broker, every: Every, interval: Duration) {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let time = if every == Every::QuarterMinute { PATIENT_TASK_TIME } else { TASK_TIME };
     loop {
         ticks.tick().await;
         for task in broker.janitor.0.iter().filter(|task| task.every() == every) {
             // what failed was logged, and will be tried again
-            let _ = task.round(broker, TASK_TIME).await;
+            let _ = task.round(broker, time).await;
         }
     }
 }

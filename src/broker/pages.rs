@@ -317,4 +317,21 @@ mod tests {
         shelf.find(log, 20);
         assert_eq!(shelf.first_missing(log, 14), Offset::MAX);
     }
+
+    #[test]
+    fn an_outdated_page_is_read_anew() {
+        let log = LogId(1);
+        let mut shelf = Shelf::default();
+        let (key, cell) = shelf.find(log, 0);
+        assert!(cell.set(Page { rows: Vec::new(), end: 10 }).is_ok());
+        shelf.loaded(key, cell.get().unwrap(), 1 << 20);
+        assert!(shelf.find(log, 4).1.initialized());
+        let long_ago = Instant::now().checked_sub(PAGE_LIFE + Duration::from_secs(1));
+        shelf.pages.get_mut(&key).unwrap().made_at = long_ago.unwrap();
+        // from within, and from its start
+        assert!(!shelf.find(log, 4).1.initialized());
+        assert_eq!(shelf.size_bytes, OVERHEAD_BYTES);
+        assert!(!shelf.find(log, 0).1.initialized());
+        assert_eq!(shelf.size_bytes, 0);
+    }
 }

@@ -266,7 +266,7 @@ metrics_table! {
     JANITOR_DURATION_SECONDS Histogram "oncelog_janitor_duration_seconds" [TASK]
         "Time of a round of a task of the janitor; what is not done in its time is done in the next.";
     JANITOR_CHUNK_DURATION_SECONDS Histogram "oncelog_janitor_chunk_duration_seconds" [TASK]
-        "Time of a chunk of a task of the janitor: no lock that it holds is held for longer.";
+        "Time of a chunk of a task of the janitor: no lock that it holds is held for longer; of compaction a whole log, in many short transactions.";
     JANITOR_CONTENDED_TOTAL Counter "oncelog_janitor_contended_total" [TASK]
         "Chunks that a lock was not had for in time; they are tried again in the next round.";
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
