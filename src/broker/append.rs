@@ -85,11 +85,11 @@ impl Broker {
                     return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
                 }
                 Outcome::Recorded { records, stored, duplicate, appended_at } => {
-                    let stored = stored.iter().find(|(_, record_count)| *record_count > 0);
+                    let first = stored.iter().find(|(_, record_count)| *record_count > 0);
                     let placed = Placed::Records {
                         records: Some(records),
-                        base_offset: stored.map(|(base_offset, _)| *base_offset),
-                        record_count: stored.map_or(0, |(_, record_count)| *record_count),
+                        base_offset: first.map(|(base_offset, _)| *base_offset),
+                        record_count: stored.iter().map(|(_, record_count)| record_count).sum(),
                     };
                     return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
                 }

@@ -10,7 +10,7 @@ use super::{
     watches::Source,
 };
 use crate::{
-    model::transfer::Appended,
+    model::transfer::{Appended, Placed},
     store,
     telemetry::{self, ByCode, Counted},
 };
@@ -21,6 +21,7 @@ pub struct Appends {
     duplicate: Counter,
     problems: ByCode,
     records: Counter,
+    duplicate_records: Counter,
     bytes: Counter,
 }
 
@@ -34,16 +35,27 @@ impl Appends {
                 answered(if code.status() < 500 { "refused" } else { "failed" }, code.as_str())
             }),
             records: metrics::counter!(telemetry::APPENDED_RECORDS_TOTAL),
+            duplicate_records: metrics::counter!(telemetry::DUPLICATE_RECORDS_TOTAL),
             bytes: metrics::counter!(telemetry::APPENDED_BYTES_TOTAL),
         }
     }
 
     pub fn answered(&self, records: usize, bytes: usize, answer: &Result<Appended, Error>) {
         match answer {
-            Ok(Appended { duplicate: true, .. }) => self.duplicate.increment(1),
-            Ok(_) => {
+            Ok(Appended { duplicate: true, placed, .. }) => {
+                self.duplicate.increment(1);
+                if matches!(placed, Placed::Records { record_count: 0, .. }) {
+                    self.duplicate_records.increment(records as u64);
+                }
+            }
+            Ok(Appended { placed, .. }) => {
                 self.appended.increment(1);
-                self.records.increment(records as u64);
+                let stored = match placed {
+                    Placed::Records { record_count, .. } => record_count.unsigned_abs(),
+                    Placed::Topic(_) | Placed::Partition { .. } => records as u64,
+                };
+                self.records.increment(stored);
+                self.duplicate_records.increment((records as u64).saturating_sub(stored));
                 self.bytes.increment(bytes as u64);
             }
             Err(error) => self.problems.count(error.code),

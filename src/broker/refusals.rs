@@ -42,6 +42,10 @@ impl From<Refusal> for Error {
             Refusal::RecordHeld { transaction_id } => Self::record_held(transaction_id),
             Refusal::IdempotencyKeyReused => Self::idempotency_key_reused(),
             Refusal::IdempotencyKeyExpired => Self::idempotency_key_expired(),
+            Refusal::IdempotencyKeyAhead => Self::invalid(
+                "Idempotency-Key",
+                "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's clock",
+            ),
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
             Refusal::AboveMaxima { settings } => Self::above_maxima("", &settings),
             Refusal::TenantSuspended { tenant } => Self::tenant_suspended(&tenant),

@@ -159,6 +159,8 @@ pub struct Plan {
     /// (log, producer) whose newest request uses its number and stores nothing: no row says so, the
     /// producer's state does.
     pub silent: Vec<(LogId, ProducerId)>,
+    /// It commits transactions, which may store nothing.
+    pub commits: bool,
     /// (log, producer) whose newest requests still lack their `appended_at`.
     touched: Vec<(LogId, ProducerId)>,
 }
@@ -195,6 +197,7 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
             standing.known.claim(dedup, verdicts);
         }
         request.whole.iter().for_each(|whole| standing.apply(whole));
+        draft.commits |= request.whole.is_some();
         for part in &parts {
             advance(memory, &grounds, part.log_id, part.record_count);
         }
@@ -217,6 +220,7 @@ pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -
         offsets: standing.moves(),
         claims: draft.claims,
         silent: draft.silent.into_iter().collect(),
+        commits: draft.commits,
         touched: draft.touched.into_iter().collect(),
     }
 }
@@ -228,6 +232,7 @@ struct Drafts {
     registrations: BTreeSet<(LogId, ProducerId)>,
     touched: BTreeSet<(LogId, ProducerId)>,
     silent: BTreeSet<(LogId, ProducerId)>,
+    commits: bool,
     claims: Vec<Claim>,
 }
 
@@ -460,7 +465,7 @@ impl Plan {
     }
 
     pub fn writes_anything(&self) -> bool {
-        self.writes_rows_or_keys() || !self.silent.is_empty()
+        self.writes_rows_or_keys() || !self.silent.is_empty() || self.commits
     }
 
     pub fn writes_rows_or_keys(&self) -> bool {

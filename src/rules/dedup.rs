@@ -9,6 +9,7 @@ use super::Refusal;
 use crate::model::{
     LogId, Offset, Partition, Timestamp, TopicId,
     dedup::{DedupKey, PayloadDigest, RequestKey, Ring},
+    transaction::ID_AHEAD_MS,
 };
 
 /// What an append to one topic has that may be known.
@@ -222,6 +223,9 @@ pub fn check_instant(
     now: Timestamp,
 ) -> Result<(), Refusal> {
     let Some(instant) = instant else { return Ok(()) };
+    if instant.0 > now.0 + ID_AHEAD_MS {
+        return Err(Refusal::IdempotencyKeyAhead);
+    }
     let oldest = window_ms.map_or(Timestamp(i64::MIN), |ms| Timestamp(now.0.saturating_sub(ms)));
     if instant < horizon.max(oldest) {
         return Err(Refusal::IdempotencyKeyExpired);

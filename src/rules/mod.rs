@@ -85,6 +85,8 @@ pub enum Refusal {
     IdempotencyKeyReused,
     /// A key (UUIDv7) that is older than what is remembered.
     IdempotencyKeyExpired,
+    /// A key (UUIDv7) whose instant lies too far ahead.
+    IdempotencyKeyAhead,
     /// The open id was used by an open of another name or producer.
     OpenIdReused,
     /// `If-Match` names another state than the present one.

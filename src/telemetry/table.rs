@@ -162,6 +162,8 @@ metrics_table! {
         "Records appended.";
     APPENDED_BYTES_TOTAL Counter "oncelog_appended_bytes_total" []
         "Bytes of the records appended, before compression.";
+    DUPLICATE_RECORDS_TOTAL Counter "oncelog_duplicate_records_total" []
+        "Records that appends did not store again, as they were known by their ids or contents.";
     QUEUED_APPENDS Gauge "oncelog_queued_appends" [LANE]
         "Append requests that wait for their first pass.";
     QUEUE_DURATION_SECONDS Histogram "oncelog_queue_duration_seconds" []

@@ -278,3 +278,39 @@ async fn a_whole_transaction_skips_what_is_known() {
     assert_eq!(server.stored().await, 2);
     assert_eq!(duplicates(&server.send(WHOLE, &[record("b", 1)]).await), [true]);
 }
+
+#[tokio::test]
+async fn a_whole_transaction_of_which_nothing_is_left_commits() {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    server.send(WHOLE, &[record("a", 1)]).await.ok();
+    let offsets = json!([{"group": "g", "topic": "orders", "partition": 0, "offset": 1, "expected_offset": null}]);
+    let appends = json!([{"topic": "orders", "records": [record("a", 1)]}]);
+    let body = json!({"transaction_id": uuid::Uuid::now_v7(), "commit": true, "appends": appends, "offsets": offsets});
+    let done = server.post("/v1/transactions").json(&body).await.created();
+    assert_eq!(
+        (&done["state"], &done["appends"][0]["record_count"]),
+        (&json!("committed"), &json!(0))
+    );
+    let again = server.post("/v1/transactions").json(&body).await.ok();
+    assert_eq!(again["duplicate"], true);
+    let committed = server.get("/v1/groups/g/offsets").await.ok();
+    assert_eq!(committed["offsets"][0]["offset"], 1);
+    assert_eq!(server.stored().await, 1);
+}
+
+#[tokio::test]
+async fn a_key_of_the_far_future_is_refused() {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let send = |key: &str| {
+        server.post(WHOLE).header("idempotency-key", key).json(json!({"records": [{"value": 1}]}))
+    };
+    send("ffffffff-ffff-7000-8000-000000000000").await.invalid(&["Idempotency-Key"]);
+    let old = "01000000-0000-7000-8000-000000000000";
+    send(old).await.refused(Code::IdempotencyKeyExpired);
+    let now = uuid::Uuid::now_v7().to_string();
+    assert_eq!(send(&now).await.ok()["duplicate"], false);
+    assert_eq!(send(&now).await.ok()["duplicate"], true);
+    assert_eq!(server.stored().await, 1);
+}
