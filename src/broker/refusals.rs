@@ -51,10 +51,7 @@ impl From<Refusal> for Error {
             Refusal::TenantSuspended { tenant } => Self::tenant_suspended(&tenant),
             Refusal::TenantDeleted { tenant } => Self::tenant_deleted(&tenant),
             Refusal::OpenIdReused => Self::open_id_reused(),
-            Refusal::InvalidOpenId => Self::invalid(
-                "/open_id",
-                "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock",
-            ),
+            Refusal::InvalidOpenId => Self::invalid_open_id(),
             Refusal::InvalidTransactionId => Self::invalid_transaction_id(),
             Refusal::TransactionExpired => Self::transaction_expired(),
             Refusal::TransactionNotFound => {
@@ -179,6 +176,12 @@ impl Error {
         let detail = "This Idempotency-Key is older than what is remembered: the request may have \
                       been done. It is not done again.";
         Self::new(Code::IdempotencyKeyExpired, detail)
+    }
+
+    fn invalid_open_id() -> Self {
+        let detail =
+            "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock";
+        Self::invalid("/open_id", detail)
     }
 
     fn open_id_reused() -> Self {

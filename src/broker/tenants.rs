@@ -34,10 +34,7 @@ impl Broker {
         let find = self.store.run(move |connection| {
             Box::pin(async move { store::tenants::find_or_make(connection, &wanted).await })
         });
-        let (tenant, made) = find.await?;
-        if made {
-            tracing::info!(tenant = %name, "a tenant was made by the first token of it");
-        }
+        let tenant = find.await?;
         self.tenants.insert(name.clone(), tenant).await;
         Ok(tenant)
     }

@@ -152,6 +152,15 @@ fn item_example() -> serde_json::Value {
         "maxima": {"max_topics": 20, "retention_ms": 604_800_000}})
 }
 
+/// That of who tells the story, after the example of a patch of its settings.
+fn other_example() -> serde_json::Value {
+    let mut other = item_example();
+    other["tenant"] = json!("default");
+    other["settings"] = json!({"max_batch_records": 5000, "producer_expiry_ms": null});
+    other["maxima"] = json!({});
+    other
+}
+
 fn example() -> serde_json::Value {
     let mut example = item_example();
     example["topic_count"] = json!(0);
@@ -175,7 +184,7 @@ fn patched_example() -> serde_json::Value {
 #[utoipa::path(get, path = "/v1/tenants", operation_id = "list_tenants", tag = "tenants",
     params(ListQuery),
     responses((status = 200, description = "A page of tenants", body = TenantList,
-        example = json!({"tenants": [item_example()], "next_after": null}))),
+        example = json!({"tenants": [item_example(), other_example()], "next_after": null}))),
     security(("bearer" = ["operator"])))]
 pub async fn list_tenants(
     access: OperatorAccess,

@@ -54,20 +54,15 @@ fn tenant(row: Row) -> Result<(TenantId, Tenant), Error> {
     Ok((TenantId(id), tenant))
 }
 
-/// The tenant of that name, and whether it was made now, at its first use: whoever signs tokens says
-/// which tenants exist.
-pub async fn find_or_make(
-    connection: &mut PgConnection,
-    name: &Name,
-) -> Result<(TenantId, bool), Error> {
-    let mut made = false;
+/// The tenant of that name, made at its first use: whoever signs tokens says which tenants exist.
+pub async fn find_or_make(connection: &mut PgConnection, name: &Name) -> Result<TenantId, Error> {
     loop {
         let found: Option<i64> =
             sqlx::query_scalar(FIND).bind(name.as_str()).fetch_optional(&mut *connection).await?;
         if let Some(tenant_id) = found {
-            return Ok((TenantId(tenant_id), made));
+            return Ok(TenantId(tenant_id));
         }
-        made = make(connection, name).await?;
+        make(connection, name).await?;
     }
 }
 
