@@ -13,6 +13,7 @@ use crate::{
     model::{
         Timestamp, TopicId,
         dedup::{RequestKey, id_key},
+        transaction::ID_AHEAD_MS,
     },
     rules::{
         Refusal,
@@ -78,6 +79,7 @@ fn show(stopped: Stopped) -> String {
         Stopped::Refused(Refusal::RecordHeld { .. }) => "held".into(),
         Stopped::Refused(Refusal::IdempotencyKeyReused) => "reused".into(),
         Stopped::Refused(Refusal::IdempotencyKeyExpired) => "expired".into(),
+        Stopped::Refused(Refusal::IdempotencyKeyAhead) => "ahead".into(),
         Stopped::Refused(other) => panic!("{other:?}"),
     }
 }
@@ -233,6 +235,9 @@ fn keys_of_requests_are_replayed_reused_expired_or_new() {
         (None, (1, Some(949)), window, 950, "expired"),
         (None, (1, Some(950)), window, 950, "new"),
         (None, (1, Some(NOW + 5_000)), window, 950, "new"),
+        (None, (1, Some(NOW + ID_AHEAD_MS)), window, 0, "new"),
+        (None, (1, Some(NOW + ID_AHEAD_MS + 1)), window, 0, "ahead"),
+        (live(1), (1, Some(NOW + ID_AHEAD_MS + 1)), window, 0, "told at 900"),
         (None, (1, Some(0)), forever, 0, "new"),
         (None, (1, Some(4)), forever, 5, "expired"),
         (live(1), (1, Some(4)), forever, 5, "told at 900"),
