@@ -12,7 +12,7 @@ use crate::{
     rules::{
         append::{Request, Spread},
         dedup::{Dedup, Fact, Known, Record},
-        memory::JournalKeys,
+        memory::{JournalKeys, Memory},
         settings::in_force,
         spread::partition_of,
     },
@@ -164,4 +164,37 @@ pub async fn gather(
         }
     }
     Ok(known)
+}
+
+/// What is known of the keys of requests, if it is as the memory says of their journals.
+pub async fn recall(
+    connection: &mut Connection,
+    tenant: TenantId,
+    memory: &Memory,
+    requests: &[Request],
+) -> Result<Known, store::Error> {
+    let of_journal = |journal| memory.get(&journal).and_then(|log| log.keys).unwrap_or_default();
+    look(connection, tenant, dedups(requests), of_journal).await
+}
+
+/// The same under the locks of their journals' heads: the memory learns what they say, and nobody else
+/// claims any meanwhile.
+pub async fn learn(
+    connection: &mut Connection,
+    tenant: TenantId,
+    memory: &mut Memory,
+    requests: &[Request],
+) -> Result<Known, store::Error> {
+    let journals = journals(dedups(requests));
+    if journals.is_empty() {
+        return Ok(Known::default());
+    }
+    for (journal, keys) in store::keys::journals(connection, tenant, &journals).await? {
+        memory.entry(journal).and_modify(|log| log.keys = Some(keys));
+    }
+    recall(connection, tenant, memory, requests).await
+}
+
+fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {
+    requests.iter().flat_map(|request| &request.dedups)
 }

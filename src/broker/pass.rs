@@ -23,9 +23,8 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
         append::{self, Plan, Request},
-        dedup::{Dedup, Known},
         ground::{self, Compare},
-        memory::{Head, JournalKeys, Memory},
+        memory::{Head, Memory},
         whole::Standing,
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},
@@ -98,8 +97,7 @@ impl Writer {
         let Some(mut standing) = Standing::assumed(wholes(&group.requests)) else {
             return Ok(Quick::Unknown);
         };
-        let of_journal = |journal| keys_of(memory, journal);
-        let look = known::look(connection, group.tenant, dedups(&group.requests), of_journal);
+        let look = known::recall(connection, group.tenant, memory, &group.requests);
         match timeout(PASS_TIMEOUT, look).await {
             Ok(Ok(known)) => standing.known = known,
             Ok(Err(error)) => return Err(self.fail(group, error)),
@@ -307,36 +305,11 @@ async fn full_attempt(
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
     queue.join(group, |request| ground::may_join(memory, &touched, &grounded, request));
-    whole.standing.known = look_up(&mut transaction, memory, group).await?;
+    whole.standing.known =
+        known::learn(&mut transaction, group.tenant, memory, &group.requests).await?;
     let plan = append::decide(memory, &group.requests, &mut whole.standing);
     let written = write_locked(transaction, memory, group, &plan, &now_at, &whole).await?;
     Ok(Attempt::Held(plan, written))
-}
-
-/// What is known of the keys of a group whose heads are locked: nobody else claims any meanwhile.
-async fn look_up(
-    connection: &mut Connection,
-    memory: &mut Memory,
-    group: &Group,
-) -> Result<Known, store::Error> {
-    let Group { tenant, requests, .. } = group;
-    let journals = known::journals(dedups(requests));
-    if journals.is_empty() {
-        return Ok(Known::default());
-    }
-    for (journal, keys) in store::keys::journals(connection, *tenant, &journals).await? {
-        memory.entry(journal).and_modify(|log| log.keys = Some(keys));
-    }
-    let of_journal = |journal| keys_of(memory, journal);
-    known::look(connection, *tenant, dedups(requests), of_journal).await
-}
-
-fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {
-    requests.iter().flat_map(|request| &request.dedups)
-}
-
-fn keys_of(memory: &Memory, journal: LogId) -> JournalKeys {
-    memory.get(&journal).and_then(|log| log.keys).unwrap_or_default()
 }
 
 /// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:

@@ -17,6 +17,11 @@ use crate::{
 /// How many records a refusal names.
 const NAMED_RECORDS: usize = 100;
 
+const OPEN_ID: &str =
+    "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock";
+const KEY_AHEAD: &str =
+    "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's clock";
+
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         match refusal {
@@ -42,10 +47,7 @@ impl From<Refusal> for Error {
             Refusal::RecordHeld { transaction_id } => Self::record_held(transaction_id),
             Refusal::IdempotencyKeyReused => Self::idempotency_key_reused(),
             Refusal::IdempotencyKeyExpired => Self::idempotency_key_expired(),
-            Refusal::IdempotencyKeyAhead => Self::invalid(
-                "Idempotency-Key",
-                "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's clock",
-            ),
+            Refusal::IdempotencyKeyAhead => Self::invalid("Idempotency-Key", KEY_AHEAD),
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
             Refusal::AboveMaxima { settings } => Self::above_maxima("", &settings),
             Refusal::TenantSuspended { tenant } => Self::tenant_suspended(&tenant),

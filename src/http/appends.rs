@@ -41,9 +41,8 @@ pub struct AppendQuery {
     #[param(minimum = 0)]
     expected_offset: Option<i64>,
     /// With NDJSON, where a record is stored already: `skip` it, or `refuse` the whole request.
-    #[serde(default)]
-    #[param(value_type = Option<String>, pattern = "^(skip|refuse)$")]
-    on_duplicate: OnDuplicate,
+    #[param(value_type = Option<String>)]
+    on_duplicate: Option<OnDuplicate>,
 }
 
 /// The append that a request asks for in this scope.
@@ -62,7 +61,7 @@ fn asked(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
                 epoch: query.epoch,
                 sequence: query.sequence,
                 expected_offset: query.expected_offset,
-                on_duplicate: query.on_duplicate,
+                on_duplicate: query.on_duplicate.unwrap_or_default(),
             };
             // The cheaper check first.
             numbered(&envelope, scope, "?")?;

@@ -20,7 +20,7 @@ use crate::support::{
 /// The facts the contract lists for a code.
 fn facts(code: Code) -> &'static [&'static str] {
     match code {
-        Code::InvalidRequest => &["errors"],
+        Code::InvalidRequest | Code::DuplicateRecord | Code::RecordIdReused => &["errors"],
         Code::Forbidden => &["required_scope"],
         Code::ProducerFenced | Code::InvalidProducerEpoch => &["current_epoch"],
         Code::OffsetMismatch => &["expected_offset", "next_offset"],
