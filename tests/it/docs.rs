@@ -250,7 +250,12 @@ async fn every_example_of_transactions_is_answered_as_it_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_example_of_dedup_is_answered_as_it_says() {
     let codes = answered_as_it_says("docs/dedup.md").await;
-    let all = ["idempotency_key_expired", "idempotency_key_reused"];
+    let all = [
+        "duplicate_record",
+        "idempotency_key_expired",
+        "idempotency_key_reused",
+        "record_id_reused",
+    ];
     assert!(all.into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
 }
 
