@@ -42,7 +42,7 @@ async fn known(server: &Server, limit: usize) -> BTreeMap<String, i64> {
 /// been appended before it began.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn appends_and_reads_go_on_meanwhile() {
-    const ROUNDS: i64 = 150;
+    const ROUNDS: i64 = 60;
     let world = world().await;
     let other = world.fresh().await;
     let server = Arc::new(world.server);
