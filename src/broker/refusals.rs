@@ -17,11 +17,6 @@ use crate::{
 /// How many records a refusal names.
 const NAMED_RECORDS: usize = 100;
 
-const OPEN_ID: &str =
-    "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock";
-const KEY_AHEAD: &str =
-    "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's clock";
-
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         match refusal {
@@ -47,7 +42,7 @@ impl From<Refusal> for Error {
             Refusal::RecordHeld { transaction_id } => Self::record_held(transaction_id),
             Refusal::IdempotencyKeyReused => Self::idempotency_key_reused(),
             Refusal::IdempotencyKeyExpired => Self::idempotency_key_expired(),
-            Refusal::IdempotencyKeyAhead => Self::invalid("Idempotency-Key", KEY_AHEAD),
+            Refusal::IdempotencyKeyAhead => Self::idempotency_key_ahead(),
             Refusal::PreconditionFailed { etag } => Self::precondition_failed(&etag),
             Refusal::AboveMaxima { settings } => Self::above_maxima("", &settings),
             Refusal::TenantSuspended { tenant } => Self::tenant_suspended(&tenant),
@@ -56,10 +51,7 @@ impl From<Refusal> for Error {
             Refusal::InvalidOpenId => Self::invalid_open_id(),
             Refusal::InvalidTransactionId => Self::invalid_transaction_id(),
             Refusal::TransactionExpired => Self::transaction_expired(),
-            Refusal::TransactionNotFound => {
-                let detail = "There is no transaction of this id: none was begun with it.";
-                Self::new(Code::TransactionNotFound, detail)
-            }
+            Refusal::TransactionNotFound => Self::transaction_not_found(),
             Refusal::TransactionReused => Self::transaction_reused(),
             Refusal::InvalidTransactionState { state, reason } => {
                 Self::invalid_transaction_state(state, reason)
@@ -174,6 +166,12 @@ impl Error {
         Self::new(Code::IdempotencyKeyReused, detail)
     }
 
+    fn idempotency_key_ahead() -> Self {
+        let detail = "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's \
+                      clock";
+        Self::invalid("Idempotency-Key", detail)
+    }
+
     fn idempotency_key_expired() -> Self {
         let detail = "This Idempotency-Key is older than what is remembered: the request may have \
                       been done. It is not done again.";
@@ -209,6 +207,11 @@ impl Error {
         let detail = "A transaction id is a UUIDv7 whose instant lies at most 24 hours ahead of \
                       the server's clock. Make a new one, or leave it out.";
         Self::new(Code::InvalidTransactionId, detail)
+    }
+
+    fn transaction_not_found() -> Self {
+        let detail = "There is no transaction of this id: none was begun with it.";
+        Self::new(Code::TransactionNotFound, detail)
     }
 
     fn transaction_expired() -> Self {

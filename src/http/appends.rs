@@ -41,8 +41,24 @@ pub struct AppendQuery {
     #[param(minimum = 0)]
     expected_offset: Option<i64>,
     /// With NDJSON, where a record is stored already: `skip` it, or `refuse` the whole request.
-    #[param(value_type = Option<String>)]
-    on_duplicate: Option<OnDuplicate>,
+    #[param(inline)]
+    on_duplicate: Option<SentOnDuplicate>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum SentOnDuplicate {
+    Skip,
+    Refuse,
+}
+
+impl From<SentOnDuplicate> for OnDuplicate {
+    fn from(sent: SentOnDuplicate) -> Self {
+        match sent {
+            SentOnDuplicate::Skip => Self::Skip,
+            SentOnDuplicate::Refuse => Self::Refuse,
+        }
+    }
 }
 
 /// The append that a request asks for in this scope.
@@ -61,7 +77,7 @@ fn asked(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
                 epoch: query.epoch,
                 sequence: query.sequence,
                 expected_offset: query.expected_offset,
-                on_duplicate: query.on_duplicate.unwrap_or_default(),
+                on_duplicate: query.on_duplicate.map(OnDuplicate::from).unwrap_or_default(),
             };
             // The cheaper check first.
             numbered(&envelope, scope, "?")?;

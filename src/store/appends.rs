@@ -95,11 +95,12 @@ statements! {
                 expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer) \
         select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete";
     /// What a pass that writes nothing stands on.
-    CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[]) \
-            as w (log_id, fence, next_offset, last_appended_at) \
+    CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[]) \
+            as w (log_id, fence, next_offset, last_appended_at, claims) \
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id \
         where l.log_id = any($2) and l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset) \
-            and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at)";
+            and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+            and (w.claims is null or l.claims = w.claims)";
 }
 
 /// A pass that held: when, and where each log's first row of it starts.
@@ -257,6 +258,7 @@ pub async fn confirm(
         .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
         .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
         .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
+        .bind(compared.iter().map(|w| w.claims).collect::<Vec<_>>())
         .fetch_one(connection)
         .await?;
     Ok(held == compared.len() as i64)

@@ -12,7 +12,6 @@ mod read;
 mod tests;
 mod visit;
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
@@ -32,8 +31,7 @@ pub struct Envelope {
 }
 
 /// What becomes of a request with a record that is stored already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDuplicate {
     /// The record is not stored again.
     #[default]
