@@ -7,13 +7,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{Error, measures::Parked};
 use crate::{
     model::{Batch, LogId, Offset, TenantId, Timestamp, transfer::PlacedRecord},
-    rules::{
-        Refusal,
-        append::{Plan, Request},
-        fold::Placement,
-        ground::Compare,
-        transaction,
-    },
+    rules::{Refusal, append::Request, fold::Placement, ground::Compare, plan::Plan, transaction},
 };
 
 /// What became of a request.

@@ -34,8 +34,9 @@ use crate::{
     model::{LogId, TenantId, TopicId},
     rules::{
         Refusal,
-        append::{Decision, Plan, Request},
+        append::Request,
         fold::Remembered,
+        plan::{Decision, Plan},
     },
     store::{self, Store, appends::Written},
     telemetry,

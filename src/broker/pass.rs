@@ -22,9 +22,10 @@ use super::{
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::{
-        append::{self, Plan, Request},
+        append::{self, Request},
         ground::{self, Compare},
         memory::{Head, Memory},
+        plan::Plan,
         whole::Standing,
     },
     store::{self, Connection, Store, appends::Written, loading::Facts},

@@ -10,9 +10,10 @@ use crate::{
         Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
     },
     rules::{
-        append::{Committed, Plan, Request},
+        append::Request,
         claims::{Verdicts, stored_parts},
         offsets::Place,
+        plan::{Committed, Plan},
         whole::{Memory, Standing, Whole},
     },
     store::{self, Connection, loading::Facts, whole::Ended},

@@ -3,9 +3,10 @@
 use uuid::Uuid;
 
 use super::{
-    append::{LogWrite, Part, Row},
+    append::Part,
     fold::Entry,
     ground::Compare,
+    plan::{LogWrite, Row},
     provenance,
 };
 use crate::model::LogId;

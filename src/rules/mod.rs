@@ -14,6 +14,7 @@ pub mod group;
 pub mod key_rings;
 pub mod memory;
 pub mod offsets;
+pub mod plan;
 pub mod provenance;
 pub mod reset;
 pub mod retention;

@@ -10,9 +10,9 @@ use super::{Error, Instant, statements};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
-        append::{LogWrite, Row},
         claims::Claim,
         ground::Compare,
+        plan::{LogWrite, Row},
     },
 };
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
     rules::{
-        append::LogWrite,
+        plan::LogWrite,
         whole::{OffsetMove, Whole},
     },
 };

@@ -377,7 +377,7 @@ async fn make(broker: &Broker, tenant: TenantId, n: usize) -> Vec<Error> {
         session: None,
         timeout_ms: None,
         work,
-        commit: n % 2 == 0,
+        commit: n.is_multiple_of(2),
     };
     let subscription = Subscription { topics: [topic.clone()].into(), pattern: None };
     let join =

@@ -33,6 +33,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "group") => json!("billing"),
         (_, "file") => json!("start.js"),
         (_, "isolation") => json!("read_committed"),
+        (_, "on_duplicate") => json!("skip"),
         (_, "limit") => json!(50),
         (_, "max_bytes") => json!(65_536),
         (_, "member_id") => json!(members::MEMBER),

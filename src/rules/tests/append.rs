@@ -9,11 +9,12 @@ use super::{
 use crate::{
     model::{LogId, Offset, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
-        append::{Decision, Part, Request, Spread, decide},
+        append::{Part, Request, Spread, decide},
         draft::ROW_TARGET_BYTES,
         fold::ProducerState,
         ground::{Compare, grounded_logs, is_known, may_join, touched_logs},
         memory::{LogMemory, Memory, Producer},
+        plan::Decision,
         provenance,
         sequence::SessionFacts,
         whole::Standing,

@@ -16,12 +16,13 @@ use crate::{
     },
     rules::{
         Refusal,
-        append::{Decision, Plan, Request, decide},
+        append::{Request, decide},
         claims::Claim,
         dedup::{Dedup, Fact, Verdict},
         fold::{Placement, RecordPlace},
         ground::{is_known, may_join},
         memory::{JournalKeys, Memory},
+        plan::{Decision, Plan},
         provenance::{decode_entries, decode_placement},
         whole::Standing,
     },
@@ -81,7 +82,7 @@ const PLAIN: (usize, Option<&str>) = (0, None);
 /// Of each log: how many records and bytes in how many rows, what is compared, and of what was claimed
 /// how often and where.
 fn writes(plan: &Plan) -> Vec<String> {
-    let write = |write: &crate::rules::append::LogWrite| {
+    let write = |write: &crate::rules::plan::LogWrite| {
         let compare = match write.compare {
             None => "anything".to_owned(),
             compare if compare == fence() => "fence".to_owned(),

@@ -9,10 +9,11 @@ use crate::{
         Epoch, LogId, Offset, Partition, ProducerId, Sequence, Timestamp, session::Sequencing,
     },
     rules::{
-        append::{self, Plan, Request},
+        append::{self, Request},
         fold::{self, ProducerState},
         ground::{self, Compare},
         memory::{Head, LogMemory, Memory, Producer, TailRow},
+        plan::Plan,
         provenance,
         sequence::SessionFacts,
         whole::Standing,

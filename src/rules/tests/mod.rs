@@ -30,8 +30,9 @@ mod whole;
 
 use super::{
     Refusal,
-    append::{Decision, Plan, Request, Spread},
+    append::{Request, Spread},
     fold::{Placement, Remembered},
+    plan::{Decision, Plan},
 };
 use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, transfer::Numbered};
 use ledger::Written;

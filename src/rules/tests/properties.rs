@@ -24,9 +24,10 @@ use crate::{
     model::{LogId, Offset, Partition, ProducerId, session::Sequencing},
     rules::{
         Refusal,
-        append::{Decision, Part, Request, Spread},
+        append::{Part, Request, Spread},
         fold::{ProducerState, snapshot},
         memory::Memory,
+        plan::Decision,
         provenance::decode_entries,
     },
 };

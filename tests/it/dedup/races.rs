@@ -385,7 +385,7 @@ async fn transactions_and_appends_with_ids_do_not_wait_in_a_circle() {
                     let record = |id: &u64| json!({"id": id.to_string(), "key": id.to_string(), "value": id});
                     ids.iter().map(record).collect()
                 };
-                if task % 3 == 0 {
+                if task.is_multiple_of(3) {
                     let path = format!("/v1/topics/{}/records", TOPICS[(task + round) as usize % 3]);
                     server.post(&path).json(json!({"records": records()})).await.ok();
                     continue;

@@ -21,7 +21,9 @@ async fn another_payload_under_the_same_key_is_refused() {
     server.topic("carts", 1).await;
     let [(_, open), (_, join), (_, commit)] = calls();
     let id = json!("019aa5b6-5c00-7000-8000-000000000001");
-    let table: [(&str, &Value, &[(&str, Value)]); 3] = [
+    /// A path, the body that is sent to it, and its fields with other values.
+    type Row<'a> = (&'a str, &'a Value, &'a [(&'a str, Value)]);
+    let table: [Row<'_>; 3] = [
         (
             OPEN,
             &open,

@@ -10,9 +10,9 @@ use oncelog::{
         session::{Open, Sequences, Sequencing},
     },
     rules::{
-        append::Plan,
         fold::ProducerState,
         memory::{Head, TailRow},
+        plan::Plan,
         provenance,
         sequence::SessionFacts,
         session::SessionRow,
@@ -107,7 +107,7 @@ pub type Bases = BTreeMap<LogId, Offset>;
 
 /// The statement a plan becomes. `payloads`: of each request of the group.
 pub fn statement(plan: &Plan, payloads: &[Payload]) -> Statement {
-    let want = |write: &oncelog::rules::append::LogWrite| Want {
+    let want = |write: &oncelog::rules::plan::LogWrite| Want {
         log_id: write.log_id,
         fence: write.compare.map(|compare| compare.fence),
         position: write.compare.and_then(|compare| compare.position),

@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use oncelog::{
     model::{LogId, Offset, Sequence, Timestamp},
     rules::{
-        append::{self, Plan, Request},
+        append::{self, Request},
         fold::Entry,
         ground,
         memory::{Head, Memory},
+        plan::Plan,
         provenance,
     },
 };

@@ -1,6 +1,6 @@
 //! Numbers that are used by requests of which nothing is stored, as all of it is known.
 
-use oncelog::rules::{append::Plan, fold::Entry, provenance};
+use oncelog::rules::{fold::Entry, plan::Plan, provenance};
 
 use super::{
     Rule, Seen,

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use oncelog::{
     model::{Epoch, LogId, Offset, ProducerId, Sequence, Timestamp},
     rules::{
-        append::{Decision, Request},
+        append::Request,
         fold::{Placement, ProducerState, REMEMBERED_REQUESTS, Remembered},
+        plan::Decision,
     },
 };
 

@@ -49,7 +49,7 @@ async fn of_an_append_and_a_commit_at_two_brokers_one_wins_and_the_other_learns(
         let (appended, committed) =
             tokio::join!(plain(&first, &record), end(&second, id, "commit"));
         let committed = committed.ok();
-        won += i64::from(places(&committed)[0].1);
+        won += places(&committed)[0].1;
         is_stored_once(&first, &appended.ok(), &committed, n).await;
     }
     println!("{won} of 30 by commits");
