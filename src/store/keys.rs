@@ -23,23 +23,38 @@ statements! {
     /// How often journals were claimed in, and in which rings their topics' keys may lie.
     JOURNALS = "select log_id, claims, key_rings from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     /// Keys of one topic in the three partitions of a ring, and those that prepared transactions hold,
-    /// behind what is to be known of the ring itself; of one key the newest last. (A key whose window is over is told as well: a
-    /// UUIDv7 must not run again as long as anything of it is left.)
-    FIND = "select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at, k.is_live, k.answer, k.partition, \
-            k.record_offset, k.transaction_id \
+    /// behind what is to be known of the ring itself; of one key the newest last. (A key whose window is
+    /// over is told as well: a UUIDv7 must not run again as long as anything of it is left. Key by key,
+    /// and partition by partition: the plan for `any` is made while the partitions are empty, and reads
+    /// all of the topic's.)
+    FIND = "select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at, \
+            case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live, k.answer, l.partition, \
+            case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset, k.transaction_id \
         from (select slot, horizon, statement_timestamp() as now from oncelog.key_rings where ring = $4) r \
         left join lateral ( \
-            select d.key, d.digest, d.first_seen_at, d.expires_at > r.now as is_live, d.answer, l.partition, \
-                case when d.record_offset >= l.log_start_offset then d.record_offset end as record_offset, \
-                null::uuid as transaction_id \
-            from oncelog.dedup_keys d left join lateral ( \
-                select partition, log_start_offset from oncelog.logs \
-                where tenant_id = $1 and log_id = d.log_id offset 0) l on true \
-            where d.slot in ($5, $6, $7) and d.tenant_id = $1 and d.topic_id = $2 and d.key = any($3) \
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
+            from unnest($3::uuid[]) as w (key) cross join lateral ( \
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
+                where slot = $5 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
             union all \
-            select h.key, h.digest, null, true, null, null, null, h.transaction_id from oncelog.held_ids h \
-            where h.tenant_id = $1 and h.topic_id = $2 and h.key = any($3)) k on true \
-        order by k.is_live nulls first, k.first_seen_at nulls last";
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
+            from unnest($3::uuid[]) as w (key) cross join lateral ( \
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
+                where slot = $6 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
+            union all \
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
+            from unnest($3::uuid[]) as w (key) cross join lateral ( \
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
+                where slot = $7 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
+            union all \
+            select h.key, h.digest, null, null, null, null, null, h.transaction_id \
+            from unnest($3::uuid[]) as w (key) cross join lateral ( \
+                select key, digest, transaction_id from oncelog.held_ids \
+                where tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as h) k on true \
+        left join lateral ( \
+            select partition, log_start_offset from oncelog.logs \
+            where tenant_id = $1 and log_id = k.log_id offset 0) l on true \
+        order by is_live nulls first, k.first_seen_at nulls last";
     /// What a later window's key finds in its place has expired.
     REMEMBER = "insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
         select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'), \
