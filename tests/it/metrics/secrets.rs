@@ -4,7 +4,10 @@
 use serde_json::json;
 
 use super::{Measured, token};
-use crate::support::{self, http::SECRET};
+use crate::{
+    served::until,
+    support::{self, http::SECRET},
+};
 
 #[tokio::test]
 async fn logs_and_metrics_hold_no_secrets() {
@@ -51,6 +54,9 @@ async fn normal_service_is_silent() {
     assert_eq!(measured.process.log().lines().count(), before, "{}", measured.process.log());
     measured.process.signal(nix::sys::signal::Signal::SIGTERM);
     assert!(measured.process.exit().await.success());
+    // what it said last may still be on its way
+    let ended = async || measured.process.log().contains("stopped").then_some(());
+    until("its last words", ended).await;
     let log = measured.process.log();
     let said: Vec<&str> = log.lines().skip(before).collect();
     assert!(said.len() == 2 && said[1].contains("stopped"), "{said:#?}");
