@@ -189,7 +189,9 @@ impl Writer {
                 self.connection = None;
                 self.memory.clear();
             }
-            store::Error::Contended(_) | store::Error::Corrupt(_) => self.forget(group),
+            store::Error::Contended(_) | store::Error::Corrupt(_) | store::Error::Unsuitable(_) => {
+                self.forget(group)
+            }
         }
         error
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 
-use super::{Error, Instant, statements};
+use super::{Error, Instant, durable, statements};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
@@ -18,24 +18,24 @@ use crate::{
 
 statements! {
     /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
-    APPEND_ROW = "with head as ( \
+    APPEND_ROW = concat!("with head as ( \
             update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
                 last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
-            where tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
+            where ", durable!(), " and tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
                 and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5) \
             returning next_offset - $6 as base_offset, last_appended_at) \
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
-        returning b.log_id, b.base_offset, b.appended_at";
+        returning b.log_id, b.base_offset, b.appended_at");
     /// Many logs or rows. (`log_id = any($2)` beside the joins: a plan made while the table was empty
     /// would read all of the tenant's heads.) `held` locks the heads in order and leaves out what does not compare;
     /// all rows of the pass share one instant, the greatest of its heads.
-    APPEND_ROWS = "with want as materialized ( \
+    APPEND_ROWS = concat!("with want as materialized ( \
             select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[]) \
                 as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
         held as materialized ( \
             select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-            where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
+            where ", durable!(), " and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
                 and (w.next_offset is null or l.next_offset = w.next_offset) \
                 and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
             order by l.log_id for no key update of l), \
@@ -53,15 +53,15 @@ statements! {
         from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::uuid[], $13::text[]) \
             as r (log_id, delta, record_count, producers, transaction_id, records) \
         join head h on h.log_id = r.log_id \
-        returning b.log_id, b.base_offset, b.appended_at";
+        returning b.log_id, b.base_offset, b.appended_at");
     /// The same where keys are claimed: their journals compare by what was claimed before as well. What a
     /// key finds in its place has expired.
-    APPEND_CLAIMING = "with want as materialized ( \
+    APPEND_CLAIMING = concat!("with want as materialized ( \
             select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[], $14::bigint[], $15::integer[]) \
                 as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
         held as materialized ( \
             select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-            where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
+            where ", durable!(), " and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
                 and (w.next_offset is null or l.next_offset = w.next_offset) \
                 and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
                 and (w.claims is null or l.claims = w.claims) \
@@ -93,7 +93,7 @@ statements! {
             where m.complete \
             on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
                 expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer) \
-        select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete";
+        select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete");
     /// What a pass that writes nothing stands on.
     CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[]) \
             as w (log_id, fence, next_offset, last_appended_at, claims) \

@@ -1,7 +1,7 @@
 //! Connections: a pool for short work, dedicated ones for lanes and listeners, and the migrations.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,19 +14,47 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use tokio::time::timeout;
+use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Error, statements};
+use super::{
+    Error,
+    route::{self, Route},
+    statements,
+};
 use crate::telemetry::{self, Counted};
 
-static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
+/// Without sqlx's lock, which a session holds: behind a pooler nobody would hold it.
+static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    let mut migrator = sqlx::migrate!("./migrations");
+    migrator.set_locking(false);
+    migrator
+});
 
-/// How long a statement waits for a row lock before it gives up (55P03: certainly not written).
-const LOCK_TIMEOUT: &str = "5s";
-/// How long a silent transaction of a dead replica may hold its locks.
-const IDLE_IN_TRANSACTION_TIMEOUT: &str = "15s";
-/// How long Postgres waits for an unreachable replica's network.
-const TCP_USER_TIMEOUT: &str = "15s";
+/// What a connection asks for as it is made. A pooler refuses or ignores it, so nothing here is more
+/// than speed, or is said again by what needs it: by `BEGIN`, and by `durable!`. Row locks are given
+/// up (55P03: certainly not written), and a dead replica's locks are freed. Every statement goes by
+/// a key: a plan made while a table was empty would scan it, and stays when it has grown. Planned
+/// once: those with arrays would be planned anew each time, which takes longer than running them.
+const SESSION: [(&str, &str); 8] = [
+    ("lock_timeout", "5s"),
+    ("idle_in_transaction_session_timeout", "15s"),
+    ("tcp_user_timeout", "15s"),
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+];
+
+/// What every transaction of several statements needs, whatever the server, the role, the database or
+/// another client of the same pooler has set; nothing of it outlives the transaction. What is read
+/// under a lock must be newer than the lock: read committed. Committed means flushed: what is weaker
+/// than that is raised, what is stronger is kept.
+const BEGIN: &str = "begin isolation level read committed read write; \
+    select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true), \
+        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
+            then 'on' else current_setting('synchronous_commit') end, true)";
+
 /// How long an operation waits for a pooled connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -37,20 +65,11 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 const OLDEST_VERSION: i32 = 140_000;
 
 statements! {
-    /// Every statement goes by a key. A plan that was made while a table was empty would scan it, and
-    /// stays in the connection when it has grown. Planned once: those with arrays would be planned anew
-    /// each time, which takes longer than running them. Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
-    /// a stronger one kept.
-    PREPARE_SESSION = "select set_config('lock_timeout', $1, false), \
-        set_config('idle_in_transaction_session_timeout', $2, false), \
-        set_config('tcp_user_timeout', $3, false), \
-        set_config('jit', 'off', false), \
-        set_config('enable_seqscan', 'off', false), \
-        set_config('plan_cache_mode', 'force_generic_plan', false), \
-        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
-            then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
+    /// One migrates at a time, and waits for as long as it takes.
+    MIGRATE_ALONE = "select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true), \
+        pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
     PING = "select 1";
 }
 
@@ -58,7 +77,9 @@ statements! {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: PgPool,
-    options: PgConnectOptions,
+    /// What connections are made with, but for `SESSION`.
+    bare: PgConnectOptions,
+    route: Arc<OnceCell<Route>>,
     losses: Losses,
     waiting: Gauge,
     acquire_duration: Histogram,
@@ -87,7 +108,8 @@ impl Losses {
 impl Store {
     /// Nothing is connected yet: a database that is away is `Unavailable` later.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
-        let options = options.application_name("oncelog");
+        // floats are none of ours, and PgBouncer knows no such parameter
+        let options = options.application_name("oncelog").extra_float_digits(None);
         let counter = metrics::counter!(telemetry::DATABASE_LOSSES_TOTAL);
         let losses = Losses { last: Arc::default(), counter };
         let known = losses.clone();
@@ -100,12 +122,15 @@ impl Store {
                 let usable = !known.include(connection.age);
                 Box::pin(async move { Ok(usable) })
             })
-            .after_connect(|connection, _| Box::pin(prepare_session(connection)))
-            .connect_lazy_with(options.clone());
+            .after_connect(|_, _| {
+                count_connection();
+                Box::pin(async { Ok(()) })
+            })
+            .connect_lazy_with(options.clone().options(SESSION));
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        Self { pool, options, losses, waiting, acquire_duration }
+        Self { pool, bare: options, route: Arc::default(), losses, waiting, acquire_duration }
     }
 
     /// Sets the gauges that are read, not counted.
@@ -129,32 +154,44 @@ impl Store {
 
     /// A connection of one's own, for as long as its owner lives.
     pub async fn connection(&self) -> Result<PgConnection, Error> {
-        let mut connection = PgConnection::connect_with(&self.options).await?;
-        prepare_session(&mut connection).await?;
+        let connection = PgConnection::connect_with(&self.options()).await?;
+        count_connection();
         Ok(connection)
     }
 
-    /// What a listener connects with.
-    pub fn options(&self) -> &PgConnectOptions {
-        &self.options
+    /// What connections are made with.
+    pub fn options(&self) -> Arc<PgConnectOptions> {
+        self.pool.connect_options()
     }
 
-    /// Brings the schema up to date; safe to run from many replicas at once.
+    /// What lies between here and the database, found out once; an error if it will not do.
+    pub async fn route(&self) -> Result<Route, Error> {
+        let find = || async {
+            let (options, route) = route::find(&self.bare, &SESSION).await?;
+            self.pool.set_connect_options(options);
+            Ok(route)
+        };
+        self.route.get_or_try_init(find).await.copied()
+    }
+
+    /// Brings the schema up to date, all of it or nothing; safe to run from many replicas at once.
     pub async fn migrate(&self) -> Result<(), Error> {
-        let mut connection = PgConnection::connect_with(&self.options).await?;
+        self.route().await?;
+        let mut connection = self.connection().await?;
         let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
         if version < OLDEST_VERSION {
             let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
-            return Err(Error::Corrupt(what));
+            return Err(Error::Unsuitable(what));
         }
-        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut connection).await? {
-            sqlx::raw_sql("create schema if not exists oncelog").execute(&mut connection).await?;
+        let mut transaction = begin(&mut connection).await?;
+        sqlx::query(MIGRATE_ALONE).execute(&mut *transaction).await?;
+        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut *transaction).await? {
+            sqlx::raw_sql("create schema oncelog").execute(&mut *transaction).await?;
         }
-        sqlx::raw_sql("set search_path to oncelog").execute(&mut connection).await?;
-        let migrated = MIGRATOR.run(&mut connection).await;
+        let migrated = MIGRATOR.run(&mut *transaction).await;
         migrated.map_err(|error| Error::Corrupt(format!("migration: {error}")))?;
-        connection.close().await?;
-        Ok(())
+        commit(transaction).await?;
+        Ok(connection.close().await?)
     }
 
     pub async fn ping(&self) -> Result<(), Error> {
@@ -254,8 +291,8 @@ async fn in_transaction<T, E: From<Error>>(
     connection: &mut PgConnection,
     work: impl Work<T, E>,
 ) -> Result<T, (E, bool)> {
-    let begun = connection.begin().await;
-    let mut transaction = begun.map_err(|error| (Error::from(error).into(), false))?;
+    let begun = begin(connection).await;
+    let mut transaction = begun.map_err(|error| (error.into(), false))?;
     match work(&mut transaction).await {
         Ok(value) => match commit(transaction).await {
             Ok(()) => Ok(value),
@@ -265,8 +302,10 @@ async fn in_transaction<T, E: From<Error>>(
     }
 }
 
+/// Begins a transaction of several statements. Whatever went wrong, nothing was done, and the
+/// connection may be in a half-begun one: it is not to be used again.
 pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, Error> {
-    Ok(connection.begin().await?)
+    connection.begin_with(BEGIN).await.map_err(Error::Unavailable)
 }
 
 /// Ends a transaction that changed nothing.
@@ -289,13 +328,6 @@ async fn finish<T, E: From<Error>>(task: tokio::task::JoinHandle<Result<T, E>>) 
     }
 }
 
-async fn prepare_session(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+fn count_connection() {
     metrics::counter!(telemetry::DATABASE_CONNECTS_TOTAL).increment(1);
-    sqlx::query(PREPARE_SESSION)
-        .bind(LOCK_TIMEOUT)
-        .bind(IDLE_IN_TRANSACTION_TIMEOUT)
-        .bind(TCP_USER_TIMEOUT)
-        .execute(connection)
-        .await
-        .map(drop)
 }

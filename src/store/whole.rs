@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::{
     Error, Instant,
     appends::{Written, columns, written},
-    statements,
+    durable, statements,
 };
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
@@ -23,13 +23,13 @@ statements! {
     /// forward, since then or before, in a group of that generation or a newer one (which only grows:
     /// an old view of it does no harm). Then the heads. At the end the ids are judged: what was
     /// forgotten before a row could be made has moved the horizon as this sees it.
-    APPEND_TRANSACTIONS = "with done as ( \
+    APPEND_TRANSACTIONS = concat!("with done as ( \
             insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
                 append_count, appends, remembered_from) \
             select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count, t.appends, \
                 greatest(c.now, oncelog.instant_of(t.transaction_id)) \
             from unnest($2::uuid[], $3::bytea[], $4::bigint[], $5::jsonb[]) as t (transaction_id, digest, append_count, appends) \
-            cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+            cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c where ", durable!(), " \
             order by t.transaction_id \
             returning created_at), \
         moved as materialized ( \
@@ -83,7 +83,7 @@ statements! {
         select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($22::timestamptz is null \
                 or $22 >= (select oncelog.forgotten_horizon($1)) and $22 >= m.appended_at - interval '1 millisecond' * $24::bigint \
                     and $23 <= m.appended_at + interval '24 hours'))::int as guard \
-        from moment m left join row r on true";
+        from moment m left join row r on true");
     /// An id that runs elsewhere is waited for. What is made here is finished or dropped before the
     /// database transaction ends.
     CLAIM = "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \

@@ -80,8 +80,16 @@ macro_rules! metrics_table {
 }
 
 /// How a pass ended.
-pub const PASS_OUTCOMES: &[&str] =
-    &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
+pub const PASS_OUTCOMES: &[&str] = &[
+    "passed",
+    "overtaken",
+    "vanished",
+    "contended",
+    "unavailable",
+    "outcome_unknown",
+    "corrupt",
+    "unsuitable",
+];
 
 /// The rings that keys lie in, by how long they live.
 pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
@@ -93,7 +101,7 @@ labels! {
     CODE "code" Values::Codes;
     COMMIT_FORM "form" Values::These(&["plain", "transaction"]);
     CODE_OR_NONE "code" Values::CodeOrNone;
-    DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
+    DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt", "unsuitable"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
     DUPLICATE_CALL "call" Values::These(&["open", "join", "offsets"]);
     DUPLICATE_KIND "kind" Values::These(&["idempotency_key"]);
