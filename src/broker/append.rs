@@ -75,7 +75,14 @@ impl Broker {
             let has_keys = request.dedups.iter().any(|dedup| !dedup.records.is_empty());
             let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
-            let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
+            let ticket = Ticket {
+                lines,
+                answer,
+                arrived_at,
+                maybe_written: false,
+                place: None,
+                parked: None,
+            };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {

@@ -146,7 +146,7 @@ impl Pages {
             return Ok(Some(Page { rows, end }));
         }
         // compacted; or trimmed or deleted since the watermarks were seen
-        let read = self.store.run(move |connection| {
+        let read = self.store.of(tenant).run(move |connection| {
             Box::pin(store::reads::is_compacted(connection, tenant, log, from))
         });
         if !read.await? {
@@ -172,7 +172,7 @@ impl Pages {
         limit: i64,
     ) -> Result<Read, store::Error> {
         let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
-        let read = self.store.run(move |connection| {
+        let read = self.store.of(tenant).run(move |connection| {
             Box::pin(store::reads::rows(connection, tenant, log, from, to, bytes, limit))
         });
         let rows = read.await?;

@@ -55,7 +55,7 @@ impl Topics {
         }
         let wanted = name.clone();
         let load = async move {
-            let find = self.store.run(move |connection| {
+            let find = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move { store::topics::find(connection, tenant, &wanted).await })
             });
             match find.await {
@@ -103,7 +103,7 @@ impl Broker {
         settings: Option<Changes>,
     ) -> Result<(TopicDescription, bool), Error> {
         let name = topic.clone();
-        let put = self.store.transaction(move |connection| {
+        let put = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { put(connection, tenant, &name, partition_count, settings).await })
         });
         let created = put.await?;
@@ -113,7 +113,7 @@ impl Broker {
 
     pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let describe = self.store.run(move |connection| {
+        let describe = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let Some(found) = store::topics::find(connection, tenant, &name).await? else {
                     return Ok::<_, Error>(None);
@@ -135,7 +135,7 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<TopicSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let after = after.unwrap_or_default();
                 store::topics::list(connection, tenant, &after, limit + 1).await
@@ -151,7 +151,7 @@ impl Broker {
         patch: TopicPatch,
     ) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let patched = self.store.transaction(move |connection| {
+        let patched = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
         });
         patched.await?;
@@ -171,7 +171,7 @@ impl Broker {
     /// heads.
     pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
         let name = topic.clone();
-        let delete = self.store.transaction(move |connection| {
+        let delete = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 // the tenant's row comes first
                 store::tenants::topics_changed(connection, tenant).await?;
@@ -218,7 +218,7 @@ impl Broker {
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
             }
-            let trim = self.store.run(move |connection| {
+            let trim = self.store.of(tenant).write(move |connection| {
                 Box::pin(store::topics::trim(connection, tenant, log, before))
             });
             if trim.await? {

@@ -61,7 +61,7 @@ impl Broker {
             let positions = positions(cursor, &ground, is_given)?;
             let mut woken = None;
             if read.wait_ms > 0 && ground.is_read_up_to(&positions) {
-                match self.wait(&mut ground.awaited, deadline).await? {
+                match self.wait(tenant, &mut ground.awaited, deadline).await? {
                     Wake::Log(_, Heard { news: News::Gone, .. }) => {
                         return Err(Error::topic_not_found(topic));
                     }

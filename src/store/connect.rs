@@ -18,10 +18,14 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
     Error,
+    fair::{Fair, Permit},
     route::{self, Route},
     statements,
 };
-use crate::telemetry::{self, Counted};
+use crate::{
+    model::TenantId,
+    telemetry::{self, Counted},
+};
 
 /// Without sqlx's lock, which a session holds: behind a pooler nobody would hold it.
 static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
@@ -55,6 +59,10 @@ const BEGIN: &str = "begin isolation level read committed read write; \
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, true)";
 
+/// What all reads of a transaction need that are to be of one instant.
+const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read read only; \
+    set local idle_in_transaction_session_timeout = '15s'";
+
 /// How long an operation waits for a pooled connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -77,8 +85,11 @@ statements! {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: PgPool,
+    fair: Arc<Fair>,
+    /// For whom this is.
+    tenant: Option<TenantId>,
     /// What connections are made with, but for `SESSION`.
-    bare: PgConnectOptions,
+    bare: Arc<PgConnectOptions>,
     route: Arc<OnceCell<Route>>,
     losses: Losses,
     waiting: Gauge,
@@ -130,7 +141,14 @@ impl Store {
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        Self { pool, bare: options, route: Arc::default(), losses, waiting, acquire_duration }
+        let fair = Fair::new(pool_connections as usize);
+        let (bare, route) = (Arc::new(options), Arc::default());
+        Self { pool, fair, tenant: None, bare, route, losses, waiting, acquire_duration }
+    }
+
+    /// The same, for what is done for a tenant: it has its share of the pool.
+    pub fn of(&self, tenant: TenantId) -> Self {
+        Self { tenant: Some(tenant), ..self.clone() }
     }
 
     /// Sets the gauges that are read, not counted.
@@ -144,10 +162,15 @@ impl Store {
         metrics::gauge!(telemetry::DATABASE_POOL_MAX_CONNECTIONS).set(f64::from(most));
     }
 
-    async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+    /// A connection of the pool, and what is to be kept as long as it is.
+    async fn acquire(&self) -> Result<(PoolConnection<Postgres>, Permit), Error> {
         let _waiting = Counted::new(&self.waiting);
         let begun = Instant::now();
-        let acquired = self.pool.acquire().await;
+        let acquired = timeout(ACQUIRE_TIMEOUT, async {
+            let permit = self.fair.take(self.tenant).await.ok_or(sqlx::Error::PoolClosed)?;
+            Ok((self.pool.acquire().await?, permit))
+        });
+        let acquired = acquired.await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
         self.acquire_duration.record(begun.elapsed().as_secs_f64());
         Ok(acquired?)
     }
@@ -203,31 +226,31 @@ impl Store {
 
     /// Runs statements that write nothing on a pooled connection, each by itself. The work goes on
     /// when the caller is cancelled: a half-run statement must never go back to the pool.
-    pub async fn run<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn run<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.within(work, Error::Unavailable(sqlx::Error::PoolTimedOut)).await
+        self.clone().within(work, Error::Unavailable(sqlx::Error::PoolTimedOut))
     }
 
     /// Runs a statement that writes by itself: if nothing is heard of it, it may have been done.
-    pub async fn write<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn write<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.within(work, Error::silent_peer()).await
+        self.clone().within(work, Error::silent_peer())
     }
 
-    async fn within<T, E>(&self, work: impl Work<T, E>, silence: Error) -> Result<T, E>
+    async fn within<T, E>(self, work: impl Work<T, E>, silence: Error) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let store = self.clone();
+        let store = self;
         finish(tokio::spawn(async move {
-            let mut connection = store.acquire().await?;
+            let (mut connection, _permit) = store.acquire().await?;
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
                 Ok(Err(error)) => {
                     if connection.ping().await.is_err() {
@@ -248,15 +271,36 @@ impl Store {
 
     /// Runs statements as one transaction; an error rolls it back. Goes on when the caller is
     /// cancelled.
-    pub async fn transaction<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn transaction<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let store = self.clone();
+        self.clone().within_transaction(work, BEGIN)
+    }
+
+    /// Runs statements that read, all of one instant.
+    pub fn snapshot<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        self.clone().within_transaction(work, BEGIN_SNAPSHOT)
+    }
+
+    async fn within_transaction<T, E>(
+        self,
+        work: impl Work<T, E>,
+        begin: &'static str,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        let store = self;
         finish(tokio::spawn(async move {
-            let mut connection = store.acquire().await?;
-            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work)).await;
+            let (mut connection, _permit) = store.acquire().await?;
+            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work, begin)).await;
             match result {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
@@ -286,12 +330,17 @@ impl<T, E, F> Work<T, E> for F where
 {
 }
 
+/// What becomes of work.
+pub trait Done<T, E>: Future<Output = Result<T, E>> + Send + 'static {}
+impl<T, E, F: Future<Output = Result<T, E>> + Send + 'static> Done<T, E> for F {}
+
 /// The value, or the error and whether the connection is still good.
 async fn in_transaction<T, E: From<Error>>(
     connection: &mut PgConnection,
     work: impl Work<T, E>,
+    begin: &'static str,
 ) -> Result<T, (E, bool)> {
-    let begun = begin(connection).await;
+    let begun = begin_by(connection, begin).await;
     let mut transaction = begun.map_err(|error| (error.into(), false))?;
     match work(&mut transaction).await {
         Ok(value) => match commit(transaction).await {
@@ -302,10 +351,18 @@ async fn in_transaction<T, E: From<Error>>(
     }
 }
 
-/// Begins a transaction of several statements. Whatever went wrong, nothing was done, and the
-/// connection may be in a half-begun one: it is not to be used again.
+/// Begins a transaction of several statements.
 pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, Error> {
-    connection.begin_with(BEGIN).await.map_err(Error::Unavailable)
+    begin_by(connection, BEGIN).await
+}
+
+/// Whatever went wrong, nothing was done, and the connection may be in a half-begun transaction: it is
+/// not to be used again.
+async fn begin_by<'c>(
+    connection: &'c mut PgConnection,
+    begin: &'static str,
+) -> Result<PgTransaction<'c>, Error> {
+    connection.begin_with(begin).await.map_err(Error::Unavailable)
 }
 
 /// Ends a transaction that changed nothing.

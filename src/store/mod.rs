@@ -37,6 +37,7 @@ pub mod whole;
 
 mod connect;
 mod error;
+mod fair;
 mod route;
 
 pub use connect::{Store, Work, begin, commit, rollback};

@@ -222,7 +222,7 @@ metrics_table! {
     NOTICES_TOTAL Counter "oncelog_notices_total" [DIRECTION]
         "Notices between replicas that logs have changed; received are those of other replicas.";
     LISTENING Gauge "oncelog_listening" []
-        "1 while notices of other replicas are heard; without, their records reach waiting reads by the slow poll.";
+        "1 while notices are heard, this replica's own to begin with; 0 behind a pooler that shares connections. Without notices, records of other replicas reach waiting reads by the slow poll.";
 
     TRANSACTION_CALLS_TOTAL Counter "oncelog_transaction_calls_total" [TRANSACTION_CALL, CALL_OUTCOME]
         "Calls of transactions that succeeded, and repeats of them; refusals are counted as errors.";

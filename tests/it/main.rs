@@ -24,6 +24,7 @@ mod long_polls;
 mod members;
 mod metrics;
 mod model_check;
+mod neighbours;
 mod offsets;
 mod openapi;
 mod poolers;

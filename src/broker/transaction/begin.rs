@@ -56,7 +56,9 @@ impl Broker {
                     return Err(error);
                 }
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(Stop::Ahead(refusal)) => return Err(refusal.into()),
+                Err(Stop::Ahead { expected, received }) => {
+                    return Err(Refusal::OutOfOrderSequence { expected, received }.into());
+                }
                 Err(Stop::Stale | Stop::Again) => {}
             }
         }
@@ -71,7 +73,7 @@ impl Broker {
         refusal: Refusal,
     ) -> Result<Done, Stop> {
         let new = new.clone();
-        let find = self.store.transaction(move |connection| {
+        let find = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 if let Some((id, epoch)) = new.session {
                     hold_session(connection, tenant, Caller::Session(id, epoch)).await?;
@@ -104,7 +106,7 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.write(move |connection| {
+            let begin = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move {
                     store::transactions::begin_new(connection, tenant, &begun, &limits).await
                 })
@@ -114,7 +116,7 @@ impl Broker {
             }
         }
         let new = new.clone();
-        let begin = self.store.transaction(move |connection| {
+        let begin = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     model::{
-        LogId, Offset, ProducerId, TenantId, Timestamp,
+        LogId, Offset, ProducerId, Sequence, TenantId, Timestamp,
         transaction::{Answered, AppendItem, Call, Caller, OffsetItem},
     },
     rules::{
@@ -55,8 +55,11 @@ enum Stop {
     Stale,
     /// This transaction's time has run out, and nobody has written that down yet.
     Expired(Uuid),
-    /// It may wait for the calls before it; this is the refusal if they do not come.
-    Ahead(Refusal),
+    /// It may wait for the calls before it.
+    Ahead {
+        expected: Sequence,
+        received: Sequence,
+    },
     /// Somebody else came between.
     Again,
 }
@@ -120,7 +123,10 @@ impl Broker {
             let (appends, offsets) = work(&call);
             let asked = Arc::new(self.ask(tenant, appends, offsets, false, attempt > 0).await?);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
-                Ok(done) => return Ok(self.answer(name, done)),
+                Ok(done) => {
+                    self.waits.moved(id, done.row.next_sequence);
+                    return Ok(self.answer(name, done));
+                }
                 Err(stop) => stop,
             };
             match stop {
@@ -129,9 +135,9 @@ impl Broker {
                     return Err(error);
                 }
                 Stop::Expired(id) => self.expire_transactions(tenant, vec![id]).await?,
-                Stop::Ahead(refusal) => {
-                    if !self.wait_for_calls(id, &mut wait).await {
-                        return Err(refusal.into());
+                Stop::Ahead { expected, received } => {
+                    if !self.wait_for_calls(id, received, &mut wait).await {
+                        return Err(Refusal::OutOfOrderSequence { expected, received }.into());
                     }
                 }
                 Stop::Stale | Stop::Again if attempt < RESOLVE_ATTEMPTS => {}
