@@ -44,6 +44,7 @@ mod load;
 mod looks;
 mod measures;
 mod membership;
+mod memories;
 mod names;
 mod offsets;
 mod open;

@@ -269,6 +269,11 @@ pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, E
     Ok(connection.begin().await?)
 }
 
+/// Rolls back now what a dropped transaction would roll back with the connection's next statement.
+pub async fn settle(connection: &mut PgConnection) -> Result<(), Error> {
+    Ok(connection.ping().await?)
+}
+
 /// Ends a transaction that changed nothing.
 pub async fn rollback(transaction: PgTransaction<'_>) -> Result<(), Error> {
     Ok(transaction.rollback().await?)

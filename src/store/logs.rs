@@ -16,7 +16,9 @@ statements! {
     /// Only the deletion of a topic is kept waiting, and if it was first nobody waits for it.
     HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \
         order by log_id for key share skip locked";
-    RAISE_FENCES = "update oncelog.logs set fence = fence + 1 where tenant_id = $1 and log_id = any($2)";
+    /// By the clock: after a failover that has lost the last fences, no other may be taken for one of those.
+    RAISE_FENCES = "update oncelog.logs set fence = greatest(fence + 1, (extract(epoch from statement_timestamp()) * 1000000)::bigint) \
+        where tenant_id = $1 and log_id = any($2)";
     PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
         where l.tenant_id = $1 and l.log_id = any($2)";

@@ -80,8 +80,16 @@ macro_rules! metrics_table {
 }
 
 /// How a pass ended.
-pub const PASS_OUTCOMES: &[&str] =
-    &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
+pub const PASS_OUTCOMES: &[&str] = &[
+    "passed",
+    "overtaken",
+    "vanished",
+    "behind",
+    "contended",
+    "unavailable",
+    "outcome_unknown",
+    "corrupt",
+];
 
 /// The rings that keys lie in, by how long they live.
 pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
@@ -173,7 +181,7 @@ metrics_table! {
     PARKED_DURATION_SECONDS Histogram "oncelog_parked_duration_seconds" [PARKED_OUTCOME]
         "Time append requests that overtook others waited for them, by how that ended.";
     PASSES_TOTAL Counter "oncelog_passes_total" [PASS_KIND, PASS_OUTCOME]
-        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica.";
+        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica, behind those that wait for a snapshot.";
     PASS_DURATION_SECONDS Histogram "oncelog_pass_duration_seconds" [PASS_KIND]
         "Time of a trip of a lane to the database.";
     GROUP_REQUESTS Histogram "oncelog_group_requests" []
