@@ -21,6 +21,7 @@ pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, Transaction
 use super::{
     Limits,
     auth::{Grant, Keys, Word},
+    exposition::{Exposition, Page},
 };
 use crate::{
     broker::{Broker, Budget, Error, Taken},
@@ -34,6 +35,7 @@ pub struct Door {
     broker: Arc<Broker>,
     gate: Arc<Gate>,
     render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    metrics: Arc<Exposition>,
 }
 
 /// What is judged before the broker is asked.
@@ -43,19 +45,19 @@ pub struct Gate {
     /// What requests hold in memory, until their work is done.
     pub requests: Budget,
     /// What answers hold in memory, until the client has taken them.
-    answers: Budget,
+    pub answers: Budget,
     pub request_bytes: Counter,
     pub body_duration: Histogram,
 }
 
 /// An answer that counts until the last of its bytes has left.
-struct HeldAnswer {
+pub struct HeldAnswer {
     body: Vec<u8>,
     _held: Taken,
 }
 
 impl HeldAnswer {
-    fn bytes(body: Vec<u8>, held: Taken) -> Bytes {
+    pub fn bytes(body: Vec<u8>, held: Taken) -> Bytes {
         Bytes::from_owner(Self { body, _held: held })
     }
 }
@@ -111,7 +113,12 @@ impl Door {
         render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     ) -> Self {
         let gate = Arc::new(Gate::new(keys, limits));
-        Self { broker, gate, render_metrics }
+        Self { broker, gate, render_metrics, metrics: Arc::default() }
+    }
+
+    /// What answers take is counted outside of all routes.
+    pub fn answers(&self) -> Budget {
+        self.gate.answers.clone()
     }
 
     /// For probes, which carry no token.
@@ -120,10 +127,13 @@ impl Door {
         self.broker.ready().await
     }
 
-    pub fn metrics(&self) -> String {
-        self.gate.measure();
-        self.broker.measure();
-        (self.render_metrics)()
+    pub async fn metrics(&self) -> Page {
+        let render = || {
+            self.gate.measure();
+            self.broker.measure();
+            (self.render_metrics)()
+        };
+        self.metrics.page(render).await
     }
 
     /// The tenant of an admitted request, if it is served.

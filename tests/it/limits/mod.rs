@@ -3,6 +3,7 @@
 
 mod mistakes;
 mod requests;
+mod unread;
 
 use std::{io::Write, net::SocketAddr};
 
