@@ -156,7 +156,7 @@ metrics_table! {
     HTTP_BODY_DURATION_SECONDS Histogram "oncelog_http_body_duration_seconds" []
         "Time request bodies took to arrive and be decompressed.";
     HTTP_HELD_BYTES Gauge "oncelog_http_held_bytes" [HELD]
-        "Bytes of request bodies in work, and of answered records that clients have not taken yet.";
+        "Bytes of requests in work (bodies, and records until they are stored), and of answered records that clients have not taken yet.";
     HTTP_CONNECTIONS Gauge "oncelog_http_connections" []
         "Open connections.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]

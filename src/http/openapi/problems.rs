@@ -171,7 +171,17 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     (
         "add_offsets_to_transaction",
-        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, POINTING, WRITING],
+        &[
+            &[Code::TransactionTooLarge],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            POINTING,
+            WRITING,
+        ],
     ),
     (
         "prepare_transaction",

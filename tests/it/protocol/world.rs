@@ -37,7 +37,7 @@ impl Replica {
             sequence,
         });
         let append = support::append(numbered, records);
-        self.broker.append(self.tenant, &name(TOPIC), scope, append).await
+        self.broker.append(self.tenant, &name(TOPIC), scope, append, None).await
     }
 
     /// One record into partition 0.
