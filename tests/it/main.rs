@@ -8,6 +8,7 @@ mod cli;
 mod codes;
 mod compaction;
 mod crash;
+mod cursors;
 mod dedup;
 mod docs;
 mod docs_page;
