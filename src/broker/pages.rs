@@ -303,8 +303,7 @@ mod tests {
     use super::*;
 
     fn log(id: i64) -> LogOf {
-        let history = Store::new(Default::default(), 1).history();
-        LogOf { history, tenant: TenantId(1), log: LogId(id) }
+        LogOf { history: History::default(), tenant: TenantId(1), log: LogId(id) }
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Server {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
     pub server: Server,
     /// How many connections had been found dead.
