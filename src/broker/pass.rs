@@ -208,7 +208,9 @@ impl Writer {
     fn fail(&mut self, group: &Group, error: store::Error) -> store::Error {
         match &error {
             store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
-                self.connection = None;
+                if self.connection.take().is_some() {
+                    self.store.lost();
+                }
                 self.memory.clear();
             }
             store::Error::Contended(_) | store::Error::Corrupt(_) => {

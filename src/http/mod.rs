@@ -65,6 +65,7 @@ fn routes() -> OpenApiRouter<Door> {
             topics::delete_topic
         ))
         .routes(routes!(appends::append_to_topic, reads::topic::read_topic))
+        .routes(routes!(reads::topic::read_topic_by_body))
         .routes(routes!(
             appends::append_to_partition,
             reads::read_partition,
@@ -77,7 +78,7 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))
         .routes(routes!(members::leave_group))
-        .routes(routes!(groups::fetch::fetch_group))
+        .routes(routes!(groups::fetch::fetch_group, groups::fetch::fetch_group_by_body))
         .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::append_to_transaction))

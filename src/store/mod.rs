@@ -37,9 +37,11 @@ pub mod whole;
 
 mod connect;
 mod error;
+mod history;
 
 pub use connect::{Store, Work, begin, commit, rollback, settle};
 pub use error::Error;
+pub use history::{History, Server};
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.

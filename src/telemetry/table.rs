@@ -269,7 +269,7 @@ metrics_table! {
     DATABASE_CONNECTS_TOTAL Counter "oncelog_database_connects_total" []
         "Connections to the database that were opened.";
     DATABASE_LOSSES_TOTAL Counter "oncelog_database_losses_total" []
-        "Connections of the pool that were found dead.";
+        "Connections that were found dead.";
     DATABASE_ERRORS_TOTAL Counter "oncelog_database_errors_total" [DATABASE_ERROR]
         "Errors of the database that ended a request.";
 
