@@ -19,6 +19,7 @@ use tokio::{sync::OnceCell, time::timeout};
 use super::{
     Error,
     fair::{Fair, Permit},
+    history::{History, Seen, Server},
     route::{self, Route},
     statements,
 };
@@ -92,11 +93,12 @@ pub struct Store {
     bare: Arc<PgConnectOptions>,
     route: Arc<OnceCell<Route>>,
     losses: Losses,
+    seen: Seen,
     waiting: Gauge,
     acquire_duration: Histogram,
 }
 
-/// When a pooled connection was last found dead. The others of its time most likely died with it,
+/// When a connection was last found dead. The others of its time most likely died with it,
 /// in a restart or failover, so none of them is used again: else each would fail some work first.
 #[derive(Clone, Debug)]
 struct Losses {
@@ -141,14 +143,30 @@ impl Store {
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        let fair = Fair::new(pool_connections as usize);
+        let (fair, seen) = (Fair::new(pool_connections as usize), Seen::default());
         let (bare, route) = (Arc::new(options), Arc::default());
-        Self { pool, fair, tenant: None, bare, route, losses, waiting, acquire_duration }
+        Self { pool, fair, tenant: None, bare, route, losses, seen, waiting, acquire_duration }
     }
 
     /// The same, for what is done for a tenant: it has its share of the pool.
     pub fn of(&self, tenant: TenantId) -> Self {
         Self { tenant: Some(tenant), ..self.clone() }
+    }
+
+    /// Notes that a connection was found dead.
+    pub fn lost(&self) {
+        self.losses.note();
+        self.seen.lost();
+    }
+
+    /// Notes which server has answered: the history that its answer is of.
+    pub fn saw(&self, server: Server) -> History {
+        self.seen.saw(server)
+    }
+
+    /// The history that answers are of, as far as it is known.
+    pub fn history(&self) -> History {
+        self.seen.history()
     }
 
     /// Sets the gauges that are read, not counted.
@@ -254,7 +272,7 @@ impl Store {
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
                 Ok(Err(error)) => {
                     if connection.ping().await.is_err() {
-                        store.losses.note();
+                        store.lost();
                     }
                     Err(error)
                 }
@@ -305,7 +323,7 @@ impl Store {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
                     if !connection_usable {
-                        store.losses.note();
+                        store.lost();
                         connection.close_on_drop();
                     }
                     Err(error)
@@ -363,6 +381,11 @@ async fn begin_by<'c>(
     begin: &'static str,
 ) -> Result<PgTransaction<'c>, Error> {
     connection.begin_with(begin).await.map_err(Error::Unavailable)
+}
+
+/// Rolls back now what a dropped transaction would roll back with the connection's next statement.
+pub async fn settle(connection: &mut PgConnection) -> Result<(), Error> {
+    Ok(connection.ping().await?)
 }
 
 /// Ends a transaction that changed nothing.

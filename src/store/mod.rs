@@ -38,10 +38,12 @@ pub mod whole;
 mod connect;
 mod error;
 mod fair;
+mod history;
 mod route;
 
-pub use connect::{Store, Work, begin, commit, rollback};
+pub use connect::{Store, Work, begin, commit, rollback, settle};
 pub use error::Error;
+pub use history::{History, Server};
 pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
@@ -50,7 +52,7 @@ macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $sql:expr;)*) => {
         $($(#[$doc])* const $name: &str = $sql;)*
         /// Every statement of this file.
-        pub const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $sql)),*];
+        pub const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $name)),*];
     };
 }
 use statements;
