@@ -26,6 +26,7 @@ mod metrics;
 mod model_check;
 mod offsets;
 mod openapi;
+mod privileges;
 mod protocol;
 mod reads;
 mod removal;

@@ -1,5 +1,6 @@
 //! Transactions over HTTP and in the broker.
 
+mod beside;
 mod corners;
 mod forgetting;
 mod http;
