@@ -20,6 +20,7 @@ mod group_torture;
 mod groups;
 mod key_rings;
 mod keyed;
+mod late_copies;
 mod long_polls;
 mod members;
 mod metrics;
