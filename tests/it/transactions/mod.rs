@@ -8,6 +8,7 @@ mod ids;
 mod lost;
 mod members;
 mod races;
+mod remembered;
 mod transfers;
 mod zombie;
 
