@@ -10,11 +10,12 @@ use oncelog::{
         ending::{Commit, commit},
     },
 };
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use uuid::Uuid;
 
-use super::{append, begun, call, committed_offset, number, replica_of, see, step, until, values};
+use super::{append, begun, call, committed_offset, number, see, step, until, values};
 use crate::support::{self, http::Server};
 
 const COUNTED: &str = "select id_count from oncelog.transactions where transaction_id = ";
@@ -43,6 +44,16 @@ async fn claimed(server: &Server, group: &str, offset: i64) -> Vec<Claimed> {
     vec![Claimed { place, offset, claim: Claim::Expected(None) }]
 }
 
+/// Transactions that are ongoing, and empty.
+async fn ongoing(server: &Server, ids: Vec<Uuid>) {
+    let sql = "insert into oncelog.transactions \
+            (tenant_id, transaction_id, state, digest, created_at, expires_at) \
+        select tenant_id, id, 'ongoing', decode(repeat('00', 16), 'hex'), now(), now() + interval '1 hour' \
+        from oncelog.tenants, unnest($1::uuid[]) id";
+    let mut connection = server.options.connect().await.unwrap();
+    sqlx::query(sql).bind(ids).execute(&mut connection).await.unwrap();
+}
+
 /// A commit of one that comes behind many others, which take a while.
 async fn commit_late(
     server: &Server,
@@ -69,12 +80,7 @@ async fn a_commit_that_has_begun_when_offsets_come_does_not_drop_them() {
     let mut connection = server.options.connect().await.unwrap();
     for attempt in 0.. {
         let first = Uuid::from_u128(u128::from(attempt as u64) << 64 | 1);
-        server
-            .sql(format!(
-                "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \
-                 select tenant_id, '{first}', 'ongoing', decode(repeat('00', 16), 'hex'), now(), now() + interval '1 hour' from oncelog.tenants"
-            ))
-            .await;
+        ongoing(&server, vec![first]).await;
         let id = begun(&server, json!({"appends": [append("orders", 0, &[json!(attempt)])]})).await;
         let group = format!("late-{attempt}");
         let offsets = claimed(&server, &group, 5).await;
@@ -113,54 +119,58 @@ async fn a_commit_that_has_begun_when_offsets_come_does_not_drop_them() {
     assert_eq!(left_behind(&server).await, 0);
 }
 
-/// Offsets of many transactions come while their commits are on their way.
+/// Offsets are added to many transactions, here and there, while one statement commits them all: each
+/// call comes before the commit, and is taken along, or after it, and is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_commits_beside_offsets_none_drops_any() {
-    const ROUNDS: usize = 8;
-    const COMMITS: usize = 220;
-    const OFFSETS: usize = 60;
-    let here = served().await;
-    let there = replica_of(&here).await;
+    const ROUNDS: u64 = 6;
+    const COMMITS: u128 = 2_000;
+    const WORKERS: u64 = 6;
+    const CALLS: usize = 30;
+    let server = served().await;
+    let tenant = support::tenant(&server.broker).await;
+    let offsets = claimed(&server, "g", 5).await;
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
     let mut met = 0;
     for round in 0..ROUNDS {
-        let work = json!({"appends": [append("orders", 0, &[json!(round)])]});
-        let begins = (0..COMMITS).map(|_| begun(&here, work.clone()));
-        let ids: Vec<Uuid> = join_all(begins).await;
-        let body = |at: usize| {
-            let mut moved = step("carts", 0, Value::Null, 5);
-            moved["group"] = json!(format!("g-{round}-{at}"));
-            json!({"offsets": [moved]})
-        };
-        // the last ones of the group
-        let last = COMMITS - OFFSETS;
-        let adds = (last..COMMITS).map(|at| {
-            let answer = call(&there, ids[at], "offsets", &body(at));
-            async move { (at, answer.await.status) }
+        let id = |n: u128| Uuid::from_u128(u128::from(round) << 64 | 1 + n);
+        ongoing(&server, (0..COMMITS).map(id).collect()).await;
+        let commits = (0..COMMITS).map(id);
+        let commits: Vec<Commit> =
+            commits.map(|id| Commit { id, session: None, expected_appends: None }).collect();
+        let mut connection = server.options.connect().await.unwrap();
+        let committing = commit(&mut connection, tenant, &commits, false);
+        let adding = (0..WORKERS).map(|worker| {
+            let mut rng = StdRng::seed_from_u64(seed ^ round << 8 ^ worker);
+            let (options, offsets) = (server.options.clone(), offsets.clone());
+            tokio::spawn(async move {
+                let mut connection = options.connect().await.unwrap();
+                let mut added = 0;
+                for _ in 0..CALLS {
+                    let id =
+                        Uuid::from_u128(u128::from(round) << 64 | rng.random_range(1..=COMMITS));
+                    let mut adding = connection.begin().await.unwrap();
+                    let locked = store::transactions::lock(&mut adding, tenant, &[id]).await;
+                    if locked.unwrap()[0].ended_at.is_none() {
+                        store::staging::stage_offsets(&mut adding, tenant, id, &offsets)
+                            .await
+                            .unwrap();
+                        added += 1;
+                    }
+                    adding.commit().await.unwrap();
+                }
+                added
+            })
         });
-        let commits = ids.iter().map(|id| call(&here, *id, "commit", &json!({})).into_future());
-        let (added, committed) = tokio::join!(join_all(adds), join_all(commits));
-        for (answer, id) in committed.into_iter().zip(&ids) {
-            if answer.status != 200 {
-                call(&here, *id, "commit", &json!({})).await.ok();
-            }
-        }
-        for (at, _) in added.iter().filter(|(_, status)| *status == 200) {
-            met += 1;
-            let sql = format!(
-                "select count(*) from oncelog.group_offsets \
-                where group_name = 'g-{round}-{at}' and committed_offset = 5"
-            );
-            assert_eq!(
-                number(&here, sql).await,
-                1,
-                "{} was committed without its offsets",
-                ids[*at]
-            );
-        }
+        let (committed, added) = tokio::join!(committing, join_all(adding));
+        let added: usize = added.into_iter().map(Result::unwrap).sum();
+        met += added.min(committed.unwrap().rows.len());
+        let dropped = "select count(distinct transaction_id) from oncelog.staged_offsets \
+            join oncelog.transactions using (tenant_id, transaction_id) where state = 'committed'";
+        assert_eq!(number(&server, dropped).await, 0, "were committed without their offsets");
     }
-    println!("{met} offsets were added beside a commit");
     assert!(met > 0);
-    assert_eq!(left_behind(&here).await, 0);
 }
 
 /// However a transaction ends, nothing of the offsets it had staged is left.
