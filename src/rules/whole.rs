@@ -142,14 +142,15 @@ impl Standing {
         }
     }
 
-    /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.)
+    /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.) What
+    /// became of one that is remembered is told before anything else is judged.
     pub fn judge(&self, whole: &Whole, digest: &Digest) -> Result<(), Stopped> {
-        if let Some((producer_id, epoch)) = whole.session {
-            transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
-        }
         if let Some(row) = self.rows.get(&whole.transaction_id) {
             transaction::repeat(row, digest)?;
             return Err(Stopped::Before(Box::new(row.clone())));
+        }
+        if let Some((producer_id, epoch)) = whole.session {
+            transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
         if let Some(Memory { horizon, now }) = self.memory.filter(|_| whole.chosen) {
             transaction::check_id(&whole.transaction_id, horizon, whole.retention_ms, now)?;

@@ -38,14 +38,16 @@ statements! {
                     select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
     /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
-    /// others are held: an upsert finds each by its key, whatever the table was like when planned.
+    /// others are held: an upsert finds each by its key, whatever the table was like when planned. A slow
+    /// one, which knows of an older lease, moves none back.
     RENEW = "insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
         select $1, w.group_name, w.member_id, w.lease_expires_at \
         from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
         cross join lateral ( \
             select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
             for no key update skip locked) as held \
-        on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
+        on conflict (tenant_id, group_name, member_id) do update \
+            set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)";
     GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
     GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
     NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \

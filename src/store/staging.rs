@@ -56,7 +56,11 @@ statements! {
     MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
         left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
         where t.partition_count is null or t.partition_count <> c.partition_count)";
-    STAGE_OFFSETS = "insert into oncelog.staged_offsets as s \
+    /// Counted in the locked row, as records with ids are, where a commit that is under way finds out.
+    STAGE_OFFSETS = "with counted as ( \
+            update oncelog.transactions set id_count = id_count + cardinality($4::bigint[]) \
+            where tenant_id = $1 and transaction_id = $2) \
+        insert into oncelog.staged_offsets as s \
             (tenant_id, transaction_id, group_name, log_id, committed_offset, member_id, generation, expected_offset) \
         select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[]) as o \
         on conflict (tenant_id, transaction_id, group_name, log_id) do update set committed_offset = excluded.committed_offset, \
@@ -170,7 +174,8 @@ pub async fn moved(
     Ok(query.fetch_one(connection).await?)
 }
 
-/// Stages offsets, each for another place; what was staged for it before gives way.
+/// Stages offsets for a locked transaction, each for another place; what was staged for it before
+/// gives way.
 pub async fn stage_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,

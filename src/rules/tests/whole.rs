@@ -11,12 +11,19 @@ use proptest::{
 };
 use uuid::Uuid;
 
-use super::{log_of, offsets::a_claim};
+use super::{digest, log_of, offsets::a_claim, session::made_at};
 use crate::{
-    model::{Name, Offset, Partition, transaction::Claim},
+    model::{
+        Name, Offset, Partition, ProducerId, Timestamp,
+        session::Sequencing,
+        transaction::{Claim, State},
+    },
     rules::{
+        Refusal,
         offsets::{Claimed, Group, Place, Row, judge_in_transaction},
-        whole::{OffsetMove, Standing, Whole},
+        sequence::SessionFacts,
+        transaction,
+        whole::{Memory, OffsetMove, Standing, Stopped, Whole},
     },
 };
 
@@ -107,6 +114,60 @@ fn what_a_quick_pass_assumes() {
         let got =
             assumed(&wholes).map(|moves| moves.iter().map(show).collect::<Vec<_>>().join(", "));
         assert_eq!(got.as_deref().unwrap_or("-"), wanted.trim(), "{line}");
+    }
+}
+
+/// Whatever is known of its session, and of ids: what became of one is told first.
+#[test]
+fn what_is_remembered_is_told_before_anything_is_judged() {
+    let producer = ProducerId(7);
+    let (chosen, transaction_id) = (true, made_at(100));
+    let session = Some((producer, 0));
+    let whole = Whole { transaction_id, chosen, session, ..a_whole(Vec::new()) };
+    let facts = |epoch| SessionFacts {
+        epoch,
+        closed: false,
+        reset_epoch: 0,
+        sequencing: Sequencing::Contiguous,
+    };
+    let row = transaction::Row {
+        transaction_id: whole.transaction_id,
+        state: State::Committed,
+        session: whole.session,
+        digest: digest("pay"),
+        created_at: Timestamp(0),
+        expires_at: Timestamp(0),
+        prepared_at: None,
+        ended_at: Some(Timestamp(0)),
+        reason: None,
+        append_count: 1,
+        batch_count: 0,
+        next_sequence: 0,
+        appends: None,
+    };
+    let fenced = Refusal::ProducerFenced { current_epoch: 1 };
+    let other = Uuid::from_u128(2);
+    let ongoing = Refusal::ConcurrentTransactions { transaction_id: other };
+    let unknown = Refusal::UnknownProducer { producer_id: producer };
+    let now = Timestamp(9_000_000);
+    let memory = Some(Memory { horizon: now, now });
+    for (session, busy, memory, refusal) in [
+        (None, false, None, unknown),
+        (Some(facts(1)), false, None, fenced.clone()),
+        (Some(facts(1)), true, memory, fenced),
+        (Some(facts(0)), false, memory, Refusal::TransactionExpired),
+        (Some(facts(0)), true, None, ongoing),
+    ] {
+        let mut standing = Standing::default();
+        standing.memory = memory;
+        standing.sessions.extend(session.map(|facts| (producer, facts)));
+        standing.ongoing.extend(busy.then_some((producer, other)));
+        assert_eq!(standing.judge(&whole, &digest("pay")), Err(Stopped::Refused(refusal)));
+        standing.rows.insert(row.transaction_id, row.clone());
+        let before = Stopped::Before(Box::new(row.clone()));
+        assert_eq!(standing.judge(&whole, &digest("pay")), Err(before));
+        let reused = Stopped::Refused(Refusal::TransactionReused);
+        assert_eq!(standing.judge(&whole, &digest("other")), Err(reused));
     }
 }
 

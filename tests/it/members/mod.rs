@@ -8,11 +8,17 @@ mod storms;
 mod subscriptions;
 mod transactions;
 
-use oncelog::model::Code;
+use oncelog::{
+    model::{Code, Timestamp},
+    store::{self, Store},
+};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use crate::support::http::{Answer, Call, Server, Setup};
+use crate::support::{
+    self,
+    http::{Answer, Call, Server, Setup},
+};
 
 /// A member, whatever replica it speaks to.
 struct Member {
@@ -248,6 +254,31 @@ async fn a_heartbeat_writes_nothing_until_a_third_of_the_lease_has_passed() {
         let left = "select case when lease_expires_at > now() + interval '40 seconds' then 'long' else 'short' end \
                     from oncelog.group_members";
         assert_eq!(text(&server, left).await, "long", "{call}");
+    }
+}
+
+/// It was computed from an older lease, and waited for its turn.
+#[tokio::test]
+async fn a_renewal_that_comes_late_moves_no_lease_back() {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let member = Member::join(&server, "g", json!({"topics": ["orders"]})).await;
+    let tenant = support::tenant(&server.broker).await;
+    let lease = async || {
+        let lease = text(
+            &server,
+            "select (extract(epoch from lease_expires_at) * 1000)::bigint::text \
+            from oncelog.group_members",
+        );
+        lease.await.parse::<i64>().unwrap()
+    };
+    let mut connection = Store::new(server.options.clone(), 1).connection().await.unwrap();
+    let first = lease().await;
+    for (until, then) in [(-10_000, 0), (10_000, 10_000), (9_000, 10_000), (10_001, 10_001)] {
+        let group = support::name("g");
+        let leases = [(&group, member.id.as_str(), Timestamp(first + until))];
+        store::beats::renew(&mut connection, tenant, &leases).await.unwrap();
+        assert_eq!(lease().await, first + then, "{until}");
     }
 }
 

@@ -75,9 +75,19 @@ pub async fn database() -> PgConnectOptions {
             store.migrate().await.unwrap();
         })
         .await;
+    copy_of("template_oncelog").await
+}
+
+/// How to reach a fresh database without a schema.
+pub async fn empty_database() -> PgConnectOptions {
+    copy_of("template1").await
+}
+
+async fn copy_of(template: &str) -> PgConnectOptions {
+    let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
     let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
-    let mut connection = admin.connect().await.unwrap();
-    let create = format!("create database {name} template template_oncelog");
+    let mut connection = server.connect_options("postgres").connect().await.unwrap();
+    let create = format!("create database {name} template {template}");
     connection.execute(AssertSqlSafe(create)).await.unwrap();
     connection.close().await.unwrap();
     server.connect_options(&name)

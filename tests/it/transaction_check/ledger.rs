@@ -169,9 +169,10 @@ impl Ledger {
     /// What a message makes of it, with the transaction as the answer tells it and whether it was
     /// done before.
     pub fn handled(&self, message: &Message) -> Result<(Self, Row, bool), Refusal> {
-        // (a pass does that for its transactions)
-        let is_whole = matches!(message.call, Call::Whole { .. });
-        let checked = message.session.filter(|_| self.has(Rule::CheckProducer) && !is_whole);
+        // (a pass does that for its transactions); what became of a begin is told whoever asks
+        let is_begun = message.call == Call::Begin && self.transactions.contains_key(&message.id);
+        let is_judged = is_begun || matches!(message.call, Call::Whole { .. });
+        let checked = message.session.filter(|_| self.has(Rule::CheckProducer) && !is_judged);
         if let Some(producer) = checked {
             let facts = self.sessions.get(&producer.0).map(|row| &row.facts);
             check_producer(producer, facts)?;

@@ -6,20 +6,21 @@
 //! through *every* order (breadth first, so a counterexample is a shortest one).
 //!
 //! A message is handled in one step: in the server it is one Postgres transaction under the locks
-//! of its session, transaction, offsets and heads. What lies between statements there is not seen
-//! here; that is what the tests with Postgres are for.
+//! of its session, transaction, offsets and heads. What lies between its statements, where calls of one
+//! transaction meet, is another check's ([`statements`]).
 //!
 //! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
 //! and each rule in [`Rule`] is left out once, in the wiring: the check must then find a violation.
 
 mod ledger;
+mod statements;
 mod world;
 
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use world::{Action, Budget, Check, Config, Script, Step};
+use world::{Budget, Check, Config, Script, Step};
 
 /// How long a transaction may stay open.
 const TIMEOUT_MS: i64 = 2;
@@ -36,6 +37,8 @@ pub enum Broken {
     OutcomeChanged,
     PreparedButRefused,
     RunsTwice,
+    LeftBehind,
+    Stuck,
 }
 
 impl Broken {
@@ -52,6 +55,8 @@ impl Broken {
             Self::OutcomeChanged => "an outcome never changes",
             Self::PreparedButRefused => "what is prepared can be committed",
             Self::RunsTwice => "no id runs twice",
+            Self::LeftBehind => "nothing staged is left behind by an end",
+            Self::Stuck => "calls do not wait for each other",
         }
     }
 }
@@ -176,7 +181,7 @@ fn breaks(rule: Rule, broken: Broken, config: Config) {
     println!("  {}", told(&path.into_actions()));
 }
 
-fn told(actions: &[Action]) -> String {
+fn told(actions: &[impl std::fmt::Debug]) -> String {
     actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
 }
 

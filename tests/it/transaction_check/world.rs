@@ -224,8 +224,9 @@ impl World {
 
     fn check_accepted(&mut self, message: &Message, row: &Row, duplicate: bool, before: &Ledger) {
         let own = row.transaction_id;
+        let asks_again = duplicate && matches!(message.call, Call::Begin | Call::Whole { .. });
         if let Some((producer, epoch)) = message.session {
-            let fenced = epoch < self.epoch(producer);
+            let fenced = epoch < self.epoch(producer) && !asks_again;
             self.breaks(Broken::AcceptedAfterFence, fenced);
         }
         self.check_told(row);

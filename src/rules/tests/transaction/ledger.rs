@@ -209,19 +209,19 @@ impl Ledger {
 
     fn begin(&mut self, begin: &Begin) -> Result<Answered, Refusal> {
         let (now, id) = (self.now, begin.id);
-        timeout_ms(begin.timeout_ms, None, &self.tenant)?;
         let digest =
             digest(&format!("{:?}", (begin.session, begin.timeout_ms, &begin.work, begin.commit)));
+        if let Some(stored) = self.transactions.get(&id) {
+            repeat(&stored.row, &digest)?;
+            return self.answered(id, true);
+        }
+        timeout_ms(begin.timeout_ms, None, &self.tenant)?;
         // what has records shares a pass with appends
         if begin.commit && !begin.work.appends.is_empty() {
             return self.whole(begin, digest);
         }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
-        }
-        if let Some(stored) = self.transactions.get(&id) {
-            repeat(&stored.row, &digest)?;
-            return self.answered(id, true);
         }
         check_id(&id, self.horizon, retention_ms(&self.tenant), now)?;
         let session = begin.session.map(|(id, _)| &self.sessions[&id]);

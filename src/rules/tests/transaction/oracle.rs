@@ -346,17 +346,17 @@ impl Oracle {
     fn begin(&mut self, begin: &Begin, limits: Limits) -> Result<Answer, Refusal> {
         let id = begin.id;
         let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
-        if let Some(received) = asked.filter(|asked| *asked > maximum) {
-            return Err(Refusal::TimeoutTooLong { maximum, received });
-        }
-        if let Some(producer) = begin.session {
-            self.check_producer(producer)?;
-        }
         if let Ok(story) = self.remembered(id, limits) {
             let what =
                 |begin: &Begin| (begin.session, begin.timeout_ms, begin.work.clone(), begin.commit);
             let is_same = what(&story.begin) == what(begin);
             return if is_same { Ok(story.told(true)) } else { Err(Refusal::TransactionReused) };
+        }
+        if let Some(received) = asked.filter(|asked| *asked > maximum) {
+            return Err(Refusal::TimeoutTooLong { maximum, received });
+        }
+        if let Some(producer) = begin.session {
+            self.check_producer(producer)?;
         }
         if self.may_be_forgotten(id, limits) {
             return Err(Refusal::TransactionExpired);

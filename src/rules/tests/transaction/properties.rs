@@ -168,13 +168,17 @@ impl Life {
     }
 
     /// Once a later epoch has been answered, nothing of an earlier one is accepted; and nothing
-    /// that was begun in an earlier one is committed by anybody, unless it was prepared.
+    /// that was begun in an earlier one is committed by anybody, unless it was prepared. (What became
+    /// of a begin is told to whoever sends it again.)
     fn check_fence(
         &self,
         request: &Request,
         got: &Result<Answer, Refusal>,
     ) -> Result<(), TestCaseError> {
         let by = match request {
+            Request::Begin(_) if matches!(got, Ok(Answer::Transaction(told)) if told.duplicate) => {
+                None
+            }
             Request::Begin(begin) => begin.session,
             Request::Call(_, Caller::Session(producer, epoch), _) => Some((*producer, *epoch)),
             Request::Open { condition, .. } => *condition,
