@@ -11,13 +11,13 @@ use super::{
 };
 use crate::{
     model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
-    rules::group::Starts,
+    rules::group::{Revoked, Starts},
 };
 
 statements! {
     /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
     BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp(), \
-            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks \
+            o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks \
         from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
         cross join lateral ( \
             select group_id, generation, auto_offset_reset from oncelog.groups \
@@ -27,7 +27,8 @@ statements! {
             where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m \
         cross join lateral ( \
             select array_agg(log_id) as log_ids, array_agg(owned_since) as since, \
-                array_agg(assigned_to is distinct from member_id) as moving, array_agg(committed_offset) as committed, \
+                array_agg(case when assigned_to is distinct from member_id then coalesce(revoked_since, g.generation) end) as revoked_since, \
+                array_agg(case when revoked_since is not null then let_go_by end) as let_go_by, array_agg(committed_offset) as committed, \
                 array_agg(starts) as starts, \
                 array_agg(case when pinned_by is not null then ( \
                     select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
@@ -74,7 +75,7 @@ pub struct Owned {
     /// The generation in which it got it.
     pub since: i64,
     /// It is assigned to another.
-    pub is_to_move: bool,
+    pub revoked: Option<Revoked>,
     pub committed_offset: Option<Offset>,
     pub starts: Option<Starts>,
     /// A prepared transaction is to commit this offset here.
@@ -93,7 +94,8 @@ type Row = (
     Instant,
     Option<Vec<i64>>,
     Option<Vec<i64>>,
-    Option<Vec<bool>>,
+    Option<Vec<Option<i64>>>,
+    Option<Vec<Option<Instant>>>,
     Option<Vec<Option<i64>>>,
     Option<Vec<Option<String>>>,
     Option<Vec<Option<i64>>>,
@@ -124,19 +126,22 @@ pub async fn beats(
 }
 
 fn beat(row: Row) -> Result<(usize, Beat), Error> {
-    let (n, group_id, generation, reset, timeout_ms, lease, now, logs, since, moving, ..) = row;
-    let (committed, starts, pinned) = (row.10, row.11, row.12);
-    let ends = (row.13.unwrap_or_default(), row.14.unwrap_or_default());
-    let columns = (since.unwrap_or_default(), moving.unwrap_or_default());
+    let (n, group_id, generation, reset, timeout_ms, lease, now, logs, since, ..) = row;
+    let (revoked, committed, starts, pinned) = ((row.9, row.10), row.11, row.12, row.13);
+    let ends = (row.14.unwrap_or_default(), row.15.unwrap_or_default());
+    let since = since.unwrap_or_default();
+    let revoked = (revoked.0.unwrap_or_default(), revoked.1.unwrap_or_default());
     let offsets = (committed.unwrap_or_default(), pinned.unwrap_or_default());
     let mut starts = starts.unwrap_or_default().into_iter();
     let mut owned = Vec::new();
     for (index, log_id) in logs.unwrap_or_default().into_iter().enumerate() {
         let starts = starts.next().flatten();
+        let revoked_since = revoked.0.get(index).copied().flatten();
+        let let_go_by = revoked.1.get(index).copied().flatten().map(Timestamp::from);
         owned.push(Owned {
             log_id: LogId(log_id),
-            since: columns.0.get(index).copied().unwrap_or_default(),
-            is_to_move: columns.1.get(index).copied().unwrap_or_default(),
+            since: since.get(index).copied().unwrap_or_default(),
+            revoked: revoked_since.map(|since| Revoked { since, let_go_by }),
             committed_offset: offsets.0.get(index).copied().flatten(),
             starts: starts.as_deref().map(stored_starts).transpose()?,
             pinned_offset: offsets.1.get(index).copied().flatten(),

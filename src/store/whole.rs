@@ -19,9 +19,9 @@ use crate::{
 statements! {
     /// The write of a pass with transactions, all or nothing (its last line divides by zero). First
     /// their rows, by id: one that runs elsewhere is waited for, one that has run undoes this. Then the
-    /// offsets they move: as they are expected and nobody's; or owned by the member that moves them
-    /// forward, since then or before, in a group of that generation or a newer one (which only grows:
-    /// an old view of it does no harm). Then the heads. At the end the ids are judged: what was
+    /// offsets they move: as they are expected (or less, where that is all that is known of them), and
+    /// nobody's or owned by the member that moves them, since then or before, in a group of that
+    /// generation or a newer one (which only grows: an old view of it does no harm). Then the heads. At the end the ids are judged: what was
     /// forgotten before a row could be made has moved the horizon as this sees it.
     APPEND_TRANSACTIONS = "with done as ( \
             insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
@@ -33,8 +33,8 @@ statements! {
             order by t.transaction_id \
             returning created_at), \
         moved as materialized ( \
-            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $25::bigint[], $26::text[], $27::bigint[], $28::bigint[]) \
-                as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation)), \
+            select * from unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $25::bigint[], $26::text[], $27::bigint[], $28::bigint[], $29::boolean[]) \
+                as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation, from_below)), \
         place as materialized ( \
             select o.log_id from ( \
                 select * from moved where (select count(*) from done) = cardinality($2) order by group_name collate \"C\", log_id) m \
@@ -42,7 +42,7 @@ statements! {
                 select o.log_id from oncelog.group_offsets o \
                 where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
                     and o.member_id is not distinct from m.member_id and o.pinned_by is null \
-                    and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and o.owned_since is not null) \
+                    and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and m.from_below) \
                     and (o.owned_since > m.since) is not true \
                     and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
                     and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
@@ -152,6 +152,7 @@ pub async fn append_if(
         .bind(owners().map(|owner| Some(owner?.0.as_str())).collect::<Vec<_>>())
         .bind(owners().map(|owner| Some(owner?.1)).collect::<Vec<_>>())
         .bind(offsets.iter().map(|o| o.generation).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.from_below).collect::<Vec<_>>())
         .fetch_all(connection)
         .await;
     match returned.map_err(Error::from) {

@@ -50,7 +50,12 @@ impl Broker {
                 Ok(_) => self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await,
             };
             match begun {
-                Ok(done) => return Ok(self.answer("begin", done)),
+                Ok(done) => {
+                    if begin.commit {
+                        self.let_go_with_all(tenant, &work.offsets).await;
+                    }
+                    return Ok(self.answer("begin", done));
+                }
                 Err(Stop::Failed(error)) => {
                     count_fenced("transaction", &error);
                     return Err(error);
