@@ -38,6 +38,8 @@ pub(super) struct Changed {
     pub group_id: GroupId,
     pub before: State,
     pub after: State,
+    /// Partitions whose owners were told to let go of them, and had not in time.
+    overdue: usize,
     /// What who has joined is answered.
     joined: Option<Joined>,
 }
@@ -212,6 +214,10 @@ impl Broker {
         if after != before {
             metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
         }
+        if changed.overdue > 0 {
+            let partitions = changed.overdue;
+            tracing::info!(tenant_id = tenant.0, %group, partitions, "members did not let go in time of what they were told to");
+        }
         Ok(changed)
     }
 
@@ -318,6 +324,9 @@ async fn decide(
     let all = subscriptions().any(|subscription| subscription.pattern.is_some());
     let topics = store::members::topics(connection, tenant, &names, all).await?;
     let ground = Ground { topics, now: store::sessions::clock(connection).await? };
+    let is_overdue = |revoked: Revoked| revoked.is_overdue(ground.now);
+    let revoked = before.places.values().filter_map(|place| place.revoked);
+    let overdue = revoked.filter(|revoked| is_overdue(*revoked)).count();
     let mut after = before.clone();
     after.expire(&ground.topics, ground.now);
     after.refresh(&ground.topics, ground.now);
@@ -327,7 +336,7 @@ async fn decide(
     if let Some((once, joined)) = once.zip(joined.as_ref()) {
         once.remember(connection, tenant, joined).await?;
     }
-    Ok(Changed { group_id: locked.group_id, before, after, joined })
+    Ok(Changed { group_id: locked.group_id, before, after, overdue, joined })
 }
 
 /// What a member of this id is told of its join.

@@ -49,8 +49,12 @@ impl Life {
         for (id, answers) in &mut self.told {
             if let Some(by) = by.filter(|by| by.id == *id) {
                 for Told { has, is_to_let_go, .. } in &mut *answers {
-                    has.retain(|ownership| !by.lets_go.contains(ownership));
-                    is_to_let_go.retain(|ownership| !by.lets_go.contains(ownership));
+                    // what came back to it meanwhile it did not let go of
+                    let is_still = |ownership: &Ownership| {
+                        now.contains(ownership) || !by.lets_go.contains(ownership)
+                    };
+                    has.retain(is_still);
+                    is_to_let_go.retain(is_still);
                 }
             }
             for Told { has, is_to_let_go, .. } in answers {
