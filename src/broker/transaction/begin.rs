@@ -44,7 +44,12 @@ impl Broker {
             begun = self.begun_before(tenant, &new, error.clone()).await;
         }
         match begun {
-            Ok(done) => Ok(self.answer("begin", done)),
+            Ok(done) => {
+                if begin.commit {
+                    self.let_go_with_all(tenant, &begin.work.offsets).await;
+                }
+                Ok(self.answer("begin", done))
+            }
             Err(error) => {
                 count_fenced("transaction", &error);
                 Err(error)

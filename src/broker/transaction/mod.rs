@@ -122,7 +122,12 @@ impl Broker {
             let asked = self.ask(tenant, work(&call), &held, false, attempt > 0).await?;
             let asked = Arc::new(asked);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
-                Ok(done) => return Ok(self.answer(name, done)),
+                Ok(done) => {
+                    if let Call::Commit { work, .. } = &*call {
+                        self.let_go_with_all(tenant, &work.offsets).await;
+                    }
+                    return Ok(self.answer(name, done));
+                }
                 Err(stop) => stop,
             };
             match stop {
@@ -161,6 +166,16 @@ impl Broker {
                 self.commit(tenant, id, caller, *expected_appends, asked).await
             }
             Call::Abort => self.abort(tenant, id, caller).await,
+        }
+    }
+
+    /// The call that brought these has committed them: members let go with their cursors. (What other
+    /// calls have brought was not committed when it came.)
+    async fn let_go_with_all(&self, tenant: TenantId, offsets: &[OffsetItem]) {
+        for item in offsets {
+            if let OffsetItem::Cursor { group, member, cursor } = item {
+                self.let_go_with(tenant, group, member, cursor).await;
+            }
         }
     }
 

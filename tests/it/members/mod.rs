@@ -3,7 +3,9 @@
 
 mod handover;
 mod positions;
+mod random;
 mod resets;
+mod runs;
 mod storms;
 mod subscriptions;
 mod transactions;
@@ -39,6 +41,11 @@ impl Member {
 
     fn heartbeat(&self, server: &Server) -> Call {
         server.post(&format!("{}/heartbeat", self.path))
+    }
+
+    /// As a member that has seen this answer.
+    fn heartbeat_of(&self, server: &Server, seen: &Value) -> Call {
+        self.heartbeat(server).json(json!({"generation": seen["generation"]}))
     }
 
     fn fetch(&self, server: &Server, query: &str) -> Call {
@@ -179,7 +186,15 @@ async fn who_is_no_member_is_told_so_and_a_group_that_is_not_there_as_well() {
     let member = Member::join(&server, "g", json!({"topics": ["orders"]})).await;
     assert_eq!(owns(&member.heartbeat(&server).await.ok()), "orders/0");
     assert_eq!(owns(&member.heartbeat(&server).json("{}").await.ok()), "orders/0");
-    member.heartbeat(&server).json(r#"{"generation":1}"#).await.invalid(&["/generation"]);
+    for generation in ["0", "1", "2", "9007199254740991"] {
+        let body = format!(r#"{{"generation":{generation}}}"#);
+        assert_eq!(owns(&member.heartbeat(&server).json(body).await.ok()), "orders/0");
+    }
+    for generation in ["-1", "9007199254740992", "\"1\""] {
+        let body = format!(r#"{{"generation":{generation}}}"#);
+        member.heartbeat(&server).json(body).await.invalid(&["/generation"]);
+    }
+    member.heartbeat(&server).json(r#"{"generations":1}"#).await.invalid(&["/generations"]);
     member.leave(&server).await;
     let elsewhere = Member { path: member.path.replace("/g/", "/none/"), ..stranger(&member) };
     for (member, code) in [(&member, Code::UnknownMember), (&elsewhere, Code::GroupNotFound)] {

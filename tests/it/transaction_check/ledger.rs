@@ -12,7 +12,7 @@ use oncelog::{
     },
     rules::{
         Refusal,
-        offsets::{self, Claimed, Group, Place, judge_in_transaction},
+        offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         session::{self, SessionRow},
         transaction::{
@@ -28,6 +28,9 @@ use super::{Rule, TIMEOUT_MS};
 
 /// The appends of a call, each to a partition.
 pub type Appends = Vec<usize>;
+
+/// Of the group, in which its member got the partition.
+pub const GENERATION: i64 = 1;
 
 /// Digests of the two ways to begin.
 const BEGIN: Digest = [0; 16];
@@ -109,7 +112,13 @@ fn open_again() -> Open {
 }
 
 impl Ledger {
-    pub fn new(now: Timestamp, retention_ms: i64, without: Option<Rule>) -> Self {
+    pub fn new(
+        now: Timestamp,
+        retention_ms: i64,
+        member: Option<&str>,
+        without: Option<Rule>,
+    ) -> Self {
+        let owner = member.map(|member| (member.to_owned(), GENERATION));
         Self {
             now,
             retention_ms,
@@ -117,9 +126,15 @@ impl Ledger {
             sessions: BTreeMap::new(),
             transactions: BTreeMap::new(),
             logs: Default::default(),
-            offset: offsets::Row::default(),
+            offset: offsets::Row { owner, ..offsets::Row::default() },
             without,
         }
+    }
+
+    /// Of the member that owns the partition, or of none.
+    fn group(&self) -> Group {
+        let members = self.offset.owner.iter().map(|(member, _)| member.clone()).collect();
+        Group { generation: GENERATION, members }
     }
 
     fn tenant(&self) -> OwnSettings {
@@ -255,7 +270,7 @@ impl Ledger {
         standing.rows.extend(row);
         standing.sessions.extend(facts);
         standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
-        standing.groups.insert(place.group.clone(), Group::default());
+        standing.groups.insert(place.group.clone(), self.group());
         standing.places.insert(place, self.offset.clone());
         standing.memory = Some(Memory { horizon: self.horizon(), now: self.now });
         match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
@@ -358,7 +373,11 @@ impl Ledger {
     fn check_offset(&self, id: Uuid) -> Result<(), Refusal> {
         match &self.transactions[&id].offset {
             Some((offset, claim)) => {
-                judge_in_transaction(&self.offset, &Group::default(), claim, *offset, id)
+                let place = Place { group: Name::parse("group").unwrap(), log_id: LogId(1) };
+                let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
+                let appends = self.transactions[&id].row.append_count > 0;
+                let by = Committer { transaction_id: id, appends };
+                judge_in_transaction(&[(&self.offset, &self.group(), &claimed)], by)
             }
             None => Ok(()),
         }
