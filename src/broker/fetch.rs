@@ -207,7 +207,11 @@ impl Broker {
             keys.push(key);
             awaited.push(Awaited { watch, beyond, seen_at });
         }
-        let woken = if is_new { Wake::Nothing } else { self.wait(&mut awaited, until).await? };
+        let woken = if is_new {
+            Wake::Nothing
+        } else {
+            self.wait(fetching.tenant, &mut awaited, until).await?
+        };
         let watches = awaited.into_iter().map(|awaited| awaited.watch);
         fetching.watches = keys.into_iter().zip(watches).collect();
         Ok(match woken {

@@ -44,6 +44,18 @@ pub(super) struct Changed {
     joined: Option<Joined>,
 }
 
+impl Changed {
+    fn tell(&self, tenant: TenantId, group: &Name, cause: &'static str) {
+        if self.after.generation != self.before.generation {
+            metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
+        }
+        if self.overdue > 0 {
+            let partitions = self.overdue;
+            tracing::info!(tenant_id = tenant.0, %group, partitions, "members did not let go in time of what they were told to");
+        }
+    }
+}
+
 /// Who joins.
 struct Joining {
     subscription: Subscription,
@@ -173,10 +185,16 @@ impl Broker {
         }
     }
 
-    /// Members whose lease has run out go, partitions that were made meanwhile come in.
+    /// Members whose lease has run out go, partitions that were made meanwhile come in. A group that
+    /// somebody is at is passed by: what it holds up does not hold up the others, and whoever changes
+    /// it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
+        let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
+        let rule = Arc::new(|_: &mut State, _: &Ground| Ok(()));
         // what failed was logged, and is due again; a group that was deleted needs nothing
-        let _ = self.change_group(tenant, group, cause, |_, _| Ok(())).await;
+        if let Ok(changed) = self.try_change(tenant, group, Arc::default(), rule, true).await {
+            changed.tell(tenant, group, cause);
+        }
     }
 
     /// Changes a group, and tells its members. Whatever is asked for, members whose lease has run
@@ -201,38 +219,36 @@ impl Broker {
         rule: impl Rule,
     ) -> Result<Changed, Stop> {
         let (rule, joins) = (Arc::new(rule), Arc::new(joins));
-        let _turn = self.turns.take((tenant, group)).await;
+        let _turn = self.turns.take(tenant, Some(group)).await;
         let mut attempt = 1;
         let changed = loop {
-            match self.try_change(tenant, group, joins.clone(), rule.clone()).await {
+            match self.try_change(tenant, group, joins.clone(), rule.clone(), false).await {
                 Ok(changed) => break changed,
                 Err(Stop::Again(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
                 Err(stop) => return Err(stop),
             }
         };
-        let (before, after) = (changed.before.generation, changed.after.generation);
-        if after != before {
-            metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
-        }
-        if changed.overdue > 0 {
-            let partitions = changed.overdue;
-            tracing::info!(tenant_id = tenant.0, %group, partitions, "members did not let go in time of what they were told to");
-        }
+        changed.tell(tenant, group, cause);
         Ok(changed)
     }
 
+    /// `hurries`: waits for no lock for longer than a few milliseconds.
     async fn try_change(
         &self,
         tenant: TenantId,
         group: &Name,
         joins: Arc<Option<Joining>>,
         rule: Arc<impl Rule>,
+        hurries: bool,
     ) -> Result<Changed, Stop> {
-        let (group, store, herald) = (group.clone(), self.store.clone(), self.herald.clone());
+        let (group, store, herald) = (group.clone(), self.store.of(tenant), self.herald.clone());
         // goes with the work: a client that hangs up keeps no member waiting
         let change = self.tasks.spawn(async move {
             let work = store.transaction(move |connection| {
                 Box::pin(async move {
+                    if hurries {
+                        store::janitor::hurry(connection).await?;
+                    }
                     decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
                 })
             });

@@ -104,14 +104,14 @@ impl Broker {
         };
         // all with a key wait for the group's row
         let _turn = match once.is_keyed() {
-            true => Some(self.turns.take((tenant, group)).await),
+            true => Some(self.turns.take(tenant, Some(group)).await),
             false => None,
         };
         for attempt in 0..COMMIT_ATTEMPTS {
             let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
             let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
             let group = group.clone();
-            let write = self.store.transaction(move |connection| {
+            let write = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
             });
             match write.await {
@@ -214,7 +214,7 @@ impl Broker {
         group: &Name,
     ) -> Result<Vec<CommittedOffset>, Error> {
         let name = group.clone();
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { store::offsets::list(connection, tenant, &name).await })
         });
         list.await?.ok_or_else(|| Error::group_not_found(group))

@@ -105,7 +105,7 @@ impl Broker {
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
         let _turn = match once.is_keyed() {
-            true => Some(self.turns.take(tenant).await),
+            true => Some(self.turns.take(tenant, None).await),
             false => None,
         };
         for _ in 0..OPEN_ATTEMPTS {
@@ -166,7 +166,7 @@ impl Broker {
         whole.opened.next_sequences =
             next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
         let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
-        let complete = self.store.write(move |connection| {
+        let complete = self.store.of(tenant).write(move |connection| {
             Box::pin(
                 async move { keyed::complete(connection, tenant, &key, (&attempt, &whole)).await },
             )
@@ -192,7 +192,7 @@ impl Broker {
             return Ok(attempt);
         }
         let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
-        let attempt = self.store.transaction(move |connection| {
+        let attempt = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let once = take_turn(connection, tenant, once).await?;
                 let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
@@ -214,12 +214,12 @@ impl Broker {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
         if once.is_keyed() {
-            let make = self.store.transaction(move |connection| {
+            let make = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
             });
             return make.await;
         }
-        let make = self.store.write(move |connection| {
+        let make = self.store.of(tenant).write(move |connection| {
             Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
         });
         make.await

@@ -29,7 +29,7 @@ impl Broker {
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
         let opened_at = row.opened_at;
-        let seen = self.store.run(move |connection| {
+        let seen = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
         });
         let transactions = seen.await?;
@@ -57,7 +57,7 @@ impl Broker {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::invalid("?after", "expected a producer id")),
         };
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 store::sessions::list(connection, tenant, name.as_ref(), after, limit + 1).await
             })
@@ -96,7 +96,7 @@ impl Broker {
         id: ProducerId,
         epoch: Option<Epoch>,
     ) -> Result<(), Error> {
-        let close = self.store.transaction(move |connection| {
+        let close = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { close(connection, tenant, id, epoch).await })
         });
         let Closed { anew, unfinished } = close.await?;
@@ -115,7 +115,7 @@ impl Broker {
         id: ProducerId,
     ) -> Result<(SessionRow, Vec<Standing>), Error> {
         loop {
-            let read = self.store.run(move |connection| {
+            let read = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move {
                     let Some(row) = store::sessions::read(connection, tenant, id).await? else {
                         return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
@@ -144,7 +144,7 @@ impl Broker {
         id: ProducerId,
     ) -> Result<Vec<Standing>, Error> {
         loop {
-            let read = self.store.run(move |connection| {
+            let read = self.store.of(tenant).run(move |connection| {
                 Box::pin(store::sessions::standings(connection, tenant, id))
             });
             match read.await? {
@@ -162,13 +162,13 @@ impl Broker {
         producer: ProducerId,
         epoch: Epoch,
     ) -> Result<(), Error> {
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(store::sessions::registered_logs(connection, tenant, producer))
         });
         let logs: Vec<LogId> = list.await?;
         for chunk in logs.chunks(LOGS_FENCED_AT_ONCE) {
             let chunk = chunk.to_vec();
-            let fence = self.store.transaction(move |connection| {
+            let fence = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move {
                     store::logs::lock(connection, tenant, &chunk).await?;
                     store::logs::raise_fences(connection, tenant, &chunk).await
@@ -176,7 +176,7 @@ impl Broker {
             });
             fence.await?;
         }
-        let done = self.store.run(move |connection| {
+        let done = self.store.of(tenant).run(move |connection| {
             Box::pin(store::sessions::fenced(connection, tenant, producer, epoch))
         });
         Ok(done.await?)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::QueryAs, types::Json};
 
-use super::{Error, Instant, statements, whole::Ended};
+use super::{Error, Instant, durable, statements, whole::Ended};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
@@ -28,7 +28,7 @@ macro_rules! heads_and_rows {
                     as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
             held as materialized ( \
                 select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-                where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
+                where ", durable!(), " and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
                     and (w.next_offset is null or l.next_offset = w.next_offset) \
                     and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
                     and (w.claims is null or l.claims = w.claims)",
@@ -91,6 +91,7 @@ macro_rules! transactions {
                     greatest(c.now, oncelog.instant_of(t.transaction_id)) \
                 from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[]) as t (transaction_id, digest, append_count, appends) \
                 cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+                where ", durable!(), " \
                 order by t.transaction_id \
                 returning created_at), \
             moved as materialized ( \
@@ -141,15 +142,15 @@ macro_rules! if_complete {
 
 statements! {
     /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
-    APPEND_ROW = "with head as ( \
+    APPEND_ROW = concat!("with head as ( \
             update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
                 last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
-            where tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
+            where ", durable!(), " and tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
                 and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5) \
             returning next_offset - $6 as base_offset, last_appended_at) \
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
-        returning b.log_id, b.base_offset, b.appended_at";
+        returning b.log_id, b.base_offset, b.appended_at");
     /// Many logs or rows.
     APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
     /// The same where keys are claimed.

@@ -3,7 +3,7 @@
 use sqlx::{FromRow, PgConnection};
 
 use super::{
-    Error, Instant, Server,
+    Error, Instant, Server, durable,
     logs::numbers,
     members::{stored_reset, stored_starts},
     statements,
@@ -42,14 +42,14 @@ statements! {
     /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
     /// others are held: an upsert finds each by its key, whatever the table was like when planned. A slow
     /// one, which knows of an older lease, moves none back.
-    RENEW = "insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
+    RENEW = concat!("insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
         select $1, w.group_name, w.member_id, w.lease_expires_at \
         from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
         cross join lateral ( \
             select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
-            for no key update skip locked) as held \
+            for no key update skip locked) as held where ", durable!(), " \
         on conflict (tenant_id, group_name, member_id) do update \
-            set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)";
+            set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)");
     GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
     GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
     NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \

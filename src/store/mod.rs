@@ -50,11 +50,14 @@ pub mod whole;
 
 mod connect;
 mod error;
+mod fair;
 mod history;
+mod route;
 
 pub use connect::{Store, Work, begin, commit, rollback, settle};
 pub use error::Error;
 pub use history::{History, Server};
+pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
@@ -66,6 +69,21 @@ macro_rules! statements {
     };
 }
 use statements;
+
+/// A condition that holds and makes what it stands in durable. It belongs to every statement that
+/// writes and commits by itself, where no row is written without its having been asked: by the time
+/// such a statement commits, `synchronous_commit` is no weaker than `on`, and stronger where it was,
+/// whatever the server, the role or another client of the same pooler has set; and locks are not
+/// waited for for ever. Both end with the statement.
+macro_rules! durable {
+    () => {
+        "(select case when current_setting('synchronous_commit') in ('off', 'local') \
+                then set_config('synchronous_commit', 'on', true) = 'on' else true end \
+            and case when current_setting('lock_timeout') = '0' \
+                then set_config('lock_timeout', '5s', true) = '5s' else true end)"
+    };
+}
+use durable;
 
 /// Every statement there is, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
@@ -88,6 +106,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("reads", reads::STATEMENTS),
     ("removal", removal::STATEMENTS),
     ("retention", retention::STATEMENTS),
+    ("route", route::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
     ("staged_ids", staged_ids::STATEMENTS),

@@ -4,7 +4,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Error, janitor::Chunk, logs::numbers, statements, topics::stored_name, transactions::rows,
+    Error, durable, janitor::Chunk, logs::numbers, statements, topics::stored_name,
+    transactions::rows,
 };
 use crate::{
     model::{
@@ -22,7 +23,7 @@ statements! {
     /// its transaction ongoing, within its deadline and begun by this session, its sequence the next
     /// one, its topics as they were when the records were spread. (What is packed of ids has the number of
     /// appends before its call in front: rules::staged_ids.)
-    STAGE = "with want as materialized ( \
+    STAGE = concat!("with want as materialized ( \
             select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
                 as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
         moved as materialized ( \
@@ -31,7 +32,7 @@ statements! {
             where t.partition_count is null or t.partition_count <> c.partition_count), \
         held as materialized ( \
             select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id \
-            where t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
+            where ", durable!(), " and t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
                 and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
                 and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
                 and not exists (select from moved m where m.transaction_id = t.transaction_id) \
@@ -51,7 +52,7 @@ statements! {
             from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[]) \
                 as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
             join grown g on g.transaction_id = r.transaction_id) \
-        select * from grown";
+        select * from grown");
     CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
     MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
         left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \

@@ -67,7 +67,7 @@ impl Broker {
     ) -> Result<Done, Error> {
         for _ in 0..RESOLVE_ATTEMPTS {
             let (new, refusal) = (new.clone(), refusal.clone());
-            let find = self.store.transaction(move |connection| {
+            let find = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { remembered(connection, tenant, &new, refusal).await })
             });
             match find.await {
@@ -103,7 +103,9 @@ impl Broker {
                 Ok(done) => return Ok(done),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(Stop::Ahead(refusal)) => return Err(refusal.into()),
+                Err(Stop::Ahead { expected, received }) => {
+                    return Err(Refusal::OutOfOrderSequence { expected, received }.into());
+                }
                 Err(Stop::Stale | Stop::Again) => {}
             }
         }
@@ -126,7 +128,7 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.write(move |connection| {
+            let begin = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move {
                     store::transactions::begin_new(connection, tenant, &begun, &limits).await
                 })
@@ -136,7 +138,7 @@ impl Broker {
             }
         }
         let new = new.clone();
-        let begin = self.store.transaction(move |connection| {
+        let begin = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {

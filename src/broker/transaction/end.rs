@@ -101,7 +101,7 @@ impl Broker {
         caller: Caller,
     ) -> Result<Done, Stop> {
         let settings = self.settings.of(tenant).await?;
-        let prepare = self.store.transaction(move |connection| {
+        let prepare = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_prepare(connection, tenant, id, caller, &settings).await })
         });
         prepare.await
@@ -113,7 +113,7 @@ impl Broker {
         id: Uuid,
         caller: Caller,
     ) -> Result<Done, Stop> {
-        let abort = self.store.transaction(move |connection| {
+        let abort = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_abort(connection, tenant, id, caller).await })
         });
         abort.await
