@@ -73,7 +73,7 @@ impl Broker {
         commit: OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
-        let committed = self.commit_whole(tenant, group, commit, key).await;
+        let committed = self.commit_whole(tenant, group, &commit, key).await;
         let outcome = match &committed {
             Ok(Committed { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -84,14 +84,18 @@ impl Broker {
         if let Err(error) = &committed {
             count_fenced("plain", error);
         }
-        Ok(committed?.offsets)
+        let committed = committed?;
+        if let OffsetCommit::Cursor { member, cursor } = &commit {
+            self.let_go_with(tenant, group, member, cursor).await;
+        }
+        Ok(committed.offsets)
     }
 
     async fn commit_whole(
         &self,
         tenant: TenantId,
         group: &Name,
-        commit: OffsetCommit,
+        commit: &OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Committed, Error> {
         let once = match self.look_once(tenant, key).await? {
@@ -104,7 +108,7 @@ impl Broker {
             false => None,
         };
         for attempt in 0..COMMIT_ATTEMPTS {
-            let wanted = self.wanted(tenant, group, &commit, attempt > 0).await?;
+            let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
             let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
             let group = group.clone();
             let write = self.store.of(tenant).transaction(move |connection| {
@@ -152,11 +156,12 @@ impl Broker {
                 Ok(wanted)
             }
             OffsetCommit::Cursor { member, cursor } => {
-                let positions = self.positions(tenant, group, member, cursor, "/cursor").await?;
+                let cursor = self.cursor(tenant, group, member, cursor, "/cursor").await?;
+                let positions = cursor.positions;
                 let logs = positions.iter().map(|position| position.log_id).collect();
                 let names = self.names.of(tenant, logs).await?;
                 let wanted = positions.into_iter().filter_map(|position| {
-                    let Position { log_id, owned_since: generation, offset } = position;
+                    let Position { log_id, owned_since: generation, offset, .. } = position;
                     // where a topic is gone a cursor has nothing to say any more
                     let (topic, partition) = names.get(&log_id)?.clone();
                     let (metadata, expected_offset) = (None, None);

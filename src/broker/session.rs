@@ -10,7 +10,10 @@ use crate::{
         session::{MAX_LISTED_SCOPES, NextSequence, Opened, Session},
         topic::{Listed, Page},
     },
-    rules::{Refusal, session::SessionRow},
+    rules::{
+        Refusal,
+        session::{self, End, SessionRow},
+    },
     store::{
         self, Connection,
         sessions::{Standing, Standings},
@@ -85,10 +88,16 @@ impl Broker {
         }))
     }
 
-    /// Ends the session: its epoch goes on without an owner. Ending it again changes nothing.
-    pub async fn end_session(&self, tenant: TenantId, id: ProducerId) -> Result<(), Error> {
+    /// Ends the session, if it is still in this epoch: it goes on without an owner. Ending it again
+    /// changes nothing.
+    pub async fn end_session(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        epoch: Option<Epoch>,
+    ) -> Result<(), Error> {
         let close = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { close(connection, tenant, id).await })
+            Box::pin(async move { close(connection, tenant, id, epoch).await })
         });
         let Closed { anew, unfinished } = close.await?;
         if anew {
@@ -178,8 +187,9 @@ pub(super) fn count(event: &'static str) {
     metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
 }
 
+#[derive(Default)]
 struct Closed {
-    /// False: it was ended before.
+    /// False: it was ended before, or is another's by now.
     anew: bool,
     /// The epoch whose logs are still to be fenced, if there are many.
     unfinished: Option<Epoch>,
@@ -189,13 +199,18 @@ async fn close(
     connection: &mut Connection,
     tenant: TenantId,
     id: ProducerId,
+    epoch: Option<Epoch>,
 ) -> Result<Closed, Error> {
     let Some(row) = store::sessions::lock(connection, tenant, id).await? else {
         return Err(Refusal::UnknownProducer { producer_id: id }.into());
     };
-    if row.facts.closed {
-        let unfinished = row.fencing.then_some(row.facts.epoch);
-        return Ok(Closed { anew: false, unfinished });
+    match session::end(&row, epoch)? {
+        End::Now => {}
+        End::Before => {
+            let unfinished = row.fencing.then_some(row.facts.epoch);
+            return Ok(Closed { anew: false, unfinished });
+        }
+        End::Stale => return Ok(Closed::default()),
     }
     abort_ongoing(connection, tenant, id).await?;
     let logs = store::sessions::registered_logs(connection, tenant, id).await?;

@@ -77,9 +77,10 @@ macro_rules! keys {
 }
 
 /// Commits transactions of one request, all or nothing. First their rows, by id: one that runs elsewhere is
-/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected and
-/// nobody's; or owned by the member that moves them forward, since then or before, in a group of that
-/// generation or a newer one (which only grows: an old view of it does no harm). Then the heads.
+/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected (or
+/// less, where that is all that is known of them), and nobody's or owned by the member that moves them, since
+/// then or before, in a group of that generation or a newer one (which only grows: an old view of it does no
+/// harm). Then the heads.
 macro_rules! transactions {
     () => {
         concat!(
@@ -94,8 +95,8 @@ macro_rules! transactions {
                 order by t.transaction_id \
                 returning created_at), \
             moved as materialized ( \
-                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[]) \
-                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation)), \
+                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[], $28::boolean[]) \
+                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation, from_below)), \
             place as materialized ( \
                 select o.log_id from ( \
                     select * from moved where (select count(*) from done) = cardinality($16) order by group_name collate \"C\", log_id) m \
@@ -103,7 +104,7 @@ macro_rules! transactions {
                     select o.log_id from oncelog.group_offsets o \
                     where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
                         and o.member_id is not distinct from m.member_id and o.pinned_by is null \
-                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and o.owned_since is not null) \
+                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and m.from_below) \
                         and (o.owned_since > m.since) is not true \
                         and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
                         and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
@@ -126,9 +127,9 @@ macro_rules! transactions {
 /// their ids are judged: what was forgotten before a row could be made has moved the horizon as this sees it.
 macro_rules! undone_unless_complete {
     () => {
-        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($28::timestamptz is null \
-                or $28 >= (select oncelog.forgotten_horizon($1)) and $28 >= m.appended_at - interval '1 millisecond' * $30::bigint \
-                    and $29 <= m.appended_at + interval '24 hours'))::int as guard \
+        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
+                or $29 >= (select oncelog.forgotten_horizon($1)) and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint \
+                    and $30 <= m.appended_at + interval '24 hours'))::int as guard \
         from moment m left join row r on true"
     };
 }
@@ -163,7 +164,7 @@ statements! {
     /// The same with transactions where keys are claimed.
     APPEND_TRANSACTIONS_CLAIMING = concat!(
         "with ", transactions!(), ", ",
-        keys!("$31", "$32", "$33", "$34", "$35", "$36", "$37", "$38"),
+        keys!("$32", "$33", "$34", "$35", "$36", "$37", "$38", "$39"),
         undone_unless_complete!(),
     );
     /// What a pass that writes nothing stands on.
@@ -327,7 +328,7 @@ fn bind_claims<'q, O>(query: Query<'q, O>, claims: &'q [Claim]) -> Query<'q, O> 
         .bind(claims.iter().map(|c| c.answer.as_deref()).collect::<Vec<_>>())
 }
 
-/// $16 to $30: of `transactions` and `undone_unless_complete`.
+/// $16 to $31: of `transactions` and `undone_unless_complete`.
 fn bind_transactions<'q, O>(
     query: Query<'q, O>,
     ended: &'q [Ended<'q>],
@@ -349,6 +350,7 @@ fn bind_transactions<'q, O>(
         .bind(owners().map(|owner| Some(owner?.0.as_str())).collect::<Vec<_>>())
         .bind(owners().map(|owner| Some(owner?.1)).collect::<Vec<_>>())
         .bind(offsets.iter().map(|o| o.generation).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.from_below).collect::<Vec<_>>())
         .bind(instants().min().map(Timestamp::to_chrono))
         .bind(instants().max().map(Timestamp::to_chrono))
         .bind(chosen().map(|ended| ended.whole.retention_ms).min())

@@ -13,7 +13,8 @@ statements! {
     /// Commits many transactions, each by itself or not: numbers what they staged and makes the log
     /// point to it. Their rows are locked first (those held elsewhere are left out), then the heads, in
     /// order. One is committed only if all it goes by is still as this sees it: a call that was staging
-    /// meanwhile, a vanished head or a passed deadline leave it out. (The sizes are taken before
+    /// meanwhile, a vanished head or a passed deadline leave it out. What others have brought while this
+    /// waited shows in the columns of its row only, so each call that stages is counted there. (The sizes are taken before
     /// anything is sorted: a commit's cost is that of its batches, not of their bytes. A full join is
     /// never a nested loop over thousands of batches and logs; where one side is there, the other is.
     /// A batch of which nothing is left, because all of it is stored elsewhere, gets no row.)
@@ -26,8 +27,6 @@ statements! {
                 where tenant_id = $1 and transaction_id = w.transaction_id and ended_at is null and (prepared_at is null or $6) \
                     and producer_id is not distinct from w.producer_id and epoch is not distinct from w.epoch \
                     and (w.expected_appends is null or append_count = w.expected_appends) and ($6 or id_count = 0) \
-                    and ($6 or not exists (select from oncelog.staged_offsets o \
-                        where o.tenant_id = $1 and o.transaction_id = w.transaction_id)) \
                 for no key update skip locked) t), \
         piece as materialized ( \
             select t.transaction_id, s.ordinal, s.log_id, s.record_count, s.size_bytes from t cross join lateral ( \

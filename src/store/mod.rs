@@ -7,6 +7,19 @@
 //! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
 //! does, and so for all that a removed tenant has had. Each locking statement stands in one place, and what is read under a lock is read by a later
 //! statement: the one that waited still sees the old rows.
+//!
+//! **What a statement judges under a row's lock is a column of that row, or is judged anew after the
+//! lock.** A statement sees the database as it was when it began. Of a row that has changed while it
+//! waited it looks at the columns once more; a sub-select, a join or another part of it still answers of
+//! before, and a row that was only locked and let go of counts as unchanged. So whoever adds something
+//! that others judge by a row touches that row: a call that stages raises a count in its transaction's,
+//! a claim of keys raises one in its journal's, whatever moves the ground of appends raises a fence.
+//! What else a statement may take from its own beginning:
+//! - facts that only ever turn one way, and whose old view refuses: a group's generation, a next offset;
+//! - what nobody changes to any effect without writing into the row as well: a member that comes and
+//!   takes a partition becomes its owner there;
+//! - what is judged again by a unique key, or by a function that reads anew (`forgotten_horizon`);
+//! - what a later statement of the same transaction judges once more.
 
 pub mod appends;
 pub mod beats;

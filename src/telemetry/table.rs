@@ -247,7 +247,7 @@ metrics_table! {
         "Calls that had been done before, known by their Idempotency-Key: session opens, joins of groups, commits of offsets.";
 
     REBALANCES_TOTAL Counter "oncelog_rebalances_total" [REBALANCE_CAUSE]
-        "Changes of groups that made a new generation, by cause: a member joined, left, was late, or let go of partitions, or there are other partitions.";
+        "Changes of groups that made a new generation, by cause: a member joined, left, was late (to call, or to let go), or let go of partitions, or there are other partitions.";
     OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
         "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
     FENCED_COMMITS_TOTAL Counter "oncelog_fenced_commits_total" [COMMIT_FORM]

@@ -15,7 +15,7 @@ use crate::{
         transaction::{Caller, Reason, State},
     },
     rules::{
-        offsets::{self, Claimed, Place},
+        offsets::{self, Claimed, Committer, Place},
         transaction::{self, Row, Verb, Verdict},
     },
     store::{self, Connection, ending::Commit, offsets::Commit as OffsetCommit, staging},
@@ -264,11 +264,15 @@ async fn judge_offsets(
     let names: Vec<Name> = names.into_iter().collect();
     let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
     let groups = store::offsets::groups(connection, tenant, &names, &members).await?;
-    for Claimed { place, offset, claim } in staged {
+    let mut asked = Vec::with_capacity(staged.len());
+    for claimed @ Claimed { place, .. } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;
-        offsets::judge_in_transaction(at, group, claim, *offset, row.transaction_id)?;
+        asked.push((at, group, claimed));
     }
+    let appends = row.append_count > 0;
+    let by = Committer { transaction_id: row.transaction_id, appends };
+    offsets::judge_in_transaction(&asked, by)?;
     Ok(places)
 }
 

@@ -127,6 +127,9 @@ impl Broker {
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
                 Ok(done) => {
                     self.waits.moved(id, done.row.next_sequence);
+                    if let Call::Commit { work, .. } = &*call {
+                        self.let_go_with_all(tenant, &work.offsets).await;
+                    }
                     return Ok(self.answer(name, done));
                 }
                 Err(stop) => stop,
@@ -167,6 +170,16 @@ impl Broker {
                 self.commit(tenant, id, caller, *expected_appends, asked).await
             }
             Call::Abort => self.abort(tenant, id, caller).await,
+        }
+    }
+
+    /// The call that brought these has committed them: members let go with their cursors. (What other
+    /// calls have brought was not committed when it came.)
+    async fn let_go_with_all(&self, tenant: TenantId, offsets: &[OffsetItem]) {
+        for item in offsets {
+            if let OffsetItem::Cursor { group, member, cursor } = item {
+                self.let_go_with(tenant, group, member, cursor).await;
+            }
         }
     }
 
