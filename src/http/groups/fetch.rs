@@ -84,7 +84,7 @@ impl FetchQuery {
 }
 
 /// What the fetch of the document's story answers.
-pub const CURSOR: &str = "AWcCBAIEAgABAgABAgAC40W8Ag";
+pub const CURSOR: &str = "AmcCAAQCBAICAAEBAgABAQIAAgHm8GFb";
 
 fn example() -> Value {
     json!({"generation": 1, "assignment": assignment(), "revoked": [],
