@@ -171,7 +171,18 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     (
         "add_offsets_to_transaction",
-        &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, POINTING, WRITING],
+        &[
+            // by a cursor of another ownership; all else is judged when it ends
+            &[Code::IllegalGeneration],
+            EVERY,
+            ANSWERING,
+            TAKING,
+            FENCING,
+            IDENTIFYING,
+            CALLING,
+            POINTING,
+            WRITING,
+        ],
     ),
     (
         "prepare_transaction",
