@@ -30,6 +30,7 @@ mod protocol;
 mod reads;
 mod removal;
 mod retention;
+mod sequences;
 mod served;
 mod sessions;
 mod settings;
