@@ -191,7 +191,7 @@ pub struct Run<'a> {
 pub fn records(number: usize, part: usize, count: usize, with_ids: bool) -> Value {
     let record = |index: usize| {
         let mut record = json!({"value": {"shot": number, "part": part, "index": index}});
-        if (number + index) % 3 > 0 {
+        if !(number + index).is_multiple_of(3) {
             record["key"] = json!(format!("k{}", (number + index) % 7));
         }
         if with_ids {
