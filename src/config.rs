@@ -116,7 +116,7 @@ keys! {
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
     /// Most reads that may wait for records at a time
     max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
-    /// Most bytes of request bodies held in memory at a time, and as many of answers
+    /// Most bytes of requests held in memory at a time, until their work is done, and as many of answers
     max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
     /// Most bytes of recent records kept in memory for reads
     page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);

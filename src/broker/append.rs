@@ -13,6 +13,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Broker, Error,
+    budget::Held,
     group::{Job, Lines, Outcome, Ticket},
     known,
     placing::records,
@@ -49,9 +50,10 @@ impl Broker {
         topic: &Name,
         scope: Scope,
         append: Append,
+        held: Held,
     ) -> Result<Appended, Error> {
         let (records, bytes) = (append.batch.records.len(), append.batch.lines.len());
-        let answer = self.try_append(tenant, topic, scope, append).await;
+        let answer = self.try_append(tenant, topic, scope, append, held).await;
         self.appends.answered(records, bytes, &answer);
         answer
     }
@@ -62,6 +64,7 @@ impl Broker {
         topic: &Name,
         scope: Scope,
         append: Append,
+        held: Held,
     ) -> Result<Appended, Error> {
         let arrived_at = Instant::now();
         for attempt in 0..RESOLVE_ATTEMPTS {
@@ -75,7 +78,9 @@ impl Broker {
             let has_keys = request.dedups.iter().any(|dedup| !dedup.records.is_empty());
             let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
-            let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
+            let _held = held.clone();
+            let ticket =
+                Ticket { lines, answer, arrived_at, maybe_written: false, parked: None, _held };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {

@@ -114,9 +114,14 @@ impl Beats {
                 Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
             });
             match look.await {
-                Ok(seen) => lot.into_iter().zip(seen).for_each(|(call, seen)| {
-                    let _ = call.answer.send(Ok(seen.map(Arc::new)));
-                }),
+                Ok(seen) => {
+                    if let Some(beat) = seen.iter().flatten().next() {
+                        self.store.saw(beat.server);
+                    }
+                    lot.into_iter().zip(seen).for_each(|(call, seen)| {
+                        let _ = call.answer.send(Ok(seen.map(Arc::new)));
+                    });
+                }
                 Err(error) => {
                     let error = Error::from(error);
                     lot.into_iter().for_each(|call| {

@@ -25,8 +25,8 @@ use crate::{
         settings::in_force,
     },
     store::{
-        self, Store,
-        compaction::{Candidate, Change, Finished},
+        self, Server, Store,
+        compaction::{Candidate, Change, Claimed, Finished},
         janitor::Chunk,
     },
     telemetry,
@@ -115,16 +115,17 @@ impl Round<'_> {
         let claimed = self.store.write(move |connection| {
             Box::pin(async move { store::compaction::claim(connection, &candidate, until).await })
         });
-        let Some((snapshot_offset, log_start_offset)) = claimed.await? else { return Ok(None) };
-        let (last, end) = self.learn(snapshot_offset).await?;
+        let Some(claimed) = claimed.await? else { return Ok(None) };
+        let Claimed { snapshot_offset, log_start_offset, server } = claimed;
+        let (last, end) = self.learn(server, snapshot_offset).await?;
         let may_forget = standing.may_forget(delay_ms(self.candidate), now);
         let forget_before = if may_forget { standing.settled_offset } else { 0 };
         let mut done = Done::default();
         let mut from = log_start_offset.min(end);
         while from < end {
-            let rows = self.rows(from, end).await?;
+            let rows = self.rows(server, (from, end)).await?;
             let Some(behind) = rows.last().map(|row| row.end()) else { break };
-            if !self.clean(&rows, &last, forget_before, &mut done).await? {
+            if !self.clean(server, &rows, (&last, forget_before), &mut done).await? {
                 return Ok(None);
             }
             from = behind;
@@ -146,11 +147,15 @@ impl Round<'_> {
     }
 
     /// Learns the dirty rows, as far as memory allows; answers how far that was.
-    async fn learn(&self, to: Offset) -> Result<(LastOffsets, Offset), store::Error> {
+    async fn learn(
+        &self,
+        server: Server,
+        to: Offset,
+    ) -> Result<(LastOffsets, Offset), store::Error> {
         let mut last = LastOffsets::default();
         let mut end = self.candidate.standing.cleaned_offset;
         while end < to && !last.is_full() {
-            let rows = self.rows(end, to).await?;
+            let rows = self.rows(server, (end, to)).await?;
             // the rest is a hole
             let Some(behind) = rows.last().map(|row| row.end()) else { return Ok((last, to)) };
             rows.iter().for_each(|row| last.learn(row));
@@ -159,18 +164,15 @@ impl Round<'_> {
         Ok((last, end))
     }
 
-    async fn rows(&self, from: Offset, to: Offset) -> Result<Vec<Arc<Row>>, store::Error> {
+    async fn rows(
+        &self,
+        server: Server,
+        range: (Offset, Offset),
+    ) -> Result<Vec<Arc<Row>>, store::Error> {
         let (tenant, log) = self.candidate.log;
+        let most = (CHUNK_BYTES, ROWS_PER_CHUNK);
         let read = self.store.run(move |connection| {
-            Box::pin(store::reads::rows(
-                connection,
-                tenant,
-                log,
-                from,
-                to,
-                CHUNK_BYTES,
-                ROWS_PER_CHUNK,
-            ))
+            Box::pin(store::reads::rows(connection, tenant, log, range, most, server))
         });
         read.await
     }
@@ -178,9 +180,9 @@ impl Round<'_> {
     /// Drops what may go of these rows. False: they are not as they were read.
     async fn clean(
         &self,
+        server: Server,
         rows: &[Arc<Row>],
-        last: &LastOffsets,
-        forget_before: Offset,
+        (last, forget_before): (&LastOffsets, Offset),
         done: &mut Done,
     ) -> Result<bool, store::Error> {
         let (mut changes, mut end) = (Vec::new(), 0);
@@ -207,7 +209,7 @@ impl Round<'_> {
         }
         let log = self.candidate.log;
         let change = self.store.transaction(move |connection| {
-            Box::pin(store::compaction::change(connection, log, end, changes))
+            Box::pin(store::compaction::change(connection, log, server, end, changes))
         });
         change.await
     }

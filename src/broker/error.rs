@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    model::{Code, Fault, Invalid, Name, Partition},
+    model::{Code, Fault, Invalid, Name, Partition, invalid::TooLarge},
     store, telemetry,
 };
 
@@ -30,8 +30,7 @@ impl Error {
 
     /// A malformed field, by JSON pointer.
     pub fn invalid(pointer: &str, detail: &str) -> Self {
-        Self::new(Code::InvalidRequest, format!("{pointer}: {detail}"))
-            .fact("errors", json!([{"pointer": pointer, "detail": detail}]))
+        Invalid::at(pointer, detail).into()
     }
 
     pub fn topic_not_found(topic: &Name) -> Self {
@@ -95,22 +94,29 @@ impl Error {
 
 impl From<Invalid> for Error {
     fn from(invalid: Invalid) -> Self {
-        let Fault { pointer, detail } = match invalid.faults.first() {
-            Some(first) => first.clone(),
-            None => Fault { pointer: String::new(), detail: "The request is malformed".into() },
+        let Invalid { faults, unlisted, too_large } = invalid;
+        let (pointer, detail) = match faults.first() {
+            Some(first) => (&*first.pointer, &*first.detail),
+            None => ("", "The request is malformed"),
         };
-        let more = match invalid.faults.len() {
-            0 | 1 => String::new(),
-            n => format!(" (and {} more, see errors)", n - 1),
+        let place = if pointer.is_empty() { "the body" } else { pointer };
+        if let Some(TooLarge { code, limit }) = too_large {
+            return Error::new(code, format!("{place}: {detail}")).fact("limit", limit);
+        }
+        let more = match (faults.len(), unlisted) {
+            (0 | 1, 0) => String::new(),
+            (listed, 0) => format!(" (and {} more, see errors)", listed - 1),
+            (_, unlisted) => format!(" (see errors, and {unlisted} more)"),
         };
-        let place = if pointer.is_empty() { "the body" } else { &pointer };
-        let errors: Vec<Value> = invalid
-            .faults
-            .iter()
-            .map(|fault| json!({"pointer": fault.pointer, "detail": fault.detail}))
-            .collect();
-        Error::new(Code::InvalidRequest, format!("{place}: {detail}{more}")).fact("errors", errors)
+        let detail = format!("{place}: {detail}{more}");
+        Error::new(Code::InvalidRequest, detail).fact("errors", errors(&faults))
     }
+}
+
+/// The mistakes as a problem document lists them.
+pub(super) fn errors(faults: &[Fault]) -> Vec<Value> {
+    let error = |Fault { pointer, detail }: &Fault| json!({"pointer": pointer, "detail": detail});
+    faults.iter().map(error).collect()
 }
 
 impl From<store::Error> for Error {

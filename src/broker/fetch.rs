@@ -53,6 +53,8 @@ struct Fetching<'a> {
 /// What a round stands on.
 struct Ground {
     beat: Arc<Beat>,
+    /// Before the beat.
+    seen_at: Instant,
     membership: Membership,
     /// What is read, by log.
     places: Vec<Place>,
@@ -84,13 +86,14 @@ impl Broker {
         let mut attempts = 0..GROUND_ATTEMPTS;
         while attempts.next().is_some() {
             let patience = if is_first { begun } else { deadline };
+            let seen_at = Instant::now();
             let beat = patient(patience, || self.beats.beat(tenant, group, member_id)).await?;
             let Some(beat) = beat else { return Err(self.no_member(tenant, group).await) };
             if is_first && let Some(text) = &fetch.cursor {
                 fetching.begin(text, beat.group_id)?;
             }
             self.permit_all(tenant, &beat, &permit).await?;
-            let ground = self.fetch_ground(&mut fetching, beat, is_first).await?;
+            let ground = self.fetch_ground(&mut fetching, (beat, seen_at), is_first).await?;
             is_first = false;
             let sources = ground.sources();
             let found = || async {
@@ -131,7 +134,7 @@ impl Broker {
     async fn fetch_ground(
         &self,
         fetching: &mut Fetching<'_>,
-        beat: Arc<Beat>,
+        (beat, seen_at): (Arc<Beat>, Instant),
         lets_go: bool,
     ) -> Result<Ground, Error> {
         let Fetching { tenant, group, member_id, .. } = *fetching;
@@ -147,6 +150,7 @@ impl Broker {
         };
         let mut kept: Vec<Owned> = beat.owned.iter().filter(is_kept).cloned().collect();
         kept.sort_by_key(|owned| owned.log_id);
+        let history = self.store.saw(beat.server);
         let (mut places, mut withholds) = (Vec::new(), false);
         for owned in &kept {
             // without: its topic is being deleted
@@ -156,7 +160,7 @@ impl Broker {
                 continue;
             };
             let (log_start_offset, high_watermark) = ends;
-            let watermarks = Watermarks { log_start_offset, high_watermark };
+            let watermarks = Watermarks { log_start_offset, high_watermark, history };
             let position = fetching.position(owned, &beat, watermarks);
             let Some(position) = position.map_err(|error| named(error, topic, *partition))? else {
                 withholds = true;
@@ -165,7 +169,7 @@ impl Broker {
             let (topic, partition) = (topic.clone(), *partition);
             places.push(Place { topic, partition, position, watermarks });
         }
-        Ok(Ground { beat, membership, places, withholds })
+        Ok(Ground { beat, seen_at, membership, places, withholds })
     }
 
     /// Until there may be another answer, or the lease is to be renewed; not at all where something
@@ -176,7 +180,7 @@ impl Broker {
         ground: Ground,
         deadline: Instant,
     ) -> Result<Option<Heard>, Error> {
-        let Ground { beat, places, withholds, .. } = ground;
+        let Ground { beat, seen_at, places, withholds, .. } = ground;
         let timeout_ms = u64::try_from(beat.session_timeout_ms).unwrap_or_default();
         let mut until = deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
         if withholds {
@@ -191,7 +195,7 @@ impl Broker {
             is_new |= watch.is_none();
             let watch = watch.unwrap_or_else(|| self.watches.watch(fetching.tenant, key));
             keys.push(key);
-            awaited.push(Awaited { watch, beyond });
+            awaited.push(Awaited { watch, beyond, seen_at });
         }
         let woken = if is_new { Wake::Nothing } else { self.wait(&mut awaited, until).await? };
         let watches = awaited.into_iter().map(|awaited| awaited.watch);
@@ -242,7 +246,7 @@ impl Fetching<'_> {
     fn begin(&mut self, cursor: &str, group_id: GroupId) -> Result<(), Error> {
         let Some(cursor) = GroupCursor::parse(cursor, self.tenant, group_id) else {
             let detail = format!(
-                "?cursor: this is no cursor of a fetch of group {} as it is now: it is mangled, of \
+                "This is no cursor of a fetch of group {} as it is now: it is mangled, of \
                  another group or tenant, or of a group of this name that was deleted. Send one as \
                  an answer gave it, or none.",
                 self.group
@@ -283,6 +287,7 @@ impl Ground {
             log: place.position.log_id,
             from: place.position.offset,
             high_watermark: place.watermarks.high_watermark,
+            history: place.watermarks.history,
             origin_bytes: origin_bytes(Some(&place.topic), place.partition),
         };
         self.places.iter().map(source).collect()

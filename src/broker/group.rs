@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Error, measures::Parked};
+use super::{Error, budget::Held, measures::Parked};
 use crate::{
     model::{Batch, LogId, Offset, TenantId, Timestamp, transfer::PlacedRecord},
     rules::{Refusal, append::Request, fold::Placement, ground::Compare, plan::Plan, transaction},
@@ -72,6 +72,8 @@ pub struct Ticket {
     pub maybe_written: bool,
     /// It has overtaken others, and waits for them.
     pub parked: Option<Parked>,
+    /// Its bytes count as long as they wait here, also of a client that has hung up.
+    pub _held: Held,
 }
 
 impl Ticket {

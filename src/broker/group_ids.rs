@@ -5,7 +5,7 @@ use moka::future::Cache;
 use super::Error;
 use crate::{
     model::{GroupId, Name, TenantId},
-    store::{self, Store},
+    store::{self, History, Store},
 };
 
 /// How many groups are remembered.
@@ -14,7 +14,7 @@ const REMEMBERED_GROUPS: u64 = 100_000;
 pub struct GroupIds {
     store: Store,
     /// With a generation that it has had.
-    known: Cache<(TenantId, Name), (GroupId, i64)>,
+    known: Cache<(History, TenantId, Name), (GroupId, i64)>,
 }
 
 impl GroupIds {
@@ -30,7 +30,7 @@ impl GroupIds {
         group: &Name,
         will_do: impl Fn(GroupId, i64) -> bool,
     ) -> Result<Option<(GroupId, i64)>, Error> {
-        let key = (tenant, group.clone());
+        let key = (self.store.history(), tenant, group.clone());
         let known = self.known.get(&key).await;
         if let Some(known) = known.filter(|(id, generation)| will_do(*id, *generation)) {
             return Ok(Some(known));

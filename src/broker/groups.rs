@@ -280,7 +280,7 @@ async fn ends(
     logs: &[LogId],
 ) -> Result<BTreeMap<LogId, (Offset, Offset)>, store::Error> {
     let ends = store::logs::watermarks(connection, tenant, logs).await?;
-    Ok(ends.into_iter().map(|(log_id, start, end)| (log_id, (start, end))).collect())
+    Ok(ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end))).collect())
 }
 
 async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Stop> {

@@ -111,7 +111,7 @@ impl Janitor {
             task(retention::Retention::default()),
             task(compaction::Compaction::default()),
             task(trim::Trim),
-            task(snapshots::Snapshots),
+            task(snapshots::Snapshots::default()),
             task(doomed::DoomedLogs),
             task(doomed::DoomedTopics),
             task(removal::DeletedTenants::default()),

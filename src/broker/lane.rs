@@ -36,6 +36,7 @@ use crate::{
         Refusal,
         append::Request,
         fold::Remembered,
+        ground,
         plan::{Decision, Plan},
     },
     store::{self, Store, appends::Written},
@@ -177,6 +178,7 @@ impl Lane {
             Ok(Quick::Overtaken(compared)) => group.compared = compared,
             Err(error) => self.sort_out_lost(&mut group, &error),
         }
+        let tenant = group.tenant;
         let mut contended = 0;
         while !group.requests.is_empty() {
             let begun = Instant::now();
@@ -193,6 +195,16 @@ impl Lane {
                             || journals.any(|(journal, _)| logs.contains(journal))
                     };
                     group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
+                }
+                Ok(Full::Behind(log)) => {
+                    self.tasks.spawn(snapshot(self.store.clone(), tenant, log));
+                    let stands_on = |request: &Request, _: &Ticket| {
+                        ground::grounded_logs(std::slice::from_ref(request)).contains(&log)
+                    };
+                    let behind = Error::unavailable(
+                        "The log is being prepared for numbered appends. Nothing was changed.",
+                    );
+                    group.take(stands_on).into_iter().for_each(|t| t.fail(behind.clone()));
                 }
                 Err(error @ store::Error::Contended(_)) if contended < CONTENDED_ATTEMPTS => {
                     tracing::debug!(%error, "a pass starts again");
@@ -235,6 +247,8 @@ impl Lane {
         self.measures.passed(&group);
         let Group { tenant, requests, tickets, .. } = group;
         let Passed { plan, written } = passed;
+        let remembered = self.writer.used(tenant, &requests, self.remembered_producers);
+        self.measures.remembered.set(remembered as f64);
         if let Some(written) = &written {
             self.tell(tenant, &plan, written);
         }
@@ -255,12 +269,13 @@ impl Lane {
                 Decision::Forgotten => ticket.answer(Outcome::Forgotten),
                 Decision::Before(row) => ticket.answer(Outcome::Committed { row, duplicate: true }),
                 Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
-                Decision::Respread => ticket.answer(Outcome::Stale),
+                Decision::Respread => {
+                    self.writer.forget(tenant, std::slice::from_ref(&request));
+                    ticket.answer(Outcome::Stale);
+                }
                 Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
             }
         }
-        let remembered = self.writer.forget_beyond(self.remembered_producers);
-        self.measures.remembered.set(remembered as f64);
     }
 
     fn park(&mut self, mut job: Job, refusal: Refusal) {

@@ -7,7 +7,8 @@ use crate::{
     rules::{
         append::Request,
         fold::ProducerState,
-        memory::{Head, LogMemory, Memory, Producer, TailRow},
+        ground,
+        memory::{FAR_OFFSETS, Head, LogMemory, Memory, Producer, TailRow},
     },
     store::{self, Connection, loading::Facts},
 };
@@ -23,26 +24,67 @@ pub async fn load(
     heads: &[Head],
     requests: &[Request],
     held: &Facts,
-) -> Result<(), store::Error> {
+) -> Result<Loaded, store::Error> {
     for head in heads {
-        if memory.get(&head.log_id).is_none_or(|log| !log.is_prefix_of(head)) {
-            memory.insert(head.log_id, LogMemory::cold(head));
+        match memory.get_mut(&head.log_id).filter(|log| log.is_prefix_of(head)) {
+            Some(log) => log.see_fence(head.fence),
+            None => drop(memory.insert(head.log_id, LogMemory::cold(head))),
         }
     }
     let numbered = numbered(heads, requests);
-    let starts = load_strangers(connection, memory, tenant, heads, &numbered).await?;
-    load_tails(connection, memory, tenant, heads, &starts).await?;
+    loop {
+        let starts = load_strangers(connection, memory, tenant, heads, &numbered).await?;
+        match load_tails(connection, memory, tenant, heads, &starts).await? {
+            Tails::Folded => break,
+            Tails::TooLong(log) => return Ok(Loaded::Behind(log)),
+            // cold memory is of no other history
+            Tails::Foreign(head) => drop(memory.insert(head.log_id, LogMemory::cold(&head))),
+        }
+    }
     load_partition_counts(connection, memory, tenant, heads, requests).await?;
     load_sessions(connection, memory, tenant, heads, &numbered, held).await?;
     for head in heads {
-        if let Some(log) = memory.get_mut(&head.log_id) {
-            log.fence = head.fence;
-            if log.next_offset == head.next_offset {
-                log.last_appended_at = head.last_appended_at;
-            }
+        if let Some(log) = memory.get_mut(&head.log_id)
+            && log.next_offset == head.next_offset
+        {
+            log.last_appended_at = head.last_appended_at;
         }
     }
-    Ok(())
+    Ok(Loaded::Whole)
+}
+
+/// Loads before the lock what is likely to be much: the memory is a prefix of the log at any time,
+/// so under the lock only the difference is read, and the heads are held for microseconds.
+pub async fn load_early(
+    connection: &mut Connection,
+    memory: &mut Memory,
+    tenant: TenantId,
+    requests: &[Request],
+) -> Result<Loaded, store::Error> {
+    let grounded = ground::grounded_logs(requests);
+    let heads = store::logs::read(connection, tenant, &grounded).await?;
+    match load(connection, memory, tenant, &heads, requests, &Facts::new()).await {
+        // rows were trimmed between two of its statements; under the lock that cannot happen
+        Err(store::Error::Corrupt(_)) => {
+            grounded.iter().for_each(|log| drop(memory.remove(log)));
+            Ok(Loaded::Whole)
+        }
+        loaded => loaded,
+    }
+}
+
+/// What a load brought.
+pub enum Loaded {
+    Whole,
+    /// The snapshot of this log lies too far behind for its tail to be read at once; nothing more was loaded.
+    Behind(LogId),
+}
+
+enum Tails {
+    Folded,
+    TooLong(LogId),
+    /// The memory of this log is of another history: its tail was lost, and others were appended since.
+    Foreign(Head),
 }
 
 type Pair = (LogId, ProducerId);
@@ -106,8 +148,8 @@ async fn load_tails(
     tenant: TenantId,
     heads: &[Head],
     starts: &Starts,
-) -> Result<(), store::Error> {
-    let mut from: Vec<(LogId, Offset)> = Vec::new();
+) -> Result<Tails, store::Error> {
+    let mut from: Vec<(&Head, Offset)> = Vec::new();
     for head in heads {
         let Some(log) = memory.get(&head.log_id) else { continue };
         let starts = starts.get(&head.log_id).into_iter().flat_map(HashMap::values).copied();
@@ -115,28 +157,33 @@ async fn load_tails(
         // before the lock a state may be newer than the head that was read: the memory goes as far,
         // or the rows it counts already would be counted again under the lock
         let last = starts.fold(head.next_offset, Offset::max);
+        if last - first > FAR_OFFSETS {
+            return Ok(Tails::TooLong(head.log_id));
+        }
         if first < last {
-            from.push((head.log_id, first));
+            from.push((head, first));
         }
     }
     if from.is_empty() {
-        return Ok(());
+        return Ok(Tails::Folded);
     }
-    let rows = store::loading::tails(connection, tenant, &from).await?;
+    let offsets: Vec<(LogId, Offset)> = from.iter().map(|(head, at)| (head.log_id, *at)).collect();
+    let rows = store::loading::tails(connection, tenant, &offsets).await?;
     let none = HashMap::new();
-    for (log_id, first) in from {
-        let Some(log) = memory.get_mut(&log_id) else { continue };
-        let tail: Vec<TailRow<'_>> = rows
-            .iter()
-            .filter(|row| row.log_id == log_id)
-            .map(store::loading::StoredRow::as_tail)
-            .collect();
-        log.fold(first, &tail, starts.get(&log_id).unwrap_or(&none))?;
+    for (head, first) in from {
+        let Some(log) = memory.get_mut(&head.log_id) else { continue };
+        let of_log = rows.iter().filter(|row| row.log_id == head.log_id);
+        let tail: Vec<TailRow<'_>> = of_log.map(store::loading::StoredRow::as_tail).collect();
+        if log.next_offset < head.next_offset && !log.ends_in(&tail) {
+            return Ok(Tails::Foreign(*head));
+        }
+        let since = tail.partition_point(|row| row.base_offset < first);
+        log.fold(first, &tail[since..], starts.get(&head.log_id).unwrap_or(&none))?;
     }
-    Ok(())
+    Ok(Tails::Folded)
 }
 
-/// Journals know how many partitions their topic has under their fence.
+/// Journals know how many partitions their topic has under their fence, as far as somebody asked.
 async fn load_partition_counts(
     connection: &mut Connection,
     memory: &mut Memory,
@@ -150,14 +197,12 @@ async fn load_partition_counts(
             (r.home == log_id && r.spread.is_some()) || journals.any(|(id, _)| *id == log_id)
         })
     };
-    let is_stale = |head: &&Head| {
-        let log = memory.get(&head.log_id);
-        log.is_some_and(|log| log.partition_count == 0 || log.fence != head.fence)
-    };
+    let is_unread =
+        |head: &&Head| memory.get(&head.log_id).is_some_and(|log| log.partition_count == 0);
     let journals: Vec<LogId> = heads
         .iter()
         .filter(|head| is_journal(head.log_id))
-        .filter(is_stale)
+        .filter(is_unread)
         .map(|head| head.log_id)
         .collect();
     if journals.is_empty() {

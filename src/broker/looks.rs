@@ -1,8 +1,9 @@
 //! Fresh looks at heads. A read that arrives asks for a look that begins after it; all reads of a
-//! tenant that arrived before a look begins share its one statement.
+//! tenant that arrived before a look begins share its one statement. All that a read asks for is in one
+//! statement, so what it is told is of one instant.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -13,11 +14,11 @@ use tokio::{sync::oneshot, time::Instant};
 use super::Error;
 use crate::{
     model::{GroupId, LogId, Offset, TenantId},
-    store::{self, Store},
+    store::{self, History, Store},
     telemetry,
 };
 
-/// Most heads one statement looks at.
+/// Most heads that reads look at together, but for those that a single one of them asks for.
 const LOGS_PER_LOOK: usize = 1_000;
 
 /// Where a partition's log starts and ends. The high watermark of a journal is the partition count
@@ -26,6 +27,8 @@ const LOGS_PER_LOOK: usize = 1_000;
 pub struct Watermarks {
     pub log_start_offset: Offset,
     pub high_watermark: Offset,
+    /// Of which they are.
+    pub history: History,
 }
 
 impl Watermarks {
@@ -37,7 +40,8 @@ impl Watermarks {
 /// None: the log has vanished with its topic.
 pub type Seen = Option<Watermarks>;
 
-type Waiting = Vec<(Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>)>;
+type Asked = (Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>);
+type Waiting = HashMap<(TenantId, Begins), Vec<Asked>>;
 
 /// When a look begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +58,7 @@ const CROWD_WINDOW: Duration = Duration::from_millis(5);
 pub struct Looks {
     store: Store,
     /// What waits for the next look of a tenant; an entry means that somebody makes it.
-    waiting: Arc<Mutex<HashMap<(TenantId, Begins), Waiting>>>,
+    waiting: Arc<Mutex<Waiting>>,
     duration: Histogram,
     reads: Histogram,
 }
@@ -79,7 +83,7 @@ impl Looks {
         Ok(self.ask((tenant, Begins::Later), vec![log]).await?.pop().flatten())
     }
 
-    /// The watermarks of each of the logs, as of now or later.
+    /// The watermarks of each of the logs, as of one instant, now or later.
     pub async fn look_at_all(
         &self,
         tenant: TenantId,
@@ -112,7 +116,10 @@ impl Looks {
             let lot = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
                 match waiting.get_mut(&queue) {
-                    Some(lot) if !lot.is_empty() => std::mem::take(lot),
+                    Some(lot) if !lot.is_empty() => {
+                        let rest = lot.split_off(together(lot));
+                        std::mem::replace(lot, rest)
+                    }
                     _ => {
                         waiting.remove(&queue);
                         return;
@@ -148,7 +155,10 @@ impl Looks {
         tenant: TenantId,
         watched: Vec<LogId>,
     ) -> Result<HashMap<LogId, i64>, store::Error> {
-        let seen = self.read(tenant, watched.clone()).await?;
+        let mut seen = HashMap::with_capacity(watched.len());
+        for logs in watched.chunks(LOGS_PER_LOOK) {
+            seen.extend(self.read(tenant, logs.to_vec()).await?);
+        }
         let others = watched.into_iter().filter(|id| !seen.contains_key(id));
         let groups: Vec<GroupId> = others.map(|id| GroupId(id.0)).collect();
         let mut numbers: HashMap<LogId, i64> =
@@ -165,26 +175,58 @@ impl Looks {
         Ok(numbers)
     }
 
-    /// The watermarks of those logs that exist.
+    /// The watermarks of those logs that exist, as of one instant.
     pub async fn read(
         &self,
         tenant: TenantId,
         logs: Vec<LogId>,
     ) -> Result<HashMap<LogId, Watermarks>, store::Error> {
         let read = self.store.run(move |connection| {
-            Box::pin(async move {
-                let mut seen = HashMap::with_capacity(logs.len());
-                for logs in logs.chunks(LOGS_PER_LOOK) {
-                    let found = store::logs::watermarks(connection, tenant, logs).await?;
-                    seen.extend(found.into_iter().map(
-                        |(log, log_start_offset, high_watermark)| {
-                            (log, Watermarks { log_start_offset, high_watermark })
-                        },
-                    ));
-                }
-                Ok(seen)
-            })
+            Box::pin(async move { store::logs::watermarks(connection, tenant, &logs).await })
         });
-        read.await
+        let seen = |(log, log_start_offset, high_watermark, server)| {
+            let history = self.store.saw(server);
+            (log, Watermarks { log_start_offset, high_watermark, history })
+        };
+        Ok(read.await?.into_iter().map(seen).collect())
+    }
+}
+
+/// How many of these reads look together, the first of them always.
+fn together(lot: &[Asked]) -> usize {
+    let most = lot.first().map_or(0, |(logs, _)| logs.len()).max(LOGS_PER_LOOK);
+    let mut asked: BTreeSet<LogId> = BTreeSet::new();
+    let fits = |(logs, _): &&Asked| {
+        asked.extend(logs);
+        asked.len() <= most
+    };
+    lot.iter().take_while(fits).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_together() {
+        let most = LOGS_PER_LOOK as i64;
+        let table = [
+            // ranges of logs that are asked for, and how many of them look together
+            (vec![0..1], 1),
+            (vec![0..1; 5_000], 5_000),
+            (vec![0..most, 0..most, 5..10], 3),
+            (vec![0..most, 0..most + 1, 0..1], 1),
+            (vec![0..most - 1, most - 1..most, most..most + 1], 2),
+            // more than are looked at together, but by one
+            (vec![0..9 * most, 0..9 * most, 7..8, 0..9 * most + 1], 3),
+            (vec![0..1, 0..9 * most], 1),
+        ];
+        for (ranges, want) in table {
+            let asked = |range: std::ops::Range<i64>| -> Asked {
+                (range.map(LogId).collect(), oneshot::channel().0)
+            };
+            let lot: Vec<Asked> = ranges.iter().cloned().map(asked).collect();
+            assert_eq!(together(&lot), want);
+        }
     }
 }

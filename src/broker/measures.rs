@@ -145,6 +145,7 @@ impl LaneMeasures {
         match result {
             Ok(Full::Passed(_)) => self.full.ended(begun, "passed"),
             Ok(Full::Vanished(_)) => self.full.ended(begun, "vanished"),
+            Ok(Full::Behind(_)) => self.full.ended(begun, "behind"),
             Err(error) => self.full.ended(begun, error.kind()),
         }
     }

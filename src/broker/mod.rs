@@ -18,6 +18,7 @@
 //!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
 //! - calls with an Idempotency-Key are done once (`keyed`); what is `known` of ids and keys is looked
 //!   up before anything is done;
+//! - what requests and answers take of memory is counted (`budget`), until nobody holds it any more;
 //! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
 //! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
 //!   that have been idle too long (`expiry`, `group_expiry`), records that are too old or too many
@@ -26,6 +27,7 @@
 
 mod append;
 mod beats;
+mod budget;
 mod compaction;
 mod cursors;
 mod error;
@@ -44,6 +46,7 @@ mod load;
 mod looks;
 mod measures;
 mod membership;
+mod memories;
 mod names;
 mod offsets;
 mod open;
@@ -76,6 +79,7 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use budget::{Budget, Held, Taken};
 pub use error::Error;
 pub use janitor::snapshot;
 pub use keyed::Answer;

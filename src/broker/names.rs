@@ -1,5 +1,5 @@
 //! What logs are called. A log belongs to one partition of one life of a topic, so a name once
-//! learned stays true; it may be the name of a log that has vanished.
+//! learned stays true while the history lasts; it may be the name of a log that has vanished.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use moka::future::Cache;
 use super::Error;
 use crate::{
     model::{LogId, Name, Partition, TenantId},
-    store::{self, Store},
+    store::{self, History, Store},
 };
 
 /// How many names are remembered.
@@ -16,7 +16,7 @@ const REMEMBERED_NAMES: u64 = 100_000;
 
 pub struct Names {
     store: Store,
-    known: Cache<(TenantId, LogId), (Name, Partition)>,
+    known: Cache<(History, TenantId, LogId), (Name, Partition)>,
 }
 
 impl Names {
@@ -30,9 +30,10 @@ impl Names {
         tenant: TenantId,
         logs: Vec<LogId>,
     ) -> Result<BTreeMap<LogId, (Name, Partition)>, Error> {
+        let history = self.store.history();
         let (mut names, mut unknown) = (BTreeMap::new(), Vec::new());
         for log in logs {
-            match self.known.get(&(tenant, log)).await {
+            match self.known.get(&(history, tenant, log)).await {
                 Some(name) => {
                     names.insert(log, name);
                 }
@@ -44,7 +45,8 @@ impl Names {
                 Box::pin(async move { store::beats::names(connection, tenant, &unknown).await })
             });
             for (log, topic, partition) in find.await? {
-                self.known.insert((tenant, log), (topic.clone(), partition)).await;
+                let name = (topic.clone(), partition);
+                self.known.insert((history, tenant, log), name).await;
                 names.insert(log, (topic, partition));
             }
         }

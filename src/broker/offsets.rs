@@ -182,7 +182,7 @@ impl Broker {
         let mut within = Vec::with_capacity(wanted.len());
         for (wanted, seen) in wanted.into_iter().zip(looks) {
             let OffsetItem { topic, partition, offset, .. } = &wanted.item;
-            let Some(Watermarks { log_start_offset, high_watermark }) = seen else {
+            let Some(Watermarks { log_start_offset, high_watermark, .. }) = seen else {
                 if wanted.by_cursor {
                     continue;
                 }

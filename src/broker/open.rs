@@ -17,14 +17,17 @@ use super::{
 };
 use crate::{
     model::{
-        Epoch, TenantId,
+        Epoch, LogId, ProducerId, TenantId,
         dedup::RequestKey,
         session::{MAX_LISTED_SCOPES, Open, Opened, Session},
         settings::OwnSettings,
         transaction::Reason,
     },
     rules::{self, Refusal, session::SessionRow},
-    store::{self, Connection, sessions::Standing},
+    store::{
+        self, Connection,
+        sessions::{Standing, Standings},
+    },
 };
 
 /// How often an open starts again when another open took its name or id meanwhile.
@@ -37,6 +40,8 @@ enum Stop {
     Again,
     /// It was done before, under the same key.
     Before(Attempt),
+    /// The snapshots of these logs have to come nearer first.
+    Behind(Vec<LogId>),
 }
 
 impl From<store::Error> for Stop {
@@ -108,6 +113,10 @@ impl Broker {
                 Ok(attempt) => attempt,
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Again) => continue,
+                Err(Stop::Behind(logs)) => {
+                    self.catch_up(tenant, logs).await?;
+                    continue;
+                }
                 Err(Stop::Before(attempt)) => {
                     return self.opened_before(tenant, attempt, key).await;
                 }
@@ -281,7 +290,7 @@ async fn open_known(
         let id = made.0;
         let row = store::sessions::lock(connection, tenant, id).await?;
         let row = rules::session::repeat(open, row, made)?;
-        let standings = store::sessions::standings(connection, tenant, id).await?;
+        let standings = standings(connection, tenant, id).await?;
         let transactions = transactions(connection, tenant, id, row.opened_at).await?;
         return Ok(Attempt::new(row, standings, transactions, true));
     }
@@ -328,6 +337,17 @@ async fn reopen(
     store::logs::lock(connection, tenant, &logs).await?;
     store::sessions::advance(connection, tenant, &row).await?;
     store::logs::raise_fences(connection, tenant, &logs).await?;
-    let standings = store::sessions::standings(connection, tenant, id).await?;
+    let standings = standings(connection, tenant, id).await?;
     Ok(Attempt::new(row, standings, transactions, false))
+}
+
+async fn standings(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+) -> Result<Vec<Standing>, Stop> {
+    match store::sessions::standings(connection, tenant, id).await? {
+        Standings::Known(standings) => Ok(standings),
+        Standings::Behind(logs) => Err(Stop::Behind(logs)),
+    }
 }

@@ -1,6 +1,9 @@
 //! Rows below the high watermark never change but for what compaction takes out of them, so all
 //! readers share them: pages of a log, found by any offset they cover, holes as well, each read from the database once however many wait for it, and forgotten
 //! least recently used first. Who reads in bulk has the page after his loaded while he is busy.
+//!
+//! A page is of one history of the database, and is given only to who has seen the log's watermarks
+//! in the same one.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +18,7 @@ use super::Error;
 use crate::{
     model::{LogId, Offset, TenantId, transfer::Row},
     rules::compaction::PAGE_LIFE_MS,
-    store::{self, Store},
+    store::{self, History, Store},
     telemetry,
 };
 
@@ -56,7 +59,15 @@ impl Entry {
     }
 }
 
-type Key = (LogId, Offset);
+/// A log as it is in one history; its id may be given again in the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LogOf {
+    pub history: History,
+    pub tenant: TenantId,
+    pub log: LogId,
+}
+
+type Key = (LogOf, Offset);
 
 #[derive(Default)]
 struct Shelf {
@@ -96,12 +107,11 @@ impl Pages {
     }
 
     /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
-    /// None: no row holds `from`; it was trimmed, or its topic deleted, since the watermarks were
-    /// seen. `size_bytes`: of the page, if it is to be loaded.
+    /// None: no row holds `from`; it was trimmed, or its topic deleted, or its history has ended, since
+    /// the watermarks were seen. `size_bytes`: of the page, if it is to be loaded.
     pub async fn covering(
         &self,
-        tenant: TenantId,
-        log: LogId,
+        log: LogOf,
         from: Offset,
         high_watermark: Offset,
         size_bytes: usize,
@@ -109,9 +119,10 @@ impl Pages {
         let (key, cell) = self.shelf().find(log, from);
         if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
         let load = || async {
-            match self.load(tenant, log, from, high_watermark, size_bytes).await {
+            match self.load(log, from, high_watermark, size_bytes).await {
                 Ok(Some(page)) => Ok(page),
-                Ok(None) => Err(None),
+                // another server answers
+                Ok(None) | Err(store::Error::Contended(_)) => Err(None),
                 Err(error) => Err(Some(Error::from(error))),
             }
         };
@@ -131,23 +142,23 @@ impl Pages {
     /// A window of rows; where that has ended in a hole, also what comes behind it.
     async fn load(
         &self,
-        tenant: TenantId,
-        log: LogId,
+        log: LogOf,
         from: Offset,
         high_watermark: Offset,
         size_bytes: usize,
     ) -> Result<Option<Page>, store::Error> {
         let to = high_watermark.min(from + PAGE_RECORDS);
         let Read { mut rows, mut end } =
-            self.rows(tenant, log, (from, to), size_bytes, PAGE_RECORDS).await?;
+            self.rows(log, (from, to), size_bytes, PAGE_RECORDS).await?;
         let holds = rows.first().is_some_and(|row| row.base_offset <= from);
         let is_dense = holds && rows.last().is_some_and(|row| row.end() >= end);
         if is_dense {
             return Ok(Some(Page { rows, end }));
         }
         // compacted; or trimmed or deleted since the watermarks were seen
+        let LogOf { history: History { server, .. }, tenant, log: id } = log;
         let read = self.store.run(move |connection| {
-            Box::pin(store::reads::is_compacted(connection, tenant, log, from))
+            Box::pin(store::reads::is_compacted(connection, tenant, id, from, server))
         });
         if !read.await? {
             return Ok(None);
@@ -155,7 +166,7 @@ impl Pages {
         let left_bytes = size_bytes.saturating_sub(size_of(&rows));
         if end == to && end < high_watermark && left_bytes > 0 {
             let range = (end, high_watermark);
-            let more = self.rows(tenant, log, range, left_bytes, SPARSE_ROWS).await?;
+            let more = self.rows(log, range, left_bytes, SPARSE_ROWS).await?;
             rows.extend(more.rows);
             end = more.end;
         }
@@ -165,15 +176,15 @@ impl Pages {
     /// The rows of a range, as far as there is room for them, and up to where there are no others.
     async fn rows(
         &self,
-        tenant: TenantId,
-        log: LogId,
+        LogOf { history: History { server, .. }, tenant, log }: LogOf,
         (from, to): (Offset, Offset),
         max_bytes: usize,
         limit: i64,
     ) -> Result<Read, store::Error> {
         let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
         let read = self.store.run(move |connection| {
-            Box::pin(store::reads::rows(connection, tenant, log, from, to, bytes, limit))
+            let most = (bytes, limit);
+            Box::pin(store::reads::rows(connection, tenant, log, (from, to), most, server))
         });
         let rows = read.await?;
         let size_bytes = size_of(&rows);
@@ -187,20 +198,14 @@ impl Pages {
     }
 
     /// Loads the page after the one that covers `from` in the background, if it is not there.
-    pub fn read_ahead(
-        self: &Arc<Self>,
-        tenant: TenantId,
-        log: LogId,
-        from: Offset,
-        high_watermark: Offset,
-    ) {
+    pub fn read_ahead(self: &Arc<Self>, log: LogOf, from: Offset, high_watermark: Offset) {
         let missing = self.shelf().first_missing(log, from);
         if missing < high_watermark {
             let pages = self.clone();
             // whoever wants the page loads it again if this fails
-            tokio::spawn(async move {
-                pages.covering(tenant, log, missing, high_watermark, PAGE_BYTES).await
-            });
+            tokio::spawn(
+                async move { pages.covering(log, missing, high_watermark, PAGE_BYTES).await },
+            );
         }
     }
 
@@ -223,7 +228,7 @@ fn size_of(rows: &[Arc<Row>]) -> usize {
 
 impl Shelf {
     /// The page that covers an offset, or an empty one to be loaded from there on.
-    fn find(&mut self, log: LogId, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
+    fn find(&mut self, log: LogOf, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
         let before = self.pages.range(..=(log, from)).next_back();
         let covering = before.filter(|((found, start), entry)| {
             let end = entry.page.get().map(|page| page.end);
@@ -250,7 +255,7 @@ impl Shelf {
 
     /// The end of the page that covers an offset, or that offset; `Offset::MAX` if the page there
     /// is loaded or being loaded.
-    fn first_missing(&self, log: LogId, from: Offset) -> Offset {
+    fn first_missing(&self, log: LogOf, from: Offset) -> Offset {
         let before = self.pages.range(..=(log, from)).next_back();
         let page = before.filter(|((found, _), _)| *found == log);
         let end = page.and_then(|(_, entry)| entry.page.get()).map(|page| page.end);
@@ -297,9 +302,13 @@ impl Shelf {
 mod tests {
     use super::*;
 
+    fn log(id: i64) -> LogOf {
+        LogOf { history: History::default(), tenant: TenantId(1), log: LogId(id) }
+    }
+
     #[test]
     fn the_page_after_is_loaded_once() {
-        let (log, other) = (LogId(1), LogId(2));
+        let (log, other) = (log(1), log(2));
         let mut shelf = Shelf::default();
         let mut load = |log, from, end| {
             let page = Page { rows: Vec::new(), end };
@@ -312,7 +321,8 @@ mod tests {
         assert_eq!(shelf.first_missing(log, 14), 20);
         assert_eq!(shelf.first_missing(log, 20), 20);
         assert_eq!(shelf.first_missing(other, 3), 5);
-        assert_eq!(shelf.first_missing(LogId(3), 7), 7);
+        assert_eq!(shelf.first_missing(LogOf { log: LogId(3), ..log }, 7), 7);
+        assert_eq!(shelf.first_missing(LogOf { tenant: TenantId(2), ..log }, 7), 7);
         // being loaded
         shelf.find(log, 20);
         assert_eq!(shelf.first_missing(log, 14), Offset::MAX);
@@ -320,7 +330,7 @@ mod tests {
 
     #[test]
     fn an_outdated_page_is_read_anew() {
-        let log = LogId(1);
+        let log = log(1);
         let mut shelf = Shelf::default();
         let (key, cell) = shelf.find(log, 0);
         assert!(cell.set(Page { rows: Vec::new(), end: 10 }).is_ok());

@@ -6,7 +6,7 @@
 //! away; a lost connection all of it, as it is not known who wrote meanwhile.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use super::{
     group::Group,
     known,
-    load::load,
+    load::{Loaded, load, load_early},
+    memories::Memories,
     queue::Queue,
     standing::{self, wholes},
 };
@@ -56,41 +57,37 @@ pub enum Full {
     Passed(Passed),
     /// These logs are gone with their topics; nothing was done.
     Vanished(BTreeSet<LogId>),
+    /// The snapshot of this log has to come nearer first; nothing was done.
+    Behind(LogId),
 }
 
 /// What passes need: a connection that nobody else uses, and the memory.
 pub struct Writer {
     store: Store,
     connection: Option<Connection>,
-    memory: HashMap<TenantId, Memory>,
+    memory: Memories,
 }
 
 impl Writer {
     pub fn new(store: Store) -> Self {
-        Self { store, connection: None, memory: HashMap::new() }
+        Self { store, connection: None, memory: Memories::default() }
     }
 
     pub fn memory(&mut self, tenant: TenantId) -> &mut Memory {
-        self.memory.entry(tenant).or_default()
+        self.memory.of(tenant)
     }
 
-    /// Forgets logs until no more than so many producers are remembered; tells how many are.
-    pub fn forget_beyond(&mut self, producers: usize) -> usize {
-        let logs = |memory: &HashMap<TenantId, Memory>| -> usize {
-            let logs = memory.values().flat_map(|memory| memory.values());
-            logs.map(|log| log.producers.len() + 1).sum()
-        };
-        let remembered = logs(&self.memory);
-        if remembered <= producers {
-            return remembered;
-        }
-        self.memory.clear();
-        0
+    /// Notes that a pass was made over these requests, and forgets what is beyond so many producers; answers
+    /// how many are remembered.
+    pub fn used(&mut self, tenant: TenantId, requests: &[Request], most: usize) -> usize {
+        let logs = ground::touched_logs(requests);
+        let added = logs.len() + requests.iter().map(Request::weight).sum::<usize>();
+        self.memory.used(tenant, logs, added, most)
     }
 
     /// Decides over the memory, and writes where it was right.
     pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
-        let memory = self.memory.entry(group.tenant).or_default();
+        let memory = self.memory.of(group.tenant);
         let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
         if !ground::is_known(memory, &group.requests) {
             return Ok(Quick::Unknown);
@@ -106,7 +103,7 @@ impl Writer {
         }
         let plan = append::decide(memory, &group.requests, &mut standing);
         if !plan.silent.is_empty() {
-            self.forget(group);
+            self.forget(group.tenant, &group.requests);
             return Ok(Quick::Unknown);
         }
         let writes = plan.writes_anything();
@@ -115,7 +112,7 @@ impl Writer {
             Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
             Ok(Held::No) => {
                 if writes {
-                    self.forget(group);
+                    self.forget(group.tenant, &group.requests);
                 }
                 Ok(Quick::Overtaken(plan.compares().collect()))
             }
@@ -133,8 +130,16 @@ impl Writer {
         queue: &mut Queue,
     ) -> Result<Full, store::Error> {
         match timeout(PASS_TIMEOUT, self.full_attempts(group, queue)).await {
-            Ok(Ok(full)) => Ok(full),
-            Ok(Err(error)) => Err(self.fail(group, error)),
+            Ok(Ok(full)) => {
+                if let Full::Behind(_) = &full {
+                    self.forget(group.tenant, &group.requests);
+                }
+                Ok(full)
+            }
+            Ok(Err(error)) => {
+                self.settle(&error).await;
+                Err(self.fail(group, error))
+            }
             Err(_) => Err(self.fail(group, store::Error::silent_peer())),
         }
     }
@@ -144,21 +149,25 @@ impl Writer {
         group: &mut Group,
         queue: &mut Queue,
     ) -> Result<Full, store::Error> {
-        let memory = self.memory.entry(group.tenant).or_default();
+        let memory = self.memory.of(group.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
             closed => closed.insert(self.store.connection().await?),
         };
-        let grounded = ground::grounded_logs(&group.requests);
-        let mut early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
+        let mut early = !ground::remembers(memory, &group.requests);
         for _ in 0..FULL_ATTEMPTS {
-            if early {
-                load_early(connection, memory, group, &grounded).await?;
+            let Group { tenant, requests, .. } = &*group;
+            if early
+                && let Loaded::Behind(log) =
+                    load_early(connection, memory, *tenant, requests).await?
+            {
+                return Ok(Full::Behind(log));
             }
             let attempt = full_attempt(connection, memory, group, queue, early).await?;
             match attempt {
                 Attempt::Again => early = true,
                 Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
+                Attempt::Behind(log) => return Ok(Full::Behind(log)),
                 Attempt::Held(plan, written) => {
                     return Ok(Full::Passed(self.confirm(group.tenant, plan, written)));
                 }
@@ -169,16 +178,29 @@ impl Writer {
 
     fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
         if let Some(written) = &written {
-            let memory = self.memory.entry(tenant).or_default();
+            let memory = self.memory.of(tenant);
             plan.confirm(memory, written.appended_at, &written.bases);
         }
         Passed { plan, written }
     }
 
-    /// The memory may have been decided over without a write.
-    fn forget(&mut self, group: &Group) {
-        let memory = self.memory.entry(group.tenant).or_default();
-        for log in ground::touched_logs(&group.requests) {
+    /// A pass that failed here, and not in the database, has left its transaction open: dropped, it is
+    /// rolled back with the next statement only, and its locks would be held until then.
+    async fn settle(&mut self, error: &store::Error) {
+        if matches!(error, store::Error::Contended(_) | store::Error::Corrupt(_))
+            && let Some(connection) = &mut self.connection
+            && store::settle(connection).await.is_err()
+        {
+            self.connection = None;
+            self.memory.clear();
+        }
+    }
+
+    /// Of requests that were decided over their memory without a write, or are refused by it again and
+    /// again: it is read anew for the next.
+    pub fn forget(&mut self, tenant: TenantId, requests: &[Request]) {
+        let memory = self.memory.of(tenant);
+        for log in ground::touched_logs(requests) {
             memory.remove(&log);
         }
     }
@@ -186,10 +208,14 @@ impl Writer {
     fn fail(&mut self, group: &Group, error: store::Error) -> store::Error {
         match &error {
             store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
-                self.connection = None;
+                if self.connection.take().is_some() {
+                    self.store.lost();
+                }
                 self.memory.clear();
             }
-            store::Error::Contended(_) | store::Error::Corrupt(_) => self.forget(group),
+            store::Error::Contended(_) | store::Error::Corrupt(_) => {
+                self.forget(group.tenant, &group.requests)
+            }
         }
         error
     }
@@ -209,47 +235,24 @@ async fn write_if(
     plan: &Plan,
     quick: bool,
 ) -> Result<Held, store::Error> {
-    if !plan.writes_rows_or_keys() {
-        let held = store::appends::confirm(connection, group.tenant, &plan.writes).await?;
+    let Group { tenant, .. } = *group;
+    // a full pass holds what its transactions stand on, and writes them after its rows
+    let ended = if quick { standing::ended(group, plan) } else { Vec::new() };
+    if !plan.writes_rows_or_keys() && ended.is_empty() {
+        let held = store::appends::confirm(connection, tenant, &plan.writes).await?;
         return Ok(if held { Held::Yes(None) } else { Held::No });
     }
     let records = group.records(plan);
     let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
-    let Group { tenant, .. } = *group;
-    let ended = standing::ended(group, plan);
-    let written = if quick && !ended.is_empty() {
-        let Plan { writes, offsets, .. } = plan;
-        store::whole::append_if(connection, tenant, writes, &records, &ended, offsets).await?
-    } else {
-        store::appends::append_if(connection, tenant, &plan.writes, &records, &plan.claims).await?
-    };
+    let written = store::appends::append_if(connection, tenant, plan, &records, &ended).await?;
     Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
 }
 
 enum Attempt {
     Held(Plan, Option<Written>),
     Vanished(BTreeSet<LogId>),
+    Behind(LogId),
     Again,
-}
-
-/// Loads before the lock what is likely to be much: the memory is a prefix of the log at any time,
-/// so under the lock only the difference is read, and the heads are held for microseconds.
-async fn load_early(
-    connection: &mut Connection,
-    memory: &mut Memory,
-    group: &Group,
-    grounded: &[LogId],
-) -> Result<(), store::Error> {
-    let Group { tenant, requests, .. } = group;
-    let heads = store::logs::read(connection, *tenant, grounded).await?;
-    match load(connection, memory, *tenant, &heads, requests, &Facts::new()).await {
-        // rows were trimmed between two of its statements; under the lock that cannot happen
-        Err(store::Error::Corrupt(_)) => {
-            grounded.iter().for_each(|log| drop(memory.remove(log)));
-            Ok(())
-        }
-        loaded => loaded,
-    }
 }
 
 /// `early`: what could be loaded before the lock was.
@@ -283,11 +286,19 @@ async fn full_attempt(
     }
     heads.retain(|head| grounded.binary_search(&head.log_id).is_ok());
     let is_near = |head: &Head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head));
-    if !early && !heads.iter().all(is_near) {
+    // the tail of a producer that is not known begins at the snapshot, or later
+    let may_be_long = |(log_id, _): &(LogId, ProducerId)| {
+        heads.iter().any(|head| head.log_id == *log_id && head.is_far_from_snapshot())
+    };
+    if !early && (!heads.iter().all(is_near) || shared.iter().any(may_be_long)) {
         store::rollback(transaction).await?;
         return Ok(Attempt::Again);
     }
-    load(&mut transaction, memory, *tenant, &heads, requests, &held).await?;
+    let loaded = load(&mut transaction, memory, *tenant, &heads, requests, &held).await?;
+    if let Loaded::Behind(log) = loaded {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Behind(log));
+    }
     let now_at = positions(memory, &grounded);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
         return Err(store::Error::Corrupt("a head and its rows do not agree".into()));

@@ -32,6 +32,8 @@ const CROWD: usize = 16;
 struct Ground {
     log: LogId,
     watermarks: Watermarks,
+    /// Before the look began.
+    seen_at: Instant,
     /// Registered before the look, if the read may wait.
     watch: Option<Watch>,
     /// What the read has waited for before it looked.
@@ -48,10 +50,11 @@ impl Broker {
     ) -> Result<Fetched, Error> {
         let deadline = Instant::now() + Duration::from_millis(read.wait_ms);
         let mut position = None;
-        for _ in 0..GROUND_ATTEMPTS {
+        let mut attempts = 0..GROUND_ATTEMPTS;
+        while attempts.next().is_some() {
             let ground = self.ground(tenant, topic, partition, &read, deadline).await?;
-            let Ground { log, watermarks, watch, heard } = ground;
-            let Watermarks { log_start_offset, mut high_watermark } = watermarks;
+            let Ground { log, watermarks, seen_at, watch, heard } = ground;
+            let Watermarks { log_start_offset, mut high_watermark, history } = watermarks;
             let from = match position {
                 // a position once found is kept, as far as the log still holds it
                 Some(from) if !matches!(read.start, Start::Offset(_)) => {
@@ -67,16 +70,22 @@ impl Broker {
             if from == high_watermark
                 && let Some(watch) = watch
             {
-                let awaited = &mut [Awaited { watch, beyond: from }];
+                let awaited = &mut [Awaited { watch, beyond: from, seen_at }];
                 if let Wake::Log(_, heard) = self.wait(awaited, deadline).await? {
                     match heard.news {
-                        News::HighWatermark(now) => high_watermark = now.max(high_watermark),
+                        News::HighWatermark(now) if now > from => high_watermark = now,
+                        // the log has lost its end
+                        News::HighWatermark(_) => {
+                            attempts.start = 0;
+                            continue;
+                        }
                         News::Gone => return Err(Error::topic_not_found(topic)),
                     }
                     woken = Some(heard);
                 }
             }
-            let page = || self.page(tenant, log, from, high_watermark, &read);
+            let source = Source { log, from, high_watermark, history, origin_bytes: 0 };
+            let page = || self.page(tenant, source, &read);
             // without: its rows are gone since the look, so the ground is another
             if let Some(Found { slices, next_offset, staged }) = patient(deadline, page).await? {
                 let records = slices.iter().map(|slice| slice.record_count() as u64).sum();
@@ -85,8 +94,6 @@ impl Broker {
                 if let Some(Heard { source, since, .. }) = woken {
                     self.reads.woken(source, since);
                 }
-                // a page may hold what came after the look
-                let high_watermark = high_watermark.max(next_offset);
                 return Ok(Fetched {
                     slices,
                     next_offset,
@@ -114,12 +121,15 @@ impl Broker {
             let log = resolved.logs[partition as usize];
             let mut watch = (read.wait_ms > 0).then(|| self.watches.watch(tenant, log));
             let joined = self.join_crowd(&mut watch, read.start, deadline).await?;
+            let seen_at = Instant::now();
             let seen = match joined {
                 Some(_) => self.looks.look_in_crowd(tenant, log).await?,
                 None => self.looks.look(tenant, log).await?,
             };
-            if let Some(watermarks) = seen {
-                return Ok(Ground { log, watermarks, watch, heard: joined.flatten() });
+            // under another history the name may mean another log
+            let is_same = |seen: &Watermarks| seen.history.server == resolved.server;
+            if let Some(watermarks) = seen.filter(is_same) {
+                return Ok(Ground { log, watermarks, seen_at, watch, heard: joined.flatten() });
             }
         }
         Err(Error::topic_not_found(topic))
@@ -139,7 +149,7 @@ impl Broker {
             watch.company >= CROWD && watch.known() == News::HighWatermark(beyond)
         };
         let Some(waiting) = watch.take_if(stands) else { return Ok(None) };
-        let mut awaited = [Awaited { watch: waiting, beyond }];
+        let mut awaited = [Awaited { watch: waiting, beyond, seen_at: Instant::now() }];
         let woken = self.wait(&mut awaited, deadline).await?;
         *watch = awaited.into_iter().next().map(|awaited| awaited.watch);
         Ok(Some(match woken {
@@ -156,7 +166,7 @@ impl Broker {
         watermarks: &Watermarks,
         start: Start,
     ) -> Result<Option<Offset>, Error> {
-        let Watermarks { log_start_offset, high_watermark } = *watermarks;
+        let Watermarks { log_start_offset, high_watermark, .. } = *watermarks;
         match start {
             Start::Earliest => Ok(Some(log_start_offset)),
             Start::Latest => Ok(Some(high_watermark)),
@@ -183,18 +193,16 @@ impl Broker {
         }
     }
 
-    /// Records from `from` on, up to the read's limits, and behind the last of the log what is
+    /// Records of the source, up to the read's limits, and behind the last of the log what is
     /// staged, if that is asked for. None: the first is gone.
     async fn page(
         &self,
         tenant: TenantId,
-        log: LogId,
-        from: Offset,
-        high_watermark: Offset,
+        source: Source,
         read: &Read,
     ) -> Result<Option<Found>, Error> {
+        let Source { log, from, high_watermark, .. } = source;
         let mut room = Room::new(read.limit, read.max_bytes);
-        let source = Source { log, from, high_watermark, origin_bytes: 0 };
         let found = self.several(tenant, &[source], 0, &mut room).await?;
         let Some(found) = found else { return Ok(None) };
         let part = found.parts.into_iter().next();

@@ -2,20 +2,16 @@
 
 mod tenants;
 
-use serde_json::json;
 use uuid::Uuid;
 
-use super::Error;
+use super::{Error, error::errors};
 use crate::{
     model::{
-        Code, Epoch, Offset, Sequence,
+        Code, Epoch, Fault, Invalid, Offset, Sequence,
         transaction::{Reason, State},
     },
     rules::Refusal,
 };
-
-/// How many records a refusal names.
-const NAMED_RECORDS: usize = 100;
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
@@ -134,9 +130,14 @@ impl Error {
     }
 
     fn records(code: Code, records: Vec<String>, detail: &str, each: &str) -> Self {
-        let fault = |pointer: String| json!({"pointer": pointer, "detail": each});
-        let errors: Vec<_> = records.into_iter().take(NAMED_RECORDS).map(fault).collect();
-        Self::new(code, detail).fact("errors", errors)
+        let Invalid { faults, unlisted, .. } =
+            Invalid::of(records.into_iter().map(|pointer| Fault::new(pointer, each)));
+        let more = if unlisted > 0 {
+            format!(" (See errors, and {unlisted} more.)")
+        } else {
+            String::new()
+        };
+        Self::new(code, format!("{detail}{more}")).fact("errors", errors(&faults))
     }
 
     fn record_id_reused(records: Vec<String>) -> Self {

@@ -100,7 +100,7 @@ async fn abort_prepared(broker: &Broker, tenant: TenantId) -> Result<u64, store:
         .run(move |c| Box::pin(store::removal::prepared(c, tenant, PREPARED_PER_CHUNK)));
     let mut aborted = 0;
     for id in prepared.await? {
-        match broker.call_transaction(tenant, id, Caller::Operator, Call::Abort).await {
+        match broker.call_transaction(tenant, id, Caller::Operator, Call::Abort, None).await {
             Ok(_) => aborted += 1,
             Err(error) => {
                 let code = error.code.as_str();

@@ -1,7 +1,7 @@
 //! Describing and ending sessions, and fencing the logs of their producers.
 
 use super::{
-    Broker, Error,
+    Broker, Error, janitor,
     transaction::fence::{abort_ongoing, transactions},
 };
 use crate::{
@@ -11,7 +11,10 @@ use crate::{
         topic::{Listed, Page},
     },
     rules::{Refusal, session::SessionRow},
-    store::{self, Connection, sessions::Standing},
+    store::{
+        self, Connection,
+        sessions::{Standing, Standings},
+    },
     telemetry,
 };
 
@@ -102,15 +105,28 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
     ) -> Result<(SessionRow, Vec<Standing>), Error> {
-        let read = self.store.run(move |connection| {
-            Box::pin(async move {
-                let Some(row) = store::sessions::read(connection, tenant, id).await? else {
-                    return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
-                };
-                Ok((row, store::sessions::standings(connection, tenant, id).await?))
-            })
-        });
-        read.await
+        loop {
+            let read = self.store.run(move |connection| {
+                Box::pin(async move {
+                    let Some(row) = store::sessions::read(connection, tenant, id).await? else {
+                        return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
+                    };
+                    Ok((row, store::sessions::standings(connection, tenant, id).await?))
+                })
+            });
+            match read.await? {
+                (row, Standings::Known(standings)) => return Ok((row, standings)),
+                (_, Standings::Behind(logs)) => self.catch_up(tenant, logs).await?,
+            }
+        }
+    }
+
+    /// Takes snapshots of logs whose tails are too long to be read at once.
+    pub(super) async fn catch_up(&self, tenant: TenantId, logs: Vec<LogId>) -> Result<(), Error> {
+        for log in logs {
+            janitor::snapshot(&self.store, tenant, log).await?;
+        }
+        Ok(())
     }
 
     pub(super) async fn standings(
@@ -118,10 +134,15 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
     ) -> Result<Vec<Standing>, Error> {
-        let read = self
-            .store
-            .run(move |connection| Box::pin(store::sessions::standings(connection, tenant, id)));
-        Ok(read.await?)
+        loop {
+            let read = self.store.run(move |connection| {
+                Box::pin(store::sessions::standings(connection, tenant, id))
+            });
+            match read.await? {
+                Standings::Known(standings) => return Ok(standings),
+                Standings::Behind(logs) => self.catch_up(tenant, logs).await?,
+            }
+        }
     }
 
     /// Fences the logs of a producer whose epoch has been raised already, chunk by chunk. Whoever

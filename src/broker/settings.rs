@@ -20,12 +20,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Broker, Error, REMEMBERED_TENANTS};
 use crate::{
     model::{
-        TenantId,
+        Name, TenantId,
         settings::{Changes, IfMatch, Key, OwnSettings, TenantSettings},
         tenant::Tenant,
     },
     rules::{self, Refusal},
-    store::{self, Connection, Store},
+    store::{self, Connection, History, Store},
 };
 
 /// How long a change of settings may take to be in force on other replicas.
@@ -44,21 +44,28 @@ pub struct TenantsSettings {
 
 /// A tenant as it was a second ago, or later.
 pub struct Known {
+    pub name: Name,
     pub settings: Arc<OwnSettings>,
     /// Whether its requests are served.
     pub admitted: Result<(), Refusal>,
     version: i64,
     /// It was so then, or later.
     read_at: Instant,
+    history: History,
     refreshing: AtomicBool,
 }
 
 impl Known {
-    fn new(tenant: Tenant, read_at: Instant) -> Arc<Self> {
+    fn new(tenant: Tenant, (history, read_at): (History, Instant)) -> Arc<Self> {
         let admitted = rules::tenant::admit(&tenant);
-        let (settings, version) = (Arc::new(tenant.settings), tenant.version);
+        let (name, version) = (tenant.name, tenant.version);
+        let settings = Arc::new(tenant.settings);
         let refreshing = AtomicBool::new(false);
-        Arc::new(Self { settings, admitted, version, read_at, refreshing })
+        Arc::new(Self { name, settings, admitted, version, read_at, history, refreshing })
+    }
+
+    fn is_younger(&self, than: Duration, history: History) -> bool {
+        self.history == history && self.read_at.elapsed() < than
     }
 }
 
@@ -78,11 +85,12 @@ impl TenantsSettings {
         let Some(known) = self.known.get(&tenant).await else {
             return self.younger_than(SETTINGS_LAG, tenant).await;
         };
-        let age = known.read_at.elapsed();
-        if age >= SETTINGS_LAG {
+        if !known.is_younger(SETTINGS_LAG, self.store.history()) {
             return self.younger_than(SETTINGS_LAG, tenant).await;
         }
-        if age >= REFRESH_AFTER && !known.refreshing.swap(true, Ordering::Relaxed) {
+        if known.read_at.elapsed() >= REFRESH_AFTER
+            && !known.refreshing.swap(true, Ordering::Relaxed)
+        {
             let refresh = self.clone();
             let refresh = async move {
                 // in vain: the next that finds nothing young enough tells why
@@ -101,12 +109,12 @@ impl TenantsSettings {
         tenant: TenantId,
     ) -> Result<Option<Arc<Known>>, Error> {
         let found = self.known.entry(tenant).and_try_compute_with(|known| async move {
-            if known.is_some_and(|known| known.value().read_at.elapsed() < age) {
+            let read_in = (self.store.history(), Instant::now());
+            if known.is_some_and(|known| known.value().is_younger(age, read_in.0)) {
                 return Ok::<_, Error>(Op::Nop);
             }
-            let read_at = Instant::now();
             Ok(match read(&self.store, tenant).await? {
-                Some(tenant) => Op::Put(Known::new(tenant, read_at)),
+                Some(tenant) => Op::Put(Known::new(tenant, read_in)),
                 None => Op::Remove,
             })
         });
@@ -118,11 +126,18 @@ impl TenantsSettings {
         })
     }
 
+    pub async fn forget(&self, tenant: TenantId) {
+        self.known.invalidate(&tenant).await;
+    }
+
     /// It has just been committed so.
     pub async fn changed(&self, id: TenantId, tenant: &Tenant) {
-        let new = Known::new(tenant.clone(), Instant::now());
+        let history = self.store.history();
+        let new = Known::new(tenant.clone(), (history, Instant::now()));
         let put = |known: Option<Entry<_, Arc<Known>>>| async move {
-            let is_later = known.is_none_or(|known| known.value().version < new.version);
+            let is_later = known.is_none_or(|known| {
+                known.value().history != history || known.value().version < new.version
+            });
             if is_later { Op::Put(new) } else { Op::Nop }
         };
         self.known.entry(id).and_compute_with(put).await;

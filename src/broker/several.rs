@@ -5,15 +5,26 @@
 //! always the beginning of what it has, so the same positions give the same records again. Whose turn
 //! is first moves on with every answer that has records, and never past a log that went without: so
 //! each gets its records within as many answers as there are logs.
+//!
+//! Nothing comes from behind the watermarks that were seen, though others may have read on: the records
+//! of an answer are of the instant of its watermarks.
+
+use std::sync::Arc;
 
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 
 use super::{
     Broker, Error,
-    pages::{Loaded, PAGE_BYTES, Pages},
+    pages::{Loaded, LogOf, PAGE_BYTES, Pages},
     room::Room,
 };
-use crate::model::{LogId, Offset, TenantId, transfer::Slice};
+use crate::{
+    model::{
+        LogId, Offset, TenantId,
+        transfer::{Row, Slice},
+    },
+    store::History,
+};
 
 /// Most logs whose records one answer holds: each may cost it a page.
 const MAX_LOGS: usize = 100;
@@ -32,6 +43,8 @@ pub struct Source {
     pub log: LogId,
     pub from: Offset,
     pub high_watermark: Offset,
+    /// In which the watermark was seen.
+    pub history: History,
     /// Bytes of what each of its lines says about where it is from.
     pub origin_bytes: usize,
 }
@@ -122,8 +135,9 @@ impl Broker {
         let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
         let parts: Vec<Taken> = turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
         for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
-            let Source { log, high_watermark, .. } = sources[part.source];
-            self.pages.read_ahead(tenant, log, part.next_offset, high_watermark);
+            let source = &sources[part.source];
+            let log = source.log_of(tenant);
+            self.pages.read_ahead(log, part.next_offset, source.high_watermark);
         }
         Ok(Some(Several { parts, first }))
     }
@@ -132,6 +146,10 @@ impl Broker {
 impl Source {
     fn has_more(&self, next: Offset) -> bool {
         next < self.high_watermark
+    }
+
+    fn log_of(&self, tenant: TenantId) -> LogOf {
+        LogOf { history: self.history, tenant, log: self.log }
     }
 }
 
@@ -177,8 +195,8 @@ impl Reading<'_> {
     }
 
     async fn page(&self, source: &Source, next: Offset) -> Result<Option<Loaded>, Error> {
-        let Source { log, high_watermark, .. } = *source;
-        self.pages.covering(self.tenant, log, next, high_watermark, self.page_bytes).await
+        let log = source.log_of(self.tenant);
+        self.pages.covering(log, next, source.high_watermark, self.page_bytes).await
     }
 
     /// Takes what fits into the room. False: nothing has been taken yet, and nothing is there any
@@ -195,7 +213,8 @@ impl Reading<'_> {
                 return Ok(turn.next > source.from);
             };
             let begin = page.rows.partition_point(|row| !row.reaches(turn.next));
-            for row in &page.rows[begin..] {
+            let seen = |row: &&Arc<Row>| row.base_offset < source.high_watermark;
+            for row in page.rows[begin..].iter().take_while(seen) {
                 let Some(slice) = room.take(row, turn.next, source.origin_bytes) else {
                     return Ok(true);
                 };
@@ -206,7 +225,7 @@ impl Reading<'_> {
                 }
             }
             // behind its last record there is nothing up to where the page ends
-            turn.next = turn.next.max(page.end);
+            turn.next = turn.next.max(page.end.min(source.high_watermark));
         }
         Ok(true)
     }

@@ -73,7 +73,7 @@ pub async fn hold(
         let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
         let logs: Vec<LogId> = logs.into_iter().collect();
         let ends = store::logs::watermarks(connection, tenant, &logs).await?;
-        let ends = ends.into_iter().map(|(log_id, start, end)| (log_id, (start, end)));
+        let ends = ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end)));
         standing.ends = Some(ends.collect());
         let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
         let names: Vec<Name> = names.into_iter().collect();

@@ -17,12 +17,15 @@ impl Broker {
     pub async fn tenant(&self, name: &Name) -> Result<TenantId, Error> {
         loop {
             let id = self.tenant_id(name).await?;
-            if let Some(known) = self.settings.known(id).await? {
+            let known = self.settings.known(id).await?;
+            if let Some(known) = known.filter(|known| known.name == *name) {
                 known.admitted.clone()?;
                 return Ok(id);
             }
-            // its row has gone, after all that it had: from now on its name is another one's
+            // its row has gone, after all that it had, or with the history it was made in: from now on
+            // its name, or its number, is another one's
             self.tenants.invalidate(name).await;
+            self.settings.forget(id).await;
         }
     }
 

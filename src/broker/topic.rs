@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use moka::future::Cache;
+use moka::{future::Cache, ops::compute::Op};
+use tokio::time::Instant;
 
 use super::{
     Broker, Error,
@@ -16,7 +17,7 @@ use crate::{
         topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
     },
     rules::{self, Refusal},
-    store::{self, Connection, Store, topics::StoredTopic},
+    store::{self, Connection, History, Store, topics::StoredTopic},
 };
 
 /// How many logs of topics are remembered.
@@ -25,7 +26,17 @@ const REMEMBERED_LOGS: u64 = 1_000_000;
 /// Names resolved lately.
 pub struct Topics {
     store: Store,
-    cache: Cache<(TenantId, Name), Arc<StoredTopic>>,
+    cache: Cache<(TenantId, Name), Found>,
+}
+
+/// What a name meant.
+#[derive(Clone)]
+struct Found {
+    /// That it meant nothing, or could not be found out, only those are told who came before.
+    topic: Result<Arc<StoredTopic>, Error>,
+    history: History,
+    /// It was so then, or later.
+    found_at: Instant,
 }
 
 impl Topics {
@@ -34,8 +45,9 @@ impl Topics {
             // its settings may lag so long; its logs never do: a vanished or moved head means
             // "resolve the name again"
             .time_to_live(SETTINGS_LAG)
-            .weigher(|_, topic: &Arc<StoredTopic>| {
-                u32::try_from(topic.logs.len()).unwrap_or(u32::MAX).saturating_add(8)
+            .weigher(|_, found: &Found| {
+                let logs = found.topic.as_ref().map_or(0, |topic| topic.logs.len());
+                u32::try_from(logs).unwrap_or(u32::MAX).saturating_add(8)
             })
             .max_capacity(REMEMBERED_LOGS)
             .build();
@@ -49,22 +61,40 @@ impl Topics {
         name: &Name,
         anew: bool,
     ) -> Result<Arc<StoredTopic>, Error> {
-        let key = (tenant, name.clone());
-        if anew {
-            self.cache.invalidate(&key).await;
+        let (arrived_at, key) = (Instant::now(), (tenant, name.clone()));
+        if !anew
+            && let Some(Found { topic: Ok(topic), history, .. }) = self.cache.get(&key).await
+            && history == self.store.history()
+        {
+            return Ok(topic);
         }
-        let wanted = name.clone();
-        let load = async move {
-            let find = self.store.run(move |connection| {
-                Box::pin(async move { store::topics::find(connection, tenant, &wanted).await })
-            });
-            match find.await {
-                Ok(Some(topic)) => Ok(Arc::new(topic)),
-                Ok(None) => Err(Error::topic_not_found(name)),
-                Err(error) => Err(Error::from(error)),
+        // those that look for a name follow each other: all that came before one begins share what
+        // it finds, and nobody is told what was found before he came
+        let found = self.cache.entry(key).and_compute_with(|known| async move {
+            if known.is_some_and(|known| known.value().found_at >= arrived_at) {
+                return Op::Nop;
             }
+            Op::Put(self.find(tenant, name).await)
+        });
+        let found = found.await.into_entry().map(|found| found.into_value().topic);
+        found.unwrap_or_else(|| Err(Error::internal()))
+    }
+
+    async fn find(&self, tenant: TenantId, name: &Name) -> Found {
+        let (found_at, wanted) = (Instant::now(), name.clone());
+        let find = self.store.run(move |connection| {
+            Box::pin(async move { store::topics::find(connection, tenant, &wanted).await })
+        });
+        let topic = match find.await {
+            Ok(Some(topic)) => Ok(Arc::new(topic)),
+            Ok(None) => Err(Error::topic_not_found(name)),
+            Err(error) => Err(Error::from(error)),
         };
-        self.cache.try_get_with(key, load).await.map_err(|error| (*error).clone())
+        let history = match &topic {
+            Ok(topic) => self.store.saw(topic.server),
+            Err(_) => self.store.history(),
+        };
+        Found { topic, history, found_at }
     }
 
     /// A topic that has this partition.

@@ -1,4 +1,5 @@
 //! Reading all partitions of a topic: fresh, fair, waiting without a connection, and growing with it.
+//! An answer is of one instant: that of the last look, and who has waited looks again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +48,7 @@ impl Broker {
     ) -> Result<TopicFetched, Error> {
         let begun = Instant::now();
         let deadline = begun + Duration::from_millis(read.wait_ms);
-        let mut cursor = None;
+        let (mut cursor, mut woken) = (None, None);
         let mut attempts = 0..GROUND_ATTEMPTS;
         while attempts.next().is_some() {
             let patience = if cursor.is_some() { deadline } else { begun };
@@ -59,23 +60,17 @@ impl Broker {
             let Some(cursor) = &cursor else { continue };
             let is_given = matches!(read.start, TopicStart::Cursor(_));
             let positions = positions(cursor, &ground, is_given)?;
-            let mut woken = None;
-            if read.wait_ms > 0 && ground.is_read_up_to(&positions) {
-                match self.wait(&mut ground.awaited, deadline).await? {
+            let may_wait = Instant::now() < deadline && !self.draining();
+            if may_wait && ground.is_read_up_to(&positions) {
+                woken = match self.wait(&mut ground.awaited, deadline).await? {
                     Wake::Log(_, Heard { news: News::Gone, .. }) => {
                         return Err(Error::topic_not_found(topic));
                     }
-                    Wake::Log(index, _) if index == positions.len() => {
-                        // there are more partitions to be awaited
-                        attempts.start = 0;
-                        continue;
-                    }
-                    Wake::Log(_, heard) => {
-                        ground.hear();
-                        woken = Some(heard);
-                    }
-                    Wake::Nothing => {}
-                }
+                    Wake::Log(index, heard) => Some(heard).filter(|_| index < positions.len()),
+                    Wake::Nothing => None,
+                };
+                attempts.start = 0;
+                continue;
             }
             let sources = ground.sources(&positions);
             let found = || async {
@@ -107,13 +102,19 @@ impl Broker {
             let logs: Vec<_> = topic.logs.iter().chain([&topic.journal]).copied().collect();
             let watched = logs.iter().filter(|_| may_wait);
             let watches: Vec<_> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
+            let seen_at = Instant::now();
             let seen = self.looks.look_at_all(tenant, logs).await?;
             let Some(mut watermarks) = seen.into_iter().collect::<Option<Vec<_>>>() else {
                 continue;
             };
+            // under another history the name may mean another topic
+            if watermarks.iter().any(|seen| seen.history.server != topic.server) {
+                continue;
+            }
             let ends = watermarks.iter().map(|seen| seen.high_watermark);
             let awaited = watches.into_iter().zip(ends);
-            let awaited = awaited.map(|(watch, beyond)| Awaited { watch, beyond }).collect();
+            let awaited =
+                awaited.map(|(watch, beyond)| Awaited { watch, beyond, seen_at }).collect();
             let count = watermarks.pop().map(|journal| journal.high_watermark);
             if count.and_then(|count| usize::try_from(count).ok()) == Some(topic.logs.len()) {
                 return Ok(Ground { topic, watermarks, awaited });
@@ -164,21 +165,13 @@ impl Ground {
         ends.all(|(seen, position)| seen.high_watermark == *position)
     }
 
-    /// What the watches have heard meanwhile.
-    fn hear(&mut self) {
-        for (seen, awaited) in self.watermarks.iter_mut().zip(&self.awaited) {
-            if let News::HighWatermark(now) = awaited.watch.known() {
-                seen.high_watermark = seen.high_watermark.max(now);
-            }
-        }
-    }
-
     fn sources(&self, positions: &[Offset]) -> Vec<Source> {
         let logs = self.topic.logs.iter().zip(&self.watermarks).zip(positions);
         let sources = logs.zip(0..).map(|(((log, seen), from), partition)| Source {
             log: *log,
             from: *from,
             high_watermark: seen.high_watermark,
+            history: seen.history,
             origin_bytes: origin_bytes(None, partition),
         });
         sources.collect()
@@ -194,8 +187,7 @@ impl Ground {
             partition,
             next_offset: *next_offset,
             log_start_offset: seen.log_start_offset,
-            // a page may hold what came after the look
-            high_watermark: seen.high_watermark.max(*next_offset),
+            high_watermark: seen.high_watermark,
         });
         let partitions = partitions.collect();
         let part = |part: Taken| Part {
@@ -235,7 +227,7 @@ fn invalid_cursor(topic: &Name) -> Error {
 }
 
 fn out_of_range(partition: Partition, offset: Offset, seen: &Watermarks) -> Error {
-    let Watermarks { log_start_offset, high_watermark } = *seen;
+    let Watermarks { log_start_offset, high_watermark, .. } = *seen;
     let detail = format!(
         "The cursor goes on at offset {offset} of partition {partition}, which lies outside the \
          log: its first offset is {log_start_offset}, the next to be given is {high_watermark}. \

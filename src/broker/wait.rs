@@ -20,16 +20,18 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Who waits for many logs counts as often as he has this many.
 const LOGS_PER_PERMIT: usize = 16;
 
-/// A log that is waited for until it reaches beyond an offset.
+/// A log that is waited for until it reaches beyond an offset, up to which it was seen to reach.
 pub struct Awaited {
     pub watch: Watch,
     pub beyond: Offset,
+    /// Before the look began.
+    pub seen_at: Instant,
 }
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug)]
 pub enum Wake {
-    /// A log, by its place among those awaited, has grown or is gone.
+    /// A log, by its place among those awaited, has grown or is gone, or has lost its end.
     Log(usize, Heard),
     /// The time is over, or the server drains.
     Nothing,
@@ -51,10 +53,9 @@ impl Broker {
         };
         let _counted = self.reads.waiting();
         let begun = Instant::now();
-        let news = logs
-            .iter_mut()
-            .enumerate()
-            .map(|(index, log)| async move { (index, log.watch.beyond(log.beyond).await) });
+        let news = logs.iter_mut().enumerate().map(|(index, log)| async move {
+            (index, log.watch.beyond(log.beyond, log.seen_at).await)
+        });
         let mut news: FuturesUnordered<_> = news.collect();
         let woken = timeout_at(deadline, self.drain.run_until_cancelled(news.next())).await;
         let woken = match woken.ok().flatten().flatten() {

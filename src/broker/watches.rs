@@ -2,6 +2,9 @@
 //! lost. Commits of this replica wake at once; notices and the slow poll only ask for a look.
 //!
 //! A group is watched as a log is: its generation only grows, and its number is never a log's.
+//!
+//! What is known only grows, but for one case: a look that began after it was heard sees less. Then the
+//! database has lost its last commits, and who waits for more than there was would wait in vain.
 
 use std::{
     collections::HashMap,
@@ -44,6 +47,20 @@ pub struct Heard {
     pub since: Instant,
 }
 
+impl Heard {
+    /// Whether it changes what is known.
+    fn moves(&self, known: &Self) -> bool {
+        let grows = match (known.news, self.news) {
+            (News::Gone, _) => false,
+            (News::HighWatermark(_), News::Gone) => true,
+            (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
+        };
+        // a commit is told after it was done, so looks may know of it, and of more, before
+        let is_look = !matches!(self.source, Source::Commit);
+        grows || is_look && self.since > known.since && self.news != known.news
+    }
+}
+
 type Key = (TenantId, LogId);
 
 pub struct Watches {
@@ -74,12 +91,14 @@ impl Watch {
         *self.receiver.borrow_and_update()
     }
 
-    /// Waits until the log has grown past an offset or is gone.
-    pub async fn beyond(&mut self, offset: Offset) -> Heard {
+    /// Waits until the log has grown past an offset that was seen at an instant, or is gone, or does
+    /// not reach so far any more.
+    pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Heard {
         loop {
             let heard = self.news().await;
+            let is_lost = |now| now < offset && heard.since > seen_at;
             match heard.news {
-                News::HighWatermark(now) if now <= offset => {}
+                News::HighWatermark(now) if now <= offset && !is_lost(now) => {}
                 _ => return heard,
             }
         }
@@ -118,15 +137,11 @@ impl Watches {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(watched) = logs.get(&(tenant, log)) else { return };
         watched.sender.send_if_modified(|known| {
-            let moved = match (known.news, heard.news) {
-                (News::Gone, _) => false,
-                (News::HighWatermark(_), News::Gone) => true,
-                (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
-            };
-            if moved {
+            let moves = heard.moves(known);
+            if moves {
                 *known = heard;
             }
-            moved
+            moves
         });
     }
 
@@ -200,5 +215,65 @@ pub async fn poll(watches: Arc<Watches>, stop: CancellationToken) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
         watches.refresh_all(Source::Poll).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_known_shrinks_only_by_a_later_look() {
+        use {
+            News::{Gone, HighWatermark},
+            Source::{Commit, Notice, Poll},
+        };
+        let begun = Instant::now();
+        let heard = |news, source, after_ms| Heard {
+            news,
+            source,
+            since: begun + Duration::from_millis(after_ms),
+        };
+        let table = [
+            // known at 5, what is heard, and whether it is news
+            (HighWatermark(7), HighWatermark(8), Commit, 9, true),
+            (HighWatermark(7), HighWatermark(8), Poll, 1, true),
+            (HighWatermark(7), HighWatermark(7), Poll, 9, false),
+            (HighWatermark(7), HighWatermark(6), Commit, 9, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 4, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 5, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 6, true),
+            (HighWatermark(7), HighWatermark(6), Notice, 6, true),
+            (HighWatermark(7), Gone, Commit, 1, true),
+            (HighWatermark(7), Gone, Poll, 1, true),
+            (Gone, Gone, Poll, 9, false),
+            (Gone, HighWatermark(7), Commit, 9, false),
+            (Gone, HighWatermark(7), Poll, 4, false),
+            (Gone, HighWatermark(7), Poll, 6, true),
+        ];
+        for (known, news, source, after_ms, want) in table {
+            let moves = heard(news, source, after_ms).moves(&heard(known, Poll, 5));
+            assert_eq!(moves, want, "{known:?}, {news:?} by {source:?} at {after_ms}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_learns_that_the_log_became_shorter() {
+        let store = crate::store::Store::new(Default::default(), 1);
+        let watches = Watches::new(Looks::new(store));
+        let (tenant, log, earlier) = (TenantId(1), LogId(1), Instant::now());
+        let mut watch = watches.watch(tenant, log);
+        let seen_at = Instant::now();
+        let heard =
+            |now, since| Heard { news: News::HighWatermark(now), source: Source::Poll, since };
+        let tell = |now, since| watches.heard(tenant, log, heard(now, since));
+        tell(3, earlier);
+        assert!(watch.beyond(5, seen_at).now_or_never().is_none(), "it was so before");
+        tell(4, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(4));
+        tell(6, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(6));
     }
 }

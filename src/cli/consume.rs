@@ -3,6 +3,7 @@
 //! An answer is printed when all of it has arrived, so no line is ever half or twice there,
 //! whatever breaks off on the way from the server.
 
+mod ask;
 mod group;
 mod whole;
 

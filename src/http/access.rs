@@ -14,7 +14,6 @@ use axum::{
 };
 use bytes::Bytes;
 use metrics::{Counter, Histogram};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use ends::{EndAccess, EndQuery};
 pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, TransactionPath};
@@ -22,9 +21,10 @@ pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, Transaction
 use super::{
     Limits,
     auth::{Grant, Keys, Word},
+    exposition::{Exposition, Page},
 };
 use crate::{
-    broker::{Broker, Error},
+    broker::{Broker, Budget, Error, Taken},
     model::{Code, Invalid, Name, TenantId},
     telemetry,
 };
@@ -35,24 +35,31 @@ pub struct Door {
     broker: Arc<Broker>,
     gate: Arc<Gate>,
     render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    metrics: Arc<Exposition>,
 }
 
 /// What is judged before the broker is asked.
 pub struct Gate {
     pub keys: Keys,
     pub limits: Limits,
-    /// Bytes that request bodies may still hold in memory.
-    pub budget: Arc<Semaphore>,
-    /// Bytes that answered records may still hold in memory, until the client has taken them.
-    answers: Arc<Semaphore>,
+    /// What requests hold in memory, until their work is done.
+    pub requests: Budget,
+    /// What answers hold in memory, until the client has taken them.
+    pub answers: Budget,
     pub request_bytes: Counter,
     pub body_duration: Histogram,
 }
 
 /// An answer that counts until the last of its bytes has left.
-struct HeldAnswer {
+pub struct HeldAnswer {
     body: Vec<u8>,
-    _held: OwnedSemaphorePermit,
+    _held: Taken,
+}
+
+impl HeldAnswer {
+    pub fn bytes(body: Vec<u8>, held: Taken) -> Bytes {
+        Bytes::from_owner(Self { body, _held: held })
+    }
 }
 
 impl AsRef<[u8]> for HeldAnswer {
@@ -63,17 +70,17 @@ impl AsRef<[u8]> for HeldAnswer {
 
 impl Gate {
     pub fn new(keys: Keys, limits: Limits) -> Self {
-        let [budget, answers] = [0; 2].map(|_| Arc::new(Semaphore::new(permits(&limits))));
+        let [requests, answers] = [0; 2].map(|_| Budget::new(limits.max_in_flight_bytes));
         let request_bytes = metrics::counter!(telemetry::HTTP_REQUEST_BYTES_TOTAL);
         let body_duration = metrics::histogram!(telemetry::HTTP_BODY_DURATION_SECONDS);
-        Self { keys, limits, budget, answers, request_bytes, body_duration }
+        Self { keys, limits, requests, answers, request_bytes, body_duration }
     }
 
     /// Sets the gauges that are read, not counted.
     fn measure(&self) {
-        for (held, free) in [("requests", &self.budget), ("answers", &self.answers)] {
-            let bytes = permits(&self.limits) - free.available_permits();
-            metrics::gauge!(telemetry::HTTP_HELD_BYTES, "held" => held).set(bytes as f64);
+        for (held, budget) in [("requests", &self.requests), ("answers", &self.answers)] {
+            let bytes = budget.held_bytes() as f64;
+            metrics::gauge!(telemetry::HTTP_HELD_BYTES, "held" => held).set(bytes);
         }
     }
 
@@ -83,20 +90,13 @@ impl Gate {
         size_bytes: usize,
         body: impl FnOnce() -> Vec<u8>,
     ) -> Result<Bytes, Error> {
-        let permits = u32::try_from(size_bytes).unwrap_or(u32::MAX);
-        let held = self.answers.clone().try_acquire_many_owned(permits);
-        let held = held.map_err(|_| {
+        let held = self.answers.take(size_bytes).ok_or_else(|| {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "answer_bytes")
                 .increment(1);
             Error::new(Code::Unavailable, "Too many answers are on their way to slow clients.")
         })?;
-        Ok(Bytes::from_owner(HeldAnswer { body: body(), _held: held }))
+        Ok(HeldAnswer::bytes(body(), held))
     }
-}
-
-/// Bytes that requests, and again answers, may hold.
-fn permits(limits: &Limits) -> usize {
-    limits.max_in_flight_bytes.min(Semaphore::MAX_PERMITS)
 }
 
 impl FromRef<Door> for Arc<Gate> {
@@ -112,7 +112,13 @@ impl Door {
         limits: Limits,
         render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     ) -> Self {
-        Self { broker, gate: Arc::new(Gate::new(keys, limits)), render_metrics }
+        let gate = Arc::new(Gate::new(keys, limits));
+        Self { broker, gate, render_metrics, metrics: Arc::default() }
+    }
+
+    /// What answers take is counted outside of all routes.
+    pub fn answers(&self) -> Budget {
+        self.gate.answers.clone()
     }
 
     /// For probes, which carry no token.
@@ -121,10 +127,13 @@ impl Door {
         self.broker.ready().await
     }
 
-    pub fn metrics(&self) -> String {
-        self.gate.measure();
-        self.broker.measure();
-        (self.render_metrics)()
+    pub async fn metrics(&self) -> Page {
+        let render = || {
+            self.gate.measure();
+            self.broker.measure();
+            (self.render_metrics)()
+        };
+        self.metrics.page(render).await
     }
 
     /// The tenant of an admitted request, if it is served.

@@ -8,14 +8,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     access::{PartitionPath, Produce, TopicAccess},
-    body::{Records, Sent},
+    body::{Records, Sent, count},
     docs::Append as AppendBody,
     json::Faults,
     media::{AnswersJson, Media},
     query::NoParameters,
 };
 use crate::{
-    broker::Error,
+    broker::{Error, Held},
     model::{
         Batch, Code, Envelope, Invalid, Name, ProducerId,
         batch::OnDuplicate,
@@ -61,8 +61,20 @@ impl From<SentOnDuplicate> for OnDuplicate {
     }
 }
 
-/// The append that a request asks for in this scope.
-fn asked(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
+/// The append that a request asks for in this scope, and what it counts for: for its records, once
+/// the body they came in is gone.
+fn asked(
+    Records(sent, mut held): Records,
+    topic: &Name,
+    scope: Scope,
+) -> Result<(Append, Held), Error> {
+    let append = parsed(&sent, topic, scope)?;
+    drop(sent);
+    count(&mut held, append.batch.held_bytes())?;
+    Ok((append, Some(Arc::new(held))))
+}
+
+fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     let traceparent = sent.traceparent.as_deref();
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
@@ -232,10 +244,11 @@ pub struct AppendedToPartition {
 pub async fn append_to_topic(
     access: TopicAccess<Produce>,
     _: AnswersJson,
-    Records(sent): Records,
+    records: Records,
 ) -> Result<Json<AppendedToTopic>, Error> {
-    let append = asked(&sent, &access.topic, Scope::Topic)?;
-    let done = access.broker.append(access.tenant, &access.topic, Scope::Topic, append).await?;
+    let (scope, topic) = (Scope::Topic, &access.topic);
+    let (append, held) = asked(records, topic, scope)?;
+    let done = access.broker.append(access.tenant, topic, scope, append, held).await?;
     let Appended { placed, duplicate, appended_at } = done;
     let place = |(partition, offset)| RecordPlace {
         partition,
@@ -279,11 +292,11 @@ pub async fn append_to_partition(
     access: TopicAccess<Produce>,
     PartitionPath(partition): PartitionPath,
     _: AnswersJson,
-    Records(sent): Records,
+    records: Records,
 ) -> Result<Json<AppendedToPartition>, Error> {
     let scope = Scope::Partition(partition);
-    let append = asked(&sent, &access.topic, scope)?;
-    let done = access.broker.append(access.tenant, &access.topic, scope, append).await?;
+    let (append, held) = asked(records, &access.topic, scope)?;
+    let done = access.broker.append(access.tenant, &access.topic, scope, append, held).await?;
     let (base_offset, record_count, offsets) = match done.placed {
         Placed::Partition { base_offset, record_count, .. } => (base_offset, record_count, None),
         Placed::Records { records, base_offset, record_count } => {

@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt},
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tokio_util::io::StreamReader;
@@ -39,7 +38,7 @@ use super::{
     query::{self, NoParameters},
 };
 use crate::{
-    broker::Error,
+    broker::{Error, Taken},
     model::{
         Code, Invalid,
         dedup::{IdempotencyKey, RequestKey},
@@ -56,7 +55,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub struct JsonBody<T> {
     pub body: T,
     /// The bytes count until the handler is done with what was made of them.
-    _held: Held,
+    _held: Taken,
 }
 
 impl<T, S> FromRequest<S> for JsonBody<T>
@@ -70,8 +69,9 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
         let key = Key::Refused(NOT_NEEDED);
-        let received = receive(&Arc::from_ref(state), request, &[Media::Json], key).await?;
-        Ok(Self { body: received.object(query.as_deref())?, _held: received.held })
+        let gate = Arc::from_ref(state);
+        let (received, held) = receive(&gate, request, &[Media::Json], key).await?;
+        Ok(Self { body: received.object(query.as_deref())?, _held: held })
     }
 }
 
@@ -79,7 +79,7 @@ where
 pub struct KeyedBody<T> {
     pub body: T,
     pub idempotency_key: Option<IdempotencyKey>,
-    _held: Held,
+    _held: Taken,
 }
 
 impl<T, S> FromRequest<S> for KeyedBody<T>
@@ -93,9 +93,9 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
         let gate = Arc::from_ref(state);
-        let received = receive(&gate, request, &[Media::Json], Key::Taken).await?;
+        let (received, held) = receive(&gate, request, &[Media::Json], Key::Taken).await?;
         let body = received.object(query.as_deref())?;
-        Ok(Self { body, idempotency_key: received.idempotency_key, _held: received.held })
+        Ok(Self { body, idempotency_key: received.idempotency_key, _held: held })
     }
 }
 
@@ -126,11 +126,11 @@ impl Sent {
         request: Request,
         taken: &[Media],
         key: Key,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, Taken), Error> {
         let query = request.uri().query().map(str::to_owned);
         let traceparent = traceparent(request.headers());
-        let received = receive(gate, request, taken, key).await?;
-        Ok(Self { received, query, traceparent })
+        let (received, held) = receive(gate, request, taken, key).await?;
+        Ok((Self { received, query, traceparent }, held))
     }
 
     pub fn idempotency_key(&self) -> Option<&IdempotencyKey> {
@@ -156,8 +156,8 @@ impl Sent {
     }
 }
 
-/// The body of an append, which the model parses.
-pub struct Records(pub Sent);
+/// The body of an append, which the model parses, and what it counts for.
+pub struct Records(pub Sent, pub Taken);
 
 impl<S> FromRequest<S> for Records
 where
@@ -168,12 +168,14 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let taken = [Media::Json, Media::Ndjson];
-        Sent::receive(&Arc::from_ref(state), request, &taken, Key::Taken).await.map(Self)
+        let gate = Arc::from_ref(state);
+        let (sent, held) = Sent::receive(&gate, request, &taken, Key::Taken).await?;
+        Ok(Self(sent, held))
     }
 }
 
-/// The body of a call of transactions.
-pub struct TransactionBody(pub Sent);
+/// The body of a call of transactions, and what it counts for.
+pub struct TransactionBody(pub Sent, pub Taken);
 
 impl<S> FromRequest<S> for TransactionBody
 where
@@ -183,8 +185,10 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let gate = Arc::from_ref(state);
         let key = Key::Refused(NO_KEY);
-        Sent::receive(&Arc::from_ref(state), request, &[Media::Json], key).await.map(Self)
+        let (sent, held) = Sent::receive(&gate, request, &[Media::Json], key).await?;
+        Ok(Self(sent, held))
     }
 }
 
@@ -203,8 +207,10 @@ fn traceparent(headers: &HeaderMap) -> Option<String> {
     (shaped && version != "ff" && some(trace) && some(parent)).then(|| text.to_owned())
 }
 
-/// Bytes of the shared budget.
-type Held = Option<OwnedSemaphorePermit>;
+/// Counts a request for so many bytes from now on.
+pub fn count(held: &mut Taken, bytes: usize) -> Result<(), Error> {
+    if held.resize(bytes) { Ok(()) } else { Err(busy()) }
+}
 
 /// Whether a call is remembered by its `Idempotency-Key`. Methods that can be repeated as they are
 /// need none, and ignore it; a POST that takes none says why.
@@ -233,7 +239,6 @@ struct Received {
     bytes: Bytes,
     media: Media,
     idempotency_key: Option<IdempotencyKey>,
-    held: Held,
 }
 
 impl Received {
@@ -257,7 +262,7 @@ async fn receive(
     request: Request,
     taken: &[Media],
     key: Key,
-) -> Result<Received, Error> {
+) -> Result<(Received, Taken), Error> {
     let (parts, body) = request.into_parts();
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
@@ -267,8 +272,8 @@ async fn receive(
     if encoding == Encoding::Identity && announced(&parts.headers).is_some_and(|n| n > limit) {
         return Err(refuse());
     }
-    let mut intake =
-        Intake { budget: gate.budget.clone(), room: limit, held: None, bytes: BytesMut::new() };
+    let held = gate.requests.take(0).ok_or_else(busy)?;
+    let mut intake = Intake { limit, held, bytes: BytesMut::new() };
     let stream = body.into_data_stream();
     let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), Stop>> + Send + '_>> =
         match encoding {
@@ -307,7 +312,7 @@ async fn receive(
     }
     let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);
-    Ok(Received { bytes: intake.bytes.freeze(), media, idempotency_key, held: intake.held })
+    Ok((Received { bytes: intake.bytes.freeze(), media, idempotency_key }, intake.held))
 }
 
 fn reader(stream: BodyDataStream) -> impl AsyncBufRead + Send {
@@ -326,10 +331,8 @@ enum Stop {
 }
 
 struct Intake {
-    budget: Arc<Semaphore>,
-    /// What may still come.
-    room: usize,
-    held: Held,
+    limit: usize,
+    held: Taken,
     bytes: BytesMut,
 }
 
@@ -337,7 +340,7 @@ impl Intake {
     async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), Stop> {
         while let Some(chunk) = stream.next().await {
             let chunk = chunk.map_err(|_| Stop::Broken)?;
-            self.count(chunk.len())?;
+            self.count(self.bytes.len() + chunk.len())?;
             self.bytes.extend_from_slice(&chunk);
         }
         Ok(())
@@ -350,21 +353,17 @@ impl Intake {
             let mut chunk = (&mut self.bytes).limit(CHUNK_BYTES);
             match decoder.read_buf(&mut chunk).await {
                 Ok(0) => return Ok(()),
-                Ok(read) => self.count(read)?,
+                Ok(_) => self.count(self.bytes.len())?,
                 Err(_) => return Err(Stop::Broken),
             }
         }
     }
 
-    fn count(&mut self, read: usize) -> Result<(), Stop> {
-        self.room = self.room.checked_sub(read).ok_or(Stop::TooLarge)?;
-        let permits = u32::try_from(read).map_err(|_| Stop::TooLarge)?;
-        let permit = self.budget.clone().try_acquire_many_owned(permits).map_err(|_| Stop::Busy)?;
-        match &mut self.held {
-            Some(held) => held.merge(permit),
-            none => *none = Some(permit),
+    fn count(&mut self, bytes: usize) -> Result<(), Stop> {
+        if bytes > self.limit {
+            return Err(Stop::TooLarge);
         }
-        Ok(())
+        if self.held.resize(bytes) { Ok(()) } else { Err(Stop::Busy) }
     }
 }
 

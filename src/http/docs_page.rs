@@ -3,79 +3,31 @@
 
 use std::{
     borrow::Cow,
-    fmt::Write,
     sync::{Arc, LazyLock},
 };
 
 use axum::{
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header},
-    response::{IntoResponse, Redirect, Response},
+    http::{HeaderMap, Uri},
+    response::{Redirect, Response},
 };
-use sha2::{Digest, Sha256};
+use bytes::Bytes;
 use utoipa_swagger_ui::Config;
 
+use super::constant::Constant;
 use crate::{broker::Error, model::Code};
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Swagger UI has its icons in `data:` URLs; nothing of it, or of ours, is inline.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
-    frame-ancestors 'none'";
-
-const HEADERS: [(HeaderName, &str); 5] = [
-    (header::CONTENT_SECURITY_POLICY, POLICY),
-    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    (header::REFERRER_POLICY, "no-referrer"),
-    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-    // a new version of the program has new files under the same names
-    (header::CACHE_CONTROL, "no-cache"),
-];
-
-struct File {
-    content_type: &'static str,
-    bytes: Cow<'static, [u8]>,
-    /// Weak: compressed it is still the same.
-    etag: String,
-}
-
-impl File {
-    fn new(content_type: &'static str, bytes: impl Into<Cow<'static, [u8]>>) -> Self {
-        let bytes = bytes.into();
-        let mut etag = String::from("W/\"");
-        for byte in Sha256::digest(&bytes).iter().take(8) {
-            // Writing to a string does not fail.
-            let _ = write!(etag, "{byte:02x}");
-        }
-        etag.push('"');
-        Self { content_type, bytes, etag }
-    }
-
-    /// A file of Swagger UI as it was released.
-    fn released(content_type: &'static str, name: &str) -> Self {
-        let file = utoipa_swagger_ui::serve(name, Arc::new(Config::default())).ok().flatten();
-        Self::new(content_type, file.map(|file| file.bytes).unwrap_or_default())
-    }
-
-    fn answer(&self, asked: &HeaderMap) -> Response {
-        let known = asked.get_all(header::IF_NONE_MATCH).iter().any(|tags| {
-            let tags = tags.to_str().unwrap_or_default();
-            tags.split(',').map(str::trim).any(|tag| tag == "*" || tag == self.etag)
-        });
-        let mut answer = if known {
-            StatusCode::NOT_MODIFIED.into_response()
-        } else {
-            ([(header::CONTENT_TYPE, self.content_type)], self.bytes.clone()).into_response()
-        };
-        let headers = answer.headers_mut();
-        headers.extend(HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value))));
-        if let Ok(etag) = HeaderValue::from_str(&self.etag) {
-            headers.insert(header::ETAG, etag);
-        }
-        answer
-    }
+/// A file of Swagger UI as it was released.
+fn released(content_type: &'static str, name: &str) -> Constant {
+    let file = utoipa_swagger_ui::serve(name, Arc::new(Config::default())).ok().flatten();
+    let bytes = match file.map(|file| file.bytes).unwrap_or_default() {
+        Cow::Borrowed(bytes) => Bytes::from_static(bytes),
+        Cow::Owned(bytes) => Bytes::from(bytes),
+    };
+    Constant::new(content_type, bytes)
 }
 
 /// The API to read and to try
@@ -90,9 +42,9 @@ impl File {
         (status = 304, description = "`If-None-Match` names the page as it is")),
     security())]
 pub async fn docs(asked: HeaderMap) -> Response {
-    static PAGE: LazyLock<File> =
-        LazyLock::new(|| File::new(HTML, include_bytes!("docs_page/page.html").as_slice()));
-    PAGE.answer(&asked)
+    static PAGE: LazyLock<Constant> =
+        LazyLock::new(|| Constant::new(HTML, include_bytes!("docs_page/page.html").as_slice()));
+    PAGE.answer(&asked).await
 }
 
 /// `/docs/`, which people type as well. (Relative: what is in front of us may add a prefix.)
@@ -101,11 +53,11 @@ pub async fn docs_slash() -> Redirect {
 }
 
 /// What the page loads; all there is.
-static FILES: LazyLock<[(&str, File); 3]> = LazyLock::new(|| {
+static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
     [
-        ("swagger-ui.css", File::released(CSS, "swagger-ui.css")),
-        ("swagger-ui-bundle.js", File::released(SCRIPT, "swagger-ui-bundle.js")),
-        ("start.js", File::new(SCRIPT, include_bytes!("docs_page/start.js").as_slice())),
+        ("swagger-ui.css", released(CSS, "swagger-ui.css")),
+        ("swagger-ui-bundle.js", released(SCRIPT, "swagger-ui-bundle.js")),
+        ("start.js", Constant::new(SCRIPT, include_bytes!("docs_page/start.js").as_slice())),
     ]
 });
 
@@ -127,5 +79,5 @@ pub async fn docs_file(uri: Uri, asked: HeaderMap) -> Result<Response, Error> {
     let (_, file) = file.ok_or_else(|| {
         Error::new(Code::RouteNotFound, "There is nothing at this path; see /openapi.json.")
     })?;
-    Ok(file.answer(&asked))
+    Ok(file.answer(&asked).await)
 }

@@ -14,14 +14,14 @@ use utoipa::ToSchema;
 use super::{
     access::{Group, GroupAccess},
     body::KeyedBody,
-    json::{Faults, Object, given},
+    json::{AtMost, Faults, Object, given},
     media::AnswersJson,
     query::{NoParameters, Query},
 };
 use crate::{
     broker::{Answer, Error},
     model::{
-        Name, Partition,
+        Code, Name, Partition,
         group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
         transaction::MAX_MEMBER_ID_BYTES,
     },
@@ -41,7 +41,7 @@ pub struct CommitOffsets {
     cursor: Option<String>,
     /// Where to go on; of two for one partition the last one wins.
     #[schema(value_type = Option<Vec<OffsetToCommit>>, min_items = 1, max_items = 10000)]
-    offsets: Option<Vec<Object<OffsetToCommit>>>,
+    offsets: Option<AtMost<Object<OffsetToCommit>, MAX_OFFSETS>>,
 }
 
 /// Where to go on in one partition.
@@ -78,10 +78,11 @@ impl CommitOffsets {
                 faults.add("/member_id", "a cursor is committed by a member")
             }
             (None, Some(_)) => {}
-            (Some(sent), None) if !(1..=MAX_OFFSETS).contains(&sent.len()) => {
+            (Some(sent), None) if sent.is_empty() => {
                 faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"))
             }
-            (Some(sent), None) => {
+            (sent, None) => {
+                let sent = faults.elements("/offsets", sent, Code::PayloadTooLarge);
                 for (index, Object(sent)) in sent.into_iter().enumerate() {
                     let at = format!("/offsets/{index}");
                     items.extend(sent.checked(&at, by_member, &mut faults));

@@ -5,11 +5,13 @@ use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_path_to_error::{Path, Segment};
 
-use crate::model::{Fault, Invalid, MAX_INTEGER, Name, Partition};
+use crate::model::{
+    Code, Fault, Invalid, MAX_INTEGER, Name, Partition, invalid::MAX_FAULT_TEXT_BYTES,
+};
 
 /// Reads one object. (`T` refuses unknown fields by its own attribute.)
 pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Invalid> {
@@ -48,6 +50,8 @@ fn pointer(path: &Path) -> String {
 }
 
 fn push(pointer: &mut String, token: &str) {
+    // what is beyond is not shown, and need not be copied
+    let token = &token[..token.floor_char_boundary(MAX_FAULT_TEXT_BYTES)];
     pointer.push('/');
     pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
 }
@@ -76,6 +80,54 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
+/// A list of at most so many elements. Of a longer one nothing is held, and what is beyond is not
+/// looked at.
+#[derive(Serialize)]
+pub struct AtMost<T, const MOST: usize>(Option<Vec<T>>);
+
+impl<T, const MOST: usize> AtMost<T, MOST> {
+    /// None: there are too many.
+    pub fn elements(self) -> Option<Vec<T>> {
+        self.0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+struct AtMostVisitor<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for AtMostVisitor<T, MOST> {
+    type Value = AtMost<T, MOST>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while elements.len() < MOST {
+            match seq.next_element()? {
+                Some(element) => elements.push(element),
+                None => return Ok(AtMost(Some(elements))),
+            }
+        }
+        if seq.next_element::<IgnoredAny>()?.is_none() {
+            return Ok(AtMost(Some(elements)));
+        }
+        drop(elements);
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(AtMost(None))
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_seq(AtMostVisitor(PhantomData))
+    }
+}
+
 /// Tells null from absent, which is `None`.
 pub fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
     Option::deserialize(json).map(Some)
@@ -83,11 +135,26 @@ pub fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, 
 
 /// Collects every mistake of a request, where serde stops at the first.
 #[derive(Default)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults(Invalid);
 
 impl Faults {
     pub fn add(&mut self, pointer: &str, detail: impl Into<String>) {
-        self.0.push(Fault { pointer: pointer.to_owned(), detail: detail.into() });
+        self.0.add(Fault::new(pointer, detail));
+    }
+
+    /// The elements of a list, none if it is absent or too long.
+    pub fn elements<T, const MOST: usize>(
+        &mut self,
+        pointer: &str,
+        sent: Option<AtMost<T, MOST>>,
+        code: Code,
+    ) -> Vec<T> {
+        let Some(sent) = sent else { return Vec::new() };
+        sent.elements().unwrap_or_else(|| {
+            let detail = format!("at most {MOST} are taken at once");
+            self.0.join(Invalid::too_large(pointer, detail, code, MOST as i64));
+            Vec::new()
+        })
     }
 
     /// The value if it lies in the range; absent values do.
@@ -119,7 +186,7 @@ impl Faults {
 
     /// What was made of a part of the request, or all that is wrong with it.
     pub fn part<T>(&mut self, made: Result<T, Invalid>) -> Option<T> {
-        made.map_err(|invalid| self.0.extend(invalid.faults)).ok()
+        made.map_err(|invalid| self.0.join(invalid)).ok()
     }
 
     pub fn name(&mut self, pointer: &str, text: Option<&str>) -> Option<Name> {
@@ -132,8 +199,25 @@ impl Faults {
         }
     }
 
+    /// The names of a list; none of one that is too long.
+    pub fn names<C: FromIterator<Name>, const MOST: usize>(
+        &mut self,
+        pointer: &str,
+        sent: AtMost<String, MOST>,
+    ) -> C {
+        let sent = sent.elements();
+        if sent.is_none() {
+            self.add(pointer, format!("at most {MOST} names are taken"));
+        }
+        let sent = sent.unwrap_or_default();
+        let names = sent.iter().enumerate();
+        names
+            .filter_map(|(index, text)| self.name(&format!("{pointer}/{index}"), Some(text)))
+            .collect()
+    }
+
     pub fn finish(self) -> Result<(), Invalid> {
-        if self.0.is_empty() { Ok(()) } else { Err(Invalid { faults: self.0 }) }
+        if self.0.faults.is_empty() { Ok(()) } else { Err(self.0) }
     }
 }
 
@@ -187,6 +271,38 @@ mod tests {
             assert_eq!(fault.pointer, pointer, "{text}: {}", fault.detail);
             assert!(fault.detail.contains(detail), "{text}: {}", fault.detail);
         }
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Listed {
+        list: Option<AtMost<Object<Inner>, 3>>,
+    }
+
+    #[test]
+    fn a_list_is_held_up_to_its_bound() {
+        let list = |elements: &[&str]| {
+            let text = format!("{{\"list\": [{}]}}", elements.join(","));
+            parse::<Listed>(&text).map(|sent| sent.list.unwrap().elements().map(|all| all.len()))
+        };
+        assert_eq!(list(&[]), Ok(Some(0)));
+        assert_eq!(list(&["{}"; 3]), Ok(Some(3)));
+        assert_eq!(list(&["{}"; 4]), Ok(None));
+        // what is beyond need not be what it should be, what is before is looked at
+        assert_eq!(list(&["{}", "{}", "{}", "1", "[]"]), Ok(None));
+        assert_eq!(list(&["{}", "{}", "1", "{}"]).unwrap_err().faults[0].pointer, "/list/2");
+        assert_eq!(parse::<Listed>("{\"list\": {}}").err().unwrap().faults[0].pointer, "/list");
+        assert!(parse::<Listed>("{\"list\": [{}, {}, {}, {}, ").is_err());
+
+        let mut faults = Faults::default();
+        faults.add("/a", "no");
+        let sent: Listed = parse(r#"{"list": [0, 0, 0]}"#.replace('0', "{}").as_str()).unwrap();
+        assert_eq!(faults.elements("/list", sent.list, Code::PayloadTooLarge).len(), 3);
+        let sent: Listed = parse(r#"{"list": [0, 0, 0, 0]}"#.replace('0', "{}").as_str()).unwrap();
+        assert!(faults.elements("/list", sent.list, Code::PayloadTooLarge).is_empty());
+        let refused = faults.finish().unwrap_err();
+        assert_eq!(refused.too_large.map(|large| large.limit), Some(3));
+        assert_eq!(refused.faults[0].pointer, "/list");
     }
 
     #[test]

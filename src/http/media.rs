@@ -4,7 +4,7 @@ use axum::{
     extract::FromRequestParts,
     http::{
         HeaderMap,
-        header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName},
+        header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName},
         request::Parts,
     },
 };
@@ -53,6 +53,39 @@ pub enum Encoding {
     Identity,
     Gzip,
     Zstd,
+}
+
+impl Encoding {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Encoding::Identity => "identity",
+            Encoding::Gzip => "gzip",
+            Encoding::Zstd => "zstd",
+        }
+    }
+}
+
+/// The encoding for an answer by the `Accept-Encoding` headers: of those liked best the smallest, and
+/// none where none will do.
+pub fn accept_encoding(headers: &HeaderMap) -> Encoding {
+    let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let ranges: Vec<(&str, f32)> =
+        fields.flat_map(|field| field.split(',')).filter_map(range).collect();
+    let named = |name: &str| ranges.iter().find(|(range, _)| range.eq_ignore_ascii_case(name));
+    let quality =
+        |name: &str| named(name).or_else(|| named("*")).map_or(0.0, |(_, quality)| *quality);
+    let mut best = (Encoding::Identity, named("identity").map_or(0.0, |(_, quality)| *quality));
+    for encoding in [Encoding::Zstd, Encoding::Gzip] {
+        let quality = quality(encoding.as_str());
+        let is_better = match best {
+            (Encoding::Identity, least) => quality > 0.0 && quality >= least,
+            (_, least) => quality > least,
+        };
+        if is_better {
+            best = (encoding, quality);
+        }
+    }
+    best.0
 }
 
 pub fn content_encoding(headers: &HeaderMap) -> Result<Encoding, Error> {
@@ -179,6 +212,30 @@ mod tests {
             let got = negotiate(&headers(ACCEPT, values), offered);
             assert_eq!(got.as_ref().ok(), want.as_ref(), "{values:?}");
             assert!(got.is_ok() || got.unwrap_err().code == Code::NotAcceptable);
+        }
+    }
+
+    #[test]
+    fn accepted_encodings() {
+        let table: [(&[&'static str], Encoding); 15] = [
+            (&[], Encoding::Identity),
+            (&[""], Encoding::Identity),
+            (&["identity"], Encoding::Identity),
+            (&["gzip"], Encoding::Gzip),
+            (&["GZIP"], Encoding::Gzip),
+            (&["zstd"], Encoding::Zstd),
+            (&["gzip, deflate, br, zstd"], Encoding::Zstd),
+            (&["gzip", "zstd"], Encoding::Zstd),
+            (&["zstd, gzip;q=0.5"], Encoding::Zstd),
+            (&["zstd;q=0.1, gzip;q=0.5"], Encoding::Gzip),
+            (&["gzip;q=0"], Encoding::Identity),
+            (&["identity, gzip;q=0.5"], Encoding::Identity),
+            (&["*"], Encoding::Zstd),
+            (&["*, zstd;q=0"], Encoding::Gzip),
+            (&["br, gzip;q=x"], Encoding::Identity),
+        ];
+        for (values, want) in table {
+            assert_eq!(accept_encoding(&headers(ACCEPT_ENCODING, values)), want, "{values:?}");
         }
     }
 

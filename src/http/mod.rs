@@ -9,8 +9,11 @@ mod access;
 mod appends;
 pub mod auth;
 mod body;
+mod compress;
+mod constant;
 pub mod docs;
 mod docs_page;
+mod exposition;
 mod groups;
 mod json;
 mod list;
@@ -31,14 +34,14 @@ mod transactions;
 use std::sync::Arc;
 
 use axum::{Router, http::StatusCode, middleware, routing::get};
-use tower_http::{catch_panic::CatchPanicLayer, compression::CompressionLayer};
+use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use openapi::openapi;
 
 use self::{access::Door, auth::Keys, groups::members, observe::Operations};
-use crate::broker::Broker;
+use crate::broker::{Broker, Budget};
 
 /// Every route there is.
 fn routes() -> OpenApiRouter<Door> {
@@ -62,6 +65,7 @@ fn routes() -> OpenApiRouter<Door> {
             topics::delete_topic
         ))
         .routes(routes!(appends::append_to_topic, reads::topic::read_topic))
+        .routes(routes!(reads::topic::read_topic_by_body))
         .routes(routes!(
             appends::append_to_partition,
             reads::read_partition,
@@ -74,7 +78,7 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(members::join_group))
         .routes(routes!(members::heartbeat))
         .routes(routes!(members::leave_group))
-        .routes(routes!(groups::fetch::fetch_group))
+        .routes(routes!(groups::fetch::fetch_group, groups::fetch::fetch_group_by_body))
         .routes(routes!(transactions::begin_transaction, transactions::list_transactions))
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::append_to_transaction))
@@ -100,16 +104,17 @@ pub fn router(
 ) -> Router {
     let (routes, _) = routes().split_for_parts();
     let door = Door::new(broker, keys, limits, Arc::new(render_metrics));
-    layered(routes.with_state(door), Operations::of(&openapi()))
+    let answers = door.answers();
+    layered(routes.with_state(door), Operations::of(&openapi()), answers)
 }
 
 /// From the inside out: panics become answers, refusals become problems, answers become small.
-fn layered(routes: Router, operations: Operations) -> Router {
+fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
     routes
         .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(CatchPanicLayer::custom(observe::panicked))
         .layer(middleware::from_fn_with_state(Arc::new(operations), observe::observe))
-        .layer(CompressionLayer::new())
+        .layer(middleware::from_fn_with_state(answers, compress::compress))
 }
 
 /// What one replica takes upon itself.
@@ -162,14 +167,47 @@ mod tests {
 
     /// The real layers around routes that need no broker.
     fn small() -> Router {
+        with(Budget::new(16 << 20))
+    }
+
+    fn with(answers: Budget) -> Router {
         async fn panic() -> &'static str {
             panic!("secret words")
         }
         let refuse = || async { Error::new(Code::TopicNotFound, "no topic t").fact("topic", "t") };
         let routes = Router::new()
             .route("/v1/topics", get(|| async { "x".repeat(1000) }))
+            .route("/open", get(|| async { "x".repeat(1000) }))
             .route("/v1/topics/{topic}", put(panic).get(refuse));
-        layered(routes, Operations::of(&openapi()))
+        layered(routes, Operations::of(&openapi()), answers)
+    }
+
+    /// Whatever is asked, what comes is small, and the answer to others is the same.
+    #[tokio::test]
+    async fn what_compressing_takes_is_counted_and_done_before_anything_leaves() {
+        let answers = Budget::new(16 << 20);
+        let ask = async |path: &str, encoding: &str| {
+            let request = Request::get(path).header("accept-encoding", encoding);
+            let request = request.body(Body::empty()).unwrap();
+            let (head, body) = with(answers.clone()).oneshot(request).await.unwrap().into_parts();
+            let is_small = head.headers.contains_key("content-encoding");
+            assert_eq!(head.headers.contains_key("vary"), path != "/open");
+            let length: usize = head.headers["content-length"].to_str().unwrap().parse().unwrap();
+            (is_small, length, body)
+        };
+        for encoding in ["gzip", "zstd"] {
+            let (is_small, length, unread) = ask("/v1/topics", encoding).await;
+            assert!(is_small && length < 100);
+            assert!((length..1000).contains(&answers.held_bytes()), "{}", answers.held_bytes());
+            assert_eq!(to_bytes(unread, 10_000).await.unwrap().len(), length);
+            assert_eq!(answers.held_bytes(), 0);
+            // where others hold too much it is answered as it is
+            let all = answers.take(16 << 20).unwrap();
+            assert!(matches!(ask("/v1/topics", encoding).await, (false, 1000, _)));
+            drop(all);
+            // nor for those without a token
+            assert!(matches!(ask("/open", encoding).await, (false, 1000, _)));
+        }
     }
 
     async fn call(
@@ -244,7 +282,7 @@ mod tests {
         metrics::with_local_recorder(&recorder, || {
             runtime.block_on(async {
                 let routes = Router::new().route("/v1/topics", get(wait));
-                let layered = layered(routes, Operations::of(&openapi()));
+                let layered = layered(routes, Operations::of(&openapi()), Budget::new(0));
                 let request = Request::get("/v1/topics").body(Body::empty()).unwrap();
                 assert_eq!(layered.oneshot(request).await.unwrap().status(), 200);
             });

@@ -9,7 +9,6 @@ mod problems;
 
 use std::sync::LazyLock;
 
-use bytes::Bytes;
 use utoipa::{
     OpenApi, PartialSchema, ToSchema,
     openapi::{
@@ -20,7 +19,7 @@ use utoipa::{
     },
 };
 
-use super::{problem, routes};
+use super::{constant::Constant, problem, routes};
 use crate::model::{
     Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES,
 };
@@ -86,10 +85,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 }
 
 /// The serialised document.
-pub fn document() -> Bytes {
-    static DOCUMENT: LazyLock<Bytes> =
-        LazyLock::new(|| openapi().to_json().unwrap_or_default().into());
-    DOCUMENT.clone()
+pub fn document() -> &'static Constant {
+    static DOCUMENT: LazyLock<Constant> = LazyLock::new(|| {
+        Constant::new("application/json", openapi().to_json().unwrap_or_default())
+    });
+    &DOCUMENT
 }
 
 #[derive(OpenApi)]

@@ -18,10 +18,12 @@ use utoipa::ToSchema;
 
 use crate::{
     broker::Error,
-    model::{Code, Retry},
+    model::{Code, Retry, invalid::shown},
 };
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
+/// Largest document, whatever was sent.
+pub const MAX_PROBLEM_BYTES: usize = 64 << 10;
 
 /// An error: RFC 9457, with what to do about it. Facts of the code follow as further members.
 #[derive(Serialize, ToSchema)]
@@ -92,6 +94,16 @@ fn status(code: Code) -> StatusCode {
 }
 
 fn document(error: &Error, request_id: &str) -> Vec<u8> {
+    let whole = written(error, request_id);
+    if whole.len() <= MAX_PROBLEM_BYTES {
+        return whole;
+    }
+    // Escapes may make a text six times as long.
+    let cut = Error::new(error.code, shown(error.detail.clone()));
+    written(&cut, request_id)
+}
+
+fn written(error: &Error, request_id: &str) -> Vec<u8> {
     let code = error.code;
     let problem = Problem {
         kind: format!("urn:oncelog:problem:{}", code.as_str()),
@@ -140,17 +152,17 @@ mod tests {
     use super::*;
     use crate::model::{Fault, Invalid};
 
-    async fn written(answer: Response) -> (Response, Value) {
+    async fn finished(answer: Response) -> (Response, Value) {
         let (answer, _) = finish(answer, "r<1>", Version::HTTP_11);
         let (head, body) = answer.into_parts();
-        let body = to_bytes(body, 10_000).await.unwrap();
+        let body = to_bytes(body, MAX_PROBLEM_BYTES).await.unwrap();
         (Response::from_parts(head, Body::empty()), serde_json::from_slice(&body).unwrap())
     }
 
     #[tokio::test]
     async fn an_error_becomes_a_problem_with_its_facts() {
         let error = Error::new(Code::ProducerFenced, "epoch 3 is over").fact("current_epoch", 4);
-        let (answer, body) = written(error.into_response()).await;
+        let (answer, body) = finished(error.into_response()).await;
         assert_eq!(answer.status(), 409);
         assert_eq!(answer.headers()["content-type"], MEDIA_TYPE);
         assert!(!answer.headers().contains_key("retry-after"));
@@ -166,16 +178,44 @@ mod tests {
     #[tokio::test]
     async fn mistakes_are_listed_by_pointer() {
         let mut invalid = Invalid::at("/a", "no");
-        invalid.faults.push(Fault { pointer: "/b".into(), detail: "neither".into() });
-        let (_, body) = written(Error::from(invalid).into_response()).await;
+        invalid.add(Fault::new("/b", "neither"));
+        let (_, body) = finished(Error::from(invalid).into_response()).await;
         assert_eq!(body["detail"], "/a: no (and 1 more, see errors)");
         assert_eq!(body["errors"][1], json!({"pointer": "/b", "detail": "neither"}));
     }
 
     #[tokio::test]
+    async fn a_few_mistakes_are_listed_and_the_others_counted() {
+        let invalid = Invalid::of((0..50).map(|index| Fault::new(format!("/{index}"), "no")));
+        let (_, body) = finished(Error::from(invalid).into_response()).await;
+        assert_eq!(body["detail"], "/0: no (see errors, and 30 more)");
+        assert_eq!(body["errors"].as_array().unwrap().len(), 20);
+        let large = Invalid::too_large("/list", "too many", Code::PayloadTooLarge, 7);
+        let (answer, body) = finished(Error::from(large).into_response()).await;
+        assert_eq!((answer.status().as_u16(), &body["limit"]), (413, &json!(7)));
+        assert_eq!((&body["detail"], body.get("errors")), (&json!("/list: too many"), None));
+    }
+
+    /// The longest texts of characters that JSON writes in six bytes.
+    #[tokio::test]
+    async fn a_document_is_bounded_whatever_was_sent() {
+        let text = "\u{1}".repeat(1 << 20);
+        let faults = || (0..50).map(|_| Fault::new(text.clone(), text.clone()));
+        for error in [
+            Error::from(Invalid::of(faults())),
+            Error::new(Code::Forbidden, text.clone()),
+            Error::new(Code::Forbidden, "x").fact("required_scope", text.clone()),
+        ] {
+            let code = error.code;
+            let (_, body) = finished(error.into_response()).await;
+            assert_eq!(body["code"], code.as_str());
+        }
+    }
+
+    #[tokio::test]
     async fn every_code_has_its_status_and_headers() {
         for code in Code::ALL {
-            let (answer, body) = written(Error::new(*code, "x").into_response()).await;
+            let (answer, body) = finished(Error::new(*code, "x").into_response()).await;
             assert_eq!(answer.status().as_u16(), code.status());
             assert_eq!(body["code"], code.as_str());
             // a limit of the tenant does not pass by itself
@@ -198,7 +238,7 @@ mod tests {
         ];
         for (status, code) in table {
             let status = StatusCode::from_u16(status).unwrap();
-            let (_, body) = written((status, "secret text").into_response()).await;
+            let (_, body) = finished((status, "secret text").into_response()).await;
             assert_eq!(body["code"], code);
             assert!(!body.to_string().contains("secret"));
         }

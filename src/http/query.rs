@@ -22,6 +22,23 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
+/// Where parameters are, which pointers to them say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Query,
+    /// In a JSON object.
+    Body,
+}
+
+impl Place {
+    pub fn of(self, name: &str) -> String {
+        match self {
+            Place::Query => format!("?{name}"),
+            Place::Body => format!("/{name}"),
+        }
+    }
+}
+
 /// An operation that takes no parameters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

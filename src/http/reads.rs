@@ -2,6 +2,7 @@
 //! `records`, within `bounds`.
 
 pub mod bounds;
+pub mod cursors;
 pub mod records;
 pub mod topic;
 
@@ -34,7 +35,7 @@ use super::{
     docs::ReadAnswer,
     json::Faults,
     media::{AnswersRecords, Media},
-    query::{self, Query},
+    query::{self, Place, Query},
 };
 use crate::{
     broker::Error,
@@ -111,7 +112,8 @@ impl ToSchema for OffsetParameter {}
 impl ReadQuery {
     fn checked(self, media: Media) -> Result<Read, Invalid> {
         let mut faults = Faults::default();
-        let bounds = Bounds::checked(&mut faults, self.limit, self.max_bytes, self.wait_ms);
+        let (limit, max_bytes, wait_ms) = (self.limit, self.max_bytes, self.wait_ms);
+        let bounds = Bounds::checked(&mut faults, Place::Query, limit, max_bytes, wait_ms);
         let start = match (self.offset, self.timestamp.as_deref().map(Timestamp::parse)) {
             (Some(_), Some(_)) => {
                 faults.add("?timestamp", "offset and timestamp exclude each other");

@@ -2,8 +2,9 @@
 
 use axum::{
     Json,
+    body::Body,
     extract::State,
-    http::header::CONTENT_TYPE,
+    http::{HeaderMap, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -50,16 +51,19 @@ pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
         example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security())]
 pub async fn metrics(State(door): State<Door>) -> Response {
     let text = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (text, door.metrics()).into_response()
+    (text, Body::new(door.metrics().await)).into_response()
 }
 
 /// This document
 ///
 /// OpenAPI 3.1, generated from the code that serves it. `/docs` shows it to people.
 #[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "service",
-    responses((status = 200, description = "The document", body = serde_json::Value,
-        example = json!({"openapi": "3.1.0", "info": {"title": "oncelog", "version": "0.1.0"},
-            "paths": {}}))), security())]
-pub async fn openapi_json() -> Response {
-    ([(CONTENT_TYPE, "application/json")], openapi::document()).into_response()
+    responses(
+        (status = 200, description = "The document", body = serde_json::Value,
+            example = json!({"openapi": "3.1.0", "info": {"title": "oncelog", "version": "0.1.0"},
+                "paths": {}})),
+        (status = 304, description = "`If-None-Match` names the document as it is")),
+    security())]
+pub async fn openapi_json(asked: HeaderMap) -> Response {
+    openapi::document().answer(&asked).await
 }

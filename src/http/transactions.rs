@@ -7,6 +7,8 @@ mod sent;
 mod tests;
 mod work;
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -34,7 +36,7 @@ use super::{
     query::{NoParameters, Query},
 };
 use crate::{
-    broker::{Broker, Error},
+    broker::{Broker, Error, Taken},
     model::{
         Invalid, ProducerId, TenantId,
         transaction::{self, Filter},
@@ -71,12 +73,14 @@ use crate::{
 pub async fn begin_transaction(
     access: Access<Produce>,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, mut held): TransactionBody,
 ) -> Result<Response, Error> {
     let NoParameters {} = sent.query()?;
     let body: BeginTransaction = sent.object()?;
-    let begin = body.checked(sent.traceparent.as_deref(), &access.grant)?;
-    let answered = access.broker.begin_transaction(access.tenant, begin).await?;
+    let traceparent = sent.traceparent.as_deref();
+    let begin = body.checked(traceparent, &access.grant, &mut held)?;
+    let held = Some(Arc::new(held));
+    let answered = access.broker.begin_transaction(access.tenant, begin, held).await?;
     let (duplicate, id) = (answered.duplicate, answered.transaction.transaction_id);
     let mut answer = Json(Transaction::from(answered)).into_response();
     if !duplicate {
@@ -93,8 +97,10 @@ async fn call(
     tenant: TenantId,
     id: Uuid,
     (caller, call): Called,
+    held: Taken,
 ) -> Result<Json<Transaction>, Error> {
-    Ok(Json(broker.call_transaction(tenant, id, caller, call).await?.into()))
+    let held = Some(Arc::new(held));
+    Ok(Json(broker.call_transaction(tenant, id, caller, call, held).await?.into()))
 }
 
 /// Append in a transaction
@@ -114,12 +120,12 @@ pub async fn append_to_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, mut held): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
     let body: AppendToTransaction = sent.object()?;
-    let called = body.checked(sent.traceparent.as_deref(), &access.grant)?;
-    call(&access.broker, access.tenant, id, called).await
+    let called = body.checked(sent.traceparent.as_deref(), &access.grant, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
 }
 
 /// Add offsets of groups to a transaction
@@ -142,12 +148,12 @@ pub async fn add_offsets_to_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, mut held): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
     let body: AddOffsetsToTransaction = sent.object()?;
-    let called = body.checked(&access.grant)?;
-    call(&access.broker, access.tenant, id, called).await
+    let called = body.checked(&access.grant, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
 }
 
 /// Prepare a transaction
@@ -166,11 +172,11 @@ pub async fn prepare_transaction(
     access: Access<Produce>,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, held): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
     let called = sent.object::<CallTransaction>()?.prepare()?;
-    call(&access.broker, access.tenant, id, called).await
+    call(&access.broker, access.tenant, id, called, held).await
 }
 
 /// Commit a transaction
@@ -193,12 +199,13 @@ pub async fn commit_transaction(
     access: EndAccess,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, mut held): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let by_operator = access.by_operator()?;
     let body: CommitTransaction = sent.object()?;
-    let called = body.checked(sent.traceparent.as_deref(), &access.grant, by_operator)?;
-    call(&access.broker, access.tenant, id, called).await
+    let traceparent = sent.traceparent.as_deref();
+    let called = body.checked(traceparent, &access.grant, by_operator, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
 }
 
 /// Abort a transaction
@@ -216,11 +223,11 @@ pub async fn abort_transaction(
     access: EndAccess,
     TransactionPath(id): TransactionPath,
     _: AnswersJson,
-    TransactionBody(sent): TransactionBody,
+    TransactionBody(sent, held): TransactionBody,
 ) -> Result<Json<Transaction>, Error> {
     let by_operator = access.by_operator()?;
     let called = sent.object::<CallTransaction>()?.abort(by_operator)?;
-    call(&access.broker, access.tenant, id, called).await
+    call(&access.broker, access.tenant, id, called, held).await
 }
 
 /// Describe a transaction

@@ -9,8 +9,6 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId};
 
-/// Longest cursor, in bytes of its text: the head of a request holds no longer one.
-pub const MAX_CURSOR_BYTES: usize = 64 << 10;
 /// Of what a cursor holds. One of another version does not parse.
 const VERSION: u8 = 1;
 const CHECKSUM_BYTES: usize = 4;
@@ -174,9 +172,6 @@ impl Written {
 
 /// The numbers of a cursor that is whole, and its owner's.
 fn unsealed(text: &str, tenant: TenantId, owner: Owner) -> Option<Vec<u8>> {
-    if text.len() > MAX_CURSOR_BYTES {
-        return None;
-    }
     let mut bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let checksum = bytes.split_off(bytes.len().checked_sub(CHECKSUM_BYTES)?);
     let body = bytes.strip_prefix(&[VERSION, owner.kind()])?;

@@ -24,6 +24,9 @@ use super::{
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
 
+/// Longer than a request is tried by a server whose answers from the database are lost.
+pub const REDO_MS: i64 = 60_000;
+
 /// `appended_at` of what this very pass decides, until the statement answers.
 pub(super) const THIS_PASS: Timestamp = Timestamp(i64::MAX);
 
@@ -71,18 +74,31 @@ impl Request {
         self.parts.iter().map(|part| part.size_bytes).sum()
     }
 
+    /// How much it may add to what is remembered, in producers (`LogMemory::weight`).
+    pub fn weight(&self) -> usize {
+        let records = self.dedups.iter().map(|dedup| dedup.records.len()).sum();
+        1 + self.numbered.map_or(0, |_| Placement::weight_of(records))
+    }
+
     /// Whether it has an `Idempotency-Key`.
     pub fn is_keyed(&self) -> bool {
         self.dedups.iter().any(|dedup| dedup.request_key.is_some())
     }
 
-    /// Whether it may be done again when it is not known whether it was done: then the repeat tells.
+    /// Whether it may be done again when it is not known whether it was done: then the repeat tells. What
+    /// is remembered for less than that takes might be forgotten by then, and stored twice.
     pub fn is_repeatable(&self) -> bool {
-        let has_keys = |dedup: &Dedup| dedup.records.iter().all(|record| record.key.is_some());
-        self.numbered.is_some()
-            || self.whole.is_some()
-            || self.is_keyed()
-            || !self.dedups.is_empty() && self.dedups.iter().all(has_keys)
+        let is_kept = |lifetime_ms: Option<i64>| lifetime_ms.is_none_or(|ms| ms >= REDO_MS);
+        let has_keys = |dedup: &Dedup| {
+            let all_have = || dedup.records.iter().all(|record| record.key.is_some());
+            is_kept(dedup.window_ms) && (dedup.request_key.is_some() || all_have())
+        };
+        match &self.whole {
+            _ if self.numbered.is_some() => true,
+            // of an id of the client's its instant tells
+            Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
+            None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
+        }
     }
 
     pub fn transaction_id(&self) -> Option<Uuid> {

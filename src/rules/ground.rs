@@ -77,6 +77,11 @@ pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
     grounded.map(|(log_id, _)| log_id).collect()
 }
 
+/// Whether each of them is in the memory.
+pub fn remembers(memory: &Memory, group: &[Request]) -> bool {
+    grounded_logs(group).iter().all(|log_id| memory.contains_key(log_id))
+}
+
 /// Every log a group touches, by id: the order in which they are locked.
 pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
     grounds(group).into_keys().collect()

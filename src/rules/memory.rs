@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{
-    fold::ProducerState,
+    fold::{Placement, ProducerState, Remembered},
     provenance::{self, Corrupt},
     sequence::SessionFacts,
 };
@@ -17,6 +17,10 @@ const CONTENDED_PASSES: u8 = 8;
 /// How many offsets at most may be read under a head's lock: milliseconds.
 const NEAR_OFFSETS: i64 = 5_000;
 
+/// No longer tail is read at once, with a lock or without: it is folded into the snapshot first, step by
+/// step.
+pub const FAR_OFFSETS: i64 = 200_000;
+
 /// A head row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Head {
@@ -27,6 +31,13 @@ pub struct Head {
     pub snapshot_offset: Offset,
     /// Rows before it are gone, or not whole.
     pub kept_offset: Offset,
+}
+
+impl Head {
+    /// Whether more lies behind the snapshot than is to be read under the head's lock.
+    pub fn is_far_from_snapshot(&self) -> bool {
+        self.next_offset - self.snapshot_offset > NEAR_OFFSETS
+    }
 }
 
 /// A producer in a log.
@@ -67,7 +78,7 @@ pub struct LogMemory {
     pub unfolded_rows: i64,
 }
 
-/// The rows of a log that a load brought: from `base_offset` of the first on, without a hole.
+/// A row of a log that a load brought.
 pub struct TailRow<'a> {
     pub base_offset: Offset,
     pub record_count: i64,
@@ -78,13 +89,13 @@ pub struct TailRow<'a> {
 pub type Memory = HashMap<LogId, LogMemory>;
 
 impl LogMemory {
-    /// Nothing known yet: what comes before the snapshot is in the states.
+    /// No producer known yet: each is loaded with its own tail, and rows before the head's next offset
+    /// matter to nobody else.
     pub fn cold(head: &Head) -> Self {
-        let empty_tail = head.snapshot_offset == head.next_offset;
         Self {
-            next_offset: head.snapshot_offset,
+            next_offset: head.next_offset,
             fence: head.fence,
-            last_appended_at: if empty_tail { head.last_appended_at } else { Timestamp::default() },
+            last_appended_at: head.last_appended_at,
             partition_count: 0,
             keys: None,
             producers: HashMap::new(),
@@ -93,12 +104,35 @@ impl LogMemory {
         }
     }
 
-    /// Whether this can be a prefix of the log whose head is `head`: not ahead of it, not behind
-    /// the rows that are kept, and of equal length only with an equal fingerprint.
+    /// Whether this can be a prefix of the log whose head is `head`: not ahead of it, and of equal
+    /// length only with an equal fingerprint. A shorter one is shown to be a prefix by the row that it
+    /// ends with (`fold`), which must be kept, and so near that the rows since are worth reading.
     pub fn is_prefix_of(&self, head: &Head) -> bool {
-        (head.kept_offset..=head.next_offset).contains(&self.next_offset)
-            && (self.next_offset < head.next_offset
-                || self.last_appended_at == head.last_appended_at)
+        if self.next_offset == head.next_offset {
+            return self.last_appended_at == head.last_appended_at;
+        }
+        let is_kept = self.next_offset > head.kept_offset || head.kept_offset == 0;
+        is_kept && (0..=FAR_OFFSETS).contains(&(head.next_offset - self.next_offset))
+    }
+
+    /// How much it takes, in producers.
+    pub fn weight(&self) -> usize {
+        let of_request = |request: &Remembered| match &request.placement {
+            Placement::Records(places) => Placement::weight_of(places.len()),
+            Placement::Partition { .. } | Placement::Topic { .. } => 0,
+        };
+        let of_producer = |producer: &Producer| -> usize {
+            1 + producer.state.recent.iter().map(of_request).sum::<usize>()
+        };
+        1 + self.producers.values().map(of_producer).sum::<usize>()
+    }
+
+    /// What was read under another fence counts no longer.
+    pub fn see_fence(&mut self, fence: i64) {
+        if self.fence != fence {
+            self.partition_count = 0;
+        }
+        self.fence = fence;
     }
 
     /// Whether what lacks to that head is little enough to be read under its lock.
@@ -110,6 +144,14 @@ impl LogMemory {
     pub fn looked(&mut self, found_others: bool) {
         let quieter = self.contended_passes.saturating_sub(1);
         self.contended_passes = if found_others { CONTENDED_PASSES } else { quieter };
+    }
+
+    /// Whether the row that this memory ends with lies in the log as it was folded: without it the rows
+    /// behind are of another history.
+    pub fn ends_in(&self, rows: &[TailRow<'_>]) -> bool {
+        let is_last = |row: &TailRow<'_>| row.base_offset + row.record_count == self.next_offset;
+        let last = rows.iter().find(|row| is_last(row));
+        self.next_offset == 0 || last.is_some_and(|row| row.appended_at == self.last_appended_at)
     }
 
     /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`

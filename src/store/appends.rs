@@ -1,20 +1,142 @@
-//! The write of a pass: one statement that holds only where the memory was right. A statement that
-//! waited for a head's lock judges its conditions anew on the newest version of the row: that makes
-//! it a compare-and-set. All or nothing over its logs.
+//! The write of a pass. It takes the whole plan: which statement it is depends on what the plan has,
+//! and no statement leaves a part of the plan out.
 
 use std::collections::BTreeMap;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::QueryAs, types::Json};
 
-use super::{Error, Instant, statements};
+use super::{Error, Instant, statements, whole::Ended};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
         claims::Claim,
         ground::Compare,
-        plan::{LogWrite, Row},
+        plan::{LogWrite, Plan, Row},
+        whole::OffsetMove,
     },
 };
+
+/// Locks the heads in order, leaves out those that do not compare, and moves the others once all are
+/// there. All rows of the pass share one instant, the greatest of its heads. (`log_id = any($2)` beside the
+/// joins: a plan made while the table was empty would read all of the tenant's heads.) `$locking`,
+/// `$complete`: what else has to hold before heads are locked, and before they are moved.
+macro_rules! heads_and_rows {
+    ($locking:literal, $complete:literal) => {
+        concat!(
+            "want as materialized ( \
+                select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::bigint[], $9::integer[]) \
+                    as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
+            held as materialized ( \
+                select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
+                where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
+                    and (w.next_offset is null or l.next_offset = w.next_offset) \
+                    and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+                    and (w.claims is null or l.claims = w.claims)",
+            $locking,
+            " order by l.log_id for no key update of l), \
+            moment as materialized ( \
+                select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
+                    count(*) = cardinality($2)",
+            $complete,
+            " as complete from held), \
+            head as ( \
+                update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
+                    size_bytes = l.size_bytes + w.size_bytes, claims = l.claims + (w.rings <> 0)::int, key_rings = l.key_rings | w.rings, \
+                    last_appended_at = case when w.record_count > 0 then m.appended_at else l.last_appended_at end \
+                from want w cross join moment m \
+                where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and (w.record_count > 0 or w.rings <> 0) and m.complete \
+                returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at), \
+            row as ( \
+                insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
+                select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
+                from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[], $14::uuid[], $15::text[]) \
+                    as r (log_id, delta, record_count, producers, transaction_id, records) \
+                join head h on h.log_id = r.log_id \
+                returning b.log_id, b.base_offset)"
+        )
+    };
+}
+
+/// Remembers keys. What a key finds in its place has expired.
+macro_rules! keys {
+    ($slot:literal, $topic:literal, $key:literal, $digest:literal, $lifetime:literal, $log:literal, $delta:literal, $answer:literal) => {
+        concat!(
+            "key as ( \
+                insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
+                select k.slot, $1, k.topic_id, k.key, k.digest, m.appended_at, \
+                    coalesce(m.appended_at + interval '1 millisecond' * k.lifetime_ms, 'infinity'), k.log_id, h.base_offset + k.delta, k.answer \
+                from unnest(", $slot, "::smallint[], ", $topic, "::bigint[], ", $key, "::uuid[], ", $digest, "::bigint[], ",
+                    $lifetime, "::bigint[], ", $log, "::bigint[], ", $delta, "::bigint[], ", $answer, "::bytea[]) \
+                    as k (slot, topic_id, key, digest, lifetime_ms, log_id, delta, answer) \
+                cross join moment m left join head h on h.log_id = k.log_id \
+                where m.complete \
+                on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
+                    expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer)"
+        )
+    };
+}
+
+/// Commits transactions of one request, all or nothing. First their rows, by id: one that runs elsewhere is
+/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected and
+/// nobody's; or owned by the member that moves them forward, since then or before, in a group of that
+/// generation or a newer one (which only grows: an old view of it does no harm). Then the heads.
+macro_rules! transactions {
+    () => {
+        concat!(
+            "done as ( \
+                insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
+                    append_count, appends, remembered_from) \
+                select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count, t.appends, \
+                    greatest(c.now, oncelog.instant_of(t.transaction_id)) \
+                from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[]) as t (transaction_id, digest, append_count, appends) \
+                cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+                order by t.transaction_id \
+                returning created_at), \
+            moved as materialized ( \
+                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[]) \
+                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation)), \
+            place as materialized ( \
+                select o.log_id from ( \
+                    select * from moved where (select count(*) from done) = cardinality($16) order by group_name collate \"C\", log_id) m \
+                cross join lateral ( \
+                    select o.log_id from oncelog.group_offsets o \
+                    where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
+                        and o.member_id is not distinct from m.member_id and o.pinned_by is null \
+                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and o.owned_since is not null) \
+                        and (o.owned_since > m.since) is not true \
+                        and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
+                        and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
+                    for no key update of o) as o), ",
+            heads_and_rows!(
+                " and (select count(*) from done) = cardinality($16) and (select count(*) from place) = cardinality($20)",
+                " and not exists (select from oncelog.group_members gm where gm.tenant_id = $1 \
+                    and gm.group_name = any(array(select group_name from moved where member_id is null)))"
+            ),
+            ", committed as ( \
+                insert into oncelog.group_offsets (tenant_id, group_name, log_id, committed_offset, committed_at) \
+                select $1, m.group_name, m.log_id, m.to_offset, t.appended_at from moved m cross join moment t where t.complete \
+                on conflict (tenant_id, group_name, log_id) do update \
+                    set committed_offset = excluded.committed_offset, metadata = null, committed_at = excluded.committed_at)"
+        )
+    };
+}
+
+/// What a pass with transactions answers. What is not complete divides by zero, which undoes all of it. Last,
+/// their ids are judged: what was forgotten before a row could be made has moved the horizon as this sees it.
+macro_rules! undone_unless_complete {
+    () => {
+        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($28::timestamptz is null \
+                or $28 >= (select oncelog.forgotten_horizon($1)) and $28 >= m.appended_at - interval '1 millisecond' * $30::bigint \
+                    and $29 <= m.appended_at + interval '24 hours'))::int as guard \
+        from moment m left join row r on true"
+    };
+}
+
+macro_rules! if_complete {
+    () => {
+        " select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete"
+    };
+}
 
 statements! {
     /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
@@ -27,73 +149,22 @@ statements! {
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
         returning b.log_id, b.base_offset, b.appended_at";
-    /// Many logs or rows. (`log_id = any($2)` beside the joins: a plan made while the table was empty
-    /// would read all of the tenant's heads.) `held` locks the heads in order and leaves out what does not compare;
-    /// all rows of the pass share one instant, the greatest of its heads.
-    APPEND_ROWS = "with want as materialized ( \
-            select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[]) \
-                as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes)), \
-        held as materialized ( \
-            select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-            where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
-                and (w.next_offset is null or l.next_offset = w.next_offset) \
-                and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
-            order by l.log_id for no key update of l), \
-        moment as materialized ( \
-            select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
-                count(*) = cardinality($2) as complete from held), \
-        head as ( \
-            update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
-                size_bytes = l.size_bytes + w.size_bytes, last_appended_at = m.appended_at \
-            from want w cross join moment m \
-            where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and w.record_count > 0 and m.complete \
-            returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at) \
-        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
-        select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
-        from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::uuid[], $13::text[]) \
-            as r (log_id, delta, record_count, producers, transaction_id, records) \
-        join head h on h.log_id = r.log_id \
-        returning b.log_id, b.base_offset, b.appended_at";
-    /// The same where keys are claimed: their journals compare by what was claimed before as well. What a
-    /// key finds in its place has expired.
-    APPEND_CLAIMING = "with want as materialized ( \
-            select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[], $14::bigint[], $15::integer[]) \
-                as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
-        held as materialized ( \
-            select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-            where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
-                and (w.next_offset is null or l.next_offset = w.next_offset) \
-                and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
-                and (w.claims is null or l.claims = w.claims) \
-            order by l.log_id for no key update of l), \
-        moment as materialized ( \
-            select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
-                count(*) = cardinality($2) as complete from held), \
-        head as ( \
-            update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
-                size_bytes = l.size_bytes + w.size_bytes, claims = l.claims + (w.rings <> 0)::int, key_rings = l.key_rings | w.rings, \
-                last_appended_at = case when w.record_count > 0 then m.appended_at else l.last_appended_at end \
-            from want w cross join moment m \
-            where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and (w.record_count > 0 or w.rings <> 0) and m.complete \
-            returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at), \
-        row as ( \
-            insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
-            select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
-            from unnest($8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::uuid[], $13::text[]) \
-                as r (log_id, delta, record_count, producers, transaction_id, records) \
-            join head h on h.log_id = r.log_id \
-            returning b.log_id, b.base_offset), \
-        key as ( \
-            insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
-            select k.slot, $1, k.topic_id, k.key, k.digest, m.appended_at, \
-                coalesce(m.appended_at + interval '1 millisecond' * k.lifetime_ms, 'infinity'), k.log_id, h.base_offset + k.delta, k.answer \
-            from unnest($16::smallint[], $17::bigint[], $18::uuid[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bytea[]) \
-                as k (slot, topic_id, key, digest, lifetime_ms, log_id, delta, answer) \
-            cross join moment m left join head h on h.log_id = k.log_id \
-            where m.complete \
-            on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
-                expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer) \
-        select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete";
+    /// Many logs or rows.
+    APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
+    /// The same where keys are claimed.
+    APPEND_CLAIMING = concat!(
+        "with ", heads_and_rows!("", ""), ", ",
+        keys!("$16", "$17", "$18", "$19", "$20", "$21", "$22", "$23"),
+        if_complete!(),
+    );
+    /// The same with transactions.
+    APPEND_TRANSACTIONS = concat!("with ", transactions!(), undone_unless_complete!());
+    /// The same with transactions where keys are claimed.
+    APPEND_TRANSACTIONS_CLAIMING = concat!(
+        "with ", transactions!(), ", ",
+        keys!("$31", "$32", "$33", "$34", "$35", "$36", "$37", "$38"),
+        undone_unless_complete!(),
+    );
     /// What a pass that writes nothing stands on.
     CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[]) \
             as w (log_id, fence, next_offset, last_appended_at, claims) \
@@ -118,32 +189,57 @@ impl Written {
     }
 }
 
-/// Writes a pass, if every head compares; None: one did not (or has vanished), nothing is written.
-/// `records` holds the lines of every row that has some, in the order of the writes and their rows.
+type Query<'q, O> = QueryAs<'q, Postgres, O, PgArguments>;
+/// What is returned of a row: its log and offset, and when.
+type Returned = (Option<i64>, Option<i64>, Instant);
+
+/// Writes a pass, if every head compares and its transactions are as they expect it; None: something is
+/// not (or has vanished), nothing is written. `records` holds the lines of every row that has some, in the
+/// order of the writes and their rows. `ended`: the transactions of the plan, but for those whose rows,
+/// groups and offsets are held: `whole::finish` and `offsets::commit` write them. (So, in a pass that holds
+/// its heads, do `loading::register` and `write_states`; a quick pass registers nobody and leaves no producer
+/// silent.)
 pub async fn append_if(
     connection: &mut PgConnection,
     tenant: TenantId,
-    writes: &[LogWrite],
+    plan: &Plan,
     records: &[Option<&str>],
-    claims: &[Claim],
+    ended: &[Ended<'_>],
 ) -> Result<Option<Written>, Error> {
-    let returned = match writes {
-        _ if !claims.is_empty() => {
-            append_claiming(connection, tenant, writes, records, claims).await?
+    let Plan { writes, claims, offsets, .. } = plan;
+    let returned: Vec<Returned> = match (writes.as_slice(), claims.as_slice(), ended) {
+        ([write], [], []) if write.rows.len() == 1 && write.rows[0].transaction_id.is_none() => {
+            let query = bind_row(
+                sqlx::query_as(APPEND_ROW).bind(tenant.0),
+                write,
+                &write.rows[0],
+                records[0],
+            );
+            query.fetch_all(connection).await?
         }
-        [write] if write.rows.len() == 1 && write.rows[0].transaction_id.is_none() => {
-            append_row(connection, tenant, write, &write.rows[0], records[0]).await?
+        (_, [], []) => {
+            let query = bind_writes(sqlx::query_as(APPEND_ROWS).bind(tenant.0), writes, records);
+            query.fetch_all(connection).await?
         }
-        _ => append_rows(connection, tenant, writes, records).await?,
+        (_, claims, []) => {
+            let query =
+                bind_writes(sqlx::query_as(APPEND_CLAIMING).bind(tenant.0), writes, records);
+            bind_claims(query, claims).fetch_all(connection).await?
+        }
+        (_, claims, ended) => {
+            let sql =
+                if claims.is_empty() { APPEND_TRANSACTIONS } else { APPEND_TRANSACTIONS_CLAIMING };
+            let query = bind_writes(sqlx::query_as(sql).bind(tenant.0), writes, records);
+            let query = bind_transactions(query, ended, offsets);
+            let query = if claims.is_empty() { query } else { bind_claims(query, claims) };
+            return transactions_written(query.fetch_all(connection).await.map_err(Error::from));
+        }
     };
     Ok(written(returned.into_iter()))
 }
 
-/// What is returned of a row: its log and offset, and when.
-type Returned = (Option<i64>, Option<i64>, Instant);
-
 /// What the rows returned tell; None: there are none, as nothing held.
-pub fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
+fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
     let mut written: Option<Written> = None;
     for (log_id, base_offset, appended_at) in rows {
         let written = written.get_or_insert(Written::at(appended_at.into()));
@@ -154,16 +250,33 @@ pub fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
     written
 }
 
-async fn append_row(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    write: &LogWrite,
-    row: &Row,
-    records: Option<&str>,
-) -> Result<Vec<Returned>, Error> {
+/// The same with when the transactions ended; what is not as expected is an error.
+type ReturnedEnded = (Option<i64>, Option<i64>, Instant, Instant, i32);
+
+fn transactions_written(
+    returned: Result<Vec<ReturnedEnded>, Error>,
+) -> Result<Option<Written>, Error> {
+    match returned {
+        Ok(rows) => {
+            let ended_at = rows.first().map(|(.., ended_at, _)| Timestamp::from(*ended_at));
+            let row = |(log_id, base, at, ..): ReturnedEnded| (log_id, base, at);
+            let written = written(rows.into_iter().map(row));
+            Ok(written.map(|written| Written { ended_at, ..written }))
+        }
+        Err(Error::Contended(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// $2 to $9: of `APPEND_ROW`.
+fn bind_row<'q, O>(
+    query: Query<'q, O>,
+    write: &'q LogWrite,
+    row: &'q Row,
+    records: Option<&'q str>,
+) -> Query<'q, O> {
     let (fence, next_offset, last_appended_at) = columns(write.compare);
-    let returned = sqlx::query_as(APPEND_ROW)
-        .bind(tenant.0)
+    query
         .bind(write.log_id.0)
         .bind(fence)
         .bind(next_offset)
@@ -172,64 +285,37 @@ async fn append_row(
         .bind(write.size_bytes)
         .bind(row.producers.as_deref())
         .bind(records)
-        .fetch_all(connection)
-        .await?;
-    Ok(returned)
 }
 
-async fn append_rows(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    writes: &[LogWrite],
-    records: &[Option<&str>],
-) -> Result<Vec<Returned>, Error> {
+/// $2 to $15: of `heads_and_rows`.
+fn bind_writes<'q, O>(
+    query: Query<'q, O>,
+    writes: &'q [LogWrite],
+    records: &'q [Option<&'q str>],
+) -> Query<'q, O> {
     let compares: Vec<_> = writes.iter().map(|write| columns(write.compare)).collect();
     let rows = || writes.iter().flat_map(|w| w.rows.iter().map(move |row| (w.log_id.0, row)));
-    let returned = sqlx::query_as(APPEND_ROWS)
-        .bind(tenant.0)
+    query
         .bind(writes.iter().map(|w| w.log_id.0).collect::<Vec<_>>())
         .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
         .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
         .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
         .bind(writes.iter().map(|w| w.record_count).collect::<Vec<_>>())
         .bind(writes.iter().map(|w| w.size_bytes).collect::<Vec<_>>())
-        .bind(rows().map(|(log_id, _)| log_id).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.transaction_id).collect::<Vec<_>>())
-        .bind(records)
-        .fetch_all(connection)
-        .await?;
-    Ok(returned)
-}
-
-async fn append_claiming(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    writes: &[LogWrite],
-    records: &[Option<&str>],
-    claims: &[Claim],
-) -> Result<Vec<Returned>, Error> {
-    let compares: Vec<_> = writes.iter().map(|write| columns(write.compare)).collect();
-    let rows = || writes.iter().flat_map(|w| w.rows.iter().map(move |row| (w.log_id.0, row)));
-    let record = |claim: &Claim| claim.record.unzip();
-    let returned = sqlx::query_as(APPEND_CLAIMING)
-        .bind(tenant.0)
-        .bind(writes.iter().map(|w| w.log_id.0).collect::<Vec<_>>())
-        .bind(compares.iter().map(|c| c.0).collect::<Vec<_>>())
-        .bind(compares.iter().map(|c| c.1).collect::<Vec<_>>())
-        .bind(compares.iter().map(|c| c.2).collect::<Vec<_>>())
-        .bind(writes.iter().map(|w| w.record_count).collect::<Vec<_>>())
-        .bind(writes.iter().map(|w| w.size_bytes).collect::<Vec<_>>())
-        .bind(rows().map(|(log_id, _)| log_id).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|(_, row)| row.transaction_id).collect::<Vec<_>>())
-        .bind(records)
         .bind(writes.iter().map(|w| w.claims).collect::<Vec<_>>())
         .bind(writes.iter().map(|w| w.claimed_rings).collect::<Vec<_>>())
+        .bind(rows().map(|(log_id, _)| log_id).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.delta).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.record_count).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.producers.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|(_, row)| row.transaction_id).collect::<Vec<_>>())
+        .bind(records)
+}
+
+/// Of `keys`.
+fn bind_claims<'q, O>(query: Query<'q, O>, claims: &'q [Claim]) -> Query<'q, O> {
+    let record = |claim: &Claim| claim.record.unzip();
+    query
         .bind(claims.iter().map(|c| c.slot).collect::<Vec<_>>())
         .bind(claims.iter().map(|c| c.topic_id.0).collect::<Vec<_>>())
         .bind(claims.iter().map(|c| c.key).collect::<Vec<_>>())
@@ -238,9 +324,33 @@ async fn append_claiming(
         .bind(claims.iter().map(|c| record(c).0.map(|log_id| log_id.0)).collect::<Vec<_>>())
         .bind(claims.iter().map(|c| record(c).1).collect::<Vec<_>>())
         .bind(claims.iter().map(|c| c.answer.as_deref()).collect::<Vec<_>>())
-        .fetch_all(connection)
-        .await?;
-    Ok(returned)
+}
+
+/// $16 to $30: of `transactions` and `undone_unless_complete`.
+fn bind_transactions<'q, O>(
+    query: Query<'q, O>,
+    ended: &'q [Ended<'q>],
+    offsets: &'q [OffsetMove],
+) -> Query<'q, O> {
+    let owners = || offsets.iter().map(|moved| moved.owner.as_ref());
+    let chosen = || ended.iter().filter(|ended| ended.whole.chosen);
+    let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.whole.transaction_id));
+    query
+        .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.digest).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.whole.append_count).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| Json(&e.appends)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.place.group.as_str()).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.place.log_id.0).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.from).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.to).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.highest).collect::<Vec<_>>())
+        .bind(owners().map(|owner| Some(owner?.0.as_str())).collect::<Vec<_>>())
+        .bind(owners().map(|owner| Some(owner?.1)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.generation).collect::<Vec<_>>())
+        .bind(instants().min().map(Timestamp::to_chrono))
+        .bind(instants().max().map(Timestamp::to_chrono))
+        .bind(chosen().map(|ended| ended.whole.retention_ms).min())
 }
 
 /// Whether every compared head is as the memory says, without a lock: enough for a pass that
@@ -265,7 +375,7 @@ pub async fn confirm(
 }
 
 /// (fence, next_offset, last_appended_at) to compare; nulls are not compared.
-pub fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
+fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
     let position = compare.and_then(|compare| compare.position);
     (
         compare.map(|compare| compare.fence),

@@ -3,7 +3,7 @@
 use sqlx::PgConnection;
 
 use super::{
-    Error, Instant,
+    Error, Instant, Server,
     logs::numbers,
     members::{stored_reset, stored_starts},
     statements,
@@ -17,7 +17,7 @@ use crate::{
 statements! {
     /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
     BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp(), \
-            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks \
+            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, pg_postmaster_start_time() \
         from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
         cross join lateral ( \
             select group_id, generation, auto_offset_reset from oncelog.groups \
@@ -62,8 +62,9 @@ pub struct Beat {
     pub auto_offset_reset: AutoOffsetReset,
     pub session_timeout_ms: i64,
     pub lease_expires_at: Timestamp,
-    /// When this was read.
+    /// When this was read, and from which server.
     pub now: Timestamp,
+    pub server: Server,
     pub owned: Vec<Owned>,
 }
 
@@ -99,6 +100,7 @@ type Row = (
     Option<Vec<Option<i64>>>,
     Option<Vec<Option<i64>>>,
     Option<Vec<Option<i64>>>,
+    Instant,
 );
 
 /// The members as they are, each by (group, member id), with the watermarks of what they own where
@@ -151,6 +153,7 @@ fn beat(row: Row) -> Result<(usize, Beat), Error> {
         session_timeout_ms: timeout_ms,
         lease_expires_at: lease.into(),
         now: now.into(),
+        server: Server::started_at(row.15),
         owned,
     };
     Ok((usize::try_from(n - 1).unwrap_or(usize::MAX), beat))

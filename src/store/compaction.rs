@@ -11,7 +11,7 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use super::{
-    Error, Instant,
+    Error, Instant, Server,
     janitor::{self, Due},
     statements,
 };
@@ -50,9 +50,10 @@ statements! {
             on conflict (tenant_id, log_id) do update set claimed_until = $4 \
                 where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
             returning c.log_id) \
-        select snapshot_offset, log_start_offset from head where exists (select from claimed)";
+        select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)";
+    /// On the server from which the rows were read: after a failover others may lie in their places.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
-        for no key update";
+            and pg_postmaster_start_time() = $4 for no key update";
     /// As rows stand under the head's lock.
     STANDING = "select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches \
         where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
@@ -112,15 +113,21 @@ pub async fn candidates(
     Ok(rows.into_iter().map(candidate).collect())
 }
 
-/// Keeps other replicas from a log until an instant; (snapshot offset, log start offset). None: they
-/// were first.
+/// Where a log that was claimed ends and starts, and on which server.
+pub struct Claimed {
+    pub snapshot_offset: Offset,
+    pub log_start_offset: Offset,
+    pub server: Server,
+}
+
+/// Keeps other replicas from a log until an instant. None: they were first.
 pub async fn claim(
     connection: &mut PgConnection,
     candidate: &Candidate,
     until: Timestamp,
-) -> Result<Option<(Offset, Offset)>, Error> {
+) -> Result<Option<Claimed>, Error> {
     let Candidate { log: (tenant, log), standing, now, .. } = candidate;
-    let claimed = sqlx::query_as(CLAIM)
+    let claimed: Option<(Offset, Offset, Instant)> = sqlx::query_as(CLAIM)
         .bind(tenant.0)
         .bind(log.0)
         .bind(now.to_chrono())
@@ -130,7 +137,10 @@ pub async fn claim(
         .bind(standing.tombstones)
         .fetch_optional(connection)
         .await?;
-    Ok(claimed)
+    Ok(claimed.map(|(snapshot_offset, log_start_offset, started_at)| {
+        let server = Server::started_at(started_at);
+        Claimed { snapshot_offset, log_start_offset, server }
+    }))
 }
 
 /// A row that loses records.
@@ -146,14 +156,15 @@ pub struct Change {
 }
 
 /// Changes rows before `end`, if all of them are as they were read. False: another replica, or a trim,
-/// was at them, and nothing is changed; or the log has vanished.
+/// was at them, and nothing is changed; or the log has vanished, or `server`, from which they were read.
 pub async fn change(
     connection: &mut PgConnection,
     (tenant, log): Due,
+    server: Server,
     end: Offset,
     changes: Vec<Change>,
 ) -> Result<bool, Error> {
-    let locked = sqlx::query(LOCK).bind(tenant.0).bind(log.0).bind(end);
+    let locked = sqlx::query(LOCK).bind(tenant.0).bind(log.0).bind(end).bind(server.to_chrono());
     if locked.fetch_optional(&mut *connection).await?.is_none() {
         return Ok(false);
     }

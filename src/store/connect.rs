@@ -16,7 +16,11 @@ use sqlx::{
 
 use tokio::time::timeout;
 
-use super::{Error, statements};
+use super::{
+    Error,
+    history::{History, Seen, Server},
+    statements,
+};
 use crate::telemetry::{self, Counted};
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
@@ -60,11 +64,12 @@ pub struct Store {
     pool: PgPool,
     options: PgConnectOptions,
     losses: Losses,
+    seen: Seen,
     waiting: Gauge,
     acquire_duration: Histogram,
 }
 
-/// When a pooled connection was last found dead. The others of its time most likely died with it,
+/// When a connection was last found dead. The others of its time most likely died with it,
 /// in a restart or failover, so none of them is used again: else each would fail some work first.
 #[derive(Clone, Debug)]
 struct Losses {
@@ -105,7 +110,24 @@ impl Store {
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        Self { pool, options, losses, waiting, acquire_duration }
+        let seen = Seen::default();
+        Self { pool, options, losses, seen, waiting, acquire_duration }
+    }
+
+    /// Notes that a connection was found dead.
+    pub fn lost(&self) {
+        self.losses.note();
+        self.seen.lost();
+    }
+
+    /// Notes which server has answered: the history that its answer is of.
+    pub fn saw(&self, server: Server) -> History {
+        self.seen.saw(server)
+    }
+
+    /// The history that answers are of, as far as it is known.
+    pub fn history(&self) -> History {
+        self.seen.history()
     }
 
     /// Sets the gauges that are read, not counted.
@@ -194,7 +216,7 @@ impl Store {
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
                 Ok(Err(error)) => {
                     if connection.ping().await.is_err() {
-                        store.losses.note();
+                        store.lost();
                     }
                     Err(error)
                 }
@@ -224,7 +246,7 @@ impl Store {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
                     if !connection_usable {
-                        store.losses.note();
+                        store.lost();
                         connection.close_on_drop();
                     }
                     Err(error)
@@ -267,6 +289,11 @@ async fn in_transaction<T, E: From<Error>>(
 
 pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, Error> {
     Ok(connection.begin().await?)
+}
+
+/// Rolls back now what a dropped transaction would roll back with the connection's next statement.
+pub async fn settle(connection: &mut PgConnection) -> Result<(), Error> {
+    Ok(connection.ping().await?)
 }
 
 /// Ends a transaction that changed nothing.

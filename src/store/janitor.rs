@@ -70,6 +70,9 @@ statements! {
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
         where partition is not null and snapshot_offset < log_start_offset limit $1";
+    /// The next logs of all, and whether so much lies behind their snapshots.
+    UNFOLDED = "select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs \
+        where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $4";
 }
 
 /// What one transaction did.
@@ -130,6 +133,20 @@ pub async fn trimmable(connection: &mut PgConnection, limit: i64) -> Result<Vec<
 /// Logs trimmed by hand past their snapshot.
 pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
     due(connection, UNSNAPPED_TRIMS, limit).await
+}
+
+/// The next logs behind one, by tenant and id: each with whether more than so many offsets lie behind its
+/// snapshot.
+pub async fn unfolded(
+    connection: &mut PgConnection,
+    (after_tenant, after_log): Due,
+    offsets: i64,
+    limit: i64,
+) -> Result<Vec<(Due, bool)>, Error> {
+    let query = sqlx::query_as(UNFOLDED).bind(after_tenant.0).bind(after_log.0).bind(offsets);
+    let rows: Vec<(i64, i64, bool)> = query.bind(limit).fetch_all(connection).await?;
+    let log = |(tenant, log, is_due)| ((TenantId(tenant), LogId(log)), is_due);
+    Ok(rows.into_iter().map(log).collect())
 }
 
 /// Removes one chunk of a doomed log, unless another replica is at it.

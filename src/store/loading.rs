@@ -18,13 +18,17 @@ statements! {
         cross join lateral ( \
             select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
             where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
-    /// A row that was compacted counts as a hole: whose requests lay in it is in the states.
+    /// With the row before, which tells whose history it is. A row that was compacted counts as a hole:
+    /// whose requests lay in it is in the states.
     TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
         cross join lateral ( \
-            select log_id, base_offset, record_count, appended_at, producers from oncelog.batches \
-            where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset and kept is null offset 0) as b \
-        order by b.log_id, b.base_offset";
+            (select log_id, base_offset, record_count, appended_at, null::bytea as producers, kept from oncelog.batches \
+                where tenant_id = $1 and log_id = w.log_id and base_offset < w.from_offset order by base_offset desc limit 1) \
+            union all \
+            (select log_id, base_offset, record_count, appended_at, producers, kept from oncelog.batches \
+                where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0)) as b \
+        where b.kept is null order by b.log_id, b.base_offset";
     SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2)";
     /// An open of these producers waits until this pass has registered them.
@@ -94,7 +98,7 @@ pub fn state(
     Ok(ProducerState { epoch, last_sequence, recent })
 }
 
-/// Every row of each log from its offset on, in order.
+/// Every row of each log from its offset on, and the one before, in order.
 pub async fn tails(
     connection: &mut PgConnection,
     tenant: TenantId,

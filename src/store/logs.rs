@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use super::{Error, Instant, statements};
+use super::{Error, Instant, Server, statements};
 use crate::{
     model::{LogId, Offset, TenantId},
     rules::memory::Head,
@@ -16,7 +16,9 @@ statements! {
     /// Only the deletion of a topic is kept waiting, and if it was first nobody waits for it.
     HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \
         order by log_id for key share skip locked";
-    RAISE_FENCES = "update oncelog.logs set fence = fence + 1 where tenant_id = $1 and log_id = any($2)";
+    /// By the clock: after a failover that has lost the last fences, no other may be taken for one of those.
+    RAISE_FENCES = "update oncelog.logs set fence = greatest(fence + 1, (extract(epoch from statement_timestamp()) * 1000000)::bigint) \
+        where tenant_id = $1 and log_id = any($2)";
     PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
         where l.tenant_id = $1 and l.log_id = any($2)";
@@ -24,7 +26,7 @@ statements! {
     /// its topic has.
     WATERMARKS = "select log_id, log_start_offset, case when partition is not null then next_offset \
             else (select t.partition_count from oncelog.topics t \
-                where t.tenant_id = $1 and t.topic_id = l.topic_id) end \
+                where t.tenant_id = $1 and t.topic_id = l.topic_id) end, pg_postmaster_start_time() \
         from oncelog.logs l where tenant_id = $1 and log_id = any($2)";
 }
 
@@ -103,19 +105,21 @@ pub async fn partition_counts(
     Ok(rows.into_iter().map(|(log_id, count)| (LogId(log_id), count)).collect())
 }
 
-/// (log start offset, high watermark) of a log; of a journal the partition count of its topic in
-/// place of the latter.
-pub type Watermarks = (LogId, Offset, Offset);
+/// (log start offset, high watermark) of a log, as this server has it; of a journal the partition
+/// count of its topic in place of the latter.
+pub type Watermarks = (LogId, Offset, Offset, Server);
 
-/// The watermarks of logs; vanished ones are left out.
+/// The watermarks of logs, all of one instant; vanished ones are left out.
 pub async fn watermarks(
     connection: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<Vec<Watermarks>, Error> {
-    let rows: Vec<(i64, i64, i64)> =
+    let rows: Vec<(i64, i64, i64, Instant)> =
         sqlx::query_as(WATERMARKS).bind(tenant.0).bind(numbers(logs)).fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(id, start, end)| (LogId(id), start, end)).collect())
+    let watermarks =
+        |(id, start, end, started_at)| (LogId(id), start, end, Server::started_at(started_at));
+    Ok(rows.into_iter().map(watermarks).collect())
 }
 
 /// Ids as Postgres takes them.

@@ -37,17 +37,19 @@ pub mod whole;
 
 mod connect;
 mod error;
+mod history;
 
-pub use connect::{Store, Work, begin, commit, rollback};
+pub use connect::{Store, Work, begin, commit, rollback, settle};
 pub use error::Error;
+pub use history::{History, Server};
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
 macro_rules! statements {
-    ($($(#[$doc:meta])* $name:ident = $sql:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $sql:expr;)*) => {
         $($(#[$doc])* const $name: &str = $sql;)*
         /// Every statement of this file.
-        pub const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $sql)),*];
+        pub const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $name)),*];
     };
 }
 use statements;

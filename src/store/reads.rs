@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, Instant, statements};
+use super::{Error, Instant, Server, statements};
 use crate::model::{
     LogId, Offset, TenantId, Timestamp,
     kept::Kept,
@@ -18,7 +18,8 @@ statements! {
     /// fewer than $5 bytes. Where offsets are dense $4 bounds the rows as well, elsewhere $6 does.
     /// `octet_length` does not decompress. A row of a committed transaction may point to its lines: they are looked up
     /// by key, and only for such a row (a join would cost every row a fifth more). One that points
-    /// to nothing is kept, and told as corrupt.
+    /// to nothing is kept, and told as corrupt. Another server than the one that is meant ($7) fails, as
+    /// it divides by zero: it never answers that there is nothing.
     ROWS = "select base_offset, record_count, appended_at, transaction_id, kept, records from ( \
             select base_offset, record_count, appended_at, transaction_id, kept, records, \
                 sum(octet_length(records)) over (order by base_offset) - octet_length(records) as size_before \
@@ -33,7 +34,9 @@ statements! {
                     and base_offset + record_count > $3 \
                 order by base_offset limit $6 \
             ) as found \
-        ) as page where coalesce(size_before, 0) < $5 order by base_offset";
+        ) as page where coalesce(size_before, 0) < $5 \
+            and 1 / (pg_postmaster_start_time() = $7)::integer = 1 \
+        order by base_offset";
     /// What ongoing and prepared transactions have staged for a log, as long as the lines before a
     /// row are fewer than $3 bytes. An ongoing one past its deadline is an aborted one. A row has a
     /// record at least, so $4 bounds those as well. Nothing but sizes is carried until it is known
@@ -51,9 +54,10 @@ statements! {
             where t.tenant_id = $1 and t.state in ('ongoing', 'prepared') \
                 and (t.state = 'prepared' or t.expires_at > statement_timestamp()) \
         ) as open where size_before < $3 order by transaction_id, ordinal limit $4";
-    /// Whether there may be holes at an offset and behind it, which has not been trimmed.
+    /// Whether there may be holes at an offset and behind it, which has not been trimmed, on the
+    /// server that is meant.
     IS_COMPACTED = "select exists (select from oncelog.logs where tenant_id = $1 and log_id = $2 \
-        and log_start_offset <= $3 and compacted_offset > $3)";
+        and log_start_offset <= $3 and compacted_offset > $3 and pg_postmaster_start_time() = $4)";
     /// Binary search for the first row appended at or after an instant: `appended_at` never
     /// decreases along a log. The answer lies in [low, high]. Where the middle is in a hole, the row
     /// before tells of it; where there is none, it is before all that is left.
@@ -73,15 +77,15 @@ statements! {
 }
 
 /// The rows that hold `[from, to)`, from the row of `from` on, until about `max_bytes` of lines
-/// have come (the first row always comes), or `limit` rows.
+/// have come (the first row always comes), or `limit` rows. `Contended`: another server than `server`
+/// answers.
 pub async fn rows(
     connection: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
-    from: Offset,
-    to: Offset,
-    max_bytes: i64,
-    limit: i64,
+    (from, to): (Offset, Offset),
+    (max_bytes, limit): (i64, i64),
+    server: Server,
 ) -> Result<Vec<Arc<Row>>, Error> {
     let rows: Vec<Stored> = sqlx::query_as(ROWS)
         .bind(tenant.0)
@@ -90,6 +94,7 @@ pub async fn rows(
         .bind(to)
         .bind(max_bytes)
         .bind(limit)
+        .bind(server.to_chrono())
         .fetch_all(connection)
         .await?;
     rows.into_iter().map(row).collect()
@@ -119,9 +124,10 @@ pub async fn is_compacted(
     tenant: TenantId,
     log: LogId,
     offset: Offset,
+    server: Server,
 ) -> Result<bool, Error> {
     let query = sqlx::query_scalar(IS_COMPACTED).bind(tenant.0).bind(log.0).bind(offset);
-    Ok(query.fetch_one(connection).await?)
+    Ok(query.bind(server.to_chrono()).fetch_one(connection).await?)
 }
 
 /// What open transactions have staged for a log, by transaction and ordinal, until about

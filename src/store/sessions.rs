@@ -14,7 +14,10 @@ use crate::{
         Epoch, LogId, Name, Partition, ProducerId, TenantId, Timestamp,
         session::{Open, REMEMBERED_OPEN_IDS, Sequencing, Session},
     },
-    rules::{fold::ProducerState, provenance, sequence::SessionFacts, session::SessionRow},
+    rules::{
+        fold::ProducerState, memory::FAR_OFFSETS, provenance, sequence::SessionFacts,
+        session::SessionRow,
+    },
 };
 
 statements! {
@@ -64,14 +67,15 @@ statements! {
         where tenant_id = $1 and producer_id = $2";
     REGISTERED_LOGS = "select log_id from oncelog.producer_states where tenant_id = $1 and producer_id = $2 order by log_id";
     /// One statement, so that a snapshot or trim between two reads cannot open a hole: every state
-    /// of the producer with the rows that come after it.
-    STANDINGS = "select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent, b.base_offset, b.producers, \
-            b.appended_at \
+    /// of the producer with the rows that come after it, if those are not too many to be read at once.
+    STANDINGS = "select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent, \
+            l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind, b.base_offset, b.producers, b.appended_at \
         from oncelog.producer_states s \
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
         left join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null \
             and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset) \
+            and l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) <= $3 \
         where s.tenant_id = $1 and s.producer_id = $2 \
         order by t.name, coalesce(l.partition, -1), b.base_offset";
 }
@@ -287,12 +291,19 @@ pub struct Standing {
     pub state: ProducerState,
 }
 
-/// Where a producer stands in all its scopes, by topic and partition.
+/// Where a producer stands in all its scopes.
+pub enum Standings {
+    /// By topic and partition.
+    Known(Vec<Standing>),
+    /// The snapshots of these logs have to come nearer first.
+    Behind(Vec<LogId>),
+}
+
 pub async fn standings(
     connection: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Vec<Standing>, Error> {
+) -> Result<Standings, Error> {
     type Found = (
         i64,
         String,
@@ -300,16 +311,22 @@ pub async fn standings(
         i64,
         Option<i64>,
         Vec<u8>,
+        bool,
         Option<i64>,
         Option<Vec<u8>>,
         Option<Instant>,
     );
-    let rows: Vec<Found> =
-        sqlx::query_as(STANDINGS).bind(tenant.0).bind(producer.0).fetch_all(connection).await?;
+    let query = sqlx::query_as(STANDINGS).bind(tenant.0).bind(producer.0).bind(FAR_OFFSETS);
+    let rows: Vec<Found> = query.fetch_all(connection).await?;
     let mut standings: Vec<(i64, Standing)> = Vec::new();
-    for (log_id, topic, partition, epoch, last_sequence, recent, base, producers, at) in rows {
+    let mut behind: Vec<LogId> = Vec::new();
+    for row in rows {
+        let (log_id, topic, partition, epoch, last, recent, is_behind, base, producers, at) = row;
+        if is_behind {
+            behind.push(LogId(log_id));
+        }
         if standings.last().is_none_or(|(last, _)| *last != log_id) {
-            let state = loading::state(epoch, last_sequence, &recent)?;
+            let state = loading::state(epoch, last, &recent)?;
             standings.push((log_id, Standing { topic: stored_name(&topic)?, partition, state }));
         }
         let (Some(base), Some(producers), Some(at)) = (base, producers, at) else { continue };
@@ -320,5 +337,9 @@ pub async fn standings(
             }
         }
     }
-    Ok(standings.into_iter().map(|(_, standing)| standing).collect())
+    if behind.is_empty() {
+        Ok(Standings::Known(standings.into_iter().map(|(_, standing)| standing).collect()))
+    } else {
+        Ok(Standings::Behind(behind))
+    }
 }

@@ -13,9 +13,10 @@ use crate::model::{LogId, Offset, ProducerId, TenantId, Timestamp};
 statements! {
     LOCK = "select snapshot_offset, next_offset from oncelog.logs \
         where tenant_id = $1 and log_id = $2 for no key update";
-    /// Rows with provenance, read from the database: memory plays no part.
+    /// Read from the database: memory plays no part. Rows without provenance count as well: what is
+    /// limited is how long the head is locked.
     ROWS = "select base_offset, record_count, appended_at, producers from oncelog.batches \
-        where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4 and producers is not null \
+        where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4 \
         order by base_offset limit $5";
     STATES = "select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
         where tenant_id = $1 and log_id = $2 and producer_id = any($3) \
@@ -39,7 +40,7 @@ pub async fn lock(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// The first `limit` rows of `[from, to)` that hold numbered requests.
+/// The first `limit` rows of `[from, to)`.
 pub async fn rows(
     connection: &mut PgConnection,
     tenant: TenantId,

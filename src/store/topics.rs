@@ -3,7 +3,7 @@
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::{Error, Instant, logs::numbers, statements};
+use super::{Error, Instant, Server, logs::numbers, statements};
 use crate::model::{
     LogId, Name, Offset, Partition, TenantId, TopicId,
     settings::OwnSettings,
@@ -12,7 +12,7 @@ use crate::model::{
 
 statements! {
     FIND = "select t.topic_id, t.partition_count, t.settings, t.created_at, \
-            array_agg(l.log_id order by coalesce(l.partition, -1)) \
+            array_agg(l.log_id order by coalesce(l.partition, -1)), pg_postmaster_start_time() \
         from oncelog.topics t join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id \
         where t.tenant_id = $1 and t.name = $2 \
         group by t.tenant_id, t.topic_id";
@@ -58,6 +58,8 @@ pub struct StoredTopic {
     pub journal: LogId,
     /// By partition.
     pub logs: Vec<LogId>,
+    /// Where it was found.
+    pub server: Server,
 }
 
 pub async fn find(
@@ -65,10 +67,10 @@ pub async fn find(
     tenant: TenantId,
     name: &Name,
 ) -> Result<Option<StoredTopic>, Error> {
-    type Found = (i64, i32, Json<OwnSettings>, Instant, Vec<i64>);
+    type Found = (i64, i32, Json<OwnSettings>, Instant, Vec<i64>, Instant);
     let found: Option<Found> =
         sqlx::query_as(FIND).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
-    let Some((topic_id, partition_count, settings, created_at, log_ids)) = found else {
+    let Some((topic_id, partition_count, settings, created_at, log_ids, started_at)) = found else {
         return Ok(None);
     };
     let mut log_ids = log_ids.into_iter().map(LogId);
@@ -83,6 +85,7 @@ pub async fn find(
         },
         journal,
         logs: log_ids.collect(),
+        server: Server::started_at(started_at),
     }))
 }
 

@@ -80,8 +80,16 @@ macro_rules! metrics_table {
 }
 
 /// How a pass ended.
-pub const PASS_OUTCOMES: &[&str] =
-    &["passed", "overtaken", "vanished", "contended", "unavailable", "outcome_unknown", "corrupt"];
+pub const PASS_OUTCOMES: &[&str] = &[
+    "passed",
+    "overtaken",
+    "vanished",
+    "behind",
+    "contended",
+    "unavailable",
+    "outcome_unknown",
+    "corrupt",
+];
 
 /// The rings that keys lie in, by how long they live.
 pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
@@ -148,7 +156,7 @@ metrics_table! {
     HTTP_BODY_DURATION_SECONDS Histogram "oncelog_http_body_duration_seconds" []
         "Time request bodies took to arrive and be decompressed.";
     HTTP_HELD_BYTES Gauge "oncelog_http_held_bytes" [HELD]
-        "Bytes of request bodies in work, and of answered records that clients have not taken yet.";
+        "Bytes of requests in work (bodies, and records until they are stored), and of answered records that clients have not taken yet.";
     HTTP_CONNECTIONS Gauge "oncelog_http_connections" []
         "Open connections.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
@@ -173,7 +181,7 @@ metrics_table! {
     PARKED_DURATION_SECONDS Histogram "oncelog_parked_duration_seconds" [PARKED_OUTCOME]
         "Time append requests that overtook others waited for them, by how that ended.";
     PASSES_TOTAL Counter "oncelog_passes_total" [PASS_KIND, PASS_OUTCOME]
-        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica.";
+        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica, behind those that wait for a snapshot.";
     PASS_DURATION_SECONDS Histogram "oncelog_pass_duration_seconds" [PASS_KIND]
         "Time of a trip of a lane to the database.";
     GROUP_REQUESTS Histogram "oncelog_group_requests" []
@@ -261,7 +269,7 @@ metrics_table! {
     DATABASE_CONNECTS_TOTAL Counter "oncelog_database_connects_total" []
         "Connections to the database that were opened.";
     DATABASE_LOSSES_TOTAL Counter "oncelog_database_losses_total" []
-        "Connections of the pool that were found dead.";
+        "Connections that were found dead.";
     DATABASE_ERRORS_TOTAL Counter "oncelog_database_errors_total" [DATABASE_ERROR]
         "Errors of the database that ended a request.";
 

@@ -99,6 +99,7 @@ const OPERATIONS: &[Row] = &[
         200,
     ),
     ("read_topic", "GET /v1/topics/{topic}/records", None, Named(CONSUME), 200),
+    ("read_topic_by_body", "POST /v1/topics/{topic}/reads", Some("{}"), Named(CONSUME), 200),
     (
         "read_partition",
         "GET /v1/topics/{topic}/partitions/{partition}/records",
@@ -137,6 +138,13 @@ const OPERATIONS: &[Row] = &[
         "fetch_group",
         "GET /v1/groups/{group}/members/{member_id}/records",
         None,
+        Consuming(GROUP),
+        200,
+    ),
+    (
+        "fetch_group_by_body",
+        "POST /v1/groups/{group}/members/{member_id}/records",
+        Some("{}"),
         Consuming(GROUP),
         200,
     ),

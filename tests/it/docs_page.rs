@@ -1,6 +1,9 @@
 //! `/docs`: the page is served with all it loads, and nothing of it comes from elsewhere.
 
+use std::io::Read;
+
 use crate::support::http::{Answer, Server};
+use flate2::read::GzDecoder;
 use oncelog::model::Code;
 
 const FILES: [&str; 3] = ["swagger-ui.css", "swagger-ui-bundle.js", "start.js"];
@@ -71,7 +74,7 @@ async fn it_is_found_and_kept_as_other_pages_are() {
     assert_eq!(server.get("/docs/").await.text(), server.get("/docs").await.text());
     let raw = server.raw("GET /docs/ HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert_eq!((raw.status, raw.header("location")), (308, Some("../docs")));
-    for path in ["/docs", "/docs/swagger-ui-bundle.js"] {
+    for path in ["/docs", "/docs/swagger-ui-bundle.js", "/openapi.json"] {
         let got = server.get(path).await;
         let head = server.call("HEAD", path).await;
         assert_eq!((head.status, head.body.len()), (200, 0));
@@ -82,12 +85,30 @@ async fn it_is_found_and_kept_as_other_pages_are() {
             let again = server.get(path).header("if-none-match", known).await;
             assert_eq!((again.status, again.body.len()), (304, 0), "{known}");
             assert_eq!(again.header("etag"), Some(etag));
+            assert_eq!(again.header("vary"), Some("accept-encoding"));
         }
         let other = server.get(path).header("if-none-match", "W/\"other\"").await;
         assert_eq!(other.body, got.body);
-        let small = server.get(path).header("accept-encoding", "gzip").await;
-        assert_eq!(small.header("content-encoding"), Some("gzip"));
-        assert!(small.body.len() < got.body.len());
+        // what is compressed once is the same for all, and for nobody who did not ask
+        for encoding in ["gzip", "zstd", "gzip", "zstd"] {
+            let small = server.get(path).header("accept-encoding", encoding).await;
+            assert_eq!(small.header("content-encoding"), Some(encoding));
+            assert_eq!(small.header("etag"), Some(etag));
+            assert_eq!(small.header("vary"), Some("accept-encoding"));
+            let length = small.body.len();
+            assert_eq!(small.header("content-length"), Some(&*length.to_string()));
+            assert!(length < got.body.len(), "{path} {encoding}");
+            let mut whole = Vec::new();
+            match encoding {
+                "gzip" => drop(GzDecoder::new(&small.body[..]).read_to_end(&mut whole).unwrap()),
+                _ => whole = zstd::decode_all(&small.body[..]).unwrap(),
+            }
+            assert!(whole == got.body, "{path} {encoding}");
+        }
+        assert_eq!(
+            (got.header("content-encoding"), got.header("vary")),
+            (None, Some("accept-encoding"))
+        );
     }
     for path in ["/docs/index.html", "/docs/x", "/docs/%2e%2e", "/docs/a/b", "/docs/start.js/"] {
         server.get(path).await.refused(Code::RouteNotFound);

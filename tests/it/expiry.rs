@@ -35,7 +35,7 @@ impl Replica {
     async fn append(&self, id: ProducerId, sequence: i64, scope: Scope) -> Result<Appended, Error> {
         let numbered = Numbered { producer_id: id, epoch: 0, sequence };
         let append = support::append(Some(numbered), &format!(r#"{{"value":{sequence}}}"#));
-        self.broker.append(self.tenant, &name(TOPIC), scope, append).await
+        self.broker.append(self.tenant, &name(TOPIC), scope, append, None).await
     }
 
     /// One record into partition 0.

@@ -326,7 +326,7 @@ async fn a_topic_that_is_half_removed_is_a_smaller_topic() {
     let (broker, gone) = (world.server.broker.clone(), world.id(GONE).await);
     let append = async |scope| {
         let append = support::append(None, r#"{"key":"k","value":1}"#);
-        broker.append(gone, &name("wide"), scope, append).await
+        broker.append(gone, &name("wide"), scope, append, None).await
     };
     for scope in [Scope::Topic, Scope::Partition(0), Scope::Partition(1_199)] {
         append(scope).await.unwrap();
@@ -389,10 +389,10 @@ async fn make(broker: &Broker, tenant: TenantId, n: usize) -> Vec<Error> {
         Join { subscription, instance_id: None, session_timeout_ms: None, auto_offset_reset: None };
     let failures = [
         broker.put_topic(tenant, &topic, Some(2), None).await.err(),
-        broker.append(tenant, &topic, Scope::Partition(0), append()).await.err(),
-        broker.append(tenant, &topic, Scope::Topic, append()).await.err(),
+        broker.append(tenant, &topic, Scope::Partition(0), append(), None).await.err(),
+        broker.append(tenant, &topic, Scope::Topic, append(), None).await.err(),
         broker.open_session(tenant, support::open(Some("p")), None).await.err(),
-        broker.begin_transaction(tenant, begin).await.err(),
+        broker.begin_transaction(tenant, begin, None).await.err(),
         broker.join_group(tenant, &name("g"), join, None).await.err(),
     ];
     failures.into_iter().flatten().collect()

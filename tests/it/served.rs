@@ -273,6 +273,21 @@ impl Process {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
+    /// Bytes of a line of the process's status: `VmRSS`, what is in memory, or `VmHWM`, the most
+    /// that was.
+    pub fn memory_bytes(&self, line: &str) -> usize {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let value = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));
+        let kib = value.unwrap().trim().strip_suffix(" kB").unwrap();
+        kib.parse::<usize>().unwrap() << 10
+    }
+
+    /// The most that was in memory is counted from now on.
+    pub fn forget_peak(&self) {
+        std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").unwrap();
+    }
+
     pub async fn exit(&mut self) -> ExitStatus {
         until("the process to end", async || self.child.try_wait().unwrap()).await
     }

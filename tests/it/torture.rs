@@ -94,7 +94,7 @@ async fn send(world: Arc<World>, id: ProducerId, key: RequestKey, seed: u64) -> 
         let numbered = Numbered { producer_id: id, epoch: key.epoch, sequence: key.sequence };
         let append = support::append(Some(numbered), &records(&key));
         let sent = tokio::spawn(async move {
-            broker.append(tenant, &name(key.scope.0), scope_of(key.scope), append).await
+            broker.append(tenant, &name(key.scope.0), scope_of(key.scope), append, None).await
         });
         if rng.random_bool(0.05) {
             // the client hangs up and sends again
@@ -220,7 +220,7 @@ async fn unnumbered(world: &World, rng: &mut StdRng) {
     let (broker, tenant) = world.broker(rng);
     let append = support::append(None, &json!({"value": {"unnumbered": mark}}).to_string());
     let scope = if rng.random() { Scope::Topic } else { Scope::Partition(0) };
-    if let Ok(appended) = broker.append(*tenant, &name(TOPICS[0]), scope, append).await {
+    if let Ok(appended) = broker.append(*tenant, &name(TOPICS[0]), scope, append, None).await {
         world.history.lock().unwrap().unnumbered.insert(mark, appended);
     }
 }

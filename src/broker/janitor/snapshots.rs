@@ -1,6 +1,9 @@
 //! Snapshots: the rows since the last one are folded into the registered states.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
 
 use super::{Task, measured, size};
 use crate::{
@@ -15,22 +18,47 @@ use crate::{
     telemetry,
 };
 
-const LOGS_PER_ROUND: i64 = 100;
+/// Logs that are due after a trim by hand, and those that are looked at for what lies behind their snapshots.
+const TRIMS_PER_ROUND: i64 = 100;
+const LOGS_PER_ROUND: i64 = 2_000;
 
-/// A trim by hand waits for a snapshot. (Others are taken as logs grow.)
-pub struct Snapshots;
+/// A log with more behind its snapshot is due, whoever feeds it: far below what is still read at once
+/// (`FAR_OFFSETS`). (A lane takes snapshots of those in its memory earlier, as they grow.)
+const UNFOLDED_OFFSETS: i64 = 50_000;
+
+/// The log behind which the next round goes on.
+#[derive(Default)]
+pub struct Snapshots(Mutex<Option<Due>>);
 
 impl Task for Snapshots {
     const NAME: &'static str = "snapshot";
     type Item = Due;
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
-        broker.store.run(|c| Box::pin(store::janitor::unsnapped(c, LOGS_PER_ROUND))).await
+        let first = (TenantId(0), LogId(0));
+        let after = self.0.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(first);
+        let find = broker.store.run(move |c| Box::pin(find(c, after)));
+        let (due, last) = find.await?;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = last;
+        Ok(due)
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
         chunk(&broker.store, log, rows).await
     }
+}
+
+/// What is due, and the last log that was looked at if there may be more behind it.
+async fn find(
+    connection: &mut Connection,
+    after: Due,
+) -> Result<(Vec<Due>, Option<Due>), store::Error> {
+    let mut due = store::janitor::unsnapped(connection, TRIMS_PER_ROUND).await?;
+    let logs =
+        store::janitor::unfolded(connection, after, UNFOLDED_OFFSETS, LOGS_PER_ROUND).await?;
+    let last = logs.last().filter(|_| logs.len() as i64 == LOGS_PER_ROUND).map(|(log, _)| *log);
+    due.extend(logs.into_iter().filter(|(_, is_due)| *is_due).map(|(log, _)| log));
+    Ok((due, last))
 }
 
 /// Takes a snapshot, chunk by chunk.
@@ -64,7 +92,7 @@ async fn fold(
     let end = rows.last().filter(|_| more).map_or(to, |row| row.base_offset + row.record_count);
     let mut producers: Vec<ProducerId> = Vec::new();
     for row in &rows {
-        let bytes = row.producers.as_deref().unwrap_or_default();
+        let Some(bytes) = row.producers.as_deref() else { continue };
         let entries = provenance::decode_entries(row.base_offset, bytes)?;
         producers.extend(entries.iter().map(|entry| entry.producer_id));
     }

@@ -11,11 +11,11 @@ use crate::{
 impl Error {
     /// `at`: where the settings are in the body.
     pub fn above_maxima(at: &str, settings: &[(Key, Value, i64)]) -> Self {
-        let fault = |(key, value, maximum): &(Key, Value, i64)| Fault {
-            pointer: format!("{at}/{}", key.name()),
-            detail: format!("{value} is above {maximum}, the operator's maximum for this tenant"),
+        let fault = |(key, value, maximum): &(Key, Value, i64)| {
+            let why = format!("{value} is above {maximum}, the operator's maximum for this tenant");
+            Fault::new(format!("{at}/{}", key.name()), why)
         };
-        Invalid { faults: settings.iter().map(fault).collect() }.into()
+        Invalid::of(settings.iter().map(fault)).into()
     }
 
     pub(super) fn tenant_suspended(tenant: &Name) -> Self {

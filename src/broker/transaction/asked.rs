@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::super::{
     Broker, Error,
     append::{place, too_large},
+    budget::Held,
     group::Lines,
     known,
 };
@@ -49,6 +50,8 @@ pub struct Asked {
     pub dedups: Vec<Dedup>,
     /// The last one for each place.
     pub offsets: Vec<Claimed>,
+    /// What all of it is counted for.
+    pub held: Held,
 }
 
 impl Broker {
@@ -57,8 +60,8 @@ impl Broker {
     pub async fn ask(
         &self,
         tenant: TenantId,
-        appends: &[AppendItem],
-        offsets: &[OffsetItem],
+        (appends, offsets): (&[AppendItem], &[OffsetItem]),
+        held: &Held,
         in_pass: bool,
         anew: bool,
     ) -> Result<Asked, Error> {
@@ -74,6 +77,7 @@ impl Broker {
             too_large: None,
             dedups: Vec::new(),
             offsets: self.ask_offsets(tenant, offsets, in_pass, anew).await?,
+            held: held.clone(),
         };
         if appends.is_empty() {
             return Ok(asked);

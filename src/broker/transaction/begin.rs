@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{Asked, Done, Stop, hold_session, records};
 use crate::{
-    broker::{Broker, Error, append::RESOLVE_ATTEMPTS, offsets::count_fenced},
+    broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, offsets::count_fenced},
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
@@ -28,6 +28,7 @@ impl Broker {
         &self,
         tenant: TenantId,
         begin: Begin,
+        held: Held,
     ) -> Result<Answered, Error> {
         let new = New {
             id: begin.transaction_id.unwrap_or_else(Uuid::now_v7),
@@ -37,10 +38,9 @@ impl Broker {
         };
         let new = Arc::new(new);
         for attempt in 0..RESOLVE_ATTEMPTS {
-            let work = &begin.work;
-            let in_pass = begin.commit && !work.appends.is_empty();
-            let asked =
-                self.ask(tenant, &work.appends, &work.offsets, in_pass, attempt > 0).await?;
+            let work = (&*begin.work.appends, &*begin.work.offsets);
+            let in_pass = begin.commit && !begin.work.appends.is_empty();
+            let asked = self.ask(tenant, work, &held, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
             let begun = match transaction::timeout_ms(begin.timeout_ms, None, &settings) {
                 Err(refusal) => self.begun_before(tenant, &new, refusal).await,

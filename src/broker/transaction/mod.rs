@@ -32,6 +32,7 @@ use self::asked::Asked;
 use super::{
     Broker, Error,
     append::RESOLVE_ATTEMPTS,
+    budget::Held,
     offsets::count_fenced,
     watches::{Herald, News},
 };
@@ -112,13 +113,14 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         call: Call,
+        held: Held,
     ) -> Result<Answered, Error> {
         let name = name(&call);
         let call = Arc::new(call);
         let mut wait = None;
         for attempt in 0.. {
-            let (appends, offsets) = work(&call);
-            let asked = Arc::new(self.ask(tenant, appends, offsets, false, attempt > 0).await?);
+            let asked = self.ask(tenant, work(&call), &held, false, attempt > 0).await?;
+            let asked = Arc::new(asked);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
                 Ok(done) => return Ok(self.answer(name, done)),
                 Err(stop) => stop,

@@ -71,7 +71,9 @@ impl Broker {
         };
         let (answer, answered) = oneshot::channel();
         let arrived_at = Instant::now();
-        let ticket = Ticket { lines, answer, arrived_at, maybe_written: false, parked: None };
+        let _held = asked.held;
+        let ticket =
+            Ticket { lines, answer, arrived_at, maybe_written: false, parked: None, _held };
         self.lanes.submit(topic, Job { tenant, request, ticket })?;
         match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
             Outcome::Committed { row, duplicate: false } => Ok(Done::now(*row)),

@@ -23,11 +23,12 @@ pub use self::flags::GroupFlags;
 use super::{
     super::{
         Interrupted,
-        client::{ANSWER_TIMEOUT, Answer, Client, Failure},
+        client::{Answer, Client, Failure},
         interrupted,
         output::{closed, print},
     },
-    MAX_LIMIT, NO_WAIT, WAIT,
+    NO_WAIT, WAIT,
+    ask::Ask,
 };
 use crate::model::Name;
 
@@ -203,12 +204,10 @@ impl Consumer {
             (true, true) => WAIT.min(self.lease() / 3),
             (false, _) => Duration::ZERO,
         };
-        let wait_ms = wait.as_millis().to_string();
-        let limit = self.left.clamp(1, MAX_LIMIT).to_string();
-        let mut query = vec![("limit", limit.as_str()), ("wait_ms", wait_ms.as_str())];
-        query.extend(self.cursor.as_deref().map(|cursor| ("cursor", cursor)));
-        let request = self.of_member(Method::GET, Some("records"), &query)?;
-        let sent = self.client.send(request.timeout(ANSWER_TIMEOUT + wait)).await;
+        let from = self.cursor.as_deref().map(|cursor| ("cursor", cursor));
+        let ask = Ask { from, at_most: self.left, wait };
+        let path = self.path_of_member(Some("records"))?;
+        let sent = self.client.send(ask.request(&self.client, &path, &path)).await;
         match sent {
             // a group of this name that was deleted and made again
             Err(Failure::Refused(problem)) if problem.code == "invalid_cursor" => {
@@ -220,16 +219,19 @@ impl Consumer {
         }
     }
 
+    fn path_of_member<'a>(&'a self, what: Option<&'a str>) -> anyhow::Result<Vec<&'a str>> {
+        let member = self.member.as_ref().context("no member")?;
+        let mut path = vec!["groups", self.group.as_str(), "members", &member.id];
+        path.extend(what);
+        Ok(path)
+    }
+
     fn of_member(
         &self,
         method: Method,
         what: Option<&str>,
-        query: &[(&str, &str)],
     ) -> anyhow::Result<reqwest::RequestBuilder> {
-        let member = self.member.as_ref().context("no member")?;
-        let mut path = vec!["groups", self.group.as_str(), "members", &member.id];
-        path.extend(what);
-        Ok(self.client.request(method, &path, query))
+        Ok(self.client.request(method, &self.path_of_member(what)?, &[]))
     }
 
     /// What is answered to a member; none: it is none any more.
@@ -321,7 +323,7 @@ impl Consumer {
                 biased;
                 printed = &mut told => return printed.context("cannot print")?,
                 () = sleep_until(due) => {
-                    let request = self.of_member(Method::POST, Some("heartbeat"), &[])?;
+                    let request = self.of_member(Method::POST, Some("heartbeat"))?;
                     let sent = self.client.send(request).await;
                     let Some(answer) = self.standing(sent)? else { continue };
                     let revoked = answer.json::<Told>()?.revoked;
@@ -359,7 +361,7 @@ impl Consumer {
         if self.member.is_none() || self.is_static {
             return;
         }
-        if let Ok(request) = self.of_member(Method::DELETE, None, &[]) {
+        if let Ok(request) = self.of_member(Method::DELETE, None) {
             // else its lease runs out
             let _ = timeout(GRACE, self.client.send(request)).await;
         }

@@ -7,16 +7,12 @@ use std::{
 };
 
 use anyhow::bail;
-use reqwest::{Method, header::ACCEPT};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::{MAX_LIMIT, NO_WAIT, WAIT};
-use crate::{
-    cli::client::{ANSWER_TIMEOUT, Client},
-    model::Name,
-};
+use super::{NO_WAIT, WAIT, ask::Ask};
+use crate::{cli::client::Client, model::Name};
 
 /// Until where the partitions are read.
 pub enum Until {
@@ -66,14 +62,12 @@ impl Whole {
             return Ok(None);
         }
         let begun = Instant::now();
-        let limit = at_most.clamp(1, MAX_LIMIT).to_string();
         let wait = if matches!(self.until, Until::Never) { WAIT } else { Duration::ZERO };
-        let wait_ms = wait.as_millis().to_string();
         let (what, from) = &self.from;
-        let query = [(*what, from.as_str()), ("limit", &limit), ("wait_ms", &wait_ms)];
-        let path = ["topics", self.topic.as_str(), "records"];
-        let request = self.client.request(Method::GET, &path, &query);
-        let request = request.header(ACCEPT, "application/json").timeout(ANSWER_TIMEOUT + wait);
+        let ask = Ask { from: Some((*what, from.as_str())), at_most, wait };
+        let topic = self.topic.as_str();
+        let path = ["topics", topic, "records"];
+        let request = ask.request(&self.client, &path, &["topics", topic, "reads"]);
         let answer = self.client.send(request).await?;
         let Answer { records, partitions, cursor } = answer.json()?;
         let mut lines = Vec::with_capacity(answer.body.len());

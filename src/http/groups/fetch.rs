@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::members::{Membership, assignment};
 use crate::{
@@ -17,12 +17,14 @@ use crate::{
     http::{
         access::{Gate, Group, GroupAccess, MemberPath},
         auth::Word,
+        body::JsonBody,
         docs::FetchAnswer,
         json::Faults,
         media::{AnswersRecords, Media},
-        query::Query,
+        query::{Place, Query},
         reads::{
             bounds::Bounds,
+            cursors,
             records::{self, drop_last, write_records},
         },
     },
@@ -33,33 +35,41 @@ use crate::{
     },
 };
 
-#[derive(Default, Deserialize, IntoParams)]
+/// What a fetch asks for, in the URL or in a body.
+#[derive(Default, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct FetchQuery {
+pub struct FetchParameters {
     /// Where to go on: the `cursor` of an answer, as it stands. Without: from the committed offsets.
     cursor: Option<String>,
     /// Most records to answer, of all partitions together.
     #[param(minimum = 1, maximum = 10000, default = 500)]
+    #[schema(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
     /// Most bytes of records to answer, of all partitions together; the first one always comes.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
+    #[schema(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
     /// How long to wait for a record when there is none yet in any partition (a long poll); it may
     /// be longer than the lease, which goes on meanwhile.
     #[param(minimum = 0, maximum = 60000, default = 0)]
+    #[schema(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
 }
 
-impl FetchQuery {
-    fn checked(self) -> Result<Fetch, Invalid> {
+impl FetchParameters {
+    fn checked(self, place: Place) -> Result<Fetch, Invalid> {
         let mut faults = Faults::default();
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, self.limit, self.max_bytes, self.wait_ms);
+            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
         faults.finish()?;
         Ok(Fetch { cursor: self.cursor, limit, max_bytes, wait_ms })
     }
 }
+
+/// What takes a cursor that is too long for a URL.
+const LONG_CURSORS: &str = "POST /v1/groups/{group}/members/{member_id}/records";
 
 /// What the fetch of the document's story answers.
 pub const CURSOR: &str = "AWcCBAIEAgABAgABAgAC40W8Ag";
@@ -74,6 +84,13 @@ fn example() -> Value {
                 "appended_at": "2026-11-21T08:00:00.000Z", "key": "customer-7",
                 "value": {"total": 12.5}, "headers": {"source": "web"}}],
         "cursor": CURSOR})
+}
+
+/// The next answer.
+fn nothing_new() -> Value {
+    let mut answer = example();
+    answer["records"] = json!([]);
+    answer
 }
 
 /// Fetch records
@@ -94,7 +111,7 @@ fn example() -> Value {
 #[utoipa::path(get, path = "/v1/groups/{group}/members/{member_id}/records",
     operation_id = "fetch_group", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
-        ("member_id" = String, Path, description = "The `member_id` of the join"), FetchQuery),
+        ("member_id" = String, Path, description = "The `member_id` of the join"), FetchParameters),
     responses((status = 200, description = "Records, perhaps none",
         content(
             (FetchAnswer = "application/json", example = json!(example())),
@@ -113,13 +130,49 @@ pub async fn fetch_group(
     State(gate): State<Arc<Gate>>,
     MemberPath(member_id): MemberPath,
     AnswersRecords(media): AnswersRecords,
-    Query(query): Query<FetchQuery>,
+    Query(query): Query<FetchParameters>,
 ) -> Result<Response, Error> {
-    let fetch = query.checked()?;
+    answer(access, &gate, &member_id, media, query.checked(Place::Query)?).await
+}
+
+/// Fetch records with a long cursor
+///
+/// The same as the `GET`, with its parameters as a JSON body: for cursors that are too long for a URL (of
+/// more than 8 KiB), as those of members that own very many partitions are. It can be repeated as it is.
+#[utoipa::path(post, path = "/v1/groups/{group}/members/{member_id}/records",
+    operation_id = "fetch_group_by_body", tag = "groups",
+    params(("group" = String, Path, description = "The group's name"),
+        ("member_id" = String, Path, description = "The `member_id` of the join")),
+    request_body(content = FetchParameters, description = "The parameters of the fetch",
+        example = json!({"cursor": CURSOR, "limit": 500, "wait_ms": 0})),
+    responses((status = 200, description = "Records, perhaps none",
+        content(
+            (FetchAnswer = "application/json", example = json!(nothing_new())),
+            (String = "application/x-ndjson", example = json!(""))),
+        headers(
+            ("Oncelog-Cursor" = String, description = "With NDJSON: where to go on"),
+            ("Oncelog-Generation" = i64, description = "With NDJSON: the newest generation")))),
+    security(("bearer" = ["group", "consume"])))]
+pub async fn fetch_group_by_body(
+    access: GroupAccess<Group>,
+    State(gate): State<Arc<Gate>>,
+    MemberPath(member_id): MemberPath,
+    AnswersRecords(media): AnswersRecords,
+    sent: JsonBody<FetchParameters>,
+) -> Result<Response, Error> {
+    answer(access, &gate, &member_id, media, sent.body.checked(Place::Body)?).await
+}
+
+async fn answer(
+    access: GroupAccess<Group>,
+    gate: &Gate,
+    member_id: &str,
+    media: Media,
+    fetch: Fetch,
+) -> Result<Response, Error> {
     let group = &access.group;
     let permit = |topic: &Name| access.grant.demand(Word::Consume, topic);
-    let fetched =
-        access.broker.fetch_group(access.tenant, group, &member_id, fetch, permit).await?;
+    let fetched = access.broker.fetch_group(access.tenant, group, member_id, fetch, permit).await?;
     let GroupFetched { membership, parts, cursor } = fetched;
     let generation = membership.generation;
     let body = match media {
@@ -132,9 +185,7 @@ pub async fn fetch_group(
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
     if media == Media::Ndjson {
-        // Base64 is fit for a header.
-        let cursor = HeaderValue::try_from(cursor).map_err(|_| Error::internal())?;
-        answer.headers_mut().insert("oncelog-cursor", cursor);
+        answer.headers_mut().insert("oncelog-cursor", cursors::header(cursor)?);
         answer.headers_mut().insert("oncelog-generation", generation.into());
     }
     Ok(answer)
@@ -197,7 +248,7 @@ mod tests {
     };
 
     fn fetch(text: &str) -> Result<Fetch, Invalid> {
-        query::parse::<FetchQuery>(Some(text))?.checked()
+        query::parse::<FetchParameters>(Some(text))?.checked(Place::Query)
     }
 
     #[test]

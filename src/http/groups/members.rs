@@ -11,7 +11,7 @@ use super::super::{
     access::{Group, GroupAccess, MemberPath},
     auth::Word,
     body::{JsonBody, KeyedBody},
-    json::Faults,
+    json::{AtMost, Faults},
     media::AnswersJson,
     query::{NoParameters, Query},
 };
@@ -51,8 +51,8 @@ impl From<AutoOffsetReset> for group::AutoOffsetReset {
 #[serde(deny_unknown_fields)]
 pub struct JoinGroup {
     /// Topics by name; each must be there.
-    #[schema(max_items = 1000)]
-    topics: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
+    topics: Option<AtMost<String, MAX_TOPICS>>,
     /// Topics by a regular expression (RE2 syntax), also those that are made later. It is found
     /// anywhere in a name unless it is anchored with `^` and `$`.
     #[schema(min_length = 1, max_length = 1000)]
@@ -71,17 +71,10 @@ pub struct JoinGroup {
 impl JoinGroup {
     fn checked(self) -> Result<Join, Invalid> {
         let mut faults = Faults::default();
-        let sent = self.topics.unwrap_or_default();
-        if sent.is_empty() && self.topic_pattern.is_none() {
+        if self.topics.as_ref().is_none_or(AtMost::is_empty) && self.topic_pattern.is_none() {
             faults.add("/topics", "topics are expected, or a topic_pattern, or both");
         }
-        if sent.len() > MAX_TOPICS {
-            faults.add("/topics", format!("at most {MAX_TOPICS} topics are named"));
-        }
-        let names = sent.iter().take(MAX_TOPICS).enumerate();
-        let topics = names
-            .filter_map(|(at, text)| faults.name(&format!("/topics/{at}"), Some(text)))
-            .collect();
+        let topics = self.topics.map(|sent| faults.names("/topics", sent)).unwrap_or_default();
         let pattern = self.topic_pattern.as_deref().map(TopicPattern::parse);
         let pattern = match pattern.transpose() {
             Ok(pattern) => pattern,

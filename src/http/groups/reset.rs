@@ -15,7 +15,7 @@ use crate::{
     http::{
         access::{Group, GroupAccess},
         body::JsonBody,
-        json::Faults,
+        json::{AtMost, Faults},
         media::AnswersJson,
     },
     model::{
@@ -31,8 +31,8 @@ use crate::{
 pub struct ResetOffsets {
     /// All partitions of these topics. Without: all that the group has subscribed to or has committed
     /// in.
-    #[schema(min_items = 1, max_items = 1000)]
-    topics: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 1000)]
+    topics: Option<AtMost<String, MAX_TOPICS>>,
     #[schema(value_type = ResetTarget)]
     to: SentTarget,
     /// Only answer what it would do.
@@ -104,13 +104,10 @@ impl ResetOffsets {
     fn checked(self) -> Result<OffsetsReset, Invalid> {
         let mut faults = Faults::default();
         let topics = self.topics.map(|topics| {
-            if !(1..=MAX_TOPICS).contains(&topics.len()) {
+            if topics.is_empty() {
                 faults.add("/topics", format!("1 to {MAX_TOPICS} topics are expected"));
             }
-            let name = |(index, text): (usize, &String)| {
-                faults.name(&format!("/topics/{index}"), Some(text))
-            };
-            topics.iter().enumerate().filter_map(name).collect()
+            faults.names("/topics", topics)
         });
         let to = match self.to {
             SentTarget::Word(word) => match word.as_str() {

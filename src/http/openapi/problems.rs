@@ -113,6 +113,10 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
     ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
+    (
+        "read_topic_by_body",
+        &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
+    ),
     ("list_groups", &[EVERY, ANSWERING]),
     ("get_group", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
     (
@@ -135,6 +139,17 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     (
         "fetch_group",
         &[EVERY, ANSWERING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
+    ),
+    (
+        "fetch_group_by_body",
+        &[
+            EVERY,
+            ANSWERING,
+            TAKING,
+            OF_MEMBER,
+            &[Code::InvalidCursor, Code::OffsetOutOfRange],
+            WRITING,
+        ],
     ),
     ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
@@ -172,8 +187,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     (
         "add_offsets_to_transaction",
         &[
-            // by a cursor of another ownership; all else is judged when it ends
-            &[Code::IllegalGeneration],
+            // a cursor may be of another ownership; all else is judged when it ends
+            &[Code::IllegalGeneration, Code::TransactionTooLarge],
             EVERY,
             ANSWERING,
             TAKING,

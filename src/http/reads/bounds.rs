@@ -1,6 +1,6 @@
 //! How much an answer may hold, and how long it may be waited for.
 
-use super::super::json::Faults;
+use super::super::{json::Faults, query::Place};
 
 const DEFAULT_LIMIT: i64 = 500;
 const MAX_LIMIT: i64 = 10_000;
@@ -20,18 +20,19 @@ impl Bounds {
     /// The parameters of these names, or what holds without them.
     pub fn checked(
         faults: &mut Faults,
+        place: Place,
         limit: Option<i64>,
         max_bytes: Option<i64>,
         wait_ms: Option<i64>,
     ) -> Self {
         let mut size = |name, value: Option<i64>, default, range| {
-            let value = faults.range(name, Some(value.unwrap_or(default)), range);
+            let value = faults.range(&place.of(name), Some(value.unwrap_or(default)), range);
             value.and_then(|value| usize::try_from(value).ok()).unwrap_or_default()
         };
         Self {
-            limit: size("?limit", limit, DEFAULT_LIMIT, 1..=MAX_LIMIT),
-            max_bytes: size("?max_bytes", max_bytes, DEFAULT_BYTES, 1..=MAX_BYTES),
-            wait_ms: size("?wait_ms", wait_ms, 0, 0..=MAX_WAIT_MS) as u64,
+            limit: size("limit", limit, DEFAULT_LIMIT, 1..=MAX_LIMIT),
+            max_bytes: size("max_bytes", max_bytes, DEFAULT_BYTES, 1..=MAX_BYTES),
+            wait_ms: size("wait_ms", wait_ms, 0, 0..=MAX_WAIT_MS) as u64,
         }
     }
 }

@@ -8,20 +8,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Deserializer, de};
+use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     bounds::Bounds,
+    cursors,
     records::{self, drop_last, write_records},
 };
 use crate::{
     broker::Error,
     http::{
         access::{Consume, Gate, TopicAccess},
+        body::JsonBody,
         docs::TopicReadAnswer,
         json::Faults,
         media::{AnswersRecords, Media},
-        query::Query,
+        query::{Place, Query},
     },
     model::{
         Invalid, Name, Timestamp,
@@ -29,31 +32,38 @@ use crate::{
     },
 };
 
-#[derive(Default, Deserialize, IntoParams)]
+/// What a read of a topic asks for, in the URL or in a body.
+#[derive(Default, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct TopicReadQuery {
+pub struct TopicReadParameters {
     /// Where to read on: the `cursor` of an answer, as it stands.
     cursor: Option<String>,
     /// Without a cursor: at every partition's first record (`earliest`, the default), or at the next
     /// to come (`latest`).
     #[param(inline)]
+    #[schema(inline)]
     offset: Option<Beginning>,
     /// Without a cursor: at every partition's first record appended at or after this instant (RFC
     /// 3339).
     #[param(format = DateTime)]
+    #[schema(format = DateTime)]
     timestamp: Option<String>,
     /// Most records to answer, of all partitions together.
     #[param(minimum = 1, maximum = 10000, default = 500)]
+    #[schema(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
     /// Most bytes of records to answer, of all partitions together; the first one always comes.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
+    #[schema(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
     /// How long to wait for a record when there is none yet in any partition (a long poll).
     #[param(minimum = 0, maximum = 60000, default = 0)]
+    #[schema(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
     /// There is nothing else here; what is staged is read partition by partition.
     #[param(inline)]
+    #[schema(inline)]
     isolation: Option<Committed>,
 }
 
@@ -81,13 +91,14 @@ impl<'de> Deserialize<'de> for Committed {
     }
 }
 
-impl TopicReadQuery {
-    fn checked(self) -> Result<TopicRead, Invalid> {
+impl TopicReadParameters {
+    fn checked(self, place: Place) -> Result<TopicRead, Invalid> {
         // there is nothing else
         let (None | Some(Committed::ReadCommitted)) = self.isolation;
         let mut faults = Faults::default();
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, self.limit, self.max_bytes, self.wait_ms);
+            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
         let start = match (self.cursor, self.offset, self.timestamp) {
             (None, None | Some(Beginning::Earliest), None) => TopicStart::Earliest,
             (None, Some(Beginning::Latest), None) => TopicStart::Latest,
@@ -95,19 +106,59 @@ impl TopicReadQuery {
             (None, None, Some(instant)) => match Timestamp::parse(&instant) {
                 Ok(instant) => TopicStart::Timestamp(instant),
                 Err(why) => {
-                    faults.add("?timestamp", why);
+                    faults.add(&place.of("timestamp"), why);
                     TopicStart::Earliest
                 }
             },
             (cursor, ..) => {
-                let pointer = if cursor.is_some() { "?cursor" } else { "?timestamp" };
-                faults.add(pointer, "cursor, offset and timestamp exclude each other");
+                let pointer = place.of(if cursor.is_some() { "cursor" } else { "timestamp" });
+                faults.add(&pointer, "cursor, offset and timestamp exclude each other");
                 TopicStart::Earliest
             }
         };
         faults.finish()?;
         Ok(TopicRead { start, limit, max_bytes, wait_ms })
     }
+}
+
+/// What takes a cursor that is too long for a URL.
+const LONG_CURSORS: &str = "POST /v1/topics/{topic}/reads";
+
+/// What the read of the document's story answers.
+const CURSOR: &str = "AXQBBAEBAlqhJaQ";
+const LINES: &str = "{\"partition\":0,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
+     {\"partition\":0,\"offset\":1,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":null}\n\
+     {\"partition\":1,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value_base64\":\"AAEC\",\"key\":\"customer-1\"}\n\
+     {\"partition\":3,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n";
+
+fn example() -> Value {
+    json!({"topic": "orders",
+    "records": [{"partition": 0, "offset": 0,
+        "appended_at": "2026-11-21T08:00:00.000Z", "key": "customer-7",
+        "value": {"total": 12.5}, "headers": {"source": "web"}},
+        {"partition": 0, "offset": 1, "appended_at": "2026-11-21T08:00:00.000Z",
+        "value": null},
+        {"partition": 1, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
+        "key": "customer-1", "value_base64": "AAEC"},
+        {"partition": 3, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
+        "key": "customer-7", "value": {"total": 12.5}, "headers": {"source": "web"}}],
+    "partitions": [
+        {"partition": 0, "next_offset": 2, "log_start_offset": 0, "high_watermark": 2},
+        {"partition": 1, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1},
+        {"partition": 2, "next_offset": 0, "log_start_offset": 0, "high_watermark": 0},
+        {"partition": 3, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1}],
+    "cursor": CURSOR})
+}
+
+/// The next answer.
+fn nothing_new() -> Value {
+    let mut answer = example();
+    answer["records"] = json!([]);
+    answer
 }
 
 /// Read a topic
@@ -118,43 +169,53 @@ impl TopicReadQuery {
 /// record of any partition, also of one that is added meanwhile: partitions that appear later are
 /// read from their beginning. `Accept: application/x-ndjson` asks for the records alone, one a line.
 #[utoipa::path(get, path = "/v1/topics/{topic}/records", operation_id = "read_topic", tag = "reads",
-    params(("topic" = String, Path, description = "The topic's name"), TopicReadQuery),
+    params(("topic" = String, Path, description = "The topic's name"), TopicReadParameters),
     responses((status = 200, description = "Records, perhaps none",
         content(
-            (TopicReadAnswer = "application/json", example = json!({"topic": "orders",
-                "records": [{"partition": 0, "offset": 0,
-                    "appended_at": "2026-11-21T08:00:00.000Z", "key": "customer-7",
-                    "value": {"total": 12.5}, "headers": {"source": "web"}},
-                    {"partition": 0, "offset": 1, "appended_at": "2026-11-21T08:00:00.000Z",
-                    "value": null},
-                    {"partition": 1, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
-                    "key": "customer-1", "value_base64": "AAEC"},
-                    {"partition": 3, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
-                    "key": "customer-7", "value": {"total": 12.5}, "headers": {"source": "web"}}],
-                "partitions": [
-                    {"partition": 0, "next_offset": 2, "log_start_offset": 0, "high_watermark": 2},
-                    {"partition": 1, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1},
-                    {"partition": 2, "next_offset": 0, "log_start_offset": 0, "high_watermark": 0},
-                    {"partition": 3, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1}],
-                "cursor": "AXQBBAEBAlqhJaQ"})),
-            (String = "application/x-ndjson", example = json!(
-                "{\"partition\":0,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
-                 \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
-                 {\"partition\":0,\"offset\":1,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
-                 \"value\":null}\n\
-                 {\"partition\":1,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
-                 \"value_base64\":\"AAEC\",\"key\":\"customer-1\"}\n\
-                 {\"partition\":3,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
-                 \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n"))),
+            (TopicReadAnswer = "application/json", example = json!(example())),
+            (String = "application/x-ndjson", example = json!(LINES))),
         headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_topic(
     access: TopicAccess<Consume>,
     State(gate): State<Arc<Gate>>,
     AnswersRecords(media): AnswersRecords,
-    Query(query): Query<TopicReadQuery>,
+    Query(query): Query<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    let read = query.checked()?;
+    answer(access, &gate, media, query.checked(Place::Query)?).await
+}
+
+/// Read a topic with a long cursor
+///
+/// The same as `GET /v1/topics/{topic}/records`, with its parameters as a JSON body: for cursors that are
+/// too long for a URL (of more than 8 KiB), as those of very many partitions are. It changes nothing, and
+/// can be repeated as it is.
+#[utoipa::path(post, path = "/v1/topics/{topic}/reads", operation_id = "read_topic_by_body",
+    tag = "reads",
+    params(("topic" = String, Path, description = "The topic's name")),
+    request_body(content = TopicReadParameters, description = "The parameters of the read",
+        example = json!({"cursor": CURSOR, "limit": 500, "wait_ms": 0})),
+    responses((status = 200, description = "Records, perhaps none",
+        content(
+            (TopicReadAnswer = "application/json", example = json!(nothing_new())),
+            (String = "application/x-ndjson", example = json!(""))),
+        headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
+    security(("bearer" = ["consume"])))]
+pub async fn read_topic_by_body(
+    access: TopicAccess<Consume>,
+    State(gate): State<Arc<Gate>>,
+    AnswersRecords(media): AnswersRecords,
+    sent: JsonBody<TopicReadParameters>,
+) -> Result<Response, Error> {
+    answer(access, &gate, media, sent.body.checked(Place::Body)?).await
+}
+
+async fn answer(
+    access: TopicAccess<Consume>,
+    gate: &Gate,
+    media: Media,
+    read: TopicRead,
+) -> Result<Response, Error> {
     let fetched = access.broker.read_topic(access.tenant, &access.topic, read).await?;
     let body = gate.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, &fetched),
@@ -163,9 +224,7 @@ pub async fn read_topic(
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
     if media == Media::Ndjson {
-        // Base64 is fit for a header.
-        let cursor = HeaderValue::try_from(fetched.cursor).map_err(|_| Error::internal())?;
-        answer.headers_mut().insert("oncelog-cursor", cursor);
+        answer.headers_mut().insert("oncelog-cursor", cursors::header(fetched.cursor)?);
     }
     Ok(answer)
 }

@@ -3,12 +3,12 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::work::{Asked, TransactionAppend, TransactionOffset};
+use super::work::{Appends, Asked, Offsets, TransactionAppend, TransactionOffset};
 use crate::{
-    broker::Error,
+    broker::{Error, Taken},
     http::{
         auth::Grant,
-        json::{Faults, Object},
+        json::{AtMost, Faults},
     },
     model::{
         Epoch, MAX_INTEGER, ProducerId,
@@ -36,11 +36,11 @@ pub struct BeginTransaction<'a> {
     timeout_ms: Option<i64>,
     /// Its first records, or all of them.
     #[serde(borrow)]
-    #[schema(value_type = Option<Vec<TransactionAppend>>)]
-    appends: Option<Vec<Object<TransactionAppend<'a>>>>,
+    #[schema(value_type = Option<Vec<TransactionAppend>>, max_items = 10000)]
+    appends: Option<Appends<'a>>,
     /// Offsets of groups to commit with it. The last one for a partition wins.
     #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
-    offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
+    offsets: Option<Offsets<'a>>,
     /// True: this is the whole transaction, and it is committed at once.
     #[schema(default = false)]
     commit: Option<bool>,
@@ -61,8 +61,8 @@ pub struct AppendToTransaction<'a> {
     sequence: Option<i64>,
     /// One or more, in the order they are appended in.
     #[serde(borrow)]
-    #[schema(value_type = Vec<TransactionAppend>, min_items = 1)]
-    appends: Option<Vec<Object<TransactionAppend<'a>>>>,
+    #[schema(value_type = Vec<TransactionAppend>, min_items = 1, max_items = 10000)]
+    appends: Option<Appends<'a>>,
 }
 
 /// Offsets of groups to commit with it.
@@ -78,7 +78,7 @@ pub struct AddOffsetsToTransaction<'a> {
     /// One or more. The last one for a partition wins.
     #[serde(borrow)]
     #[schema(value_type = Vec<TransactionOffset>, min_items = 1, max_items = 10000)]
-    offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
+    offsets: Option<Offsets<'a>>,
 }
 
 /// Who calls; `{}` where no session began the transaction.
@@ -108,19 +108,24 @@ pub struct CommitTransaction<'a> {
     expected_appends: Option<i64>,
     /// Its last records.
     #[serde(borrow)]
-    #[schema(value_type = Option<Vec<TransactionAppend>>)]
-    appends: Option<Vec<Object<TransactionAppend<'a>>>>,
+    #[schema(value_type = Option<Vec<TransactionAppend>>, max_items = 10000)]
+    appends: Option<Appends<'a>>,
     /// Its last offsets. The last one for a partition wins.
     #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
-    offsets: Option<Vec<Object<TransactionOffset<'a>>>>,
+    offsets: Option<Offsets<'a>>,
 }
 
 impl BeginTransaction<'_> {
-    pub fn checked(self, traceparent: Option<&str>, grant: &Grant) -> Result<Begin, Error> {
+    pub fn checked(
+        self,
+        traceparent: Option<&str>,
+        grant: &Grant,
+        held: &mut Taken,
+    ) -> Result<Begin, Error> {
         let mut faults = Faults::default();
         let session = session(self.producer_id, self.epoch, &mut faults);
         let timeout_ms = faults.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
-        let asked = Asked::read(self.appends, self.offsets, traceparent, &mut faults);
+        let asked = Asked::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
         faults.finish()?;
         let named = self.transaction_id.as_deref();
         let id = named.map(|text| uuid_v7(text).ok_or_else(Error::invalid_transaction_id));
@@ -138,14 +143,19 @@ impl BeginTransaction<'_> {
 pub type Called = (Caller, Call);
 
 impl AppendToTransaction<'_> {
-    pub fn checked(self, traceparent: Option<&str>, grant: &Grant) -> Result<Called, Error> {
+    pub fn checked(
+        self,
+        traceparent: Option<&str>,
+        grant: &Grant,
+        held: &mut Taken,
+    ) -> Result<Called, Error> {
         let mut faults = Faults::default();
         let caller = client(self.producer_id, self.epoch, &mut faults);
         let sequence = faults.count("/sequence", self.sequence);
-        if self.appends.as_ref().is_none_or(Vec::is_empty) {
+        if self.appends.as_ref().is_none_or(AtMost::is_empty) {
             faults.add("/appends", "missing or empty; expected an array of at least one append");
         }
-        let asked = Asked::read(self.appends, None, traceparent, &mut faults);
+        let asked = Asked::read((self.appends, None), traceparent, held, &mut faults)?;
         faults.finish()?;
         let Work { appends, .. } = asked.permitted(grant)?;
         Ok((caller, Call::Records { sequence, appends }))
@@ -153,13 +163,13 @@ impl AppendToTransaction<'_> {
 }
 
 impl AddOffsetsToTransaction<'_> {
-    pub fn checked(self, grant: &Grant) -> Result<Called, Error> {
+    pub fn checked(self, grant: &Grant, held: &mut Taken) -> Result<Called, Error> {
         let mut faults = Faults::default();
         let caller = client(self.producer_id, self.epoch, &mut faults);
-        if self.offsets.as_ref().is_none_or(Vec::is_empty) {
+        if self.offsets.as_ref().is_none_or(AtMost::is_empty) {
             faults.add("/offsets", "missing or empty; expected an array of at least one offset");
         }
-        let asked = Asked::read(None, self.offsets, None, &mut faults);
+        let asked = Asked::read((None, self.offsets), None, held, &mut faults)?;
         faults.finish()?;
         let Work { offsets, .. } = asked.permitted(grant)?;
         Ok((caller, Call::Offsets(offsets)))
@@ -192,12 +202,13 @@ impl CommitTransaction<'_> {
         traceparent: Option<&str>,
         grant: &Grant,
         by_operator: bool,
+        held: &mut Taken,
     ) -> Result<Called, Error> {
         let mut faults = Faults::default();
         let caller = if by_operator {
             for (name, is_empty) in [
-                ("/appends", self.appends.as_ref().is_none_or(Vec::is_empty)),
-                ("/offsets", self.offsets.as_ref().is_none_or(Vec::is_empty)),
+                ("/appends", self.appends.as_ref().is_none_or(AtMost::is_empty)),
+                ("/offsets", self.offsets.as_ref().is_none_or(AtMost::is_empty)),
             ] {
                 if !is_empty {
                     faults.add(name, "an operator ends a transaction, and adds nothing to it");
@@ -208,7 +219,7 @@ impl CommitTransaction<'_> {
             client(self.producer_id, self.epoch, &mut faults)
         };
         let expected_appends = faults.count("/expected_appends", self.expected_appends);
-        let asked = Asked::read(self.appends, self.offsets, traceparent, &mut faults);
+        let asked = Asked::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
         faults.finish()?;
         Ok((caller, Call::Commit { expected_appends, work: asked.permitted(grant)? }))
     }

@@ -1,5 +1,6 @@
 use super::{sent::Called, *};
 use crate::{
+    broker::Budget,
     http::json,
     model::{
         Code, Name,
@@ -17,20 +18,26 @@ async fn everything() -> std::sync::Arc<crate::http::auth::Grant> {
     keys.grant(&axum::http::HeaderMap::new()).await.unwrap()
 }
 
+/// Of a budget without end.
+fn nothing() -> Taken {
+    Budget::new(usize::MAX).take(0).unwrap()
+}
+
 async fn begin(text: &str) -> Result<Begin, Error> {
-    json::parse::<BeginTransaction>(text)?.checked(None, &*everything().await)
+    json::parse::<BeginTransaction>(text)?.checked(None, &*everything().await, &mut nothing())
 }
 
 async fn records(text: &str) -> Result<Called, Error> {
-    json::parse::<AppendToTransaction>(text)?.checked(None, &*everything().await)
+    json::parse::<AppendToTransaction>(text)?.checked(None, &*everything().await, &mut nothing())
 }
 
 async fn offsets(text: &str) -> Result<Called, Error> {
-    json::parse::<AddOffsetsToTransaction>(text)?.checked(&*everything().await)
+    json::parse::<AddOffsetsToTransaction>(text)?.checked(&*everything().await, &mut nothing())
 }
 
 async fn commit(text: &str, by_operator: bool) -> Result<Called, Error> {
-    json::parse::<CommitTransaction>(text)?.checked(None, &*everything().await, by_operator)
+    let body = json::parse::<CommitTransaction>(text)?;
+    body.checked(None, &*everything().await, by_operator, &mut nothing())
 }
 
 /// The pointers of `invalid_request`.
@@ -263,7 +270,7 @@ async fn an_operator_names_no_session_and_adds_nothing() {
 async fn the_traceparent_goes_into_the_records() {
     let text = r#"{"appends":[{"topic":"o","records":[{"value":1}]}]}"#;
     let body: BeginTransaction = json::parse(text).unwrap();
-    let begun = body.checked(Some("T"), &*everything().await).unwrap();
+    let begun = body.checked(Some("T"), &*everything().await, &mut nothing()).unwrap();
     let lines = &begun.work.appends[0].batch.lines;
     assert_eq!(lines, "{\"value\":1,\"headers\":{\"traceparent\":\"T\"}}\n");
     // and not into what is compared when it is repeated

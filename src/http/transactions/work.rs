@@ -8,19 +8,26 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::{
-    broker::Error,
+    broker::{Error, Taken},
     http::{
         auth::{Grant, Word},
+        body::count,
         docs::Record,
-        json::{Faults, Object, given},
+        json::{AtMost, Faults, Object, given},
     },
     model::{
-        Batch,
+        Batch, Code,
         group::{MAX_OFFSETS, Member},
         transaction::{AppendItem, Claim, MAX_MEMBER_ID_BYTES, OffsetItem, Work},
         transfer::Scope,
     },
 };
+
+/// Most appends of one call.
+pub const MAX_APPENDS: usize = 10_000;
+
+pub type Appends<'a> = AtMost<Object<TransactionAppend<'a>>, MAX_APPENDS>;
+pub type Offsets<'a> = AtMost<Object<TransactionOffset<'a>>, MAX_OFFSETS>;
 
 /// Records for a topic, or for one partition of it.
 #[derive(Deserialize, ToSchema)]
@@ -73,25 +80,27 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// `held`: what the request counts for; its records are added, each before the next is read.
     pub fn read(
-        appends: Option<Vec<Object<TransactionAppend>>>,
-        offsets: Option<Vec<Object<TransactionOffset>>>,
+        (appends, offsets): (Option<Appends>, Option<Offsets>),
         traceparent: Option<&str>,
+        held: &mut Taken,
         faults: &mut Faults,
-    ) -> Self {
-        let mut asked = Self { work: Work::default() };
-        for (index, Object(append)) in appends.into_iter().flatten().enumerate() {
-            let item = append.checked(&format!("/appends/{index}"), traceparent, faults);
-            asked.work.appends.extend(item);
+    ) -> Result<Self, Error> {
+        let mut work = Work::default();
+        let appends = faults.elements("/appends", appends, Code::TransactionTooLarge);
+        let offsets = faults.elements("/offsets", offsets, Code::TransactionTooLarge);
+        for (index, Object(append)) in appends.into_iter().enumerate() {
+            let at = format!("/appends/{index}");
+            if let Some(item) = append.checked(&at, traceparent, faults) {
+                count(held, held.bytes() + item.batch.held_bytes())?;
+                work.appends.push(item);
+            }
         }
-        if offsets.as_ref().is_some_and(|offsets| offsets.len() > MAX_OFFSETS) {
-            faults.add("/offsets", format!("at most {MAX_OFFSETS} offsets are taken at once"));
-            return asked;
+        for (index, Object(offset)) in offsets.into_iter().enumerate() {
+            work.offsets.extend(offset.checked(&format!("/offsets/{index}"), faults));
         }
-        for (index, Object(offset)) in offsets.into_iter().flatten().enumerate() {
-            asked.work.offsets.extend(offset.checked(&format!("/offsets/{index}"), faults));
-        }
-        asked
+        Ok(Self { work })
     }
 
     /// The work, if the token reaches all that it names.

@@ -9,7 +9,12 @@ use super::{Batch, Line};
 use crate::model::{
     dedup::{DedupKey, id_key},
     partitioner,
+    settings::Key,
 };
+
+/// What no setting allows more of in one append: it is refused before it is held.
+const MAX_RECORDS: i64 = Key::MaxBatchRecords.setting().maximum;
+const MAX_LINES_BYTES: i64 = Key::MaxBatchBytes.setting().maximum;
 
 const TRACEPARENT: &str = "traceparent";
 
@@ -91,6 +96,7 @@ pub(super) struct Lines {
 impl Lines {
     /// For about `capacity` bytes of lines, before a `traceparent` is added.
     pub fn new(capacity: usize, traceparent: Option<&str>) -> Self {
+        let capacity = capacity.min(MAX_LINES_BYTES as usize);
         let trace_header =
             traceparent.map(|value| format!("\"{TRACEPARENT}\":{}", string_token(value)));
         // Enough for a single record; a long batch grows as it needs.
@@ -109,8 +115,11 @@ impl Lines {
         self.records.len()
     }
 
-    /// Writes the line of a record; false if it would end where a `Line` cannot say.
-    pub fn push(&mut self, record: &Record) -> bool {
+    /// Writes the line of a record, or tells the setting that allows it at no value.
+    pub fn push(&mut self, record: &Record) -> Result<(), Key> {
+        if self.records.len() as i64 == MAX_RECORDS {
+            return Err(Key::MaxBatchRecords);
+        }
         let start = self.lines.len();
         let content_end = write_line(&mut self.lines, record);
         self.hasher.update(&self.lines.as_bytes()[start..]);
@@ -126,12 +135,12 @@ impl Lines {
         }
         let (end, content) = (self.lines.len(), content_end - start);
         match (u32::try_from(end), u32::try_from(content)) {
-            (Ok(end), Ok(content_bytes)) => {
+            (Ok(end), Ok(content_bytes)) if i64::from(end) <= MAX_LINES_BYTES => {
                 self.records.push(Line { end, content_bytes, key_hash });
+                Ok(())
             }
-            _ => return false,
+            _ => Err(Key::MaxBatchBytes),
         }
-        true
     }
 
     pub fn finish(mut self) -> Batch {

@@ -94,6 +94,14 @@ impl Batch {
         self.lines.len() as i64
     }
 
+    /// Bytes of memory that it takes until it is stored, at most: its lines, with room to grow or as
+    /// they are copied for each partition, and what is noted of each record: its place in the lines,
+    /// its id, and what may be known of that.
+    pub fn held_bytes(&self) -> usize {
+        const NOTED_BYTES: usize = 128;
+        2 * self.lines.len() + NOTED_BYTES * self.records.len()
+    }
+
     /// Bytes of the largest line, without its newline.
     pub fn largest_record_bytes(&self) -> i64 {
         let ends = self.records.iter().map(|line| i64::from(line.end));

@@ -10,14 +10,14 @@ use serde_json::{Deserializer, error::Category};
 use super::line::{Lines, Record, Text, found};
 use super::visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor};
 use super::{Batch, Envelope, OnDuplicate};
-use crate::model::{Invalid, MAX_INTEGER, Timestamp};
+use crate::model::{
+    Code, Invalid, MAX_INTEGER, Timestamp, invalid::MAX_FAULT_TEXT_BYTES, settings::Key,
+};
 
 /// Longest `id` of a record, in bytes.
 pub const MAX_ID_BYTES: usize = 1024;
 /// Instants whose year has four digits in UTC: others have no RFC 3339 form.
 const WRITABLE_MS: std::ops::RangeInclusive<i64> = -62_167_219_200_000..=253_402_300_799_999;
-/// Longest part of a pointer that repeats a client's own name.
-const MAX_POINTER_PART_BYTES: usize = 256;
 
 /// A record's fields as a read answers them.
 const READ_RECORD_FIELDS: &[&str] = &[
@@ -138,12 +138,10 @@ impl<'a> Reader<'a> {
             None => self.at.to_owned(),
         };
         for part in self.field.into_iter().chain(below) {
-            let shown = &part[..part.floor_char_boundary(MAX_POINTER_PART_BYTES)];
+            // what is beyond is not shown, and need not be copied
+            let part = &part[..part.floor_char_boundary(MAX_FAULT_TEXT_BYTES)];
             pointer.push('/');
-            pointer.push_str(&shown.replace('~', "~0").replace('/', "~1"));
-            if shown.len() < part.len() {
-                pointer.push('…');
-            }
+            pointer.push_str(&part.replace('~', "~0").replace('/', "~1"));
         }
         pointer
     }
@@ -151,6 +149,16 @@ impl<'a> Reader<'a> {
     /// Remembers the mistake; the error only carries the news up through serde.
     pub fn refuse<E: Error>(&mut self, below: Option<&str>, detail: String) -> E {
         self.refused = Some(Invalid::at(self.pointer(below), detail));
+        E::custom("refused")
+    }
+
+    /// The same of records that no value of this setting allows.
+    fn refuse_all<E: Error>(&mut self, key: Key) -> E {
+        (self.record_index, self.field) = (None, Some("records"));
+        let setting = key.setting();
+        let detail = format!("too large: {} is at most {}", setting.name, setting.maximum);
+        let (pointer, limit) = (self.pointer(None), setting.maximum);
+        self.refused = Some(Invalid::too_large(pointer, detail, Code::BatchTooLarge, limit));
         E::custom("refused")
     }
 
@@ -273,8 +281,7 @@ impl<'a> Reader<'a> {
         let detail = match (&self.record.value, &self.record.value_base64) {
             (Some(_), Some(_)) => "has both `value` and `value_base64`; give one of them",
             (None, None) => "has no value; give `value` or `value_base64`",
-            _ if self.lines.push(&self.record) => return Ok(()),
-            _ => "the records are too many bytes for one append",
+            _ => return self.lines.push(&self.record).map_err(|key| self.refuse_all(key)),
         };
         Err(self.refuse(None, detail.to_owned()))
     }

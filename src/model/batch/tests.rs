@@ -1,7 +1,7 @@
 //! Tables: one row a case.
 
 use super::*;
-use crate::model::MAX_INTEGER;
+use crate::model::{Code, MAX_INTEGER, invalid::TooLarge, settings::Key};
 
 pub(super) const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -295,7 +295,7 @@ fn ids_have_a_bound_and_so_have_names_in_pointers() {
 
     let name = "é".repeat(1000);
     let fault = ndjson(&format!(r#"{{"{name}":1}}"#)).unwrap_err().faults.remove(0);
-    assert_eq!(fault.pointer, format!("/records/0/{}…", "é".repeat(128)));
+    assert_eq!(fault.pointer, format!("/records/0/{}…", "é".repeat(121)));
 }
 
 #[test]
@@ -415,4 +415,48 @@ fn lines_are_counted_and_measured() {
     // Kafka's hash of "foobar".
     assert_eq!(batch.records[1].key_hash, Some(-790332482_i32 as u32));
     assert_eq!(batch.records[0].key_hash, None);
+}
+
+/// Refused as too large for any value of this setting.
+#[track_caller]
+fn too_large<T: std::fmt::Debug>(made: Result<T, Invalid>, pointer: &str, key: Key) {
+    let refused = made.unwrap_err();
+    let limit = key.setting().maximum;
+    assert_eq!(refused.too_large, Some(TooLarge { code: Code::BatchTooLarge, limit }));
+    assert_eq!(refused.faults[0].pointer, pointer);
+    assert!(refused.faults[0].detail.contains(key.setting().name), "{refused:?}");
+}
+
+#[test]
+fn what_no_setting_allows_is_refused_while_it_is_read() {
+    let most = usize::try_from(Key::MaxBatchRecords.setting().maximum).unwrap();
+    let records = vec![r#"{"value":1}"#; most + 1];
+    for (count, fits) in [(most, true), (most + 1, false)] {
+        let listed = format!("[{}]", records[..count].join(","));
+        let lines = ndjson(&records[..count].join("\n"));
+        let object = json(&format!("{{\"records\":{listed}}}"));
+        if fits {
+            assert_eq!(lines.unwrap().records.len(), most);
+            assert_eq!(object.unwrap().1.records.len(), most);
+            assert_eq!(array(&listed).unwrap().records.len(), most);
+            continue;
+        }
+        too_large(lines, "/records", Key::MaxBatchRecords);
+        too_large(object, "/records", Key::MaxBatchRecords);
+        too_large(array(&listed), "/appends/1/records", Key::MaxBatchRecords);
+    }
+    let most = usize::try_from(Key::MaxBatchBytes.setting().maximum).unwrap();
+    let value = |bytes: usize| format!("{{\"value\":\"{}\"}}", "x".repeat(bytes));
+    let around = value(0).len() + "\n".len();
+    assert_eq!(ndjson(&value(most - around)).unwrap().lines.len(), most);
+    too_large(ndjson(&value(most - around + 1)), "/records", Key::MaxBatchBytes);
+    // as it would be stored: with what is added, without what is taken away
+    let spaces = format!("{}{}", value(most - around), " ".repeat(1_000));
+    assert_eq!(ndjson(&spaces).unwrap().lines.len(), most);
+    let traced = Batch::from_ndjson(value(most - around).as_bytes(), Some(TRACE));
+    too_large(traced, "/records", Key::MaxBatchBytes);
+    let small = vec![value(1_000); most / 1_050];
+    assert!(ndjson(&small.join("\n")).is_ok());
+    let traced = Batch::from_ndjson(small.join("\n").as_bytes(), Some(TRACE));
+    too_large(traced, "/records", Key::MaxBatchBytes);
 }

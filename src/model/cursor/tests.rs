@@ -91,14 +91,9 @@ fn what_lies_outside_of_its_bounds_is_refused() {
         written.0.extend(body);
         written.seal(TENANT, Owner::Topic(TOPIC))
     };
-    let long = vec![0; MAX_CURSOR_BYTES];
-    for body in [
-        &[][..],
-        &[0x80],
-        &[0, 0x80],
-        &[0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
-        &long,
-    ] {
+    for body in
+        [&[][..], &[0x80], &[0, 0x80], &[0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]]
+    {
         assert_eq!(TopicCursor::parse(&sealed(body), TENANT, TOPIC), None, "{:?}", body.len());
     }
     let mut other = Written(vec![VERSION, 0]);

@@ -16,7 +16,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        append::{Request, decide},
+        append::{REDO_MS, Request, decide},
         claims::Claim,
         dedup::{Dedup, Fact, Verdict},
         fold::{Placement, RecordPlace},
@@ -337,6 +337,12 @@ fn what_was_claimed_is_counted_in_the_memory_of_the_journal() {
     assert_eq!(keys(&[forever], &[]), counted(4, 2 | 64));
 }
 
+/// Its keys are remembered for so long.
+fn for_ms(mut request: Request, window_ms: i64) -> Request {
+    request.dedups.iter_mut().for_each(|dedup| dedup.window_ms = Some(window_ms));
+    request
+}
+
 #[test]
 fn requests_that_the_server_may_do_again() {
     let table = [
@@ -346,6 +352,10 @@ fn requests_that_the_server_may_do_again() {
         (with(plain(), &[A, PLAIN]), false),
         (keyed(plain()), true),
         (keyed(with(plain(), &[A, PLAIN])), true),
+        (for_ms(with(plain(), &[A, B]), REDO_MS), true),
+        (for_ms(with(plain(), &[A, B]), REDO_MS - 1), false),
+        (for_ms(keyed(plain()), REDO_MS - 1), false),
+        (for_ms(of(1, 0), 1), true),
     ];
     for (request, want) in table {
         assert_eq!(request.is_repeatable(), want, "{request:?}");

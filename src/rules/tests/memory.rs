@@ -7,7 +7,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         fold::{Entry, Placement, ProducerState},
-        memory::{Head, LogMemory, Producer, TailRow},
+        memory::{FAR_OFFSETS, Head, LogMemory, Producer, TailRow},
         provenance::{Corrupt, encode_entries},
     },
 };
@@ -26,8 +26,10 @@ fn at(next_offset: Offset, last_appended_at: i64) -> LogMemory {
 fn a_prefix_is_neither_ahead_nor_behind_what_is_kept_nor_of_another_history() {
     let head = head(10, 15, 20);
     let table = [
+        (0, 100, false),
         (9, 100, false),
-        (10, 100, true),
+        (10, 100, false),
+        (11, 100, true),
         (15, 100, true),
         (19, 100, true),
         (19, 900, true),
@@ -39,17 +41,52 @@ fn a_prefix_is_neither_ahead_nor_behind_what_is_kept_nor_of_another_history() {
     for (next_offset, last_appended_at, want) in table {
         assert_eq!(at(next_offset, last_appended_at).is_prefix_of(&head), want, "{next_offset}");
     }
+    let whole = self::head(0, 0, 20);
+    assert!(at(0, 100).is_prefix_of(&whole), "nothing is gone");
 }
 
 #[test]
-fn cold_memory_begins_at_the_snapshot() {
-    let cold = LogMemory::cold(&head(5, 15, 20));
-    assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (15, 3, Timestamp(0)));
-    assert!(cold.producers.is_empty() && cold.contended_passes == 0 && cold.unfolded_rows == 0);
-    assert!(cold.is_prefix_of(&head(5, 15, 20)));
-    let cold = LogMemory::cold(&head(20, 20, 20));
-    assert_eq!((cold.next_offset, cold.last_appended_at), (20, Timestamp(900)));
-    assert!(cold.is_prefix_of(&head(20, 20, 20)), "nothing behind the snapshot");
+fn a_prefix_is_so_near_that_the_rows_since_are_worth_reading() {
+    for (behind, want) in [(FAR_OFFSETS, true), (FAR_OFFSETS + 1, false)] {
+        assert_eq!(at(20, 100).is_prefix_of(&head(10, 15, 20 + behind)), want, "{behind}");
+    }
+}
+
+#[test]
+fn cold_memory_begins_at_the_head() {
+    for head in [head(5, 15, 20), head(20, 20, 20)] {
+        let cold = LogMemory::cold(&head);
+        assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (20, 3, Timestamp(900)));
+        assert!(cold.producers.is_empty() && cold.contended_passes == 0 && cold.unfolded_rows == 0);
+        assert!(cold.is_prefix_of(&head));
+    }
+}
+
+#[test]
+fn a_memory_is_of_a_log_that_has_the_row_it_ends_with() {
+    // the memory's offset and instant, and rows: base, records, appended at ten times the base
+    let table: [(i64, i64, &[(i64, i64)], bool); 7] = [
+        (10, 70, &[(7, 3), (10, 2)], true),
+        (10, 71, &[(7, 3), (10, 2)], false),
+        (10, 70, &[(7, 4), (11, 2)], false),
+        (10, 70, &[(8, 2), (10, 2)], false),
+        (10, 70, &[(10, 2)], false),
+        (10, 70, &[], false),
+        (0, 0, &[], true),
+    ];
+    for (next_offset, last_appended_at, rows, want) in table {
+        let rows: Vec<_> = rows.iter().map(|(base, n)| tail_row(*base, *n, None)).collect();
+        assert_eq!(at(next_offset, last_appended_at).ends_in(&rows), want, "{next_offset} {want}");
+    }
+}
+
+#[test]
+fn another_fence_takes_the_partition_count_away() {
+    let mut log = LogMemory { partition_count: 4, ..at(10, 900) };
+    log.see_fence(3);
+    assert_eq!((log.fence, log.partition_count), (3, 4));
+    log.see_fence(4);
+    assert_eq!((log.fence, log.partition_count), (4, 0));
 }
 
 /// A row of P1's and P2's requests, as many records each.

@@ -218,3 +218,23 @@ fn nothing() -> std::process::ChildStdout {
     child.wait().unwrap();
     child.stdout.take().unwrap()
 }
+
+/// Of so many partitions that a cursor is too long for a URL: it is sent in a body.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cursor_of_very_many_partitions_is_sent_too() {
+    const PARTITIONS: i32 = 6_500;
+    let served = Served::alone().await;
+    served.client.put_topic("t", PARTITIONS).await;
+    // an answer holds one of these
+    let long = "x".repeat(700_000);
+    for partition in [0, PARTITIONS - 1] {
+        served.client.append("t", partition, &[json!(long)]).await;
+    }
+    for arguments in [&[][..], &["--group", "g"]] {
+        let lines = consume(&served, arguments).await;
+        let mut partitions: Vec<_> =
+            lines.iter().map(|record| record["partition"].as_i64().unwrap()).collect();
+        partitions.sort_unstable();
+        assert_eq!(partitions, [0, i64::from(PARTITIONS) - 1], "{arguments:?}");
+    }
+}

@@ -18,7 +18,7 @@ impl World {
         let tenant = support::tenant(broker).await;
         let record = format!(r#"{{"key":"k","value":{}}}"#, numbered.sequence);
         let append = support::append(Some(numbered), &record);
-        broker.append(tenant, &name("t"), Scope::Partition(0), append).await
+        broker.append(tenant, &name("t"), Scope::Partition(0), append, None).await
     }
 }
 

@@ -56,7 +56,7 @@ impl Trio {
         append: Append,
     ) -> Result<Appended, Error> {
         let Replica { broker, tenant, .. } = &self.replicas[replica % self.replicas.len()];
-        broker.append(*tenant, &name("orders"), scope, append).await
+        broker.append(*tenant, &name("orders"), scope, append, None).await
     }
 
     pub async fn send(&self, replica: usize, scope: Scope, lines: &str) -> Result<Appended, Error> {

@@ -202,7 +202,7 @@ without! {
     without_rule_21_look_under_heads: LookUnderHeads breaks ForgottenThoughActive in sends(2).expiries(1);
     without_rule_22_journal_counts_requests:
         JournalCountsRequests breaks StoredTwice in sends(2).scopes(&[Scope::Topic(1)]);
-    without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).snapshots(2, 1);
+    without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).stored_before(1).plain().snapshots(3, 1);
     without_rule_24_fold_from_the_database: FoldFromTheDatabase breaks StoredTwice in sends(2).snapshots(1, 0);
     without_rule_25_trim_below_snapshot: TrimBelowSnapshot breaks DoesNotLoad in sends(2).snapshots(0, 1);
     without_rule_26_fence_what_was_lost:

@@ -12,7 +12,10 @@ use oncelog::{
     },
 };
 
-use super::{Rule, ledger::Ledger};
+use super::{
+    Rule,
+    ledger::{Ledger, Row},
+};
 
 /// From which row on a producer loaded now counts rows.
 pub type Starts = BTreeMap<LogId, BTreeMap<ProducerId, Offset>>;
@@ -38,6 +41,9 @@ impl Loader<'_> {
     /// Memory that is no prefix of the log is thrown away.
     pub fn begin(&mut self) {
         for head in self.heads {
+            if let Some(log) = self.memory.get_mut(&head.log_id) {
+                log.see_fence(head.fence);
+            }
             let no_prefix = |log: &LogMemory| match self.without {
                 Some(Rule::ThrowAwayNoPrefix) => false,
                 Some(Rule::Fingerprint) => {
@@ -113,15 +119,24 @@ impl Loader<'_> {
         self.heads.iter().filter_map(first).collect()
     }
 
-    /// One statement: the rows.
+    /// One statement: the rows. Of a memory of another history nothing is folded: it is cold, and its
+    /// strangers are to be loaded.
     pub fn load_tails(&mut self, starts: &Starts) -> Result<(), Corrupt> {
         for (log_id, first) in self.lacking(starts) {
-            let Some(log) = self.memory.get_mut(&log_id) else { continue };
+            let head = self.heads.iter().find(|head| head.log_id == log_id);
+            let (Some(log), Some(head)) = (self.memory.get_mut(&log_id), head) else { continue };
+            let from_before = |row: &&Row| row.base_offset + row.record_count >= first;
             let tail: Vec<TailRow<'_>> =
-                self.ledger.rows(log_id, first).map(|row| row.as_tail()).collect();
+                self.ledger.rows(log_id, 0).filter(from_before).map(Row::as_tail).collect();
+            if log.next_offset < head.next_offset && !log.ends_in(&tail) {
+                self.memory.insert(log_id, LogMemory::cold(head));
+                let starts = self.load_strangers();
+                return self.load_tails(&starts);
+            }
+            let since = tail.partition_point(|row| row.base_offset < first);
             let starts: HashMap<ProducerId, Offset> =
                 starts.get(&log_id).into_iter().flatten().map(|(id, at)| (*id, *at)).collect();
-            log.fold(first, &tail, &starts).map_err(|_| Corrupt)?;
+            log.fold(first, &tail[since..], &starts).map_err(|_| Corrupt)?;
         }
         Ok(())
     }
@@ -162,7 +177,6 @@ impl Loader<'_> {
                 if head.log_id == super::ledger::JOURNAL {
                     log.keys = Some(JournalKeys::default());
                 }
-                log.fence = head.fence;
                 if log.next_offset == head.next_offset {
                     log.last_appended_at = head.last_appended_at;
                 }

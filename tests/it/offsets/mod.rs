@@ -204,7 +204,8 @@ async fn what_is_too_much_leaves_no_trace_and_what_just_fits_is_taken() {
         "partition": 0, "offset": 0}]});
     server.commit("g", long).await.invalid(&["/generation", "/member_id"]);
     let many = vec![json!({"topic": "orders", "partition": 0, "offset": 0}); 10_001];
-    server.commit("g", json!({"offsets": many})).await.invalid(&["/offsets"]);
+    let problem = server.commit("g", json!({"offsets": many})).await.refused(Code::PayloadTooLarge);
+    assert_eq!(problem["limit"], 10_000);
     server.commit("a%20b", offsets(&[("orders", 0, 1)])).await.invalid(&["/path/group"]);
     server.get("/v1/groups/g/offsets?limit=1").await.invalid(&["?limit"]);
     let cursor = json!({"member_id": "m", "generation": 1, "cursor": "AAAA"});

@@ -37,7 +37,7 @@ impl Replica {
             sequence,
         });
         let append = support::append(numbered, records);
-        self.broker.append(self.tenant, &name(TOPIC), scope, append).await
+        self.broker.append(self.tenant, &name(TOPIC), scope, append, None).await
     }
 
     /// One record into partition 0.
@@ -86,10 +86,12 @@ pub async fn world_with(partitions: i32, gap_wait_ms: u64) -> World {
 }
 
 impl World {
-    pub async fn sql(&self, sql: &'static str) -> i64 {
+    pub async fn sql(&self, sql: impl Into<String>) -> i64 {
         let mut connection = self.options.connect().await.unwrap();
-        let number: Option<i64> =
-            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&mut connection).await.unwrap();
+        let number: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql.into()))
+            .fetch_optional(&mut connection)
+            .await
+            .unwrap();
         connection.close().await.unwrap();
         number.unwrap_or(0)
     }

@@ -234,36 +234,26 @@ impl World {
         }
         (parts, places)
     }
+}
 
-    /// Stores an append of a transaction; where its records without a key went is learnt from the
-    /// answer, whose items before `at` are of those before it. Answers its items.
-    pub fn store_part(
-        &mut self,
-        staged: &Staged,
-        fates: &[Fate],
-        transaction: Uuid,
-        said: &[Value],
-    ) -> Vec<Value> {
-        let counts = |keyless: Partition| -> Vec<(i64, i64)> {
-            let count = |records: &[usize]| {
-                records.iter().filter(|index| matches!(fates[**index], Fate::New)).count() as i64
-            };
-            let parts = staged.parts(keyless);
-            parts.iter().map(|(partition, records)| ((*partition).into(), count(records))).collect()
+/// Where the records without a key of each append went, so that the parts of all are those that the
+/// answer names. None: there is no such way.
+pub fn keyless(staged: &[Staged], fates: &[Vec<Fate>], said: &[Value]) -> Option<Vec<Partition>> {
+    let Some((one, others)) = staged.split_first() else {
+        return said.is_empty().then(Vec::new);
+    };
+    let is_new = |index: &&usize| matches!(fates[0][**index], Fate::New);
+    (0..one.count).find_map(|keyless| {
+        let parts = one.parts(keyless);
+        let is_said = |((partition, records), said): (&(Partition, Vec<usize>), &Value)| {
+            said["partition"] == json!(partition)
+                && said["record_count"] == json!(records.iter().filter(is_new).count())
         };
-        let number = |value: &Value| value.as_i64().unwrap_or(-1);
-        let is_said = |keyless: &Partition| {
-            let counts = counts(*keyless);
-            let said = said.iter().take(counts.len());
-            let said = said.map(|item| (number(&item["partition"]), number(&item["record_count"])));
-            said.eq(counts)
-        };
-        let keyless = (0..staged.count).find(is_said).unwrap_or(0);
-        let (parts, _) = self.store(staged, fates, keyless, Some(transaction), None);
-        let item = |part: Placed| {
-            json!({"topic": staged.topic, "partition": part.partition,
-                "base_offset": part.base_offset, "record_count": part.record_count})
-        };
-        parts.into_iter().map(item).collect()
-    }
+        if said.len() < parts.len() || !parts.iter().zip(said).all(is_said) {
+            return None;
+        }
+        let mut found = self::keyless(others, &fates[1..], &said[parts.len()..])?;
+        found.insert(0, keyless);
+        Some(found)
+    })
 }

@@ -47,6 +47,8 @@ pub enum Off {
     Growth,
     /// The repeat of a transaction is judged by more than its id and its payload.
     RepeatsOfTransactions,
+    /// The repeat of a commit is judged by the work that it brings.
+    RepeatsOfCommits,
     /// Of an open that is sent twice at once, one is refused.
     RepeatedReopens,
     /// The end of a session may not name its epoch.
@@ -60,13 +62,11 @@ pub enum Off {
 }
 
 pub const OFF: &[Off] = &[
-    Off::Growth,
     Off::RepeatsOfTransactions,
+    Off::RepeatsOfCommits,
     Off::RepeatedReopens,
     Off::EndsOfEpochs,
-    Off::KeysBesideTransactions,
     Off::OffsetsBesideCommits,
-    Off::HalfTransactions,
 ];
 
 /// Operations of a sequence.

@@ -422,7 +422,7 @@ impl Draw<'_> {
             let (timeout_ms, work) = (Some(1), WorkWish::default());
             return Act::Begin { id, session, timeout_ms, work, commit: false };
         }
-        let timeout_ms = self.chance(3).then_some(900_001);
+        let timeout_ms = (session.is_none() && self.chance(5)).then_some(900_001);
         Act::Begin { id, session, timeout_ms, work: self.work(3), commit: self.chance(55) }
     }
 

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::{
     OFF, Off,
     call::{Begin, Item, OffsetItem, TransactionCall, Verb, Work},
-    ids::{Fate, Staged},
+    ids::{Fate, Staged, keyless},
     offsets::Claimed,
     want::{ANY, Judged, Reply, Want},
     world::{Phase, Transaction, World},
@@ -213,10 +213,14 @@ impl World {
             }
         };
         let said = reply.body["appends"].as_array().cloned().unwrap_or_default();
+        let keyless = keyless(&staged, &fates, &said).unwrap_or(vec![0; staged.len()]);
         let mut places: Vec<Value> = Vec::new();
-        for (one, fates) in staged.iter().zip(&fates) {
-            let said = said.get(places.len()..).unwrap_or_default();
-            places.extend(self.store_part(one, fates, id, said));
+        for ((one, fates), keyless) in staged.iter().zip(&fates).zip(keyless) {
+            let (parts, _) = self.store(one, fates, keyless, Some(id), None);
+            places.extend(parts.into_iter().map(|part| {
+                json!({"topic": one.topic, "partition": part.partition,
+                    "base_offset": part.base_offset, "record_count": part.record_count})
+            }));
         }
         for ((group, log_id), claimed) in &transaction.offsets {
             self.set_offset(group, *log_id, claimed.offset);
@@ -237,10 +241,16 @@ impl World {
         let state = self.transactions.get(&id).map(|found| found.state);
         let is_repeat = state == Some(Phase::Committed) && matches!(call.verb, Verb::Commit { .. });
         let resolved = match self.resolve(&work, first, false) {
-            Err(_) if is_repeat && OFF.contains(&Off::RepeatsOfTransactions) => {
+            Err(_) if is_repeat && OFF.contains(&Off::RepeatsOfCommits) => {
                 return Ok(Want::anything());
             }
-            Err(_) if is_repeat => Resolved::default(),
+            // who may ask learns the outcome, whatever became of the work
+            Err(refused) if is_repeat => {
+                let owner = call.session.map_or(Ok(()), |session| self.check_producer(session));
+                let may_ask = owner.and_then(|()| check_caller(&self.transactions[&id], call));
+                may_ask.map_err(|_| refused)?;
+                Resolved::default()
+            }
             resolved => resolved?,
         };
         if let Some(session) = call.session {

@@ -73,6 +73,8 @@ async fn pages_are_bounded_by_what_rows_point_to() {
     world.commit(id(1)).await;
     world.append("t", &[json!("last")]).await;
     let tenant = TenantId(world.tenant);
+    let seen = store::logs::watermarks(&mut world.hand, tenant, &[LogId(log)]).await.unwrap();
+    let server = seen[0].3;
     for (from, max_bytes, want) in [
         (0, 100_000, 1),
         (0, 100_001, 2),
@@ -81,7 +83,14 @@ async fn pages_are_bounded_by_what_rows_point_to() {
         (4, 500_000, 5),
         (0, 1 << 30, 9),
     ] {
-        let rows = store::reads::rows(&mut world.hand, tenant, LogId(log), from, 9, max_bytes, 9);
+        let rows = store::reads::rows(
+            &mut world.hand,
+            tenant,
+            LogId(log),
+            (from, 9),
+            (max_bytes, 9),
+            server,
+        );
         let rows = rows.await.unwrap();
         assert_eq!(rows.len(), want, "{from} {max_bytes}");
         assert!(rows.iter().zip(from..).all(|(row, offset)| row.base_offset == offset));

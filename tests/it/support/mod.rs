@@ -3,6 +3,7 @@
 
 pub mod document;
 pub mod http;
+pub mod http2;
 pub mod proxy;
 
 use std::{

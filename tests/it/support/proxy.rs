@@ -26,6 +26,16 @@ pub struct Proxy {
     pub cuts: Arc<AtomicU64>,
     gate: Arc<Gate>,
     orphans: Arc<Orphans>,
+    late: Arc<Late>,
+}
+
+/// An answer that is kept back.
+#[derive(Default)]
+struct Late {
+    /// That to the message that holds this text.
+    holding: Mutex<Option<&'static str>>,
+    held: AtomicU64,
+    released: Notify,
 }
 
 /// A message whose client is gone before it reaches the server: it may still take effect, later.
@@ -61,6 +71,12 @@ impl Orphans {
         let answered = server.read(&mut [0; 4_096]).await;
         assert!(answered.is_ok_and(|n| n > 0));
         self.done.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Late {
+    fn holds_answer(&self, message: &[u8]) -> bool {
+        self.holding.lock().unwrap().take_if(|text| holds(message, text)).is_some()
     }
 }
 
@@ -115,7 +131,9 @@ impl Proxy {
             released: Semaphore::new(0),
             done: AtomicU64::new(0),
         });
+        let late = Arc::new(Late::default());
         let proxy = Self {
+            late: late.clone(),
             gate: gate.clone(),
             orphans: orphans.clone(),
             port,
@@ -130,6 +148,7 @@ impl Proxy {
                 let line = Line {
                     gate: gate.clone(),
                     orphans: orphans.clone(),
+                    late: late.clone(),
                     rng,
                     cuts_per_million: cuts_per_million.clone(),
                     cuts: cuts.clone(),
@@ -200,6 +219,20 @@ impl Proxy {
         self.orphans.done.load(Ordering::SeqCst)
     }
 
+    /// The answer to the next message that holds this text is kept back, until it is released.
+    pub fn hold_answer(&self, text: &'static str) {
+        *self.late.holding.lock().unwrap() = Some(text);
+    }
+
+    /// Answers that have come, and were kept back.
+    pub fn held_answers(&self) -> u64 {
+        self.late.held.load(Ordering::SeqCst)
+    }
+
+    pub fn release_answer(&self) {
+        self.late.released.notify_one();
+    }
+
     /// Messages that wait at the gate.
     pub fn held(&self) -> u64 {
         self.gate.held.load(Ordering::SeqCst)
@@ -219,6 +252,7 @@ impl Proxy {
 struct Line {
     gate: Arc<Gate>,
     orphans: Arc<Orphans>,
+    late: Arc<Late>,
     rng: StdRng,
     cuts_per_million: Arc<AtomicU32>,
     cuts: Arc<AtomicU64>,
@@ -230,6 +264,7 @@ impl Line {
         let Ok(mut server) = UnixStream::connect(socket).await else { return };
         client.set_nodelay(true).unwrap();
         let (mut sent, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+        let mut is_late = false;
         loop {
             tokio::select! {
                 read = client.read(&mut sent) => {
@@ -246,6 +281,7 @@ impl Line {
                         drop(client);
                         return self.orphans.arrive(&sent[..n], server).await;
                     }
+                    is_late |= self.late.holds_answer(&sent[..n]);
                     let cut = self.rng.random_range(0..1_000_000)
                         < self.cuts_per_million.load(Ordering::Relaxed);
                     if cut {
@@ -260,6 +296,10 @@ impl Line {
                 }
                 read = server.read(&mut answered) => {
                     let Ok(n @ 1..) = read else { return };
+                    if std::mem::take(&mut is_late) {
+                        self.late.held.fetch_add(1, Ordering::SeqCst);
+                        self.late.released.notified().await;
+                    }
                     if client.write_all(&answered[..n]).await.is_err() {
                         return;
                     }

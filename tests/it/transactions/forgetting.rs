@@ -419,3 +419,23 @@ async fn a_repeat_overtaken_by_forgetting_at_any_step_does_not_run() {
         read(&server, "orders", 0).await.into_iter().map(|(_, id)| id).collect();
     assert_eq!(stored, ran);
 }
+
+/// The database's clock was a year ahead for a moment: an operator brings the horizon back, and what lies
+/// before the instant at which he does stays refused.
+#[tokio::test]
+async fn a_horizon_from_ahead_is_brought_back_to_now() {
+    let server = served().await;
+    let (before, value) = (id_at(-HOUR_MS), json!("before"));
+    whole(&server, before, &value).await.created();
+    let jumped = "delete from oncelog.transactions; \
+        update oncelog.tenants set forgotten_horizon = clock_timestamp() + interval '1 year'";
+    server.sql(jumped).await;
+    is_forgotten(&server, Uuid::now_v7(), &json!("refused")).await;
+    server.sql(BRING_BACK).await;
+    is_forgotten(&server, before, &value).await;
+    whole(&server, Uuid::now_v7(), &json!("taken")).await.created();
+}
+
+/// As docs/transactions.md has it.
+const BRING_BACK: &str =
+    "update oncelog.tenants set forgotten_horizon = least(forgotten_horizon, clock_timestamp())";

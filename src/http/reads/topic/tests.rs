@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    http::{query, reads::tests::slices},
+    http::{self, query, reads::tests::slices},
     model::{
         MAX_INTEGER, Partition,
         transfer::{Part, origin},
@@ -86,7 +86,7 @@ fn the_room_is_made_once() {
 }
 
 fn read(query: &str) -> Result<TopicRead, Invalid> {
-    query::parse::<TopicReadQuery>(Some(query))?.checked()
+    query::parse::<TopicReadParameters>(Some(query))?.checked(Place::Query)
 }
 
 #[test]
@@ -125,6 +125,32 @@ fn bad_parameters_are_named() {
     ];
     for (query, pointer) in table {
         assert_eq!(read(query).unwrap_err().faults[0].pointer, pointer, "{query}");
+    }
+    let read_body =
+        |text: &str| http::json::parse::<TopicReadParameters>(text)?.checked(Place::Body);
+    for (text, pointer) in [
+        (r#"{"offset":0}"#, "/offset"),
+        (r#"{"offset":"newest"}"#, "/offset"),
+        (r#"{"timestamp":"yesterday"}"#, "/timestamp"),
+        (r#"{"offset":"latest","cursor":"AXQA"}"#, "/cursor"),
+        (r#"{"limit":0}"#, "/limit"),
+        (r#"{"limit":"1"}"#, "/limit"),
+        (r#"{"max_bytes":16777217}"#, "/max_bytes"),
+        (r#"{"wait_ms":60001}"#, "/wait_ms"),
+        (r#"{"isolation":"read_uncommitted"}"#, "/isolation"),
+        (r#"{"partition":0}"#, "/partition"),
+    ] {
+        assert_eq!(read_body(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+    }
+    for (text, query) in [
+        ("{}", ""),
+        (
+            r#"{"offset":"latest","limit":1,"max_bytes":2,"wait_ms":3}"#,
+            "offset=latest&limit=1&max_bytes=2&wait_ms=3",
+        ),
+        (r#"{"cursor":"AXQA","isolation":"read_committed"}"#, "cursor=AXQA"),
+    ] {
+        assert_eq!(read_body(text), read(query), "{text}");
     }
     let refused = read("isolation=read_uncommitted").unwrap_err();
     assert!(refused.faults[0].detail.contains("one partition"), "{refused:?}");

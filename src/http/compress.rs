@@ -1,0 +1,94 @@
+//! Answers made small, for those who ask for it. Each is compressed whole before it leaves, and what
+//! that takes is counted: no encoder waits for a client to read.
+
+use std::io;
+
+use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
+use axum::{
+    body::{Body, HttpBody, to_bytes},
+    extract::{Request, State},
+    http::{HeaderValue, header},
+    middleware::Next,
+    response::Response,
+};
+use bytes::Bytes;
+use futures_util::stream;
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    task::yield_now,
+};
+
+use super::{
+    access::HeldAnswer,
+    media::{Encoding, accept_encoding},
+};
+use crate::broker::Budget;
+
+/// What is smaller stays as it is.
+pub const LEAST_BYTES: usize = 512;
+/// What an encoder takes beside what it writes.
+const ENCODER_BYTES: usize = 4 << 20;
+/// How much is compressed before others have their turn.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Compresses what is answered to those with a token (what anybody may ask for is small, or a
+/// `Constant`), as long as answers may hold so much.
+pub async fn compress(State(answers): State<Budget>, request: Request, next: Next) -> Response {
+    let is_private = request.uri().path().starts_with("/v1/");
+    let encoding = accept_encoding(request.headers());
+    let mut answer = next.run(request).await;
+    let size = answer.body().size_hint().exact().and_then(|size| usize::try_from(size).ok());
+    let Some(size) = size.filter(|size| *size >= LEAST_BYTES) else { return answer };
+    if !is_private || !answer.status().is_success() {
+        return answer;
+    }
+    answer.headers_mut().append(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if encoding == Encoding::Identity {
+        return answer;
+    }
+    let Some(mut held) = answers.take(ENCODER_BYTES + size) else { return answer };
+    let (mut head, body) = answer.into_parts();
+    let whole = match to_bytes(body, size).await {
+        Ok(whole) => whole,
+        // it breaks off, as it would have without us
+        Err(error) => {
+            let broken = stream::iter([Err::<Bytes, _>(error)]);
+            return Response::from_parts(head, Body::from_stream(broken));
+        }
+    };
+    let Ok(small) = encode(&whole, encoding).await else {
+        return Response::from_parts(head, Body::from(whole));
+    };
+    drop(whole);
+    // less than it was, so it is free
+    let _ = held.resize(small.capacity());
+    let small = HeldAnswer::bytes(small, held);
+    head.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(encoding.as_str()));
+    head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(small.len()));
+    Response::from_parts(head, Body::from(small))
+}
+
+/// All of it in one go.
+pub async fn encode(whole: &[u8], encoding: Encoding) -> io::Result<Vec<u8>> {
+    match encoding {
+        Encoding::Identity => Ok(whole.to_vec()),
+        Encoding::Gzip => {
+            let mut encoder = GzipEncoder::new(Vec::new());
+            feed(&mut encoder, whole).await?;
+            Ok(encoder.into_inner())
+        }
+        Encoding::Zstd => {
+            let mut encoder = ZstdEncoder::new(Vec::new());
+            feed(&mut encoder, whole).await?;
+            Ok(encoder.into_inner())
+        }
+    }
+}
+
+async fn feed(encoder: &mut (impl AsyncWrite + Unpin), whole: &[u8]) -> io::Result<()> {
+    for chunk in whole.chunks(CHUNK_BYTES) {
+        encoder.write_all(chunk).await?;
+        yield_now().await;
+    }
+    encoder.shutdown().await
+}

@@ -1,0 +1,163 @@
+//! The text of `/metrics`: written for all who ask at about the same time, and read by them in small
+//! pieces. It takes no token, so neither asking often nor reading slowly may cost much.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::HttpBody;
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep_until},
+};
+
+/// How often it is written at most; who asks in between waits for the next one.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// How many texts are kept for those that are still reading.
+const KEPT_TEXTS: usize = 32;
+/// What is copied for a reader at a time: a server may hold some of these for each that is slow.
+const PIECE_BYTES: usize = 1 << 10;
+
+pub struct Exposition {
+    interval: Duration,
+    latest: Mutex<Latest>,
+}
+
+impl Default for Exposition {
+    fn default() -> Self {
+        Self { interval: INTERVAL, latest: Mutex::default() }
+    }
+}
+
+#[derive(Default)]
+struct Latest {
+    begun: Option<Instant>,
+    /// The newest is the last.
+    texts: VecDeque<Arc<str>>,
+}
+
+impl Exposition {
+    /// A text that was begun after this was called.
+    pub async fn page(&self, write: impl FnOnce() -> String) -> Page {
+        let arrived = Instant::now();
+        // Whoever is first writes, the others wait here.
+        let mut latest = self.latest.lock().await;
+        if let (Some(begun), Some(text)) = (latest.begun, latest.texts.back())
+            && begun >= arrived
+        {
+            return Page::of(text);
+        }
+        if let Some(begun) = latest.begun {
+            sleep_until(begun + self.interval).await;
+        }
+        latest.begun = Some(Instant::now());
+        let text: Arc<str> = write().into();
+        latest.texts.push_back(text.clone());
+        if latest.texts.len() > KEPT_TEXTS {
+            latest.texts.pop_front();
+        }
+        Page::of(&text)
+    }
+}
+
+/// One reader's text. It ends early when too many newer ones have been written.
+pub struct Page {
+    text: Weak<str>,
+    at: usize,
+    size_bytes: usize,
+}
+
+impl Page {
+    fn of(text: &Arc<str>) -> Self {
+        Self { text: Arc::downgrade(text), at: 0, size_bytes: text.len() }
+    }
+}
+
+#[derive(Debug)]
+pub struct Outdated;
+
+impl fmt::Display for Outdated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the metrics were read too slowly; newer ones have taken their place")
+    }
+}
+
+impl std::error::Error for Outdated {}
+
+impl HttpBody for Page {
+    type Data = Bytes;
+    type Error = Outdated;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Outdated>>> {
+        if self.is_end_stream() {
+            return Poll::Ready(None);
+        }
+        let Some(text) = self.text.upgrade() else { return Poll::Ready(Some(Err(Outdated))) };
+        let end = self.size_bytes.min(self.at + PIECE_BYTES);
+        let piece = text.as_bytes().get(self.at..end).unwrap_or_default();
+        self.at = end;
+        Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.at == self.size_bytes
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact((self.size_bytes - self.at) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::body::{Body, to_bytes};
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    async fn text(page: Page) -> Result<String, axum::Error> {
+        let bytes = to_bytes(Body::new(page), usize::MAX).await?;
+        Ok(String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn those_who_ask_together_share_a_text_and_later_ones_wait_for_theirs() {
+        let exposition = Exposition::default();
+        let written = AtomicUsize::new(0);
+        let write = || written.fetch_add(1, Ordering::Relaxed).to_string();
+        let page = async || text(exposition.page(write).await).await.unwrap();
+        assert_eq!(page().await, "0");
+        // all came after the first was written
+        assert!(join_all((0..100).map(|_| page())).await.iter().all(|text| text == "1"));
+        assert_eq!(page().await, "2");
+    }
+
+    #[tokio::test]
+    async fn a_text_is_kept_for_its_readers_but_not_for_ever() {
+        let exposition = Exposition { interval: Duration::ZERO, ..Exposition::default() };
+        let whole = "metric 1\n".repeat(1_000);
+        let mut pages = Vec::new();
+        for _ in 0..=KEPT_TEXTS {
+            pages.push(exposition.page(|| whole.clone()).await);
+        }
+        let mut pages = pages.into_iter();
+        let outdated = pages.next().unwrap();
+        assert_eq!(outdated.size_hint().exact(), Some(whole.len() as u64));
+        assert!(text(outdated).await.is_err());
+        for page in pages {
+            assert_eq!(text(page).await.unwrap(), whole);
+        }
+    }
+}

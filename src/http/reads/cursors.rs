@@ -1,0 +1,64 @@
+//! Cursors on their way. Whatever stands between client and server passes on heads of requests and
+//! answers up to some length only, so a longer cursor goes in a body.
+
+use axum::http::HeaderValue;
+
+use super::super::{json::Faults, query::Place};
+use crate::{broker::Error, model::Invalid};
+
+/// Longest cursor in a URL or a header, in bytes.
+pub const MAX_HEAD_CURSOR_BYTES: usize = 8 << 10;
+
+/// Judges how long a cursor may be where it was sent. `instead`: the operation that takes any.
+pub fn check(faults: &mut Faults, place: Place, cursor: Option<&str>, instead: &str) {
+    let length = cursor.map_or(0, str::len);
+    if place == Place::Query && length > MAX_HEAD_CURSOR_BYTES {
+        let detail = format!(
+            "this cursor has {length} bytes, a URL takes one of at most {MAX_HEAD_CURSOR_BYTES}; \
+             send the parameters as the JSON body of {instead}"
+        );
+        faults.add(&place.of("cursor"), detail);
+    }
+}
+
+/// The header that goes with NDJSON. (Base64 is fit for one.)
+pub fn header(cursor: String) -> Result<HeaderValue, Error> {
+    let length = cursor.len();
+    if length > MAX_HEAD_CURSOR_BYTES {
+        let detail = format!(
+            "the cursor of this answer has {length} bytes, a header takes one of at most \
+             {MAX_HEAD_CURSOR_BYTES}; ask for application/json"
+        );
+        return Err(Invalid::at("Accept", detail).into());
+    }
+    HeaderValue::try_from(cursor).map_err(|_| Error::internal())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Code;
+
+    #[test]
+    fn how_long_a_cursor_may_be_where() {
+        for (place, length, is_good) in [
+            (Place::Query, MAX_HEAD_CURSOR_BYTES, true),
+            (Place::Query, MAX_HEAD_CURSOR_BYTES + 1, false),
+            (Place::Body, MAX_HEAD_CURSOR_BYTES + 1, true),
+        ] {
+            let mut faults = Faults::default();
+            check(&mut faults, place, Some(&"A".repeat(length)), "POST /elsewhere");
+            match faults.finish() {
+                Ok(()) => assert!(is_good, "{length}"),
+                Err(invalid) => {
+                    assert!(!is_good, "{length}");
+                    assert_eq!(invalid.faults[0].pointer, "?cursor");
+                    assert!(invalid.faults[0].detail.contains("POST /elsewhere"));
+                }
+            }
+        }
+        assert!(header("A".repeat(MAX_HEAD_CURSOR_BYTES)).is_ok());
+        let refused = header("A".repeat(MAX_HEAD_CURSOR_BYTES + 1)).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidRequest);
+    }
+}

@@ -1,0 +1,24 @@
+//! What the largest, the most and the slowest of requests cost: asked of the real program, whose
+//! memory is nobody else's.
+
+mod mistakes;
+mod requests;
+mod unread;
+
+use std::{io::Write, net::SocketAddr};
+
+use flate2::{Compression, write::GzEncoder};
+
+use crate::metrics::Measured;
+
+const MIB: usize = 1 << 20;
+
+fn address(measured: &Measured) -> SocketAddr {
+    measured.process.url.strip_prefix("http://").unwrap().parse().unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut writer = GzEncoder::new(Vec::new(), Compression::best());
+    writer.write_all(bytes).unwrap();
+    writer.finish().unwrap()
+}

@@ -1,0 +1,104 @@
+//! Answers that anybody may ask for, and that nobody reads.
+
+use std::net::SocketAddr;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
+
+use super::{MIB, address};
+use crate::{
+    metrics::Measured,
+    support::{self, document::operations, http2},
+};
+
+/// What one of them may cost, all told.
+const UNREAD_BYTES: usize = 16 << 10;
+const ENCODINGS: [&str; 3] = ["identity", "gzip", "zstd"];
+
+/// The paths that need no token.
+fn open_paths() -> Vec<String> {
+    let open = operations().filter(|(_, path, _)| !path.starts_with("/v1/"));
+    let files = ["swagger-ui-bundle.js", "swagger-ui.css", "start.js"];
+    let paths = open.flat_map(|(method, path, _)| {
+        assert_eq!(method, "get");
+        let named = if path.contains("{file}") { &files[..] } else { &files[..1] };
+        named.iter().map(|file| path.replace("{file}", file))
+    });
+    paths.chain(["/docs/".to_owned(), "/nowhere".to_owned(), "/v1/topics".to_owned()]).collect()
+}
+
+async fn make_what_is_made_once(measured: &Measured) {
+    for path in open_paths() {
+        for encoding in ENCODINGS {
+            let accept = [("accept-encoding", encoding)];
+            measured.client.send(Method::GET, &path, &accept, None).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn over_http_2_they_cost_next_to_nothing() {
+    const CONNECTIONS: usize = 10;
+    const STREAMS: u32 = 250;
+    let measured = Measured::start(&support::database().await, &[]).await;
+    let address = address(&measured);
+    make_what_is_made_once(&measured).await;
+    let before = measured.process.memory_bytes("VmRSS");
+    let most = before + CONNECTIONS * STREAMS as usize * UNREAD_BYTES;
+    for path in open_paths() {
+        for window_bytes in [0, 1] {
+            let mut connections = Vec::new();
+            for index in 0..CONNECTIONS {
+                let mut connection = http2::Connection::open(address, window_bytes).await;
+                let encoding = ENCODINGS[index % ENCODINGS.len()];
+                connection.get(&path, &[("accept-encoding", encoding)], STREAMS).await;
+                connections.push(connection);
+            }
+            for connection in &mut connections {
+                connection.all_answered().await;
+            }
+            let now = measured.process.memory_bytes("VmRSS");
+            println!("{path} {window_bytes}: {} KiB", now.saturating_sub(before) >> 10);
+            assert!(now < most, "{path}, window {window_bytes}: {} MiB", (now - before) / MIB);
+        }
+    }
+}
+
+#[tokio::test]
+async fn over_http_1_they_cost_next_to_nothing() {
+    const CONNECTIONS: usize = 500;
+    let measured = Measured::start(&support::database().await, &[]).await;
+    let address = address(&measured);
+    make_what_is_made_once(&measured).await;
+    let before = measured.process.memory_bytes("VmRSS");
+    // what a connection costs that reads
+    let idle = (0..CONNECTIONS).map(|_| asking(address, "/livez", "identity"));
+    let idle = join_all(idle).await;
+    let connections = measured.process.memory_bytes("VmRSS").saturating_sub(before);
+    drop(idle);
+    let most = before + connections + CONNECTIONS * UNREAD_BYTES;
+    println!("{CONNECTIONS} connections: {} KiB", connections >> 10);
+    for path in open_paths() {
+        let unread = ENCODINGS.iter().cycle().take(CONNECTIONS);
+        let unread = join_all(unread.map(|encoding| asking(address, &path, encoding))).await;
+        let now = measured.process.memory_bytes("VmRSS");
+        println!("{path}: {} KiB", now.saturating_sub(before) >> 10);
+        assert!(now < most, "{path}: {} MiB", (now - before) / MIB);
+        drop(unread);
+    }
+}
+
+/// A connection on which an answer has begun to come, and waits in front of a small window.
+async fn asking(address: SocketAddr, path: &str, encoding: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(2 << 10).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\naccept-encoding: {encoding}\r\n\r\n");
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'H');
+    stream
+}
