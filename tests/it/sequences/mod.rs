@@ -218,8 +218,9 @@ pub async fn run(fleet: &Fleet, ops: &[Op]) -> Result<usize, Failure> {
 }
 
 /// So many sequences, from a seed; panics if one has failed, with what it took to fail so.
-async fn sequences(replicas: usize, seed: u64, rounds: u64, until: Option<Instant>) {
+async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duration>) {
     let fleet = Fleet::start(replicas).await;
+    let until = time.map(|time| Instant::now() + time);
     let mut kinds = BTreeSet::new();
     let (mut sent, mut round) = (0, 0);
     while round < rounds && until.is_none_or(|until| Instant::now() < until) {
@@ -244,8 +245,9 @@ async fn sequences(replicas: usize, seed: u64, rounds: u64, until: Option<Instan
 }
 
 /// So many rounds of bursts, from a seed; panics with the first that came to something wrong.
-async fn in_bursts(replicas: usize, seed: u64, rounds: u64, until: Option<Instant>) {
+async fn in_bursts(replicas: usize, seed: u64, rounds: u64, time: Option<Duration>) {
     let fleet = Fleet::start(replicas).await;
+    let until = time.map(|time| Instant::now() + time);
     let (mut sent, mut round) = (0, 0);
     while round < rounds && until.is_none_or(|until| Instant::now() < until) {
         let seed = seed.wrapping_add(round);
@@ -293,9 +295,10 @@ async fn many_sequences_are_answered_as_the_world_says() {
     let seconds = number("ONCELOG_TEST_SECONDS");
     let rounds =
         number("ONCELOG_TEST_ROUNDS").unwrap_or(if seconds.is_some() { u64::MAX } else { 100 });
-    let until = |part: u64| Some(Instant::now() + Duration::from_secs(seconds? / part));
+    // for each of the four below
+    let time = seconds.map(|seconds| Duration::from_secs(seconds) / 4);
     for replicas in [1, 3] {
-        sequences(replicas, seed, rounds, until(4)).await;
-        in_bursts(replicas, seed, rounds, until(4)).await;
+        sequences(replicas, seed, rounds, time).await;
+        in_bursts(replicas, seed, rounds, time).await;
     }
 }
