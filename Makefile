@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture sequences mutants check-metrics openapi lint-openapi docs bench bench-short
+.PHONY: help run test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +11,7 @@ run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 
 test: ## Run all tests; they start a PostgreSQL of their own
 	@scripts/ensure-postgres
+	@scripts/ensure-pgbouncer
 	@scripts/ensure-python3
 	@scripts/ensure-node examples typescript
 	@scripts/ensure-go
@@ -25,6 +26,12 @@ sequences: ## Hold random requests against a model for longer: make sequences [S
 	@scripts/ensure-postgres
 	ONCELOG_TEST_SEED=$(SEED) ONCELOG_TEST_ROUNDS=$(ROUNDS) ONCELOG_TEST_SECONDS=$(SECONDS) \
 		cargo test --locked --test it -- --ignored --nocapture many_sequences
+
+crashes: ## Crash PostgreSQL behind PgBouncer and lose nothing: make crashes [ROUNDS=n]
+	@scripts/ensure-postgres
+	@scripts/ensure-pgbouncer
+	ONCELOG_TEST_ROUNDS=$(ROUNDS) \
+		cargo test --locked --test it -- --ignored --nocapture outlives_many_crashes
 
 mutants: ## Leave rules of appends and transactions out, one by one, and see a test fail
 	@scripts/ensure-postgres

@@ -79,8 +79,15 @@ impl Broker {
             let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
             let _held = held.clone();
-            let ticket =
-                Ticket { lines, answer, arrived_at, maybe_written: false, parked: None, _held };
+            let ticket = Ticket {
+                lines,
+                answer,
+                arrived_at,
+                maybe_written: false,
+                place: None,
+                parked: None,
+                _held,
+            };
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {

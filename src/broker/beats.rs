@@ -110,7 +110,7 @@ impl Beats {
                 lot.iter().map(|call| (call.group.clone(), call.member_id.clone())).collect();
             // a heartbeat reads nothing
             let with_watermarks = begins == Begins::AtOnce;
-            let look = self.store.write(move |connection| {
+            let look = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
             });
             match look.await {

@@ -13,27 +13,41 @@ use crate::{
 };
 
 impl Broker {
-    /// The positions of a member's cursor. `pointer`: where it was sent.
-    pub(super) async fn positions(
+    /// A member's cursor. `pointer`: where it was sent.
+    pub(super) async fn cursor(
         &self,
         tenant: TenantId,
         group: &Name,
         member: &Member,
         cursor: &str,
         pointer: &str,
-    ) -> Result<Vec<Position>, Error> {
+    ) -> Result<GroupCursor, Error> {
         let parse = |group_id| GroupCursor::parse(cursor, tenant, group_id);
         let will_do = |id, newest| parse(id).is_some() && member.generation <= newest;
         let found = self.group_ids.find(tenant, group, will_do).await?;
         let parsed = found.and_then(|(id, newest)| Some((parse(id)?, newest)));
-        let Some((GroupCursor { positions, .. }, generation)) = parsed else {
+        let Some((cursor, generation)) = parsed else {
             let detail = format!("{pointer}: this is no cursor of a fetch of group {group}.");
             return Err(Error::new(Code::InvalidCursor, detail));
         };
         let is_later = |position: &Position| position.owned_since > member.generation;
-        if member.generation > generation || positions.iter().any(is_later) {
+        if member.generation > generation || cursor.positions.iter().any(is_later) {
             return Err(Refusal::IllegalGeneration { generation }.into());
         }
-        Ok(positions)
+        Ok(cursor)
+    }
+
+    /// A member has committed a cursor: it lets go of what the answer that it shows has told it to.
+    pub(super) async fn let_go_with(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member: &Member,
+        cursor: &str,
+    ) {
+        let cursor = self.cursor(tenant, group, member, cursor, "/cursor").await;
+        if let Ok(GroupCursor { told: Some(shown), .. }) = cursor {
+            self.let_go(tenant, group, &member.member_id, shown).await;
+        }
     }
 }

@@ -26,10 +26,10 @@ use crate::{
     model::{
         Code, GroupId, LogId, Name, Offset, Partition, TenantId,
         cursor::{GroupCursor, Position},
-        group::{Fetch, GroupFetched, Membership},
+        group::{Fetch, GroupFetched, Membership, Partitions, Run},
         transfer::{Part, origin, origin_bytes},
     },
-    rules::group::{is_withheld, position},
+    rules::group::{is_withheld, position, run_began},
     store::{self, beats::Beat, beats::Owned},
 };
 
@@ -46,6 +46,11 @@ struct Fetching<'a> {
     known: BTreeMap<LogId, Position>,
     /// Which partition has its turn first.
     first: usize,
+    run: Run,
+    /// What is lost since stays part of the cursor's run, whose commit is refused so.
+    continues: bool,
+    /// The generation of the answer that the cursor shows, if that told of something to let go of.
+    shown: Option<i64>,
     /// Of the logs that are waited for, and of the group.
     watches: BTreeMap<LogId, Watch>,
 }
@@ -58,6 +63,8 @@ struct Ground {
     membership: Membership,
     /// What is read, by log.
     places: Vec<Place>,
+    /// What else belongs to the run, though no more is read there.
+    unsettled: Vec<Position>,
     /// Something is withheld.
     withholds: bool,
 }
@@ -80,8 +87,7 @@ impl Broker {
     ) -> Result<GroupFetched, Error> {
         let begun = Instant::now();
         let deadline = begun + Duration::from_millis(fetch.wait_ms);
-        let (known, watches) = (BTreeMap::new(), BTreeMap::new());
-        let mut fetching = Fetching { tenant, group, member_id, known, first: 0, watches };
+        let mut fetching = Fetching::new(tenant, group, member_id);
         let (mut is_first, mut woken) = (true, None);
         let mut attempts = 0..GROUND_ATTEMPTS;
         while attempts.next().is_some() {
@@ -90,10 +96,10 @@ impl Broker {
             let beat = patient(patience, || self.beats.beat(tenant, group, member_id)).await?;
             let Some(beat) = beat else { return Err(self.no_member(tenant, group).await) };
             if is_first && let Some(text) = &fetch.cursor {
-                fetching.begin(text, beat.group_id)?;
+                fetching.begin(text, fetch.run, beat.group_id)?;
             }
             self.permit_all(tenant, &beat, &permit).await?;
-            let ground = self.fetch_ground(&mut fetching, (beat, seen_at), is_first).await?;
+            let ground = self.fetch_ground(&mut fetching, (beat, seen_at)).await?;
             is_first = false;
             let sources = ground.sources();
             let found = || async {
@@ -135,22 +141,26 @@ impl Broker {
         &self,
         fetching: &mut Fetching<'_>,
         (beat, seen_at): (Arc<Beat>, Instant),
-        lets_go: bool,
     ) -> Result<Ground, Error> {
         let Fetching { tenant, group, member_id, .. } = *fetching;
-        let membership = self.membership(tenant, group, member_id, &beat, lets_go).await?;
+        // once: what is told from now on is not shown by it
+        let shown = fetching.shown.take();
+        let membership = self.membership(tenant, group, member_id, &beat, shown).await?;
         let logs: Vec<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
         let names = self.names.of(tenant, logs).await?;
-        let is_kept = |owned: &&Owned| {
+        let is_in = |owned: &&Owned, list: &Partitions| {
             let name = names.get(&owned.log_id);
-            let kept = |(topic, partition): &(Name, Partition)| {
-                membership.assignment.get(topic).is_some_and(|kept| kept.contains(partition))
-            };
-            !owned.is_to_move && name.is_some_and(kept)
+            name.is_some_and(|(topic, n)| list.get(topic).is_some_and(|list| list.contains(n)))
         };
+        let is_kept =
+            |owned: &&Owned| owned.revoked.is_none() && is_in(owned, &membership.assignment);
+        let is_revoked = |owned: &&Owned| is_in(owned, &membership.revoked);
         let mut kept: Vec<Owned> = beat.owned.iter().filter(is_kept).cloned().collect();
         kept.sort_by_key(|owned| owned.log_id);
         let history = self.store.saw(beat.server);
+        let revoked: Vec<Owned> = beat.owned.iter().filter(is_revoked).cloned().collect();
+        let unsettled = fetching.unsettled(&kept, &revoked, &beat);
+        kept.retain(|owned| unsettled.iter().all(|other| other.log_id != owned.log_id));
         let (mut places, mut withholds) = (Vec::new(), false);
         for owned in &kept {
             // without: its topic is being deleted
@@ -169,7 +179,7 @@ impl Broker {
             let (topic, partition) = (topic.clone(), *partition);
             places.push(Place { topic, partition, position, watermarks });
         }
-        Ok(Ground { beat, seen_at, membership, places, withholds })
+        Ok(Ground { beat, seen_at, membership, places, unsettled, withholds })
     }
 
     /// Until there may be another answer, or the lease is to be renewed; not at all where something
@@ -197,7 +207,11 @@ impl Broker {
             keys.push(key);
             awaited.push(Awaited { watch, beyond, seen_at });
         }
-        let woken = if is_new { Wake::Nothing } else { self.wait(&mut awaited, until).await? };
+        let woken = if is_new {
+            Wake::Nothing
+        } else {
+            self.wait(fetching.tenant, &mut awaited, until).await?
+        };
         let watches = awaited.into_iter().map(|awaited| awaited.watch);
         fetching.watches = keys.into_iter().zip(watches).collect();
         Ok(match woken {
@@ -215,8 +229,9 @@ impl Broker {
         found: Several,
     ) -> Result<GroupFetched, Error> {
         let Fetching { tenant, .. } = *fetching;
-        let Ground { beat, mut membership, places, .. } = ground;
+        let Ground { beat, mut membership, places, unsettled, .. } = ground;
         let Several { parts, first } = found;
+        let told = Some(membership.generation).filter(|_| !membership.revoked.is_empty());
         let mut positions: Vec<Position> = places.iter().map(|place| place.position).collect();
         for part in &parts {
             positions[part.source].offset = part.next_offset;
@@ -229,6 +244,8 @@ impl Broker {
         // what the cursor names and the member keeps not, let go of in this very call as well
         let read: BTreeSet<LogId> = positions.iter().map(|position| position.log_id).collect();
         let other = fetching.known.keys().filter(|log_id| !read.contains(log_id));
+        positions.extend(unsettled);
+        positions.sort_unstable_by_key(|position| position.log_id);
         for (topic, partition) in
             self.names.of(tenant, other.copied().collect()).await?.into_values()
         {
@@ -237,13 +254,27 @@ impl Broker {
                 membership.revoked.entry(topic).or_default().insert(partition);
             }
         }
-        let cursor = GroupCursor { positions, first }.encode(tenant, beat.group_id);
+        let cursor = GroupCursor { positions, first, told }.encode(tenant, beat.group_id);
         Ok(GroupFetched { membership, parts, cursor })
     }
 }
 
-impl Fetching<'_> {
-    fn begin(&mut self, cursor: &str, group_id: GroupId) -> Result<(), Error> {
+impl<'a> Fetching<'a> {
+    fn new(tenant: TenantId, group: &'a Name, member_id: &'a str) -> Self {
+        Self {
+            tenant,
+            group,
+            member_id,
+            known: BTreeMap::new(),
+            first: 0,
+            run: Run::default(),
+            continues: false,
+            shown: None,
+            watches: BTreeMap::new(),
+        }
+    }
+
+    fn begin(&mut self, cursor: &str, run: Run, group_id: GroupId) -> Result<(), Error> {
         let Some(cursor) = GroupCursor::parse(cursor, self.tenant, group_id) else {
             let detail = format!(
                 "This is no cursor of a fetch of group {} as it is now: it is mangled, of \
@@ -254,12 +285,53 @@ impl Fetching<'_> {
             return Err(Error::new(Code::InvalidCursor, detail));
         };
         self.first = cursor.first;
+        self.shown = cursor.told;
         self.known = cursor.positions.into_iter().map(|p| (p.log_id, p)).collect();
+        (self.run, self.continues) = (run, run == Run::Continue);
+        if run == Run::New {
+            for Position { offset, began, .. } in self.known.values_mut() {
+                *began = run_began(run, *offset, *began, [None, None]);
+            }
+            // what is found from now on is not the cursor's
+            self.run = Run::Continue;
+        }
         Ok(())
     }
 
-    /// Where the partition is read from; none: it is withheld. What a cursor of another ownership
-    /// says does not count.
+    /// What is known of a partition, unless it is of another ownership: that does not count.
+    fn named(&self, owned: &Owned) -> Option<Position> {
+        let named = self.known.get(&owned.log_id);
+        let named = named.filter(|named| named.owned_since == owned.since).copied()?;
+        let standing = [owned.committed_offset, owned.pinned_offset];
+        let began = run_began(self.run, named.offset, named.began, standing);
+        Some(Position { began, ..named })
+    }
+
+    /// What was fetched of partitions that the member is to let go of and is not committed yet; and of
+    /// a run that continues also what was fetched of those that it has lost.
+    fn unsettled(&self, kept: &[Owned], revoked: &[Owned], beat: &Beat) -> Vec<Position> {
+        let is_unsettled = |owned: &Owned, named: &Position| {
+            let Owned { committed_offset, pinned_offset, starts, watermarks, .. } = *owned;
+            let ends = watermarks.unwrap_or_default();
+            let begins = position(committed_offset, starts, beat.auto_offset_reset, ends);
+            begins != Ok(named.offset) && pinned_offset != Some(named.offset)
+        };
+        let revoked_at = revoked.iter().filter_map(|owned| {
+            let named = self.named(owned)?;
+            is_unsettled(owned, &named).then_some(named)
+        });
+        let is_lost = |position: &&Position| {
+            let is_here = |owned: &Owned| {
+                (owned.log_id, owned.since) == (position.log_id, position.owned_since)
+            };
+            !kept.iter().chain(revoked).any(is_here)
+        };
+        let has_read = |position: &&Position| position.began != Some(Some(position.offset));
+        let lost = self.known.values().filter(|_| self.continues).filter(is_lost).filter(has_read);
+        revoked_at.chain(lost.copied()).collect()
+    }
+
+    /// Where the partition is read from; none: it is withheld.
     fn position(
         &mut self,
         owned: &Owned,
@@ -268,14 +340,15 @@ impl Fetching<'_> {
     ) -> Result<Option<Position>, Error> {
         let Owned { log_id, since: owned_since, committed_offset, starts, pinned_offset, .. } =
             *owned;
-        let named = self.known.get(&log_id).filter(|named| named.owned_since == owned_since);
-        let named: Option<Offset> = named.map(|named| named.offset);
-        if is_withheld(named, pinned_offset) {
+        let named = self.named(owned);
+        let at: Option<Offset> = named.map(|named| named.offset);
+        if is_withheld(at, pinned_offset) {
             return Ok(None);
         }
-        let from = named.or(committed_offset);
+        let from = at.or(committed_offset);
         let offset = position(from, starts, beat.auto_offset_reset, watermarks.ends())?;
-        let position = Position { log_id, owned_since, offset };
+        let began = named.map_or(Some(committed_offset), |named| named.began);
+        let position = Position { log_id, owned_since, offset, began };
         self.known.insert(log_id, position);
         Ok(Some(position))
     }

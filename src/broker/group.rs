@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Error, budget::Held, measures::Parked};
+use super::{Error, budget::Held, in_turn::Place, measures::Parked};
 use crate::{
     model::{Batch, LogId, Offset, TenantId, Timestamp, transfer::PlacedRecord},
     rules::{Refusal, append::Request, fold::Placement, ground::Compare, plan::Plan, transaction},
@@ -70,6 +70,8 @@ pub struct Ticket {
     pub arrived_at: Instant,
     /// A statement that held it was sent, and its answer lost.
     pub maybe_written: bool,
+    /// Among those that wait for a lane: until its answer.
+    pub place: Option<Place>,
     /// It has overtaken others, and waits for them.
     pub parked: Option<Parked>,
     /// Its bytes count as long as they wait here, also of a client that has hung up.

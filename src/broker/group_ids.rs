@@ -36,7 +36,7 @@ impl GroupIds {
             return Ok(Some(known));
         }
         let name = group.clone();
-        let find = self.store.run(move |connection| {
+        let find = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { store::beats::group_id(connection, tenant, &name).await })
         });
         let found = find.await?;

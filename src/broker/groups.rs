@@ -85,7 +85,7 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<GroupSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let after = after.unwrap_or_default();
                 store::groups::list(connection, tenant, &after, limit + 1).await
@@ -96,7 +96,7 @@ impl Broker {
 
     pub async fn group(&self, tenant: TenantId, group: &Name) -> Result<GroupDescription, Error> {
         let name = group.clone();
-        let describe = self.store.transaction(move |connection| {
+        let describe = self.store.of(tenant).snapshot(move |connection| {
             Box::pin(async move { store::groups::describe(connection, tenant, &name).await })
         });
         let found = describe.await?.ok_or_else(|| Error::group_not_found(group))?;
@@ -119,7 +119,7 @@ impl Broker {
             let targets = self.targets(tenant, group, &asked, attempt > 0).await?;
             let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
             let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
-            let reset = self.store.transaction(move |connection| {
+            let reset = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(
                     async move { reset(connection, tenant, &name, &targets, to, dry_run).await },
                 )
@@ -158,7 +158,7 @@ impl Broker {
         let target = |(log_id, topic, partition)| Target { log_id, topic, partition, found: None };
         let Some(topics) = &asked.topics else {
             let name = group.clone();
-            let subscribed = self.store.run(move |connection| {
+            let subscribed = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move { store::groups::subscribed(connection, tenant, &name).await })
             });
             return Ok(subscribed.await?.into_iter().map(target).collect());
@@ -181,7 +181,7 @@ impl Broker {
         to: ResetTo,
     ) -> Result<Option<Vec<Target>>, Error> {
         let ResetTo::Timestamp(instant) = to else { return Ok(Some(targets)) };
-        let search = self.store.run(move |connection| {
+        let search = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
                 let ends = ends(connection, tenant, &logs).await?;
@@ -204,7 +204,7 @@ impl Broker {
         let mut attempt = 0;
         loop {
             let name = group.clone();
-            let delete = self.store.transaction(move |connection| {
+            let delete = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { delete(connection, tenant, &name).await })
             });
             match delete.await {

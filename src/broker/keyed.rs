@@ -73,7 +73,7 @@ impl Broker {
             return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
         }
         // (what it may write says where keys may lie, as often as it is said)
-        let look = self.store.run(move |connection| {
+        let look = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let (rings, now) = store::keys::call_rings(connection, tenant).await?;
                 let lifetime_ms = request.lifetime_ms(window_ms, now);

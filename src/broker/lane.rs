@@ -21,6 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     Error, Settings,
     group::{Group, Job, Outcome, Ticket},
+    in_turn::Places,
     janitor,
     measures::LaneMeasures,
     pace::Pace,
@@ -43,8 +44,8 @@ use crate::{
     telemetry,
 };
 
-/// Requests that may wait for a lane.
-const QUEUED_REQUESTS: usize = 8_192;
+/// Requests that may wait for a lane; of one tenant half as many, and as many as it leaves free.
+const QUEUED_REQUESTS: usize = 16_384;
 /// Most requests of all producers that are parked in a lane, and of one producer in one scope.
 const PARKED_REQUESTS: usize = 4_096;
 const PARKED_REQUESTS_PER_PRODUCER: usize = 16;
@@ -58,7 +59,8 @@ const CONTENDED_ATTEMPTS: usize = 3;
 
 /// The ways into the lanes.
 pub struct Lanes {
-    senders: Vec<mpsc::Sender<Job>>,
+    senders: Vec<mpsc::UnboundedSender<Job>>,
+    places: Vec<Arc<Places>>,
     queued: Vec<Gauge>,
 }
 
@@ -74,7 +76,7 @@ impl Lanes {
         let start = |lane| {
             let measures = LaneMeasures::new(lane);
             let queued = measures.queued.clone();
-            let (sender, receiver) = mpsc::channel(QUEUED_REQUESTS);
+            let (sender, receiver) = mpsc::unbounded_channel();
             let lane = Lane {
                 queue: Queue::new(receiver, queued.clone()),
                 writer: Writer::new(store.clone()),
@@ -93,22 +95,29 @@ impl Lanes {
             tasks.spawn(lane.run());
             (sender, queued)
         };
-        let (senders, queued) = (0..settings.lanes.max(1)).map(start).unzip();
-        Self { senders, queued }
+        let (senders, queued): (Vec<_>, _) = (0..settings.lanes.max(1)).map(start).unzip();
+        let places = senders.iter().map(|_| Places::new(QUEUED_REQUESTS)).collect();
+        Self { senders, places, queued }
     }
 
     /// Hands a request to the lane of its topic: always the same one.
-    pub fn submit(&self, topic: TopicId, job: Job) -> Result<(), Error> {
+    pub fn submit(&self, topic: TopicId, mut job: Job) -> Result<(), Error> {
         let mut hasher = DefaultHasher::new();
         (job.tenant, topic).hash(&mut hasher);
         let lane = hasher.finish() as usize % self.senders.len();
-        self.queued[lane].increment(1.0);
-        self.senders[lane].try_send(job).map_err(|_| {
-            self.queued[lane].decrement(1.0);
+        let Some(place) = self.places[lane].take(job.tenant) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_appends")
                 .increment(1);
-            Error::unavailable("Too many appends are waiting here already. Nothing was changed.")
-        })
+            let detail = "Too many appends are waiting here already. Nothing was changed.";
+            return Err(Error::unavailable(detail));
+        };
+        job.ticket.place = Some(place);
+        self.queued[lane].increment(1.0);
+        // the lane has ended: the answer's sender is dropped with the job
+        if self.senders[lane].send(job).is_err() {
+            self.queued[lane].decrement(1.0);
+        }
+        Ok(())
     }
 }
 

@@ -211,21 +211,21 @@ mod tests {
     fn who_looks_together() {
         let most = LOGS_PER_LOOK as i64;
         let table = [
-            // ranges of logs that are asked for, and how many of them look together
-            (vec![0..1], 1),
-            (vec![0..1; 5_000], 5_000),
-            (vec![0..most, 0..most, 5..10], 3),
-            (vec![0..most, 0..most + 1, 0..1], 1),
-            (vec![0..most - 1, most - 1..most, most..most + 1], 2),
+            // logs that are asked for, from and to, and how many of them look together
+            (vec![(0, 1)], 1),
+            (vec![(0, 1); 5_000], 5_000),
+            (vec![(0, most), (0, most), (5, 10)], 3),
+            (vec![(0, most), (0, most + 1), (0, 1)], 1),
+            (vec![(0, most - 1), (most - 1, most), (most, most + 1)], 2),
             // more than are looked at together, but by one
-            (vec![0..9 * most, 0..9 * most, 7..8, 0..9 * most + 1], 3),
-            (vec![0..1, 0..9 * most], 1),
+            (vec![(0, 9 * most), (0, 9 * most), (7, 8), (0, 9 * most + 1)], 3),
+            (vec![(0, 1), (0, 9 * most)], 1),
         ];
         for (ranges, want) in table {
-            let asked = |range: std::ops::Range<i64>| -> Asked {
-                (range.map(LogId).collect(), oneshot::channel().0)
+            let asked = |(from, to): (i64, i64)| -> Asked {
+                ((from..to).map(LogId).collect(), oneshot::channel().0)
             };
-            let lot: Vec<Asked> = ranges.iter().cloned().map(asked).collect();
+            let lot: Vec<Asked> = ranges.into_iter().map(asked).collect();
             assert_eq!(together(&lot), want);
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     },
     rules::{
         self, Refusal,
-        group::{State, Topics},
+        group::{Revoked, State, Topics},
     },
     store::{self, Connection, beats::Beat},
     telemetry,
@@ -38,8 +38,22 @@ pub(super) struct Changed {
     pub group_id: GroupId,
     pub before: State,
     pub after: State,
+    /// Partitions whose owners were told to let go of them, and had not in time.
+    overdue: usize,
     /// What who has joined is answered.
     joined: Option<Joined>,
+}
+
+impl Changed {
+    fn tell(&self, tenant: TenantId, group: &Name, cause: &'static str) {
+        if self.after.generation != self.before.generation {
+            metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
+        }
+        if self.overdue > 0 {
+            let partitions = self.overdue;
+            tracing::info!(tenant_id = tenant.0, %group, partitions, "members did not let go in time of what they were told to");
+        }
+    }
 }
 
 /// Who joins.
@@ -87,17 +101,29 @@ impl Broker {
         Ok(Answer::new(joined))
     }
 
-    /// Renews the lease.
+    /// Renews the lease. `shown`: the generation of an answer that the member has.
     pub async fn heartbeat(
         &self,
         tenant: TenantId,
         group: &Name,
         member_id: &str,
+        shown: Option<i64>,
     ) -> Result<Membership, Error> {
         let Some(beat) = self.beats.heartbeat(tenant, group, member_id).await? else {
             return Err(self.no_member(tenant, group).await);
         };
-        self.membership(tenant, group, member_id, &beat, true).await
+        self.membership(tenant, group, member_id, &beat, shown).await
+    }
+
+    /// The member has committed the cursor of an answer of this generation, and lets go of what that
+    /// told it to. Where that fails it is for its next call, or its time runs out.
+    pub(super) async fn let_go(&self, tenant: TenantId, group: &Name, member_id: &str, shown: i64) {
+        let id = member_id.to_owned();
+        let change = move |state: &mut State, ground: &Ground| {
+            state.let_go(&id, Some(shown), ground.now);
+            Ok(())
+        };
+        let _ = self.change_group(tenant, group, "handover", change).await;
     }
 
     /// What the member owns goes to others at once.
@@ -116,26 +142,36 @@ impl Broker {
         Ok(())
     }
 
-    /// What the member is told. `lets_go`: of what it was told before.
+    /// What the member is told. `shown`: the generation of an answer that it has.
     pub(super) async fn membership(
         &self,
         tenant: TenantId,
         group: &Name,
         member_id: &str,
         beat: &Beat,
-        lets_go: bool,
+        shown: Option<i64>,
     ) -> Result<Membership, Error> {
-        if beat.owned.iter().any(|owned| owned.is_to_move) {
+        let is_news = |revoked: Revoked| {
+            let is_let_go = revoked.is_let_go(shown, beat.generation);
+            is_let_go || revoked.let_go_by.is_none() || revoked.is_overdue(beat.now)
+        };
+        if beat.owned.iter().filter_map(|owned| owned.revoked).any(is_news) {
             let id = member_id.to_owned();
             let change =
-                move |state: &mut State, ground: &Ground| Ok(state.beat(&id, lets_go, ground.now)?);
+                move |state: &mut State, ground: &Ground| Ok(state.beat(&id, shown, ground.now)?);
             let changed = self.change_group(tenant, group, "handover", change).await?;
             return Ok(changed.after.membership(member_id));
         }
         let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
+        let names = self.names.of(tenant, logs).await?;
         let mut membership = Membership { generation: beat.generation, ..Membership::default() };
-        for (topic, partition) in self.names.of(tenant, logs).await?.into_values() {
-            membership.assignment.entry(topic).or_default().insert(partition);
+        for owned in &beat.owned {
+            let Some((topic, partition)) = names.get(&owned.log_id) else { continue };
+            let told = match owned.revoked {
+                Some(_) => &mut membership.revoked,
+                None => &mut membership.assignment,
+            };
+            told.entry(topic.clone()).or_default().insert(*partition);
         }
         Ok(membership)
     }
@@ -149,10 +185,16 @@ impl Broker {
         }
     }
 
-    /// Members whose lease has run out go, partitions that were made meanwhile come in.
+    /// Members whose lease has run out go, partitions that were made meanwhile come in. A group that
+    /// somebody is at is passed by: what it holds up does not hold up the others, and whoever changes
+    /// it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
+        let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
+        let rule = Arc::new(|_: &mut State, _: &Ground| Ok(()));
         // what failed was logged, and is due again; a group that was deleted needs nothing
-        let _ = self.change_group(tenant, group, cause, |_, _| Ok(())).await;
+        if let Ok(changed) = self.try_change(tenant, group, Arc::default(), rule, true).await {
+            changed.tell(tenant, group, cause);
+        }
     }
 
     /// Changes a group, and tells its members. Whatever is asked for, members whose lease has run
@@ -177,34 +219,36 @@ impl Broker {
         rule: impl Rule,
     ) -> Result<Changed, Stop> {
         let (rule, joins) = (Arc::new(rule), Arc::new(joins));
-        let _turn = self.turns.take((tenant, group)).await;
+        let _turn = self.turns.take(tenant, Some(group)).await;
         let mut attempt = 1;
         let changed = loop {
-            match self.try_change(tenant, group, joins.clone(), rule.clone()).await {
+            match self.try_change(tenant, group, joins.clone(), rule.clone(), false).await {
                 Ok(changed) => break changed,
                 Err(Stop::Again(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
                 Err(stop) => return Err(stop),
             }
         };
-        let (before, after) = (changed.before.generation, changed.after.generation);
-        if after != before {
-            metrics::counter!(telemetry::REBALANCES_TOTAL, "cause" => cause).increment(1);
-        }
+        changed.tell(tenant, group, cause);
         Ok(changed)
     }
 
+    /// `hurries`: waits for no lock for longer than a few milliseconds.
     async fn try_change(
         &self,
         tenant: TenantId,
         group: &Name,
         joins: Arc<Option<Joining>>,
         rule: Arc<impl Rule>,
+        hurries: bool,
     ) -> Result<Changed, Stop> {
-        let (group, store, herald) = (group.clone(), self.store.clone(), self.herald.clone());
+        let (group, store, herald) = (group.clone(), self.store.of(tenant), self.herald.clone());
         // goes with the work: a client that hangs up keeps no member waiting
         let change = self.tasks.spawn(async move {
             let work = store.transaction(move |connection| {
                 Box::pin(async move {
+                    if hurries {
+                        store::janitor::hurry(connection).await?;
+                    }
                     decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
                 })
             });
@@ -296,6 +340,9 @@ async fn decide(
     let all = subscriptions().any(|subscription| subscription.pattern.is_some());
     let topics = store::members::topics(connection, tenant, &names, all).await?;
     let ground = Ground { topics, now: store::sessions::clock(connection).await? };
+    let is_overdue = |revoked: Revoked| revoked.is_overdue(ground.now);
+    let revoked = before.places.values().filter_map(|place| place.revoked);
+    let overdue = revoked.filter(|revoked| is_overdue(*revoked)).count();
     let mut after = before.clone();
     after.expire(&ground.topics, ground.now);
     after.refresh(&ground.topics, ground.now);
@@ -305,7 +352,7 @@ async fn decide(
     if let Some((once, joined)) = once.zip(joined.as_ref()) {
         once.remember(connection, tenant, joined).await?;
     }
-    Ok(Changed { group_id: locked.group_id, before, after, joined })
+    Ok(Changed { group_id: locked.group_id, before, after, overdue, joined })
 }
 
 /// What a member of this id is told of its join.

@@ -37,6 +37,7 @@ mod group;
 mod group_expiry;
 mod group_ids;
 mod groups;
+mod in_turn;
 mod janitor;
 mod keyed;
 mod known;
@@ -60,6 +61,7 @@ mod refusals;
 mod removal;
 mod retention;
 mod room;
+mod seats;
 mod session;
 mod settings;
 mod several;
@@ -76,7 +78,6 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use moka::future::Cache;
-use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use budget::{Budget, Held, Taken};
@@ -148,8 +149,7 @@ pub struct Broker {
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
     reads: measures::Reads,
-    waiting_reads: Semaphore,
-    max_waiting_reads: usize,
+    waiting_reads: Arc<seats::Seats>,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -180,7 +180,7 @@ impl Broker {
             topics: topic::Topics::new(store.clone()),
             names: names::Names::new(store.clone()),
             group_ids: group_ids::GroupIds::new(store.clone()),
-            turns: turns::Turns::new(),
+            turns: turns::Turns::default(),
             settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
             janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
@@ -197,8 +197,7 @@ impl Broker {
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             reads: measures::Reads::new(),
-            waiting_reads: Semaphore::new(settings.max_waiting_reads),
-            max_waiting_reads: settings.max_waiting_reads,
+            waiting_reads: seats::Seats::new(settings.max_waiting_reads),
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),
@@ -226,7 +225,7 @@ impl Broker {
 
     /// Reads that wait for records now.
     pub fn waiting_reads(&self) -> usize {
-        self.max_waiting_reads - self.waiting_reads.available_permits()
+        self.waiting_reads.taken()
     }
 
     /// Sets the gauges that are read, not counted: called before metrics are shown.

@@ -41,7 +41,7 @@ impl Names {
             }
         }
         if !unknown.is_empty() {
-            let find = self.store.run(move |connection| {
+            let find = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move { store::beats::names(connection, tenant, &unknown).await })
             });
             for (log, topic, partition) in find.await? {

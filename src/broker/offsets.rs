@@ -73,7 +73,7 @@ impl Broker {
         commit: OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
-        let committed = self.commit_whole(tenant, group, commit, key).await;
+        let committed = self.commit_whole(tenant, group, &commit, key).await;
         let outcome = match &committed {
             Ok(Committed { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -84,14 +84,18 @@ impl Broker {
         if let Err(error) = &committed {
             count_fenced("plain", error);
         }
-        Ok(committed?.offsets)
+        let committed = committed?;
+        if let OffsetCommit::Cursor { member, cursor } = &commit {
+            self.let_go_with(tenant, group, member, cursor).await;
+        }
+        Ok(committed.offsets)
     }
 
     async fn commit_whole(
         &self,
         tenant: TenantId,
         group: &Name,
-        commit: OffsetCommit,
+        commit: &OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Committed, Error> {
         let once = match self.look_once(tenant, key).await? {
@@ -100,14 +104,14 @@ impl Broker {
         };
         // all with a key wait for the group's row
         let _turn = match once.is_keyed() {
-            true => Some(self.turns.take((tenant, group)).await),
+            true => Some(self.turns.take(tenant, Some(group)).await),
             false => None,
         };
         for attempt in 0..COMMIT_ATTEMPTS {
-            let wanted = self.wanted(tenant, group, &commit, attempt > 0).await?;
+            let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
             let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
             let group = group.clone();
-            let write = self.store.transaction(move |connection| {
+            let write = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
             });
             match write.await {
@@ -152,11 +156,12 @@ impl Broker {
                 Ok(wanted)
             }
             OffsetCommit::Cursor { member, cursor } => {
-                let positions = self.positions(tenant, group, member, cursor, "/cursor").await?;
+                let cursor = self.cursor(tenant, group, member, cursor, "/cursor").await?;
+                let positions = cursor.positions;
                 let logs = positions.iter().map(|position| position.log_id).collect();
                 let names = self.names.of(tenant, logs).await?;
                 let wanted = positions.into_iter().filter_map(|position| {
-                    let Position { log_id, owned_since: generation, offset } = position;
+                    let Position { log_id, owned_since: generation, offset, .. } = position;
                     // where a topic is gone a cursor has nothing to say any more
                     let (topic, partition) = names.get(&log_id)?.clone();
                     let (metadata, expected_offset) = (None, None);
@@ -209,7 +214,7 @@ impl Broker {
         group: &Name,
     ) -> Result<Vec<CommittedOffset>, Error> {
         let name = group.clone();
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { store::offsets::list(connection, tenant, &name).await })
         });
         list.await?.ok_or_else(|| Error::group_not_found(group))

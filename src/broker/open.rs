@@ -105,7 +105,7 @@ impl Broker {
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
         let _turn = match once.is_keyed() {
-            true => Some(self.turns.take(tenant).await),
+            true => Some(self.turns.take(tenant, None).await),
             false => None,
         };
         for _ in 0..OPEN_ATTEMPTS {
@@ -166,7 +166,7 @@ impl Broker {
         whole.opened.next_sequences =
             next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
         let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
-        let complete = self.store.write(move |connection| {
+        let complete = self.store.of(tenant).write(move |connection| {
             Box::pin(
                 async move { keyed::complete(connection, tenant, &key, (&attempt, &whole)).await },
             )
@@ -192,7 +192,7 @@ impl Broker {
             return Ok(attempt);
         }
         let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
-        let attempt = self.store.transaction(move |connection| {
+        let attempt = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let once = take_turn(connection, tenant, once).await?;
                 let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
@@ -214,12 +214,12 @@ impl Broker {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
         if once.is_keyed() {
-            let make = self.store.transaction(move |connection| {
+            let make = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
             });
             return make.await;
         }
-        let make = self.store.write(move |connection| {
+        let make = self.store.of(tenant).write(move |connection| {
             Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
         });
         make.await
@@ -284,22 +284,18 @@ async fn open_known(
     timeout_ms: Result<i64, Error>,
 ) -> Result<Attempt, Stop> {
     check_open_id(connection, open).await?;
-    if let Some(open_id) = open.open_id
-        && let Some(made) = store::sessions::find_open(connection, tenant, open_id).await?
-    {
-        let id = made.0;
-        let row = store::sessions::lock(connection, tenant, id).await?;
-        let row = rules::session::repeat(open, row, made)?;
-        let standings = standings(connection, tenant, id).await?;
-        let transactions = transactions(connection, tenant, id, row.opened_at).await?;
-        return Ok(Attempt::new(row, standings, transactions, true));
-    }
-    let timeout_ms = timeout_ms?;
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::sessions::lock(connection, tenant, *id).await?,
         (None, Some(name)) => store::sessions::lock_by_name(connection, tenant, name).await?,
         (None, None) => None,
     };
+    // under the lock: the same open may have been at work when this one came
+    if let Some(open_id) = open.open_id
+        && let Some(made) = store::sessions::find_open(connection, tenant, open_id).await?
+    {
+        return repeat(connection, tenant, open, row, made).await;
+    }
+    let timeout_ms = timeout_ms?;
     let next = rules::session::open(open, row.as_ref())?;
     // gone since: it is a new one now
     let mut row = row.ok_or(Stop::Again)?;
@@ -312,6 +308,27 @@ async fn open_known(
         }
     }
     Ok(attempt)
+}
+
+/// Answers an open that was made as this one. `row`: of the session it names, locked.
+async fn repeat(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    row: Option<SessionRow>,
+    made: (ProducerId, Epoch),
+) -> Result<Attempt, Stop> {
+    let id = made.0;
+    let row = match row {
+        Some(row) if row.producer_id == id => Some(row),
+        // to be refused: nobody waits for one session who holds another
+        Some(_) => store::sessions::read(connection, tenant, id).await?,
+        None => store::sessions::lock(connection, tenant, id).await?,
+    };
+    let row = rules::session::repeat(open, row, made)?;
+    let standings = standings(connection, tenant, id).await?;
+    let transactions = transactions(connection, tenant, id, row.opened_at).await?;
+    Ok(Attempt::new(row, standings, transactions, true))
 }
 
 async fn reopen(

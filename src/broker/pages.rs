@@ -157,7 +157,7 @@ impl Pages {
         }
         // compacted; or trimmed or deleted since the watermarks were seen
         let LogOf { history: History { server, .. }, tenant, log: id } = log;
-        let read = self.store.run(move |connection| {
+        let read = self.store.of(tenant).run(move |connection| {
             Box::pin(store::reads::is_compacted(connection, tenant, id, from, server))
         });
         if !read.await? {
@@ -182,7 +182,7 @@ impl Pages {
         limit: i64,
     ) -> Result<Read, store::Error> {
         let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
-        let read = self.store.run(move |connection| {
+        let read = self.store.of(tenant).run(move |connection| {
             let most = (bytes, limit);
             Box::pin(store::reads::rows(connection, tenant, log, (from, to), most, server))
         });

@@ -213,7 +213,7 @@ impl Writer {
                 }
                 self.memory.clear();
             }
-            store::Error::Contended(_) | store::Error::Corrupt(_) => {
+            store::Error::Contended(_) | store::Error::Corrupt(_) | store::Error::Unsuitable(_) => {
                 self.forget(group.tenant, &group.requests)
             }
         }

@@ -1,6 +1,6 @@
 //! What waits for a lane, and how it becomes groups.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use metrics::{Gauge, Histogram};
 use tokio::{
@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::{
     group::{Group, Job},
+    in_turn::InTurn,
     pace::Pace,
 };
 use crate::{
@@ -31,17 +32,17 @@ pub fn scope(job: &Job) -> Option<Scope> {
 }
 
 pub struct Queue {
-    receiver: mpsc::Receiver<Job>,
-    jobs: VecDeque<Job>,
+    receiver: mpsc::UnboundedReceiver<Job>,
+    jobs: InTurn<Job>,
     /// Jobs that were in no group yet, and how long they were in none.
     queued: Gauge,
     queue_duration: Histogram,
 }
 
 impl Queue {
-    pub fn new(receiver: mpsc::Receiver<Job>, queued: Gauge) -> Self {
+    pub fn new(receiver: mpsc::UnboundedReceiver<Job>, queued: Gauge) -> Self {
         let queue_duration = metrics::histogram!(telemetry::QUEUE_DURATION_SECONDS);
-        Self { receiver, jobs: VecDeque::new(), queued, queue_duration }
+        Self { receiver, jobs: InTurn::default(), queued, queue_duration }
     }
 
     /// Whether nothing waits.
@@ -55,12 +56,10 @@ impl Queue {
         self.jobs.len() + self.receiver.len()
     }
 
-    /// Takes in what has come; more than a group may as well go on waiting outside.
+    /// Takes in all that has come: whose turn is next may have come last.
     fn take_in(&mut self) {
-        while self.jobs.len() < GROUP_REQUESTS
-            && let Ok(job) = self.receiver.try_recv()
-        {
-            self.jobs.push_back(job);
+        while let Ok(job) = self.receiver.try_recv() {
+            self.jobs.push(job.tenant, job);
         }
     }
 
@@ -68,13 +67,13 @@ impl Queue {
     pub async fn wait(&mut self) -> bool {
         let job = self.receiver.recv().await;
         let came = job.is_some();
-        self.jobs.extend(job);
+        self.put_back(job);
         came
     }
 
     /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
     pub async fn wait_for_company(&mut self, pace: &Pace) {
-        let Some((wait, company)) = self.jobs.front().and_then(|job| pace.wait_for(job.tenant))
+        let Some((wait, company)) = self.jobs.next().and_then(|tenant| pace.wait_for(tenant))
         else {
             return;
         };
@@ -82,13 +81,13 @@ impl Queue {
         while self.jobs.len() < company.min(GROUP_REQUESTS)
             && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
         {
-            self.jobs.push_back(job);
+            self.jobs.push(job.tenant, job);
         }
     }
 
     /// Jobs that were parked.
     pub fn put_back(&mut self, jobs: impl IntoIterator<Item = Job>) {
-        self.jobs.extend(jobs);
+        jobs.into_iter().for_each(|job| self.jobs.push(job.tenant, job));
     }
 
     /// A job that is to be in the next group as well.
@@ -96,16 +95,16 @@ impl Queue {
         if job.ticket.parked.is_none() {
             self.queued.increment(1.0);
         }
-        self.jobs.push_back(job);
+        self.jobs.push(job.tenant, job);
     }
 
     pub fn scopes(&self) -> BTreeSet<Scope> {
         self.jobs.iter().filter_map(scope).collect()
     }
 
-    /// All that waits for the first one's tenant.
+    /// All that waits for the tenant whose turn it is.
     pub fn next_group(&mut self) -> Group {
-        let tenant = self.jobs.front().map_or(TenantId(0), |job| job.tenant);
+        let tenant = self.jobs.next().unwrap_or(TenantId(0));
         let mut group = Group {
             tenant,
             requests: Vec::new(),
@@ -132,20 +131,17 @@ impl Queue {
         let mut room = GROUP_REQUESTS.saturating_sub(group.requests.len());
         let mut transactions: HashSet<Uuid> =
             group.requests.iter().filter_map(Request::transaction_id).collect();
-        let (mut taken, mut others) = (Vec::new(), VecDeque::new());
-        for job in self.jobs.drain(..) {
+        let mut taken = self.jobs.take(group.tenant, |job| {
             let fits = room > 0 && bytes < GROUP_BYTES;
             // a transaction that is sent twice finds its outcome in the next group
             let is_first = job.request.transaction_id().is_none_or(|id| transactions.insert(id));
-            if fits && is_first && job.tenant == group.tenant && may_join(&job.request) {
+            let takes = fits && is_first && may_join(&job.request);
+            if takes {
                 bytes += job.request.size_bytes();
                 room -= 1;
-                taken.push(job);
-            } else {
-                others.push_back(job);
             }
-        }
-        self.jobs = others;
+            takes
+        });
         taken.sort_by_key(|job| {
             let numbered = job.request.numbered;
             (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))

@@ -71,7 +71,7 @@ impl Broker {
                 && let Some(watch) = watch
             {
                 let awaited = &mut [Awaited { watch, beyond: from, seen_at }];
-                if let Wake::Log(_, heard) = self.wait(awaited, deadline).await? {
+                if let Wake::Log(_, heard) = self.wait(tenant, awaited, deadline).await? {
                     match heard.news {
                         News::HighWatermark(now) if now > from => high_watermark = now,
                         // the log has lost its end
@@ -120,7 +120,7 @@ impl Broker {
             let resolved = self.topics.partition(tenant, topic, partition, attempt > 0).await?;
             let log = resolved.logs[partition as usize];
             let mut watch = (read.wait_ms > 0).then(|| self.watches.watch(tenant, log));
-            let joined = self.join_crowd(&mut watch, read.start, deadline).await?;
+            let joined = self.join_crowd(tenant, &mut watch, read.start, deadline).await?;
             let seen_at = Instant::now();
             let seen = match joined {
                 Some(_) => self.looks.look_in_crowd(tenant, log).await?,
@@ -140,6 +140,7 @@ impl Broker {
     /// before it came, its answer still reflects. None: there is no crowd.
     async fn join_crowd(
         &self,
+        tenant: TenantId,
         watch: &mut Option<Watch>,
         start: Start,
         deadline: Instant,
@@ -150,7 +151,7 @@ impl Broker {
         };
         let Some(waiting) = watch.take_if(stands) else { return Ok(None) };
         let mut awaited = [Awaited { watch: waiting, beyond, seen_at: Instant::now() }];
-        let woken = self.wait(&mut awaited, deadline).await?;
+        let woken = self.wait(tenant, &mut awaited, deadline).await?;
         *watch = awaited.into_iter().next().map(|awaited| awaited.watch);
         Ok(Some(match woken {
             Wake::Log(_, heard) => Some(heard),
@@ -185,7 +186,7 @@ impl Broker {
             Start::Timestamp(_) if log_start_offset == high_watermark => Ok(Some(high_watermark)),
             Start::Timestamp(instant) => {
                 let (low, high) = (log_start_offset, high_watermark);
-                let search = self.store.run(move |connection| {
+                let search = self.store.of(tenant).run(move |connection| {
                     Box::pin(store::reads::search(connection, tenant, log, low, high, instant))
                 });
                 Ok(search.await?)
@@ -230,7 +231,7 @@ impl Broker {
         }
         let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
         let (max_bytes, limit) = (number(room.free_bytes()), number(room.free_records()));
-        let read = self.store.run(move |connection| {
+        let read = self.store.of(tenant).run(move |connection| {
             Box::pin(store::reads::staged(connection, tenant, log, max_bytes, limit))
         });
         for mut row in read.await? {

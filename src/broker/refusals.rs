@@ -70,6 +70,9 @@ impl From<Refusal> for Error {
             Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
                 Self::offset_commit_conflict(expected_offset, committed_offset, pinned_by)
             }
+            Refusal::NothingProcessed { expected_offset, committed_offset } => {
+                Self::nothing_processed(expected_offset, committed_offset)
+            }
             Refusal::OffsetOutOfRange { offset, log_start_offset, high_watermark } => {
                 Self::offset_out_of_range(offset, log_start_offset, high_watermark)
             }
@@ -307,8 +310,8 @@ impl Error {
             }
             None => {
                 let detail = format!(
-                    "The committed offset is {}, not {}: somebody else has committed here. Read \
-                     on from there.",
+                    "The committed offset is {}, not {}: it was committed here since, by another or \
+                     by yourself. Read on from there.",
                     number(committed_offset),
                     number(expected_offset)
                 );
@@ -322,6 +325,18 @@ impl Error {
             Some(id) => error.fact("transaction_id", id.to_string()),
             None => error,
         }
+    }
+
+    fn nothing_processed(
+        expected_offset: Option<Offset>,
+        committed_offset: Option<Offset>,
+    ) -> Self {
+        let detail = "None of the offsets that a member gives here moves: its records were \
+                      processed and committed before, or there were none. Read on from what is \
+                      committed; who appends without having read leaves the offsets out.";
+        Self::new(Code::OffsetCommitConflict, detail)
+            .fact("expected_offset", expected_offset)
+            .fact("committed_offset", committed_offset)
     }
 
     fn offset_out_of_range(

@@ -10,7 +10,10 @@ use crate::{
         session::{MAX_LISTED_SCOPES, NextSequence, Opened, Session},
         topic::{Listed, Page},
     },
-    rules::{Refusal, session::SessionRow},
+    rules::{
+        Refusal,
+        session::{self, End, SessionRow},
+    },
     store::{
         self, Connection,
         sessions::{Standing, Standings},
@@ -26,7 +29,7 @@ impl Broker {
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
         let opened_at = row.opened_at;
-        let seen = self.store.run(move |connection| {
+        let seen = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
         });
         let transactions = seen.await?;
@@ -54,7 +57,7 @@ impl Broker {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::invalid("?after", "expected a producer id")),
         };
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 store::sessions::list(connection, tenant, name.as_ref(), after, limit + 1).await
             })
@@ -85,10 +88,16 @@ impl Broker {
         }))
     }
 
-    /// Ends the session: its epoch goes on without an owner. Ending it again changes nothing.
-    pub async fn end_session(&self, tenant: TenantId, id: ProducerId) -> Result<(), Error> {
-        let close = self.store.transaction(move |connection| {
-            Box::pin(async move { close(connection, tenant, id).await })
+    /// Ends the session, if it is still in this epoch: it goes on without an owner. Ending it again
+    /// changes nothing.
+    pub async fn end_session(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        epoch: Option<Epoch>,
+    ) -> Result<(), Error> {
+        let close = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move { close(connection, tenant, id, epoch).await })
         });
         let Closed { anew, unfinished } = close.await?;
         if anew {
@@ -106,7 +115,7 @@ impl Broker {
         id: ProducerId,
     ) -> Result<(SessionRow, Vec<Standing>), Error> {
         loop {
-            let read = self.store.run(move |connection| {
+            let read = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move {
                     let Some(row) = store::sessions::read(connection, tenant, id).await? else {
                         return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
@@ -135,7 +144,7 @@ impl Broker {
         id: ProducerId,
     ) -> Result<Vec<Standing>, Error> {
         loop {
-            let read = self.store.run(move |connection| {
+            let read = self.store.of(tenant).run(move |connection| {
                 Box::pin(store::sessions::standings(connection, tenant, id))
             });
             match read.await? {
@@ -153,13 +162,13 @@ impl Broker {
         producer: ProducerId,
         epoch: Epoch,
     ) -> Result<(), Error> {
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(store::sessions::registered_logs(connection, tenant, producer))
         });
         let logs: Vec<LogId> = list.await?;
         for chunk in logs.chunks(LOGS_FENCED_AT_ONCE) {
             let chunk = chunk.to_vec();
-            let fence = self.store.transaction(move |connection| {
+            let fence = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move {
                     store::logs::lock(connection, tenant, &chunk).await?;
                     store::logs::raise_fences(connection, tenant, &chunk).await
@@ -167,7 +176,7 @@ impl Broker {
             });
             fence.await?;
         }
-        let done = self.store.run(move |connection| {
+        let done = self.store.of(tenant).run(move |connection| {
             Box::pin(store::sessions::fenced(connection, tenant, producer, epoch))
         });
         Ok(done.await?)
@@ -178,8 +187,9 @@ pub(super) fn count(event: &'static str) {
     metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
 }
 
+#[derive(Default)]
 struct Closed {
-    /// False: it was ended before.
+    /// False: it was ended before, or is another's by now.
     anew: bool,
     /// The epoch whose logs are still to be fenced, if there are many.
     unfinished: Option<Epoch>,
@@ -189,13 +199,18 @@ async fn close(
     connection: &mut Connection,
     tenant: TenantId,
     id: ProducerId,
+    epoch: Option<Epoch>,
 ) -> Result<Closed, Error> {
     let Some(row) = store::sessions::lock(connection, tenant, id).await? else {
         return Err(Refusal::UnknownProducer { producer_id: id }.into());
     };
-    if row.facts.closed {
-        let unfinished = row.fencing.then_some(row.facts.epoch);
-        return Ok(Closed { anew: false, unfinished });
+    match session::end(&row, epoch)? {
+        End::Now => {}
+        End::Before => {
+            let unfinished = row.fencing.then_some(row.facts.epoch);
+            return Ok(Closed { anew: false, unfinished });
+        }
+        End::Stale => return Ok(Closed::default()),
     }
     abort_ongoing(connection, tenant, id).await?;
     let logs = store::sessions::registered_logs(connection, tenant, id).await?;

@@ -163,7 +163,7 @@ impl Broker {
         changes: Changes,
         if_match: Option<IfMatch>,
     ) -> Result<TenantSettings, Error> {
-        let patch = self.store.transaction(move |connection| {
+        let patch = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let former = lock_tenant(connection, tenant).await?;
                 let (own, version) = (&former.settings, former.version);

@@ -4,11 +4,14 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::watches::{Source, Watches};
@@ -23,6 +26,8 @@ const NOTICE_INTERVAL: Duration = Duration::from_millis(2);
 /// Postgres takes less than 8,000 bytes; beyond this a notice says "everything".
 const MAX_NOTICE_BYTES: usize = 7_500;
 const EVERYTHING: &str = "*";
+/// How often a replica that has not heard itself yet says that it is there.
+const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
 
 type Key = (TenantId, LogId);
@@ -33,12 +38,20 @@ pub struct Signals {
     replica: String,
     changed: Mutex<BTreeSet<Key>>,
     wake: Notify,
+    /// Whether this replica listens and has not heard itself yet.
+    unheard: AtomicBool,
 }
 
 impl Signals {
     pub fn new(store: Store) -> Self {
         let replica = uuid::Uuid::now_v7().simple().to_string();
-        Self { store, replica, changed: Mutex::default(), wake: Notify::new() }
+        Self {
+            store,
+            replica,
+            changed: Mutex::default(),
+            wake: Notify::new(),
+            unheard: AtomicBool::new(false),
+        }
     }
 
     /// Other replicas learn of it within milliseconds.
@@ -47,10 +60,20 @@ impl Signals {
         self.wake.notify_one();
     }
 
+    /// Until there is something to tell: a change, or only that this replica is there, as long as it
+    /// has not heard itself.
+    async fn wait(&self) {
+        if self.unheard.load(Ordering::Relaxed) {
+            let _ = timeout(GREETING_INTERVAL, self.wake.notified()).await;
+        } else {
+            self.wake.notified().await;
+        }
+    }
+
     fn take(&self) -> Option<String> {
         let changed =
             std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner));
-        if changed.is_empty() {
+        if changed.is_empty() && !self.unheard.load(Ordering::Relaxed) {
             return None;
         }
         let mut payload = self.replica.clone();
@@ -62,15 +85,21 @@ impl Signals {
         }
         Some(payload)
     }
+
+    /// Listens from now on, or no longer; what was heard before counts no more.
+    fn listens(&self, listens: bool) {
+        self.unheard.store(listens, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
 }
 
 /// Sends what has changed, until stopped.
 pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
     let sent = metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "sent");
     let mut connection = None;
-    while stop.run_until_cancelled(signals.wake.notified()).await.is_some() {
+    while stop.run_until_cancelled(signals.wait()).await.is_some() {
         if connection.is_none() {
-            connection = store::notices::connect(&signals.store).await.ok();
+            connection = signals.store.connection().await.ok();
         }
         let (Some(open), Some(payload)) = (&mut connection, signals.take()) else { continue };
         match store::notices::notify(open, &payload).await {
@@ -84,31 +113,48 @@ pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
     }
 }
 
-/// Hears other replicas, until stopped. After a lost connection everything may have changed.
+/// Hears other replicas, until stopped. After a lost connection everything may have changed. That it
+/// listens is said only once it has heard itself: a LISTEN that was answered proves nothing where
+/// something lies between.
 pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: CancellationToken) {
-    let listening = metrics::gauge!(telemetry::LISTENING);
+    let gauge = metrics::gauge!(telemetry::LISTENING);
+    gauge.set(0.0);
     while !stop.is_cancelled() {
-        let Ok(mut listener) = store::notices::listen(&signals.store).await else {
-            stop.run_until_cancelled(tokio::time::sleep(RECONNECT_AFTER)).await;
-            continue;
+        let mut listener = match store::notices::listen(&signals.store).await {
+            Ok(Some(listener)) => listener,
+            Ok(None) => {
+                tracing::warn!(
+                    "a connection pooler shares connections between transactions: other replicas' \
+                     records reach waiting reads by the slow poll"
+                );
+                return;
+            }
+            Err(_) => {
+                stop.run_until_cancelled(tokio::time::sleep(RECONNECT_AFTER)).await;
+                continue;
+            }
         };
-        let _listening = Counted::new(&listening);
+        signals.listens(true);
+        let mut listening = None;
         watches.refresh_all(Source::Poll).await;
         while let Some(heard) = stop.run_until_cancelled(listener.try_recv()).await {
             // None and Err alike: the connection was lost, and notices with it
             let Ok(Some(notice)) = heard else { break };
-            hear(&signals, &watches, notice.payload()).await;
+            if notice.payload().starts_with(&signals.replica) {
+                signals.unheard.store(false, Ordering::Relaxed);
+                listening.get_or_insert_with(|| Counted::new(&gauge));
+            } else {
+                hear(&watches, notice.payload()).await;
+            }
         }
+        signals.listens(false);
     }
 }
 
-async fn hear(signals: &Signals, watches: &Watches, payload: &str) {
-    let mut words = payload.split(' ');
-    if words.next() == Some(&signals.replica) {
-        return;
-    }
+/// What another replica tells: who it is, and what has changed.
+async fn hear(watches: &Watches, payload: &str) {
     metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "received").increment(1);
-    let words: Vec<&str> = words.collect();
+    let words: Vec<&str> = payload.split(' ').skip(1).collect();
     if words.contains(&EVERYTHING) {
         return watches.refresh_all(Source::Notice).await;
     }

@@ -34,7 +34,7 @@ impl Broker {
             return Ok(tenant);
         }
         let wanted = name.clone();
-        let find = self.store.run(move |connection| {
+        let find = self.store.transaction(move |connection| {
             Box::pin(async move { store::tenants::find_or_make(connection, &wanted).await })
         });
         let tenant = find.await?;

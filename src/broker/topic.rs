@@ -82,7 +82,7 @@ impl Topics {
 
     async fn find(&self, tenant: TenantId, name: &Name) -> Found {
         let (found_at, wanted) = (Instant::now(), name.clone());
-        let find = self.store.run(move |connection| {
+        let find = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { store::topics::find(connection, tenant, &wanted).await })
         });
         let topic = match find.await {
@@ -133,7 +133,7 @@ impl Broker {
         settings: Option<Changes>,
     ) -> Result<(TopicDescription, bool), Error> {
         let name = topic.clone();
-        let put = self.store.transaction(move |connection| {
+        let put = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { put(connection, tenant, &name, partition_count, settings).await })
         });
         let created = put.await?;
@@ -143,7 +143,7 @@ impl Broker {
 
     pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let describe = self.store.run(move |connection| {
+        let describe = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let Some(found) = store::topics::find(connection, tenant, &name).await? else {
                     return Ok::<_, Error>(None);
@@ -165,7 +165,7 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<TopicSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(async move {
                 let after = after.unwrap_or_default();
                 store::topics::list(connection, tenant, &after, limit + 1).await
@@ -181,7 +181,7 @@ impl Broker {
         patch: TopicPatch,
     ) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let patched = self.store.transaction(move |connection| {
+        let patched = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
         });
         patched.await?;
@@ -201,7 +201,7 @@ impl Broker {
     /// heads.
     pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
         let name = topic.clone();
-        let delete = self.store.transaction(move |connection| {
+        let delete = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 // the tenant's row comes first
                 store::tenants::topics_changed(connection, tenant).await?;
@@ -248,7 +248,7 @@ impl Broker {
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
             }
-            let trim = self.store.run(move |connection| {
+            let trim = self.store.of(tenant).write(move |connection| {
                 Box::pin(store::topics::trim(connection, tenant, log, before))
             });
             if trim.await? {

@@ -62,7 +62,7 @@ impl Broker {
             let positions = positions(cursor, &ground, is_given)?;
             let may_wait = Instant::now() < deadline && !self.draining();
             if may_wait && ground.is_read_up_to(&positions) {
-                woken = match self.wait(&mut ground.awaited, deadline).await? {
+                woken = match self.wait(tenant, &mut ground.awaited, deadline).await? {
                     Wake::Log(_, Heard { news: News::Gone, .. }) => {
                         return Err(Error::topic_not_found(topic));
                     }

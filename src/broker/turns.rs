@@ -1,27 +1,94 @@
 //! Turns: of what would wait for the same row, such as changes of one group, one is done at a time
 //! here, and the others wait without a connection, so that a storm of joins leaves the pool to
-//! everybody else.
+//! everybody else. Who is at other rows never waits.
 
-use std::hash::{BuildHasher, Hash};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex as Waiting, OwnedMutexGuard};
 
-/// Rows share so many.
-const TURNS: usize = 64;
+use crate::model::{Name, TenantId};
 
-pub struct Turns {
-    turns: Vec<Mutex<()>>,
-    hasher: std::hash::RandomState,
+/// The row of a group, or of the tenant itself.
+type Row = (TenantId, Option<Name>);
+
+/// Rows that somebody is at or waits for.
+#[derive(Default)]
+pub struct Turns(Mutex<HashMap<Row, Arc<Waiting<()>>>>);
+
+/// A turn, until dropped.
+pub struct Turn<'a> {
+    _turn: OwnedMutexGuard<()>,
+    _place: Place<'a>,
+}
+
+/// In the row of those who wait, or at its head.
+struct Place<'a> {
+    turns: &'a Turns,
+    row: Row,
+    mutex: Arc<Waiting<()>>,
 }
 
 impl Turns {
-    pub fn new() -> Self {
-        Self { turns: (0..TURNS).map(|_| Mutex::default()).collect(), hasher: Default::default() }
+    /// In the order of their coming. The row's lock decides between replicas.
+    pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> Turn<'_> {
+        let place = self.place(tenant, group);
+        Turn { _turn: place.mutex.clone().lock_owned().await, _place: place }
     }
 
-    /// In the order of their coming. The row's lock decides between replicas.
-    pub async fn take(&self, row: impl Hash) -> MutexGuard<'_, ()> {
-        let hash = self.hasher.hash_one(row);
-        self.turns[hash as usize % TURNS].lock().await
+    /// None: somebody is at it.
+    pub fn try_take(&self, tenant: TenantId, group: Option<&Name>) -> Option<Turn<'_>> {
+        let place = self.place(tenant, group);
+        Some(Turn { _turn: place.mutex.clone().try_lock_owned().ok()?, _place: place })
+    }
+
+    fn place(&self, tenant: TenantId, group: Option<&Name>) -> Place<'_> {
+        let row = (tenant, group.cloned());
+        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mutex = rows.entry(row.clone()).or_default().clone();
+        Place { turns: self, row, mutex }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut rows = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // the map's and this one: nobody else is there
+        if Arc::strong_count(&self.mutex) == 2 {
+            rows.remove(&self.row);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_at_other_rows_does_not_wait() {
+        let turns = Turns::default();
+        let names: Vec<Name> = (0..1_000).map(|n| Name::parse(&format!("g{n}")).unwrap()).collect();
+        let mut taken = Vec::new();
+        for name in &names {
+            taken.push(turns.try_take(TenantId(1), Some(name)).expect("nobody is at it"));
+            taken.push(turns.try_take(TenantId(2), Some(name)).expect("nobody is at it"));
+            assert!(turns.try_take(TenantId(1), Some(name)).is_none());
+        }
+        taken.push(turns.try_take(TenantId(1), None).expect("nobody is at it"));
+        drop(taken);
+        assert!(turns.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_leaves_nothing_behind() {
+        let turns = Turns::default();
+        let turn = turns.take(TenantId(1), None).await;
+        let mut waiting = Box::pin(turns.take(TenantId(1), None));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        drop(turn);
+        drop(waiting);
+        assert!(turns.0.lock().unwrap().is_empty());
     }
 }

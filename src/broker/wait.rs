@@ -11,14 +11,14 @@ use super::{
     watches::{Heard, News, Watch},
 };
 use crate::{
-    model::{Code, Offset},
+    model::{Code, Offset, TenantId},
     telemetry,
 };
 
 /// How soon a woken read tries again when the database is away.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Who waits for many logs counts as often as he has this many.
-const LOGS_PER_PERMIT: usize = 16;
+const LOGS_PER_SEAT: usize = 16;
 
 /// A log that is waited for until it reaches beyond an offset, up to which it was seen to reach.
 pub struct Awaited {
@@ -33,7 +33,7 @@ pub struct Awaited {
 pub enum Wake {
     /// A log, by its place among those awaited, has grown or is gone, or has lost its end.
     Log(usize, Heard),
-    /// The time is over, or the server drains.
+    /// The time is over, the server drains, or others need the place of one who has many.
     Nothing,
 }
 
@@ -41,12 +41,11 @@ impl Broker {
     /// Waits until one of the logs has grown or is gone.
     pub(super) async fn wait(
         &self,
+        tenant: TenantId,
         logs: &mut [Awaited],
         deadline: Instant,
     ) -> Result<Wake, Error> {
-        let permits = logs.len().div_ceil(LOGS_PER_PERMIT).clamp(1, self.max_waiting_reads.max(1));
-        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-        let Ok(_permits) = self.waiting_reads.try_acquire_many(permits) else {
+        let Some(seat) = self.waiting_reads.take(tenant, logs.len().div_ceil(LOGS_PER_SEAT)) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
                 .increment(1);
             return Err(Error::unavailable("Too many reads are waiting here already."));
@@ -57,8 +56,9 @@ impl Broker {
             (index, log.watch.beyond(log.beyond, log.seen_at).await)
         });
         let mut news: FuturesUnordered<_> = news.collect();
-        let woken = timeout_at(deadline, self.drain.run_until_cancelled(news.next())).await;
-        let woken = match woken.ok().flatten().flatten() {
+        let news = seat.revoked.run_until_cancelled(news.next());
+        let woken = timeout_at(deadline, self.drain.run_until_cancelled(news)).await;
+        let woken = match woken.ok().flatten().flatten().flatten() {
             Some((index, heard)) => Wake::Log(index, heard),
             None => Wake::Nothing,
         };

@@ -153,8 +153,8 @@ pub struct FetchAnswer {
     pub generation: i64,
     /// What the member owns and keeps; records come from here.
     pub assignment: Vec<TopicPartitions>,
-    /// What it is to let go of: commit there now what is processed; the next call gives it away. Also
-    /// what the cursor sent names and the member does not own any more.
+    /// What it is to let go of: commit there now what is processed; a call that shows this answer gives
+    /// it away. Also what the cursor sent names and the member does not own any more.
     pub revoked: Vec<TopicPartitions>,
     /// The records; none when there are none yet.
     pub records: Vec<ReadRecord>,

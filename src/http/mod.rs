@@ -47,7 +47,7 @@ use crate::broker::{Broker, Budget};
 fn routes() -> OpenApiRouter<Door> {
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::open_session, sessions::list_sessions))
-        .routes(routes!(sessions::get_session, sessions::end_session))
+        .routes(routes!(sessions::get_session, sessions::end::end_session))
         .routes(routes!(sessions::list_session_sequences))
         .routes(routes!(settings::get_settings, settings::patch_settings))
         .routes(routes!(tenants::list_tenants))

@@ -1,5 +1,6 @@
 //! Sessions: open, see, find, end.
 
+pub mod end;
 mod examples;
 
 use axum::{
@@ -368,24 +369,6 @@ pub async fn list_session_sequences(
     let sequences = listed.items.into_iter().map(NextSequence::from).collect();
     let list = SequenceList { sequences, next_after: listed.next_after };
     Ok(list::answer(list, &base, limit, next.as_deref()))
-}
-
-/// End a session
-///
-/// Its epoch is fenced: what it still sends is refused. The transactional id keeps its producer
-/// id, and may be opened again. Ending it again changes nothing.
-#[utoipa::path(delete, path = "/v1/sessions/{producer_id}", operation_id = "end_session",
-    tag = "sessions",
-    params(("producer_id" = i64, Path, description = "The `producer_id` of the session")),
-    responses((status = 204, description = "The session has ended")),
-    security(("bearer" = ["produce"])))]
-pub async fn end_session(
-    access: Access<Produce>,
-    ProducerPath(id): ProducerPath,
-    _: Query<NoParameters>,
-) -> Result<StatusCode, Error> {
-    access.broker.end_session(access.tenant, id).await?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]

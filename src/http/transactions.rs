@@ -50,8 +50,9 @@ use crate::{
 /// With `"commit": true` this request is the whole transaction: no session, nothing to keep between
 /// calls, and an id to ask for its outcome. With `producer_id` and `epoch` it is bound to a session:
 /// one at a time, aborted when the session is opened anew. Repeated with the same `transaction_id`
-/// it answers how the transaction stands now. Every topic of `appends` needs `produce`, every group
-/// of `offsets` needs `group`.
+/// it answers how the transaction stands now, whatever has changed since: its topics may be gone,
+/// its session opened by another. Every topic of `appends` needs `produce`, every group of `offsets`
+/// needs `group`.
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
     request_body(content = BeginTransaction, description = "What it begins with", examples(

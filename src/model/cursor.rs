@@ -11,6 +11,8 @@ use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId};
 
 /// Of what a cursor holds. One of another version does not parse.
 const VERSION: u8 = 1;
+/// Of groups. Theirs of version 1 say nothing of runs and answers, and are taken for one more release.
+const GROUP_VERSION: u8 = 2;
 const CHECKSUM_BYTES: usize = 4;
 
 /// Whose a cursor is.
@@ -36,6 +38,8 @@ pub struct GroupCursor {
     pub positions: Vec<Position>,
     /// Which of them has its turn first.
     pub first: usize,
+    /// The generation of the answer it came with, if that told of partitions to let go of.
+    pub told: Option<i64>,
 }
 
 /// Where a member goes on in one partition.
@@ -45,6 +49,9 @@ pub struct Position {
     /// The generation in which the member got the partition.
     pub owned_since: i64,
     pub offset: Offset,
+    /// What was committed where the run began of which this is the end (`Some(None)`: nothing). None:
+    /// it came with a cursor that did not say it.
+    pub began: Option<Option<Offset>>,
 }
 
 impl TopicCursor {
@@ -59,7 +66,7 @@ impl TopicCursor {
     }
 
     pub fn encode(&self, tenant: TenantId, topic: TopicId) -> String {
-        let mut written = Written::new(self.first);
+        let mut written = Written::new(VERSION, self.first);
         let mut offset = 0;
         for position in &self.positions {
             written.step(&mut offset, *position);
@@ -68,7 +75,7 @@ impl TopicCursor {
     }
 
     pub fn parse(text: &str, tenant: TenantId, topic: TopicId) -> Option<Self> {
-        let bytes = unsealed(text, tenant, Owner::Topic(topic))?;
+        let bytes = unsealed(text, VERSION, tenant, Owner::Topic(topic))?;
         let mut rest = Rest(&bytes);
         let (first, mut offset, mut positions) = (rest.first()?, 0, Vec::new());
         while !rest.is_empty() {
@@ -80,30 +87,42 @@ impl TopicCursor {
 
 impl GroupCursor {
     pub fn encode(&self, tenant: TenantId, group: GroupId) -> String {
-        let mut written = Written::new(self.first);
+        let mut written = Written::new(GROUP_VERSION, self.first);
+        written.number(self.told.map_or(0, |generation| generation as u64 + 1));
         let (mut log, mut since, mut at) = (0, 0, 0);
-        for Position { log_id, owned_since, offset } in &self.positions {
+        for Position { log_id, owned_since, offset, began } in &self.positions {
             written.step(&mut log, log_id.0);
             written.step(&mut since, *owned_since);
             written.step(&mut at, *offset);
+            written.number(match began {
+                None => 0,
+                Some(None) => 1,
+                Some(Some(began)) => zigzag(offset - began) + 2,
+            });
         }
         written.seal(tenant, Owner::Group(group))
     }
 
     pub fn parse(text: &str, tenant: TenantId, group: GroupId) -> Option<Self> {
-        let bytes = unsealed(text, tenant, Owner::Group(group))?;
+        let unsealed = |version| unsealed(text, version, tenant, Owner::Group(group));
+        let (bytes, has_runs) = match unsealed(GROUP_VERSION) {
+            Some(bytes) => (bytes, true),
+            None => (unsealed(VERSION)?, false),
+        };
         let mut rest = Rest(&bytes);
         let (first, mut positions) = (rest.first()?, Vec::<Position>::new());
+        let told = if has_runs { rest.told()? } else { None };
         let (mut log, mut since, mut at) = (0, 0, 0);
         while !rest.is_empty() {
             let log_id = LogId(rest.step(&mut log)?);
             let (owned_since, offset) = (rest.step(&mut since)?, rest.step(&mut at)?);
+            let began = if has_runs { rest.began(offset)? } else { None };
             if positions.last().is_some_and(|last| last.log_id >= log_id) {
                 return None;
             }
-            positions.push(Position { log_id, owned_since, offset });
+            positions.push(Position { log_id, owned_since, offset, began });
         }
-        is_turn(first, positions.len()).then_some(Self { positions, first })
+        is_turn(first, positions.len()).then_some(Self { positions, first, told })
     }
 }
 
@@ -126,9 +145,9 @@ impl Owner {
     }
 
     /// Of all that makes a cursor: 32 bits.
-    fn checksum(self, tenant: TenantId, body: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    fn checksum(self, version: u8, tenant: TenantId, body: &[u8]) -> [u8; CHECKSUM_BYTES] {
         let mut hash = Xxh3::new();
-        hash.update(&[VERSION, self.kind()]);
+        hash.update(&[version, self.kind()]);
         hash.update(&tenant.0.to_be_bytes());
         hash.update(&self.id().to_be_bytes());
         hash.update(body);
@@ -136,12 +155,21 @@ impl Owner {
     }
 }
 
+/// With the sign as the lowest bit, so that what is near 0 is short.
+fn zigzag(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+fn unzigzag(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
 /// Version and kind, numbers of 7 bits a byte, the lowest first, and the checksum.
 struct Written(Vec<u8>);
 
 impl Written {
-    fn new(first: usize) -> Self {
-        let mut written = Self(vec![VERSION, 0]);
+    fn new(version: u8, first: usize) -> Self {
+        let mut written = Self(vec![version, 0]);
         written.number(first as u64);
         written
     }
@@ -154,28 +182,26 @@ impl Written {
         self.0.push(number as u8);
     }
 
-    /// As the difference from the one before: neighbours are often close. (Its sign is the lowest
-    /// bit.)
+    /// As the difference from the one before: neighbours are often close.
     fn step(&mut self, former: &mut i64, value: i64) {
-        let difference = value - *former;
-        self.number(((difference << 1) ^ (difference >> 63)) as u64);
+        self.number(zigzag(value - *former));
         *former = value;
     }
 
     fn seal(mut self, tenant: TenantId, owner: Owner) -> String {
         self.0[1] = owner.kind();
-        let checksum = owner.checksum(tenant, &self.0[2..]);
+        let checksum = owner.checksum(self.0[0], tenant, &self.0[2..]);
         self.0.extend(checksum);
         BASE64_URL_SAFE_NO_PAD.encode(self.0)
     }
 }
 
 /// The numbers of a cursor that is whole, and its owner's.
-fn unsealed(text: &str, tenant: TenantId, owner: Owner) -> Option<Vec<u8>> {
+fn unsealed(text: &str, version: u8, tenant: TenantId, owner: Owner) -> Option<Vec<u8>> {
     let mut bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let checksum = bytes.split_off(bytes.len().checked_sub(CHECKSUM_BYTES)?);
-    let body = bytes.strip_prefix(&[VERSION, owner.kind()])?;
-    (checksum == owner.checksum(tenant, body)).then(|| body.to_vec())
+    let body = bytes.strip_prefix(&[version, owner.kind()])?;
+    (checksum == owner.checksum(version, tenant, body)).then(|| body.to_vec())
 }
 
 /// What is still to be read.
@@ -205,11 +231,27 @@ impl Rest<'_> {
 
     /// A number from 0 to 2^53 - 1.
     fn step(&mut self, former: &mut i64) -> Option<i64> {
-        let number = self.number()?;
-        let difference = (number >> 1) as i64 ^ -((number & 1) as i64);
-        let value = former.checked_add(difference)?;
+        let value = former.checked_add(unzigzag(self.number()?))?;
         *former = value;
         (0..=MAX_INTEGER).contains(&value).then_some(value)
+    }
+
+    fn told(&mut self) -> Option<Option<i64>> {
+        match self.number()? {
+            0 => Some(None),
+            told => i64::try_from(told - 1).ok().filter(|told| *told <= MAX_INTEGER).map(Some),
+        }
+    }
+
+    /// Where a run began that is at an offset now.
+    fn began(&mut self, offset: Offset) -> Option<Option<Option<Offset>>> {
+        let number = match self.number()? {
+            0 => return Some(None),
+            1 => return Some(Some(None)),
+            number => number - 2,
+        };
+        let began = offset.checked_sub(unzigzag(number))?;
+        (0..=MAX_INTEGER).contains(&began).then_some(Some(Some(began)))
     }
 }
 

@@ -139,8 +139,8 @@ pub struct Membership {
     pub generation: i64,
     /// What it owns and keeps.
     pub assignment: Partitions,
-    /// What it is to let go of: its next call does. Of a fetch also what its cursor names and it
-    /// does not own any more.
+    /// What it is to let go of: a call that shows this answer does. Of a fetch also what its cursor
+    /// names and it does not own any more.
     pub revoked: Partitions,
 }
 
@@ -180,11 +180,25 @@ pub struct CommittedOffset {
     pub metadata: Option<String>,
 }
 
+/// Where the run begins that a fetch goes on with: what its member processes between two commits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Run {
+    /// At the cursor, where exactly that is committed by now; else where the cursor's run began.
+    #[default]
+    SinceCommit,
+    /// Where the cursor's run began.
+    Continue,
+    /// At the cursor.
+    New,
+}
+
 /// A fetch of a member, as asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// None: from the committed offsets.
     pub cursor: Option<String>,
+    /// Of what the cursor names.
+    pub run: Run,
     /// Most records, of all partitions together.
     pub limit: usize,
     /// Most bytes of answered record lines, of all partitions together; the first always comes.

@@ -65,7 +65,15 @@ impl OffsetItem {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Claim {
     /// The member owns the partition.
-    Member { member_id: String, generation: i64 },
+    Member {
+        member_id: String,
+        generation: i64,
+        /// This is the committed offset; `Some(None)`: none yet.
+        expected: Option<Option<Offset>>,
+        /// Of a cursor: what was committed where its run began, and still is where the transaction has
+        /// appends. None: it is not known.
+        began: Option<Option<Offset>>,
+    },
     /// The group has no members, and this is its committed offset; none: none yet.
     Expected(Option<Offset>),
 }
@@ -262,10 +270,14 @@ impl Fields {
 
     fn claim(&mut self, claim: &Claim) {
         match claim {
-            Claim::Member { member_id, generation } => {
-                self.number(1);
+            // as without, where nothing is expected: of those there were before
+            Claim::Member { member_id, generation, expected, .. } => {
+                self.number(if expected.is_some() { 2 } else { 1 });
                 self.text(member_id);
                 self.number(*generation);
+                if let Some(expected) = expected {
+                    self.optional(*expected);
+                }
             }
             Claim::Expected(expected) => {
                 self.number(0);

@@ -237,13 +237,13 @@ fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<Appr
         return Err(Decision::Respread);
     }
     if let Some(whole) = &request.whole {
+        standing.judge(whole, &request.digest)?;
         let is_stale = |(journal, partition_count): &(LogId, Partition)| {
             memory.get(journal).is_some_and(|log| log.partition_count != *partition_count)
         };
         if whole.journals.iter().any(is_stale) {
             return Err(Decision::Respread);
         }
-        standing.judge(whole, &request.digest)?;
     }
     let mut fresh = false;
     if let Some(numbered) = &request.numbered {

@@ -1,10 +1,12 @@
 //! Who shares the partitions of a group.
 //!
 //! A partition has an owner, which alone may commit there, and it is assigned to a member by the
-//! newest assignment. Where these differ, the owner is told in its next answer (`announced`), and
-//! its call after that is the letting go (cooperative: KIP-429). Whoever is gone owns nothing at
-//! once. Every assignment and every handover is a new generation, so a member and the generation in
-//! which it got a partition name one ownership, and no other.
+//! newest assignment. Where these differ, it is revoked: the owner is told in all of its answers, and
+//! lets go with a call that shows one of them, by its generation (cooperative: KIP-429). A call that
+//! shows none lets go of nothing: its answer before may have been lost. Who has been told and shows
+//! nothing for too long loses the partition. Whoever is gone owns nothing at once. Every assignment
+//! and every handover is a new generation, so a member and the generation in which it got a partition
+//! name one ownership, and no other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +22,13 @@ use crate::model::{
     LogId, Name, Offset, Partition, Timestamp,
     group::{
         AutoOffsetReset, DEFAULT_SESSION_TIMEOUT_MS, Join, MAX_MEMBERS, MAX_PATTERNS, Membership,
-        Partitions, Subscription, TopicPattern,
+        Partitions, Run, Subscription, TopicPattern,
     },
     settings::{Key, OwnSettings},
 };
+
+/// However short its lease is, a member may keep so long what it was told to let go of.
+pub const MIN_LETTING_GO_MS: i64 = 30_000;
 
 /// A group, all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,8 +62,8 @@ pub struct Place {
     pub owner: Option<Owner>,
     /// The member that the newest assignment gives it to.
     pub assigned_to: Option<String>,
-    /// The owner knows that it is to let go.
-    pub announced: bool,
+    /// The owner is to let go of it.
+    pub revoked: Option<Revoked>,
     /// None: the group has not subscribed to it.
     pub starts: Option<Starts>,
 }
@@ -70,6 +75,15 @@ pub struct Owner {
     pub since: i64,
     /// When.
     pub at: Timestamp,
+}
+
+/// A partition that is to go to another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revoked {
+    /// The generation that takes it from its owner: every answer of it or of a later one tells that.
+    pub since: i64,
+    /// Told once, the owner loses it then. None: not told yet.
+    pub let_go_by: Option<Timestamp>,
 }
 
 /// Where a group begins in a partition without a committed offset.
@@ -88,7 +102,24 @@ pub struct Topics {
     pub partitions: Vec<(LogId, Name, Partition)>,
 }
 
+impl Revoked {
+    /// Whether who owns it lets go of it with a call that shows an answer of a generation. One that
+    /// is none yet was never answered.
+    pub fn is_let_go(&self, shown: Option<i64>, newest: i64) -> bool {
+        shown.is_some_and(|shown| (self.since..=newest).contains(&shown))
+    }
+
+    pub fn is_overdue(&self, now: Timestamp) -> bool {
+        self.let_go_by.is_some_and(|let_go_by| let_go_by < now)
+    }
+}
+
 impl Member {
+    /// How long it may keep what it was told to let go of.
+    fn letting_go_ms(&self) -> i64 {
+        self.session_timeout_ms.max(MIN_LETTING_GO_MS)
+    }
+
     /// A third of the lease.
     pub fn heartbeat_interval_ms(&self) -> i64 {
         self.session_timeout_ms / 3
@@ -156,8 +187,7 @@ impl State {
             self.rebalance(topics, Some(&known), now);
         }
         // what its answer does not give it, it never had
-        self.announce(member_id);
-        self.hand_over(member_id, now);
+        self.hand_over(now, |place| place.is_owned_by(member_id));
         Ok(())
     }
 
@@ -185,7 +215,8 @@ impl State {
         Ok(())
     }
 
-    /// Members whose lease has run out are gone; answers how many.
+    /// Members whose lease has run out are gone; answers how many. So is what they were told to let go
+    /// of long ago.
     pub fn expire(&mut self, topics: &Topics, now: Timestamp) -> usize {
         let before = self.members.len();
         self.members.retain(|_, member| member.lease_expires_at >= now);
@@ -193,6 +224,7 @@ impl State {
         if expired > 0 {
             self.rebalance(topics, None, now);
         }
+        self.hand_over(now, |place| place.revoked.is_some_and(|revoked| revoked.is_overdue(now)));
         expired
     }
 
@@ -208,40 +240,46 @@ impl State {
         }
     }
 
-    /// A call of a member. `lets_go`: of all that an answer before this call has told.
-    pub fn beat(&mut self, member_id: &str, lets_go: bool, now: Timestamp) -> Result<(), Refusal> {
+    /// A call of a member. `shown`: the generation of an answer that it has.
+    pub fn beat(
+        &mut self,
+        member_id: &str,
+        shown: Option<i64>,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
         let member = self.members.get_mut(member_id).ok_or(Refusal::UnknownMember)?;
         let renewed = renewed(member.lease_expires_at, member.session_timeout_ms, now);
         member.lease_expires_at = renewed.unwrap_or(member.lease_expires_at);
-        if lets_go {
-            self.hand_over(member_id, now);
+        let let_go_by = Timestamp(now.0 + member.letting_go_ms());
+        self.let_go(member_id, shown, now);
+        // the answer tells the rest
+        let owned = self.places.values_mut().filter(|place| place.is_owned_by(member_id));
+        for revoked in owned.filter_map(|place| place.revoked.as_mut()) {
+            revoked.let_go_by.get_or_insert(let_go_by);
         }
-        self.announce(member_id);
         Ok(())
     }
 
-    /// The answer tells the member what to let go of.
-    fn announce(&mut self, member_id: &str) {
-        for place in self.owned_by(member_id) {
-            place.announced = place.is_to_move();
-        }
+    /// The member lets go of what an answer of this generation has told it to.
+    pub fn let_go(&mut self, member_id: &str, shown: Option<i64>, now: Timestamp) {
+        let newest = self.generation;
+        let is_told = |revoked: Revoked| revoked.is_let_go(shown, newest);
+        self.hand_over(now, |place| {
+            place.is_owned_by(member_id) && place.revoked.is_some_and(is_told)
+        });
     }
 
-    /// The member lets go of what it was told to.
-    fn hand_over(&mut self, member_id: &str, now: Timestamp) {
+    /// What is revoked goes to the members that it is assigned to.
+    fn hand_over(&mut self, now: Timestamp, is_let_go: impl Fn(&Place) -> bool) {
         let since = self.generation + 1;
         let mut moved = false;
-        for place in self.owned_by(member_id).filter(|place| place.announced && place.is_to_move())
-        {
+        let revoked = self.places.values_mut().filter(|place| place.revoked.is_some());
+        for place in revoked.filter(|place| is_let_go(place)) {
             place.owner = None;
             place.settle(since, now);
             moved = true;
         }
         self.generation += i64::from(moved);
-    }
-
-    fn owned_by(&mut self, member_id: &str) -> impl Iterator<Item = &mut Place> {
-        self.places.values_mut().filter(move |place| place.is_owned_by(member_id))
     }
 
     /// What the member is told.
@@ -318,7 +356,7 @@ impl State {
 impl Place {
     pub fn new(topic: &Name, partition: Partition) -> Self {
         let topic = topic.clone();
-        Self { topic, partition, owner: None, assigned_to: None, announced: false, starts: None }
+        Self { topic, partition, owner: None, assigned_to: None, revoked: None, starts: None }
     }
 
     pub fn is_owned_by(&self, member_id: &str) -> bool {
@@ -330,18 +368,35 @@ impl Place {
         self.owner.as_ref().is_some_and(|owner| self.assigned_to.as_ref() != Some(&owner.member_id))
     }
 
-    /// What nobody owns goes to the member that it is assigned to.
+    /// What nobody owns goes to the member that it is assigned to; what another owns is revoked.
     fn settle(&mut self, since: i64, at: Timestamp) {
         if self.owner.is_none() {
             let owner = |member_id: &String| Owner { member_id: member_id.clone(), since, at };
             self.owner = self.assigned_to.as_ref().map(owner);
         }
-        self.announced &= self.is_to_move();
+        let revoked = self.revoked.unwrap_or(Revoked { since, let_go_by: None });
+        self.revoked = self.is_to_move().then_some(revoked);
     }
 }
 
 fn too_many(what: &'static str, limit: usize) -> Refusal {
     Refusal::TooMany { what, limit: i64::try_from(limit).unwrap_or(i64::MAX) }
+}
+
+/// Where the run began that a fetch goes on with, in a partition that its cursor names. (`Run::New`:
+/// at the cursor.) `standing`: the offsets that are committed there and that a prepared transaction is
+/// to commit.
+pub fn run_began(
+    run: Run,
+    named: Offset,
+    began: Option<Option<Offset>>,
+    standing: [Option<Offset>; 2],
+) -> Option<Option<Offset>> {
+    match run {
+        Run::SinceCommit if standing.contains(&Some(named)) => Some(Some(named)),
+        Run::SinceCommit | Run::Continue => began,
+        Run::New => Some(Some(named)),
+    }
 }
 
 /// Where a prepared transaction is to commit an offset, records are withheld from all but its owner

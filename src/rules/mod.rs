@@ -148,6 +148,11 @@ pub enum Refusal {
         committed_offset: Option<Offset>,
         pinned_by: Option<Uuid>,
     },
+    /// A transaction appends, and of the offsets that it commits as a member none moves.
+    NothingProcessed {
+        expected_offset: Option<Offset>,
+        committed_offset: Option<Offset>,
+    },
     /// The group's offset lies above the log.
     OffsetOutOfRange {
         offset: Offset,

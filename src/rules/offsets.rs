@@ -3,11 +3,16 @@
 //! | by right of | commits if | over a greater one |
 //! |---|---|---|
 //! | a member | it owns the partition, since its generation or earlier | keeps that; in a transaction refused: its records were processed before |
+//! | a member, an expected offset | both as above and below | moves back |
 //! | an expected offset | the group has no members, and this is the committed offset | moves back |
 //! | nothing (not in a transaction) | the group has no members | moves back |
 //!
 //! Nobody commits where a prepared transaction is to. Who may commit at all is judged before what is
 //! committed there.
+//!
+//! A transaction that appends has processed something. What a member gives by cursor was processed
+//! since its run began, so that must still be what is committed: of two runs with the same records
+//! one commits. And of what it gives some offset must move.
 
 use uuid::Uuid;
 
@@ -130,30 +135,81 @@ pub fn check_range(
     Ok(())
 }
 
-/// Whether a transaction may commit an offset. `transaction`: its own pin is none to it.
+/// A transaction whose offsets are judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Committer {
+    /// Its own pin is none to it.
+    pub transaction_id: Uuid,
+    /// It has appends as well.
+    pub appends: bool,
+}
+
+/// Whether a transaction may commit its offsets, all of them.
 pub fn judge_in_transaction(
+    asked: &[(&Row, &Group, &Claimed)],
+    by: Committer,
+) -> Result<(), Refusal> {
+    asked.iter().try_for_each(|(row, group, claimed)| judge_claimed(row, group, claimed, by))?;
+    let of_members = || asked.iter().filter(|(.., claimed)| claimed.claim.member_id().is_some());
+    let moves =
+        |(row, _, claimed): &(&Row, &Group, &Claimed)| row.committed_offset != Some(claimed.offset);
+    match of_members().next() {
+        Some((row, _, claimed)) if by.appends && !of_members().any(moves) => {
+            let committed_offset = row.committed_offset;
+            let expected_offset = claimed.bases(by).next().unwrap_or(Some(claimed.offset));
+            Err(Refusal::NothingProcessed { expected_offset, committed_offset })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn judge_claimed(
     row: &Row,
     group: &Group,
-    claim: &Claim,
-    offset: Offset,
-    transaction: Uuid,
+    claimed: &Claimed,
+    by: Committer,
 ) -> Result<(), Refusal> {
-    let pinned_by = row.pinned_by.filter(|pin| *pin != transaction);
-    let (expected_offset, is_another) = match claim {
-        Claim::Member { member_id, generation } => {
+    let pinned_by = row.pinned_by.filter(|pin| *pin != by.transaction_id);
+    let is_another = |base: &Option<Offset>| *base != row.committed_offset;
+    let (or_else, goes_back) = match &claimed.claim {
+        Claim::Member { member_id, generation, expected, .. } => {
             check_member(row, group, member_id, *generation)?;
-            let goes_back = row.committed_offset.is_some_and(|committed| offset < committed);
-            (Some(offset), goes_back)
+            let is_behind = row.committed_offset.is_some_and(|at| claimed.offset < at);
+            (Some(claimed.offset), expected.is_none() && is_behind)
         }
         Claim::Expected(expected) => {
             check_no_members(row, group)?;
-            (*expected, *expected != row.committed_offset)
+            (*expected, false)
         }
     };
-    if pinned_by.is_some() || is_another {
+    let another = claimed.bases(by).find(is_another);
+    if pinned_by.is_some() || another.is_some() || goes_back {
+        let expected_offset = another.or(claimed.bases(by).next()).unwrap_or(or_else);
         return Err(conflict(row, expected_offset, pinned_by));
     }
     Ok(())
+}
+
+impl Claimed {
+    /// What has to be committed there, for this to take its place.
+    pub fn bases(&self, by: Committer) -> impl Iterator<Item = Option<Offset>> + use<> {
+        let (expected, began) = match self.claim {
+            Claim::Member { expected, began, .. } => (expected, began.filter(|_| by.appends)),
+            Claim::Expected(expected) => (Some(expected), None),
+        };
+        expected.into_iter().chain(began)
+    }
+
+    /// As the transaction has it that has given another offset for this place before: the last one
+    /// counts, but what was processed until then began where the first one's run began.
+    pub fn after(mut self, former: &Claimed) -> Self {
+        if let (Claim::Member { began, .. }, Claim::Member { began: Some(first), .. }) =
+            (&mut self.claim, &former.claim)
+        {
+            *began = Some(*first);
+        }
+        self
+    }
 }
 
 fn conflict(row: &Row, expected_offset: Option<Offset>, pinned_by: Option<Uuid>) -> Refusal {

@@ -95,3 +95,26 @@ pub fn open(open: &Open, row: Option<&SessionRow>) -> Result<NextEpoch, Refusal>
     };
     Ok(NextEpoch { epoch, reset_epoch })
 }
+
+/// What becomes of the end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Now,
+    /// It had been ended.
+    Before,
+    /// Another has opened it since: it is not the caller's to end.
+    Stale,
+}
+
+/// The end of a session, in this epoch if one is named.
+pub fn end(row: &SessionRow, epoch: Option<Epoch>) -> Result<End, Refusal> {
+    let current_epoch = row.facts.epoch;
+    if epoch.is_some_and(|epoch| epoch > current_epoch) {
+        return Err(Refusal::InvalidProducerEpoch { current_epoch });
+    }
+    Ok(match epoch {
+        _ if row.facts.closed => End::Before,
+        Some(epoch) if epoch < current_epoch => End::Stale,
+        _ => End::Now,
+    })
+}

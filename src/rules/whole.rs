@@ -1,13 +1,13 @@
 //! Transactions of one request, decided in a group with appends: all of one or nothing. They stand,
 //! beside their logs, on what is known here; a quick pass assumes it, and its statement confirms it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use uuid::Uuid;
 
 use super::{
     Refusal, dedup,
-    offsets::{self, Claimed, Group, Place},
+    offsets::{self, Claimed, Committer, Group, Place},
     sequence::SessionFacts,
     transaction::{self, Row},
 };
@@ -50,6 +50,8 @@ pub struct Standing {
     /// Of its records' ids and its requests' keys.
     pub known: dedup::Known,
     moves: BTreeMap<Place, OffsetMove>,
+    /// Where less may be committed than is assumed.
+    from_below: BTreeSet<Place>,
 }
 
 /// An offset that a pass commits: the place as it is before all of it, and what it commits there.
@@ -61,6 +63,8 @@ pub struct OffsetMove {
     /// The group's.
     pub generation: i64,
     pub from: Option<Offset>,
+    /// It goes on from a smaller one as well.
+    pub from_below: bool,
     pub to: Offset,
     /// The greatest one on the way.
     pub highest: Offset,
@@ -93,20 +97,27 @@ impl Whole {
     /// Whether a statement can confirm what a quick pass assumes of it (`Standing::assumed`). It does
     /// not hold the heads that the first commit in a partition has to hold.
     pub fn may_be_assumed(&self) -> bool {
-        let is_first = |claimed: &Claimed| claimed.claim == Claim::Expected(None);
+        let by = self.committer();
+        let is_first = |claimed: &Claimed| claimed.bases(by).any(|base| base.is_none());
         self.session.is_none() && !self.offsets.iter().any(is_first)
+    }
+
+    fn committer(&self) -> Committer {
+        Committer { transaction_id: self.transaction_id, appends: self.append_count > 0 }
     }
 }
 
 impl Standing {
     /// The least with which all of these can be committed: none has run; what is committed is what
-    /// the first one expects, or, where a member is to commit, nothing greater than its first offset;
-    /// and the members own their places since the oldest of their generations, or before, of a group
-    /// that has reached the newest. None: nothing would let them all be committed.
+    /// the first one goes on from, or, where a member does not say that, less than its first offset (it
+    /// moves); and the members own their places since the oldest of their generations, or before, of a
+    /// group that has reached the newest. None: nothing would let them all be committed.
     pub fn assumed<'a>(wholes: impl Iterator<Item = &'a Whole> + Clone) -> Option<Self> {
         let mut assumed = Self::default();
-        for claimed in wholes.clone().flat_map(|whole| &whole.offsets) {
-            assumed.assume(claimed);
+        for whole in wholes.clone() {
+            for claimed in &whole.offsets {
+                assumed.assume(claimed, whole.committer());
+            }
         }
         let mut then = assumed.clone();
         for whole in wholes {
@@ -116,18 +127,22 @@ impl Standing {
         Some(assumed)
     }
 
-    fn assume(&mut self, Claimed { place, offset, claim }: &Claimed) {
+    fn assume(&mut self, claimed: &Claimed, by: Committer) {
+        let Claimed { place, offset, claim } = claimed;
         let group = self.groups.entry(place.group.clone()).or_default();
-        let row = self.places.entry(place.clone());
+        let (row, base) = (self.places.entry(place.clone()), claimed.bases(by).next());
         match claim {
             Claim::Expected(expected) => {
                 row.or_insert(offsets::Row { committed_offset: *expected, ..Default::default() });
             }
-            Claim::Member { member_id, generation } => {
-                let row = row.or_insert_with(|| offsets::Row {
-                    committed_offset: Some(*offset),
-                    owner: Some((member_id.clone(), *generation)),
-                    ..Default::default()
+            Claim::Member { member_id, generation, .. } => {
+                let row = row.or_insert_with(|| {
+                    self.from_below.extend(base.is_none().then(|| place.clone()));
+                    offsets::Row {
+                        committed_offset: base.unwrap_or(Some(*offset - 1)),
+                        owner: Some((member_id.clone(), *generation)),
+                        ..Default::default()
+                    }
                 });
                 if let Some((owner, since)) = &mut row.owner
                     && owner == member_id
@@ -142,14 +157,15 @@ impl Standing {
         }
     }
 
-    /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.)
+    /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.) What
+    /// became of one that is remembered is told before anything else is judged.
     pub fn judge(&self, whole: &Whole, digest: &Digest) -> Result<(), Stopped> {
-        if let Some((producer_id, epoch)) = whole.session {
-            transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
-        }
         if let Some(row) = self.rows.get(&whole.transaction_id) {
             transaction::repeat(row, digest)?;
             return Err(Stopped::Before(Box::new(row.clone())));
+        }
+        if let Some((producer_id, epoch)) = whole.session {
+            transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
         if let Some(Memory { horizon, now }) = self.memory.filter(|_| whole.chosen) {
             transaction::check_id(&whole.transaction_id, horizon, whole.retention_ms, now)?;
@@ -163,16 +179,17 @@ impl Standing {
 
     /// Whether its offsets may be committed now.
     pub fn judge_offsets(&self, whole: &Whole) -> Result<(), Stopped> {
-        for Claimed { place, offset, claim } in &whole.offsets {
+        let mut asked = Vec::with_capacity(whole.offsets.len());
+        for claimed @ Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.get(place).ok_or(Stopped::Stale)?;
             let group = self.groups.get(&place.group).ok_or(Stopped::Stale)?;
             if let Some(ends) = &self.ends {
                 let ends = ends.get(&place.log_id).ok_or(Stopped::Stale)?;
                 offsets::check_range(*offset, *ends)?;
             }
-            offsets::judge_in_transaction(row, group, claim, *offset, whole.transaction_id)?;
+            asked.push((row, group, claimed));
         }
-        Ok(())
+        Ok(offsets::judge_in_transaction(&asked, whole.committer())?)
     }
 
     /// It is committed with this pass: the next one sees its offsets.
@@ -184,6 +201,7 @@ impl Standing {
                 owner: row.owner.clone(),
                 generation: self.groups.get(&place.group).map_or(0, |group| group.generation),
                 from: row.committed_offset,
+                from_below: self.from_below.contains(place),
                 to: *offset,
                 highest: *offset,
             });

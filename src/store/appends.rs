@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::QueryAs, types::Json};
 
-use super::{Error, Instant, statements, whole::Ended};
+use super::{Error, Instant, durable, statements, whole::Ended};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
@@ -28,7 +28,7 @@ macro_rules! heads_and_rows {
                     as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
             held as materialized ( \
                 select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-                where l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
+                where ", durable!(), " and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
                     and (w.next_offset is null or l.next_offset = w.next_offset) \
                     and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
                     and (w.claims is null or l.claims = w.claims)",
@@ -77,9 +77,10 @@ macro_rules! keys {
 }
 
 /// Commits transactions of one request, all or nothing. First their rows, by id: one that runs elsewhere is
-/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected and
-/// nobody's; or owned by the member that moves them forward, since then or before, in a group of that
-/// generation or a newer one (which only grows: an old view of it does no harm). Then the heads.
+/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected (or
+/// less, where that is all that is known of them), and nobody's or owned by the member that moves them, since
+/// then or before, in a group of that generation or a newer one (which only grows: an old view of it does no
+/// harm). Then the heads.
 macro_rules! transactions {
     () => {
         concat!(
@@ -90,11 +91,12 @@ macro_rules! transactions {
                     greatest(c.now, oncelog.instant_of(t.transaction_id)) \
                 from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[]) as t (transaction_id, digest, append_count, appends) \
                 cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+                where ", durable!(), " \
                 order by t.transaction_id \
                 returning created_at), \
             moved as materialized ( \
-                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[]) \
-                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation)), \
+                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[], $28::boolean[]) \
+                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation, from_below)), \
             place as materialized ( \
                 select o.log_id from ( \
                     select * from moved where (select count(*) from done) = cardinality($16) order by group_name collate \"C\", log_id) m \
@@ -102,7 +104,7 @@ macro_rules! transactions {
                     select o.log_id from oncelog.group_offsets o \
                     where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
                         and o.member_id is not distinct from m.member_id and o.pinned_by is null \
-                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and o.owned_since is not null) \
+                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and m.from_below) \
                         and (o.owned_since > m.since) is not true \
                         and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
                         and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
@@ -125,9 +127,9 @@ macro_rules! transactions {
 /// their ids are judged: what was forgotten before a row could be made has moved the horizon as this sees it.
 macro_rules! undone_unless_complete {
     () => {
-        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($28::timestamptz is null \
-                or $28 >= (select oncelog.forgotten_horizon($1)) and $28 >= m.appended_at - interval '1 millisecond' * $30::bigint \
-                    and $29 <= m.appended_at + interval '24 hours'))::int as guard \
+        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
+                or $29 >= (select oncelog.forgotten_horizon($1)) and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint \
+                    and $30 <= m.appended_at + interval '24 hours'))::int as guard \
         from moment m left join row r on true"
     };
 }
@@ -140,15 +142,15 @@ macro_rules! if_complete {
 
 statements! {
     /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
-    APPEND_ROW = "with head as ( \
+    APPEND_ROW = concat!("with head as ( \
             update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
                 last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
-            where tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
+            where ", durable!(), " and tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
                 and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5) \
             returning next_offset - $6 as base_offset, last_appended_at) \
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
-        returning b.log_id, b.base_offset, b.appended_at";
+        returning b.log_id, b.base_offset, b.appended_at");
     /// Many logs or rows.
     APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
     /// The same where keys are claimed.
@@ -162,7 +164,7 @@ statements! {
     /// The same with transactions where keys are claimed.
     APPEND_TRANSACTIONS_CLAIMING = concat!(
         "with ", transactions!(), ", ",
-        keys!("$31", "$32", "$33", "$34", "$35", "$36", "$37", "$38"),
+        keys!("$32", "$33", "$34", "$35", "$36", "$37", "$38", "$39"),
         undone_unless_complete!(),
     );
     /// What a pass that writes nothing stands on.
@@ -326,7 +328,7 @@ fn bind_claims<'q, O>(query: Query<'q, O>, claims: &'q [Claim]) -> Query<'q, O> 
         .bind(claims.iter().map(|c| c.answer.as_deref()).collect::<Vec<_>>())
 }
 
-/// $16 to $30: of `transactions` and `undone_unless_complete`.
+/// $16 to $31: of `transactions` and `undone_unless_complete`.
 fn bind_transactions<'q, O>(
     query: Query<'q, O>,
     ended: &'q [Ended<'q>],
@@ -348,6 +350,7 @@ fn bind_transactions<'q, O>(
         .bind(owners().map(|owner| Some(owner?.0.as_str())).collect::<Vec<_>>())
         .bind(owners().map(|owner| Some(owner?.1)).collect::<Vec<_>>())
         .bind(offsets.iter().map(|o| o.generation).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.from_below).collect::<Vec<_>>())
         .bind(instants().min().map(Timestamp::to_chrono))
         .bind(instants().max().map(Timestamp::to_chrono))
         .bind(chosen().map(|ended| ended.whole.retention_ms).min())

@@ -1,9 +1,9 @@
 //! What members ask at every call: whether they still are, and what they own. Their leases.
 
-use sqlx::PgConnection;
+use sqlx::{FromRow, PgConnection};
 
 use super::{
-    Error, Instant, Server,
+    Error, Instant, Server, durable,
     logs::numbers,
     members::{stored_reset, stored_starts},
     statements,
@@ -11,13 +11,14 @@ use super::{
 };
 use crate::{
     model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
-    rules::group::Starts,
+    rules::group::{Revoked, Starts},
 };
 
 statements! {
     /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
-    BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp(), \
-            o.log_ids, o.since, o.moving, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, pg_postmaster_start_time() \
+    BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp() as now, \
+            o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, \
+            pg_postmaster_start_time() as started_at \
         from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
         cross join lateral ( \
             select group_id, generation, auto_offset_reset from oncelog.groups \
@@ -27,7 +28,8 @@ statements! {
             where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m \
         cross join lateral ( \
             select array_agg(log_id) as log_ids, array_agg(owned_since) as since, \
-                array_agg(assigned_to is distinct from member_id) as moving, array_agg(committed_offset) as committed, \
+                array_agg(case when assigned_to is distinct from member_id then coalesce(revoked_since, g.generation) end) as revoked_since, \
+                array_agg(case when revoked_since is not null then let_go_by end) as let_go_by, array_agg(committed_offset) as committed, \
                 array_agg(starts) as starts, \
                 array_agg(case when pinned_by is not null then ( \
                     select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
@@ -38,14 +40,16 @@ statements! {
                     select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
     /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
-    /// others are held: an upsert finds each by its key, whatever the table was like when planned.
-    RENEW = "insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
+    /// others are held: an upsert finds each by its key, whatever the table was like when planned. A slow
+    /// one, which knows of an older lease, moves none back.
+    RENEW = concat!("insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
         select $1, w.group_name, w.member_id, w.lease_expires_at \
         from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
         cross join lateral ( \
             select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
-            for no key update skip locked) as held \
-        on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
+            for no key update skip locked) as held where ", durable!(), " \
+        on conflict (tenant_id, group_name, member_id) do update \
+            set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)");
     GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
     GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
     NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \
@@ -75,7 +79,7 @@ pub struct Owned {
     /// The generation in which it got it.
     pub since: i64,
     /// It is assigned to another.
-    pub is_to_move: bool,
+    pub revoked: Option<Revoked>,
     pub committed_offset: Option<Offset>,
     pub starts: Option<Starts>,
     /// A prepared transaction is to commit this offset here.
@@ -84,24 +88,32 @@ pub struct Owned {
     pub watermarks: Option<(Offset, Offset)>,
 }
 
-type Row = (
-    i64,
-    i64,
-    i64,
-    String,
-    i64,
-    Instant,
-    Instant,
-    Option<Vec<i64>>,
-    Option<Vec<i64>>,
-    Option<Vec<bool>>,
-    Option<Vec<Option<i64>>>,
-    Option<Vec<Option<String>>>,
-    Option<Vec<Option<i64>>>,
-    Option<Vec<Option<i64>>>,
-    Option<Vec<Option<i64>>>,
-    Instant,
-);
+/// A member, and of each partition it owns what the array at its place says.
+#[derive(FromRow)]
+struct Row {
+    n: i64,
+    group_id: i64,
+    generation: i64,
+    auto_offset_reset: String,
+    session_timeout_ms: i64,
+    lease_expires_at: Instant,
+    now: Instant,
+    log_ids: Option<Vec<i64>>,
+    since: Option<Vec<i64>>,
+    revoked_since: Option<Vec<Option<i64>>>,
+    let_go_by: Option<Vec<Option<Instant>>>,
+    committed: Option<Vec<Option<i64>>>,
+    starts: Option<Vec<Option<String>>>,
+    pinned: Option<Vec<Option<i64>>>,
+    log_starts: Option<Vec<Option<i64>>>,
+    high_watermarks: Option<Vec<Option<i64>>>,
+    started_at: Instant,
+}
+
+/// What an array says of one of them.
+fn at<T: Clone>(values: &Option<Vec<Option<T>>>, index: usize) -> Option<T> {
+    values.as_ref()?.get(index).cloned().flatten()
+}
 
 /// The members as they are, each by (group, member id), with the watermarks of what they own where
 /// these are asked for; None: there is no such member.
@@ -126,37 +138,32 @@ pub async fn beats(
 }
 
 fn beat(row: Row) -> Result<(usize, Beat), Error> {
-    let (n, group_id, generation, reset, timeout_ms, lease, now, logs, since, moving, ..) = row;
-    let (committed, starts, pinned) = (row.10, row.11, row.12);
-    let ends = (row.13.unwrap_or_default(), row.14.unwrap_or_default());
-    let columns = (since.unwrap_or_default(), moving.unwrap_or_default());
-    let offsets = (committed.unwrap_or_default(), pinned.unwrap_or_default());
-    let mut starts = starts.unwrap_or_default().into_iter();
     let mut owned = Vec::new();
-    for (index, log_id) in logs.unwrap_or_default().into_iter().enumerate() {
-        let starts = starts.next().flatten();
+    for (index, log_id) in row.log_ids.iter().flatten().enumerate() {
+        let since = row.since.as_ref().and_then(|since| since.get(index)).copied();
+        let let_go_by = at(&row.let_go_by, index).map(Timestamp::from);
+        let revoked = at(&row.revoked_since, index).map(|since| Revoked { since, let_go_by });
         owned.push(Owned {
-            log_id: LogId(log_id),
-            since: columns.0.get(index).copied().unwrap_or_default(),
-            is_to_move: columns.1.get(index).copied().unwrap_or_default(),
-            committed_offset: offsets.0.get(index).copied().flatten(),
-            starts: starts.as_deref().map(stored_starts).transpose()?,
-            pinned_offset: offsets.1.get(index).copied().flatten(),
-            watermarks: (ends.0.get(index).copied().flatten())
-                .zip(ends.1.get(index).copied().flatten()),
+            log_id: LogId(*log_id),
+            since: since.unwrap_or_default(),
+            revoked,
+            committed_offset: at(&row.committed, index),
+            starts: at(&row.starts, index).as_deref().map(stored_starts).transpose()?,
+            pinned_offset: at(&row.pinned, index),
+            watermarks: at(&row.log_starts, index).zip(at(&row.high_watermarks, index)),
         });
     }
     let beat = Beat {
-        group_id: GroupId(group_id),
-        generation,
-        auto_offset_reset: stored_reset(&reset)?,
-        session_timeout_ms: timeout_ms,
-        lease_expires_at: lease.into(),
-        now: now.into(),
-        server: Server::started_at(row.15),
+        group_id: GroupId(row.group_id),
+        generation: row.generation,
+        auto_offset_reset: stored_reset(&row.auto_offset_reset)?,
+        session_timeout_ms: row.session_timeout_ms,
+        lease_expires_at: row.lease_expires_at.into(),
+        now: row.now.into(),
+        server: Server::started_at(row.started_at),
         owned,
     };
-    Ok((usize::try_from(n - 1).unwrap_or(usize::MAX), beat))
+    Ok((usize::try_from(row.n - 1).unwrap_or(usize::MAX), beat))
 }
 
 /// Moves leases on: (group, member id, until when).

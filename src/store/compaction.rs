@@ -11,7 +11,7 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use super::{
-    Error, Instant, Server,
+    Error, Instant, Server, durable,
     janitor::{self, Due},
     statements,
 };
@@ -43,14 +43,14 @@ statements! {
             and coalesce(d.claimed_until, 'epoch') < statement_timestamp() \
         order by l.log_id limit $2";
     /// If all is as it was found, and nobody is at it.
-    CLAIM = "with head as materialized ( \
+    CLAIM = concat!("with head as materialized ( \
             select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2), \
         claimed as ( \
-            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head \
+            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head where ", durable!(), " \
             on conflict (tenant_id, log_id) do update set claimed_until = $4 \
                 where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
             returning c.log_id) \
-        select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)";
+        select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)");
     /// On the server from which the rows were read: after a failover others may lie in their places.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
             and pg_postmaster_start_time() = $4 for no key update";

@@ -1,7 +1,7 @@
 //! Connections: a pool for short work, dedicated ones for lanes and listeners, and the migrations.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,23 +14,56 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use tokio::time::timeout;
+use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
     Error,
+    fair::{Fair, Permit},
     history::{History, Seen, Server},
+    route::{self, Route},
     statements,
 };
-use crate::telemetry::{self, Counted};
+use crate::{
+    model::TenantId,
+    telemetry::{self, Counted},
+};
 
-static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
+/// Without sqlx's lock, which a session holds: behind a pooler nobody would hold it.
+static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    let mut migrator = sqlx::migrate!("./migrations");
+    migrator.set_locking(false);
+    migrator
+});
 
-/// How long a statement waits for a row lock before it gives up (55P03: certainly not written).
-const LOCK_TIMEOUT: &str = "5s";
-/// How long a silent transaction of a dead replica may hold its locks.
-const IDLE_IN_TRANSACTION_TIMEOUT: &str = "15s";
-/// How long Postgres waits for an unreachable replica's network.
-const TCP_USER_TIMEOUT: &str = "15s";
+/// What a connection asks for as it is made. A pooler refuses or ignores it, so nothing here is more
+/// than speed, or is said again by what needs it: by `BEGIN`, and by `durable!`. Row locks are given
+/// up (55P03: certainly not written), and a dead replica's locks are freed. Every statement goes by
+/// a key: a plan made while a table was empty would scan it, and stays when it has grown. Planned
+/// once: those with arrays would be planned anew each time, which takes longer than running them.
+const SESSION: [(&str, &str); 8] = [
+    ("lock_timeout", "5s"),
+    ("idle_in_transaction_session_timeout", "15s"),
+    ("tcp_user_timeout", "15s"),
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+];
+
+/// What every transaction of several statements needs, whatever the server, the role, the database or
+/// another client of the same pooler has set; nothing of it outlives the transaction. What is read
+/// under a lock must be newer than the lock: read committed. Committed means flushed: what is weaker
+/// than that is raised, what is stronger is kept.
+const BEGIN: &str = "begin isolation level read committed read write; \
+    select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true), \
+        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
+            then 'on' else current_setting('synchronous_commit') end, true)";
+
+/// What all reads of a transaction need that are to be of one instant.
+const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read read only; \
+    set local idle_in_transaction_session_timeout = '15s'";
+
 /// How long an operation waits for a pooled connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -41,20 +74,11 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 const OLDEST_VERSION: i32 = 140_000;
 
 statements! {
-    /// Every statement goes by a key. A plan that was made while a table was empty would scan it, and
-    /// stays in the connection when it has grown. Planned once: those with arrays would be planned anew
-    /// each time, which takes longer than running them. Durable means flushed: a weaker `synchronous_commit` of the server or role is raised,
-    /// a stronger one kept.
-    PREPARE_SESSION = "select set_config('lock_timeout', $1, false), \
-        set_config('idle_in_transaction_session_timeout', $2, false), \
-        set_config('tcp_user_timeout', $3, false), \
-        set_config('jit', 'off', false), \
-        set_config('enable_seqscan', 'off', false), \
-        set_config('plan_cache_mode', 'force_generic_plan', false), \
-        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
-            then 'on' else current_setting('synchronous_commit') end, false)";
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
+    /// One migrates at a time, and waits for as long as it takes.
+    MIGRATE_ALONE = "select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true), \
+        pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
     PING = "select 1";
 }
 
@@ -62,7 +86,12 @@ statements! {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: PgPool,
-    options: PgConnectOptions,
+    fair: Arc<Fair>,
+    /// For whom this is.
+    tenant: Option<TenantId>,
+    /// What connections are made with, but for `SESSION`.
+    bare: Arc<PgConnectOptions>,
+    route: Arc<OnceCell<Route>>,
     losses: Losses,
     seen: Seen,
     waiting: Gauge,
@@ -92,7 +121,8 @@ impl Losses {
 impl Store {
     /// Nothing is connected yet: a database that is away is `Unavailable` later.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
-        let options = options.application_name("oncelog");
+        // floats are none of ours, and PgBouncer knows no such parameter
+        let options = options.application_name("oncelog").extra_float_digits(None);
         let counter = metrics::counter!(telemetry::DATABASE_LOSSES_TOTAL);
         let losses = Losses { last: Arc::default(), counter };
         let known = losses.clone();
@@ -105,13 +135,22 @@ impl Store {
                 let usable = !known.include(connection.age);
                 Box::pin(async move { Ok(usable) })
             })
-            .after_connect(|connection, _| Box::pin(prepare_session(connection)))
-            .connect_lazy_with(options.clone());
+            .after_connect(|_, _| {
+                count_connection();
+                Box::pin(async { Ok(()) })
+            })
+            .connect_lazy_with(options.clone().options(SESSION));
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        let seen = Seen::default();
-        Self { pool, options, losses, seen, waiting, acquire_duration }
+        let (fair, seen) = (Fair::new(pool_connections as usize), Seen::default());
+        let (bare, route) = (Arc::new(options), Arc::default());
+        Self { pool, fair, tenant: None, bare, route, losses, seen, waiting, acquire_duration }
+    }
+
+    /// The same, for what is done for a tenant: it has its share of the pool.
+    pub fn of(&self, tenant: TenantId) -> Self {
+        Self { tenant: Some(tenant), ..self.clone() }
     }
 
     /// Notes that a connection was found dead.
@@ -141,42 +180,59 @@ impl Store {
         metrics::gauge!(telemetry::DATABASE_POOL_MAX_CONNECTIONS).set(f64::from(most));
     }
 
-    async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+    /// A connection of the pool, and what is to be kept as long as it is.
+    async fn acquire(&self) -> Result<(PoolConnection<Postgres>, Permit), Error> {
         let _waiting = Counted::new(&self.waiting);
         let begun = Instant::now();
-        let acquired = self.pool.acquire().await;
+        let acquired = timeout(ACQUIRE_TIMEOUT, async {
+            let permit = self.fair.take(self.tenant).await.ok_or(sqlx::Error::PoolClosed)?;
+            Ok((self.pool.acquire().await?, permit))
+        });
+        let acquired = acquired.await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
         self.acquire_duration.record(begun.elapsed().as_secs_f64());
         Ok(acquired?)
     }
 
     /// A connection of one's own, for as long as its owner lives.
     pub async fn connection(&self) -> Result<PgConnection, Error> {
-        let mut connection = PgConnection::connect_with(&self.options).await?;
-        prepare_session(&mut connection).await?;
+        let connection = PgConnection::connect_with(&self.options()).await?;
+        count_connection();
         Ok(connection)
     }
 
-    /// What a listener connects with.
-    pub fn options(&self) -> &PgConnectOptions {
-        &self.options
+    /// What connections are made with.
+    pub fn options(&self) -> Arc<PgConnectOptions> {
+        self.pool.connect_options()
     }
 
-    /// Brings the schema up to date; safe to run from many replicas at once.
+    /// What lies between here and the database, found out once; an error if it will not do.
+    pub async fn route(&self) -> Result<Route, Error> {
+        let find = || async {
+            let (options, route) = route::find(&self.bare, &SESSION).await?;
+            self.pool.set_connect_options(options);
+            Ok(route)
+        };
+        self.route.get_or_try_init(find).await.copied()
+    }
+
+    /// Brings the schema up to date, all of it or nothing; safe to run from many replicas at once.
     pub async fn migrate(&self) -> Result<(), Error> {
-        let mut connection = PgConnection::connect_with(&self.options).await?;
+        self.route().await?;
+        let mut connection = self.connection().await?;
         let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
         if version < OLDEST_VERSION {
             let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
-            return Err(Error::Corrupt(what));
+            return Err(Error::Unsuitable(what));
         }
-        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut connection).await? {
-            sqlx::raw_sql("create schema if not exists oncelog").execute(&mut connection).await?;
+        let mut transaction = begin(&mut connection).await?;
+        sqlx::query(MIGRATE_ALONE).execute(&mut *transaction).await?;
+        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut *transaction).await? {
+            sqlx::raw_sql("create schema oncelog").execute(&mut *transaction).await?;
         }
-        sqlx::raw_sql("set search_path to oncelog").execute(&mut connection).await?;
-        let migrated = MIGRATOR.run(&mut connection).await;
+        let migrated = MIGRATOR.run(&mut *transaction).await;
         migrated.map_err(|error| Error::Corrupt(format!("migration: {error}")))?;
-        connection.close().await?;
-        Ok(())
+        commit(transaction).await?;
+        Ok(connection.close().await?)
     }
 
     pub async fn ping(&self) -> Result<(), Error> {
@@ -188,31 +244,31 @@ impl Store {
 
     /// Runs statements that write nothing on a pooled connection, each by itself. The work goes on
     /// when the caller is cancelled: a half-run statement must never go back to the pool.
-    pub async fn run<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn run<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.within(work, Error::Unavailable(sqlx::Error::PoolTimedOut)).await
+        self.clone().within(work, Error::Unavailable(sqlx::Error::PoolTimedOut))
     }
 
     /// Runs a statement that writes by itself: if nothing is heard of it, it may have been done.
-    pub async fn write<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn write<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.within(work, Error::silent_peer()).await
+        self.clone().within(work, Error::silent_peer())
     }
 
-    async fn within<T, E>(&self, work: impl Work<T, E>, silence: Error) -> Result<T, E>
+    async fn within<T, E>(self, work: impl Work<T, E>, silence: Error) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let store = self.clone();
+        let store = self;
         finish(tokio::spawn(async move {
-            let mut connection = store.acquire().await?;
+            let (mut connection, _permit) = store.acquire().await?;
             match timeout(WORK_TIMEOUT, work(&mut connection)).await {
                 Ok(Err(error)) => {
                     if connection.ping().await.is_err() {
@@ -233,15 +289,36 @@ impl Store {
 
     /// Runs statements as one transaction; an error rolls it back. Goes on when the caller is
     /// cancelled.
-    pub async fn transaction<T, E>(&self, work: impl Work<T, E>) -> Result<T, E>
+    pub fn transaction<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        let store = self.clone();
+        self.clone().within_transaction(work, BEGIN)
+    }
+
+    /// Runs statements that read, all of one instant.
+    pub fn snapshot<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        self.clone().within_transaction(work, BEGIN_SNAPSHOT)
+    }
+
+    async fn within_transaction<T, E>(
+        self,
+        work: impl Work<T, E>,
+        begin: &'static str,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        let store = self;
         finish(tokio::spawn(async move {
-            let mut connection = store.acquire().await?;
-            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work)).await;
+            let (mut connection, _permit) = store.acquire().await?;
+            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work, begin)).await;
             match result {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
@@ -271,13 +348,18 @@ impl<T, E, F> Work<T, E> for F where
 {
 }
 
+/// What becomes of work.
+pub trait Done<T, E>: Future<Output = Result<T, E>> + Send + 'static {}
+impl<T, E, F: Future<Output = Result<T, E>> + Send + 'static> Done<T, E> for F {}
+
 /// The value, or the error and whether the connection is still good.
 async fn in_transaction<T, E: From<Error>>(
     connection: &mut PgConnection,
     work: impl Work<T, E>,
+    begin: &'static str,
 ) -> Result<T, (E, bool)> {
-    let begun = connection.begin().await;
-    let mut transaction = begun.map_err(|error| (Error::from(error).into(), false))?;
+    let begun = begin_by(connection, begin).await;
+    let mut transaction = begun.map_err(|error| (error.into(), false))?;
     match work(&mut transaction).await {
         Ok(value) => match commit(transaction).await {
             Ok(()) => Ok(value),
@@ -287,8 +369,18 @@ async fn in_transaction<T, E: From<Error>>(
     }
 }
 
+/// Begins a transaction of several statements.
 pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, Error> {
-    Ok(connection.begin().await?)
+    begin_by(connection, BEGIN).await
+}
+
+/// Whatever went wrong, nothing was done, and the connection may be in a half-begun transaction: it is
+/// not to be used again.
+async fn begin_by<'c>(
+    connection: &'c mut PgConnection,
+    begin: &'static str,
+) -> Result<PgTransaction<'c>, Error> {
+    connection.begin_with(begin).await.map_err(Error::Unavailable)
 }
 
 /// Rolls back now what a dropped transaction would roll back with the connection's next statement.
@@ -316,13 +408,6 @@ async fn finish<T, E: From<Error>>(task: tokio::task::JoinHandle<Result<T, E>>) 
     }
 }
 
-async fn prepare_session(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+fn count_connection() {
     metrics::counter!(telemetry::DATABASE_CONNECTS_TOTAL).increment(1);
-    sqlx::query(PREPARE_SESSION)
-        .bind(LOCK_TIMEOUT)
-        .bind(IDLE_IN_TRANSACTION_TIMEOUT)
-        .bind(TCP_USER_TIMEOUT)
-        .execute(connection)
-        .await
-        .map(drop)
 }

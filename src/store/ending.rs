@@ -3,7 +3,7 @@
 use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Error, statements, transactions::Stored};
+use super::{Error, durable, statements, transactions::Stored};
 use crate::{
     model::{Epoch, LogId, Offset, ProducerId, TenantId, Timestamp, transaction::Reason},
     rules::transaction::Row,
@@ -13,21 +13,20 @@ statements! {
     /// Commits many transactions, each by itself or not: numbers what they staged and makes the log
     /// point to it. Their rows are locked first (those held elsewhere are left out), then the heads, in
     /// order. One is committed only if all it goes by is still as this sees it: a call that was staging
-    /// meanwhile, a vanished head or a passed deadline leave it out. (The sizes are taken before
+    /// meanwhile, a vanished head or a passed deadline leave it out. What others have brought while this
+    /// waited shows in the columns of its row only, so each call that stages is counted there. (The sizes are taken before
     /// anything is sorted: a commit's cost is that of its batches, not of their bytes. A full join is
     /// never a nested loop over thousands of batches and logs; where one side is there, the other is.
     /// A batch of which nothing is left, because all of it is stored elsewhere, gets no row.)
-    COMMIT = "with t as materialized ( \
+    COMMIT = concat!("with t as materialized ( \
             select t.transaction_id, t.batch_count, t.expires_at, t.prepared_at from ( \
                 select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) \
-                    as w (transaction_id, producer_id, epoch, expected_appends) order by transaction_id) w \
+                    as w (transaction_id, producer_id, epoch, expected_appends) where ", durable!(), " order by transaction_id) w \
             cross join lateral ( \
                 select transaction_id, batch_count, expires_at, prepared_at from oncelog.transactions \
                 where tenant_id = $1 and transaction_id = w.transaction_id and ended_at is null and (prepared_at is null or $6) \
                     and producer_id is not distinct from w.producer_id and epoch is not distinct from w.epoch \
                     and (w.expected_appends is null or append_count = w.expected_appends) and ($6 or id_count = 0) \
-                    and ($6 or not exists (select from oncelog.staged_offsets o \
-                        where o.tenant_id = $1 and o.transaction_id = w.transaction_id)) \
                 for no key update skip locked) t), \
         piece as materialized ( \
             select t.transaction_id, s.ordinal, s.log_id, s.record_count, s.size_bytes from t cross join lateral ( \
@@ -77,20 +76,20 @@ statements! {
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = g.transaction_id \
         returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
             t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends, \
-            (select array_agg(log_id) from head) as logs, (select array_agg(next_offset) from head) as next_offsets";
+            (select array_agg(log_id) from head) as logs, (select array_agg(next_offset) from head) as next_offsets");
     PREPARE = "update oncelog.transactions set state = 'prepared', prepared_at = $3 where tenant_id = $1 and transaction_id = $2";
     ABORT = "update oncelog.transactions set state = 'aborted', reason = $3, ended_at = $4, sweeping = true, \
             remembered_from = greatest($4, oncelog.instant_of(transaction_id)) \
         where tenant_id = $1 and transaction_id = $2";
     /// Writes down what time has done already.
-    EXPIRE = "with due as materialized ( \
+    EXPIRE = concat!("with due as materialized ( \
             select transaction_id from oncelog.transactions \
-            where tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
+            where ", durable!(), " and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
                 and expires_at <= clock_timestamp() \
             order by transaction_id for no key update) \
         update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
             remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \
-        from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id";
+        from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id");
 }
 
 /// What a commit goes by.

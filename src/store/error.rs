@@ -1,4 +1,4 @@
-//! What can go wrong with the database, in four words.
+//! What can go wrong with the database, in five words.
 
 use std::fmt;
 
@@ -16,16 +16,19 @@ pub enum Error {
     OutcomeUnknown(sqlx::Error),
     /// The data or a statement is not what it must be.
     Corrupt(String),
+    /// The server, or what lies before it, will not do; this says what to do about it.
+    Unsuitable(String),
 }
 
 impl Error {
-    /// Which of the four, for metrics.
+    /// Which of the five, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Contended(_) => "contended",
             Error::Unavailable(_) => "unavailable",
             Error::OutcomeUnknown(_) => "outcome_unknown",
             Error::Corrupt(_) => "corrupt",
+            Error::Unsuitable(_) => "unsuitable",
         }
     }
 
@@ -71,8 +74,10 @@ impl From<sqlx::Error> for Error {
             }
             // read-only after a failover, too many connections, disk full, out of memory
             "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
-            // an idle transaction was ended: 25P03
-            "25P03" => Error::Unavailable(error),
+            // an idle transaction was ended, or a long one
+            "25P03" | "25P04" => Error::Unavailable(error),
+            // somebody else has dropped this connection's prepared statements
+            "26000" => Error::Unavailable(error),
             // connection exceptions, shutdown, crash, starting up, database dropped
             code if code.starts_with("08") || code.starts_with("57P") => Error::Unavailable(error),
             _ => Error::Corrupt(error.to_string()),
@@ -95,6 +100,7 @@ impl fmt::Display for Error {
             Error::Unavailable(error) => write!(f, "database unavailable: {error}"),
             Error::OutcomeUnknown(error) => write!(f, "outcome of a commit unknown: {error}"),
             Error::Corrupt(what) => write!(f, "corrupt: {what}"),
+            Error::Unsuitable(what) => f.write_str(what),
         }
     }
 }

@@ -4,7 +4,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Error, Instant,
+    Error, Instant, durable,
     janitor::Chunk,
     logs::numbers,
     sessions::{self, Row},
@@ -54,7 +54,7 @@ statements! {
     /// Over all tenants. A UUIDv7 sorts by its instant.
     ORPHANED = "select tenant_id, open_id from oncelog.session_opens where orphaned and open_id < $1 \
         order by open_id limit $2";
-    DROP_ORPHANED = "delete from oncelog.session_opens where tenant_id = $1 and open_id = $2 and orphaned";
+    DROP_ORPHANED = concat!("delete from oncelog.session_opens where ", durable!(), " and tenant_id = $1 and open_id = $2 and orphaned");
 }
 
 /// Logs whose tails are read by one statement: bounds the memory.

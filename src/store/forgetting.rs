@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, Instant, janitor::Chunk, statements};
+use super::{Error, Instant, durable, janitor::Chunk, statements};
 use crate::model::{TenantId, Timestamp};
 
 statements! {
     /// Over all tenants, without locks.
     LATE = "select tenant_id, transaction_id from oncelog.transactions \
         where state = 'ongoing' and expires_at <= clock_timestamp() order by expires_at limit $1";
-    EXPIRE = "with due as materialized ( \
+    EXPIRE = concat!("with due as materialized ( \
             select transaction_id from oncelog.transactions \
-            where tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
+            where ", durable!(), " and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
                 and expires_at <= clock_timestamp() \
             order by transaction_id for no key update skip locked) \
         update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
             remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \
-        from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id";
+        from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id");
     /// Over many tenants, each with its own cutoff, without locks: those that have something to forget.
     DUE = "select w.tenant_id, w.cutoff from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, cutoff) \
         where exists (select from oncelog.transactions t where t.tenant_id = w.tenant_id and t.remembered_from < w.cutoff \

@@ -92,9 +92,6 @@ statements! {
         union all select null, null, null, coalesce(sum(records), 0)::bigint from ranked where rank > $1";
 }
 
-/// What is read from here on is of one instant.
-const ONE_INSTANT: &str = "set transaction isolation level repeatable read, read only";
-
 /// Groups behind a name, by name.
 pub async fn list(
     connection: &mut PgConnection,
@@ -124,7 +121,6 @@ pub async fn describe(
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<(GroupDescription, Vec<Ground>)>, Error> {
-    sqlx::raw_sql(ONE_INSTANT).execute(&mut *connection).await?;
     let query = sqlx::query_as(GROUP).bind(tenant.0).bind(group.as_str());
     let found: Option<(i64, String, Instant)> = query.fetch_optional(&mut *connection).await?;
     let Some((generation, reset, created_at)) = found else { return Ok(None) };

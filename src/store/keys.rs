@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, Instant, logs::numbers, statements};
+use super::{Error, Instant, durable, logs::numbers, statements};
 use crate::{
     model::{
         LogId, Offset, TenantId, Timestamp, TopicId,
@@ -65,9 +65,9 @@ statements! {
             expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer";
     /// Where keys of a tenant's calls may lie that are no appends; and the clock.
     CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
-    ADD_CALL_RING = "update oncelog.tenants set key_rings = key_rings | $2 where tenant_id = $1";
-    COMPLETE = "update oncelog.dedup_keys set answer = $5 \
-        where tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4";
+    ADD_CALL_RING = concat!("update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1");
+    COMPLETE = concat!("update oncelog.dedup_keys set answer = $5 \
+        where ", durable!(), " and tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4");
     /// Keys were remembered in the topics of these journals, whose heads must be locked.
     CLAIMED = "update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings \
         from unnest($2::bigint[], $3::integer[]) as c (log_id, rings) \

@@ -11,7 +11,7 @@ use crate::{
         GroupId, LogId, Name, TenantId, Timestamp,
         group::{AutoOffsetReset, Subscription, TopicPattern},
     },
-    rules::group::{Member, Owner, Place, Starts, State, Topics},
+    rules::group::{Member, Owner, Place, Revoked, Starts, State, Topics},
 };
 
 statements! {
@@ -21,7 +21,7 @@ statements! {
     /// Renewals pass by, so what is read here stays true.
     MEMBERS = "select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at \
         from oncelog.group_members where tenant_id = $1 and group_name = $2 order by member_id for no key update";
-    PLACES = "select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.announced, o.starts \
+    PLACES = "select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.revoked_since, o.let_go_by, o.starts \
         from oncelog.group_offsets o \
         cross join lateral ( \
             select topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) as l \
@@ -40,14 +40,19 @@ statements! {
             session_timeout_ms, joined_at, lease_expires_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
         on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
-    /// In the order of their logs, as commits lock them.
+    /// In the order of their logs, as commits lock them. (`announced` is for replicas of the version
+    /// before.)
     WRITE_PLACES = "insert into oncelog.group_offsets as o \
-            (tenant_id, group_name, log_id, member_id, owned_since, owned_at, assigned_to, announced, starts) \
-        select $1, $2, w.* from unnest($3::bigint[], $4::text[], $5::bigint[], $6::timestamptz[], $7::text[], $8::boolean[], $9::text[]) \
-            as w (log_id, member_id, owned_since, owned_at, assigned_to, announced, starts) order by w.log_id \
+            (tenant_id, group_name, log_id, member_id, owned_since, owned_at, assigned_to, announced, revoked_since, let_go_by, starts) \
+        select $1, $2, w.log_id, w.member_id, w.owned_since, w.owned_at, w.assigned_to, w.let_go_by is not null, w.revoked_since, w.let_go_by, w.starts \
+        from unnest($3::bigint[], $4::text[], $5::bigint[], $6::timestamptz[], $7::text[], $8::bigint[], $9::timestamptz[], $10::text[]) \
+            as w (log_id, member_id, owned_since, owned_at, assigned_to, revoked_since, let_go_by, starts) order by w.log_id \
         on conflict (tenant_id, group_name, log_id) do update set member_id = excluded.member_id, owned_since = excluded.owned_since, \
-            owned_at = excluded.owned_at, assigned_to = excluded.assigned_to, announced = excluded.announced, starts = excluded.starts";
-    LATE = "select distinct tenant_id, group_name from oncelog.group_members where lease_expires_at < now() limit $1";
+            owned_at = excluded.owned_at, assigned_to = excluded.assigned_to, announced = excluded.announced, \
+            revoked_since = excluded.revoked_since, let_go_by = excluded.let_go_by, starts = excluded.starts";
+    LATE = "select tenant_id, group_name from oncelog.group_members where lease_expires_at < now() \
+        union select tenant_id, group_name from oncelog.group_offsets \
+        where let_go_by < now() and assigned_to is distinct from member_id limit $1";
     OUTDATED = "select g.tenant_id, g.name from oncelog.groups g join oncelog.tenants t on t.tenant_id = g.tenant_id \
         where g.member_count > 0 and g.topics_version <> t.topics_version limit $1";
 }
@@ -83,7 +88,7 @@ pub async fn lock(
     let patterns: Vec<TopicPattern> =
         patterns.iter().map(|text| stored_pattern(text)).collect::<Result<_, _>>()?;
     let members = members(connection, tenant, group, &patterns).await?;
-    let places = places(connection, tenant, group).await?;
+    let places = places(connection, tenant, group, generation).await?;
     let auto_offset_reset = stored_reset(&reset)?;
     let state = State { generation, auto_offset_reset, patterns, topics_version, members, places };
     Ok(Some(Locked { group_id: GroupId(group_id), state }))
@@ -129,10 +134,12 @@ async fn members(
     rows.into_iter().map(member).collect()
 }
 
+/// `newest`: the generation of the group.
 async fn places(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
+    newest: i64,
 ) -> Result<BTreeMap<LogId, Place>, Error> {
     type Row = (
         i64,
@@ -142,21 +149,31 @@ async fn places(
         Option<i64>,
         Option<Instant>,
         Option<String>,
-        bool,
+        Option<i64>,
+        Option<Instant>,
         Option<String>,
     );
     let query = sqlx::query_as(PLACES).bind(tenant.0).bind(group.as_str());
     let rows: Vec<Row> = query.fetch_all(connection).await?;
-    let place =
-        |(log_id, topic, partition, owner, since, at, assigned_to, announced, starts): Row| {
-            let at = at.map_or(Timestamp::default(), Timestamp::from);
-            let owner = owner.zip(since).map(|(member_id, since)| Owner { member_id, since, at });
-            let topic = stored_name(&topic)?;
-            let starts = starts.as_deref().map(stored_starts).transpose()?;
-            let place = Place { topic, partition, owner, assigned_to, announced, starts };
-            Ok((LogId(log_id), place))
-        };
+    let place = |row: Row| {
+        let (log_id, topic, partition, owner, since, at, assigned_to, revoked_since, by, starts) =
+            row;
+        let at = at.map_or(Timestamp::default(), Timestamp::from);
+        let owner = owner.zip(since).map(|(member_id, since)| Owner { member_id, since, at });
+        let topic = stored_name(&topic)?;
+        let starts = starts.as_deref().map(stored_starts).transpose()?;
+        let mut place = Place { topic, partition, owner, assigned_to, revoked: None, starts };
+        place.revoked = place.is_to_move().then(|| stored_revoked(revoked_since, by, newest));
+        Ok((LogId(log_id), place))
+    };
     rows.into_iter().map(place).collect()
+}
+
+/// Of a partition whose owner is to let go of it. What the version before has written does not say
+/// since when: as if since now.
+fn stored_revoked(since: Option<i64>, let_go_by: Option<Instant>, newest: i64) -> Revoked {
+    let let_go_by = let_go_by.filter(|_| since.is_some()).map(Timestamp::from);
+    Revoked { since: since.unwrap_or(newest), let_go_by }
 }
 
 /// As the column says it.
@@ -282,6 +299,8 @@ async fn write_places(
         return Ok(());
     }
     let owners = || changed().map(|(_, place)| place.owner.as_ref());
+    let revoked = || changed().map(|(_, place)| place.revoked);
+    let instant = |at: Option<Timestamp>| at.map(Timestamp::to_chrono);
     sqlx::query(WRITE_PLACES)
         .bind(tenant.0)
         .bind(group.as_str())
@@ -290,7 +309,8 @@ async fn write_places(
         .bind(owners().map(|o| o.map(|o| o.since)).collect::<Vec<_>>())
         .bind(owners().map(|o| o.map(|o| o.at.to_chrono())).collect::<Vec<_>>())
         .bind(changed().map(|(_, place)| place.assigned_to.as_deref()).collect::<Vec<_>>())
-        .bind(changed().map(|(_, place)| place.announced).collect::<Vec<_>>())
+        .bind(revoked().map(|r| r.map(|r| r.since)).collect::<Vec<_>>())
+        .bind(revoked().map(|r| r.and_then(|r| r.let_go_by)).map(instant).collect::<Vec<_>>())
         .bind(changed().map(|(_, place)| place.starts.map(starts_text)).collect::<Vec<_>>())
         .execute(&mut *connection)
         .await?;
@@ -300,7 +320,7 @@ async fn write_places(
     if held { Ok(()) } else { Err(Error::overtaken()) }
 }
 
-/// Groups with members whose lease has run out.
+/// Groups with members whose lease has run out, or that have not let go of something in time.
 pub async fn late(
     connection: &mut PgConnection,
     limit: i64,

@@ -7,6 +7,19 @@
 //! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
 //! does, and so for all that a removed tenant has had. Each locking statement stands in one place, and what is read under a lock is read by a later
 //! statement: the one that waited still sees the old rows.
+//!
+//! **What a statement judges under a row's lock is a column of that row, or is judged anew after the
+//! lock.** A statement sees the database as it was when it began. Of a row that has changed while it
+//! waited it looks at the columns once more; a sub-select, a join or another part of it still answers of
+//! before, and a row that was only locked and let go of counts as unchanged. So whoever adds something
+//! that others judge by a row touches that row: a call that stages raises a count in its transaction's,
+//! a claim of keys raises one in its journal's, whatever moves the ground of appends raises a fence.
+//! What else a statement may take from its own beginning:
+//! - facts that only ever turn one way, and whose old view refuses: a group's generation, a next offset;
+//! - what nobody changes to any effect without writing into the row as well: a member that comes and
+//!   takes a partition becomes its owner there;
+//! - what is judged again by a unique key, or by a function that reads anew (`forgotten_horizon`);
+//! - what a later statement of the same transaction judges once more.
 
 pub mod appends;
 pub mod beats;
@@ -37,11 +50,14 @@ pub mod whole;
 
 mod connect;
 mod error;
+mod fair;
 mod history;
+mod route;
 
 pub use connect::{Store, Work, begin, commit, rollback, settle};
 pub use error::Error;
 pub use history::{History, Server};
+pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
@@ -53,6 +69,21 @@ macro_rules! statements {
     };
 }
 use statements;
+
+/// A condition that holds and makes what it stands in durable. It belongs to every statement that
+/// writes and commits by itself, where no row is written without its having been asked: by the time
+/// such a statement commits, `synchronous_commit` is no weaker than `on`, and stronger where it was,
+/// whatever the server, the role or another client of the same pooler has set; and locks are not
+/// waited for for ever. Both end with the statement.
+macro_rules! durable {
+    () => {
+        "(select case when current_setting('synchronous_commit') in ('off', 'local') \
+                then set_config('synchronous_commit', 'on', true) = 'on' else true end \
+            and case when current_setting('lock_timeout') = '0' \
+                then set_config('lock_timeout', '5s', true) = '5s' else true end)"
+    };
+}
+use durable;
 
 /// Every statement there is, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
@@ -75,6 +106,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("reads", reads::STATEMENTS),
     ("removal", removal::STATEMENTS),
     ("retention", retention::STATEMENTS),
+    ("route", route::STATEMENTS),
     ("sessions", sessions::STATEMENTS),
     ("snapshots", snapshots::STATEMENTS),
     ("staged_ids", staged_ids::STATEMENTS),

@@ -1,24 +1,17 @@
-//! NOTIFY between replicas: a hint that logs have changed, never more. Where a pooler forbids LISTEN,
-//! polling alone is enough.
+//! NOTIFY between replicas: a hint that logs have changed, never more. Behind a pooler that shares
+//! connections nobody can listen, and polling alone is enough.
 
 use sqlx::{PgConnection, postgres::PgListener};
 
-use super::{Error, Store, statements};
+use super::{Error, Store, route::Route, statements};
 
 /// The channel; the database is the scope.
 pub const CHANNEL: &str = "oncelog";
 
 statements! {
-    NOTIFY = "select pg_notify($1, $2)";
-    /// A notice is a transaction of its own; nobody misses one that a crash has lost.
-    NEVER_FLUSH = "select set_config('synchronous_commit', 'off', false)";
-}
-
-/// A connection for notices, and nothing else.
-pub async fn connect(store: &Store) -> Result<PgConnection, Error> {
-    let mut connection = store.connection().await?;
-    sqlx::query(NEVER_FLUSH).execute(&mut connection).await?;
-    Ok(connection)
+    /// A notice is a transaction of its own, and nobody misses one that a crash has lost. The setting
+    /// ends with it: behind a pooler the connection goes on to others.
+    NOTIFY = "select pg_notify($1, $2), set_config('synchronous_commit', 'off', true)";
 }
 
 pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), Error> {
@@ -26,12 +19,15 @@ pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), 
     Ok(())
 }
 
-/// A listener with a connection of its own.
-pub async fn listen(store: &Store) -> Result<PgListener, Error> {
-    let pool = sqlx::postgres::PgPoolOptions::new()
-        .max_connections(1)
-        .connect_lazy_with(store.options().clone());
+/// A listener with a connection of its own. None: a pooler shares connections, so there is nothing
+/// to listen on, and a LISTEN would stay behind in somebody else's.
+pub async fn listen(store: &Store) -> Result<Option<PgListener>, Error> {
+    if store.route().await? == Route::Shared {
+        return Ok(None);
+    }
+    let options = store.options().as_ref().clone();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.listen(CHANNEL).await?;
-    Ok(listener)
+    Ok(Some(listener))
 }

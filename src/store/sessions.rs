@@ -4,7 +4,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Error, Instant,
+    Error, Instant, durable,
     loading::{self, sequencing},
     statements,
     topics::stored_name,
@@ -38,12 +38,12 @@ statements! {
         order by producer_id limit $4";
     /// One trip for what most opens are: a new producer, with its open id if it has one. No row: the
     /// name or the id is known.
-    OPEN_NEW = "with known as materialized ( \
+    OPEN_NEW = concat!("with known as materialized ( \
             select from oncelog.session_opens where tenant_id = $1 and open_id = $5 \
             union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2), \
         made as ( \
             insert into oncelog.sessions as s (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at) \
-            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where not exists (select from known) \
+            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where ", durable!(), " and not exists (select from known) \
             on conflict (tenant_id, transactional_id) do nothing \
             returning s.producer_id, s.transactional_id, s.epoch, s.closed, s.reset_epoch, s.monotonic, \
                 s.transaction_timeout_ms, s.open_horizon, s.opened_at, s.fencing), \
@@ -51,7 +51,7 @@ statements! {
             insert into oncelog.session_opens as o (tenant_id, open_id, producer_id, epoch) \
             select $1, $5::uuid, producer_id, epoch from made where $5 is not null) \
         select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing from made";
+            open_horizon, opened_at, fencing from made");
     UPDATE = "update oncelog.sessions set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5, \
             transaction_timeout_ms = $6, opened_at = $7, fencing = $8 \
         where tenant_id = $1 and producer_id = $2";

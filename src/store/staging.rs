@@ -4,11 +4,12 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Error, janitor::Chunk, logs::numbers, statements, topics::stored_name, transactions::rows,
+    Error, durable, janitor::Chunk, logs::numbers, statements, topics::stored_name,
+    transactions::rows,
 };
 use crate::{
     model::{
-        Digest, Epoch, LogId, Partition, ProducerId, Sequence, TenantId, TopicId,
+        Digest, Epoch, LogId, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
         transaction::Claim,
     },
     rules::{
@@ -22,7 +23,7 @@ statements! {
     /// its transaction ongoing, within its deadline and begun by this session, its sequence the next
     /// one, its topics as they were when the records were spread. (What is packed of ids has the number of
     /// appends before its call in front: rules::staged_ids.)
-    STAGE = "with want as materialized ( \
+    STAGE = concat!("with want as materialized ( \
             select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
                 as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
         moved as materialized ( \
@@ -31,7 +32,7 @@ statements! {
             where t.partition_count is null or t.partition_count <> c.partition_count), \
         held as materialized ( \
             select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id \
-            where t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
+            where ", durable!(), " and t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
                 and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
                 and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
                 and not exists (select from moved m where m.transaction_id = t.transaction_id) \
@@ -51,17 +52,26 @@ statements! {
             from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[]) \
                 as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
             join grown g on g.transaction_id = r.transaction_id) \
-        select * from grown";
+        select * from grown");
     CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
     MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
         left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
         where t.partition_count is null or t.partition_count <> c.partition_count)";
-    STAGE_OFFSETS = "insert into oncelog.staged_offsets as s \
-            (tenant_id, transaction_id, group_name, log_id, committed_offset, member_id, generation, expected_offset) \
-        select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[]) as o \
+    /// Counted in the locked row, as records with ids are, where a commit that is under way finds out. The
+    /// last one for a place counts, but where the first one's run began (rules::offsets::Claimed).
+    STAGE_OFFSETS = "with counted as ( \
+            update oncelog.transactions set id_count = id_count + cardinality($4::bigint[]) \
+            where tenant_id = $1 and transaction_id = $2) \
+        insert into oncelog.staged_offsets as s (tenant_id, transaction_id, group_name, log_id, \
+            committed_offset, member_id, generation, expected_offset, member_expected_offset, began_at_offset) \
+        select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[], \
+            $9::bigint[], $10::bigint[]) as o \
         on conflict (tenant_id, transaction_id, group_name, log_id) do update set committed_offset = excluded.committed_offset, \
-            member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset";
-    OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset from oncelog.staged_offsets \
+            member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset, \
+            member_expected_offset = excluded.member_expected_offset, \
+            began_at_offset = case when excluded.member_id is not null then coalesce(s.began_at_offset, excluded.began_at_offset) end";
+    OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset, \
+            member_expected_offset, began_at_offset from oncelog.staged_offsets \
         where tenant_id = $1 and transaction_id = $2 order by group_name, log_id";
     LOGS = "select log_id, bool_or(ids is not null) from oncelog.staged_batches \
         where tenant_id = $1 and transaction_id = $2 group by log_id order by log_id";
@@ -76,6 +86,9 @@ statements! {
         select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3))";
     SWEPT = "update oncelog.transactions set sweeping = false where tenant_id = $1 and transaction_id = $2 and sweeping";
 }
+
+/// In the place of a committed offset: there is none yet.
+const NOTHING: Offset = -1;
 
 /// The records of a call that go to one log.
 pub struct Part<'a> {
@@ -170,7 +183,8 @@ pub async fn moved(
     Ok(query.fetch_one(connection).await?)
 }
 
-/// Stages offsets, each for another place; what was staged for it before gives way.
+/// Stages offsets for a locked transaction, each for another place; what was staged for it before
+/// gives way.
 pub async fn stage_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -178,12 +192,16 @@ pub async fn stage_offsets(
     offsets: &[Claimed],
 ) -> Result<(), Error> {
     let member = |claim: &Claim| match claim {
-        Claim::Member { member_id, generation } => Some((member_id.clone(), *generation)),
+        Claim::Member { member_id, generation, .. } => Some((member_id.clone(), *generation)),
         Claim::Expected(_) => None,
     };
     let expected = |claim: &Claim| match claim {
         Claim::Member { .. } => None,
         Claim::Expected(expected) => *expected,
+    };
+    let bases = |claim: &Claim| match claim {
+        Claim::Member { expected, began, .. } => (expected.map(base), began.map(base)),
+        Claim::Expected(_) => (None, None),
     };
     let (members, generations): (Vec<_>, Vec<_>) =
         offsets.iter().map(|o| member(&o.claim).unzip()).unzip();
@@ -196,9 +214,20 @@ pub async fn stage_offsets(
         .bind(members)
         .bind(generations)
         .bind(offsets.iter().map(|o| expected(&o.claim)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| bases(&o.claim).0).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| bases(&o.claim).1).collect::<Vec<_>>())
         .execute(connection)
         .await?;
     Ok(())
+}
+
+/// What must be committed, as the columns say it.
+fn base(offset: Option<Offset>) -> Offset {
+    offset.unwrap_or(NOTHING)
+}
+
+fn stored_base(stored: Offset) -> Option<Offset> {
+    Some(stored).filter(|stored| *stored != NOTHING)
 }
 
 /// The offsets a transaction is to commit, by group and log.
@@ -207,12 +236,19 @@ pub async fn offsets(
     tenant: TenantId,
     id: Uuid,
 ) -> Result<Vec<Claimed>, Error> {
-    type Found = (String, i64, i64, Option<String>, Option<i64>, Option<i64>);
+    type Found =
+        (String, i64, i64, Option<String>, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
     let rows: Vec<Found> =
         sqlx::query_as(OFFSETS).bind(tenant.0).bind(id).fetch_all(connection).await?;
-    let offset = |(group, log_id, offset, member_id, generation, expected): Found| {
+    let offset = |found: Found| {
+        let (group, log_id, offset, member_id, generation, expected, by_member, began) = found;
         let claim = match member_id.zip(generation) {
-            Some((member_id, generation)) => Claim::Member { member_id, generation },
+            Some((member_id, generation)) => Claim::Member {
+                member_id,
+                generation,
+                expected: by_member.map(stored_base),
+                began: began.map(stored_base),
+            },
             None => Claim::Expected(expected),
         };
         let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };

@@ -3,7 +3,7 @@
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::{Error, Instant, Server, logs::numbers, statements};
+use super::{Error, Instant, Server, durable, logs::numbers, statements};
 use crate::model::{
     LogId, Name, Offset, Partition, TenantId, TopicId,
     settings::OwnSettings,
@@ -46,8 +46,8 @@ statements! {
             where tenant_id = $1 and log_id = l.log_id offset 0) c on true \
         where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null order by l.partition";
     /// The log start only grows and stays within the log.
-    TRIM = "update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
-        where tenant_id = $1 and log_id = $2";
+    TRIM = concat!("update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
+        where ", durable!(), " and tenant_id = $1 and log_id = $2");
 }
 
 /// A topic with the ids of its logs.

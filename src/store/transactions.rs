@@ -4,7 +4,7 @@ use sqlx::{FromRow, Row as _};
 use sqlx::{PgConnection, postgres::PgRow, types::Json};
 use uuid::Uuid;
 
-use super::{Error, Instant, statements};
+use super::{Error, Instant, durable, statements};
 use crate::{
     model::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
@@ -25,7 +25,7 @@ statements! {
     /// One trip for what most begins are: a new transaction, of a session that is current if it names
     /// one. No row: something is not as usual. An id of the client's own ($8) must not be so old that
     /// it may have run and been forgotten since this statement began; else all of it fails.
-    BEGIN_NEW = "with session as materialized ( \
+    BEGIN_NEW = concat!("with session as materialized ( \
             select transaction_timeout_ms from oncelog.sessions \
             where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share), \
         made as ( \
@@ -33,13 +33,13 @@ statements! {
             select $1, $2, 'ongoing', $3, $4, $5, c.now, c.now + interval '1 millisecond' \
                 * least(coalesce($6, (select transaction_timeout_ms from session), $7), $9) \
             from (select date_trunc('milliseconds', clock_timestamp()) as now) c \
-            where ($3 is null or exists (select from session)) \
+            where ", durable!(), " and ($3 is null or exists (select from session)) \
             on conflict do nothing \
             returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
                 t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends) \
         select *, 1 / (not $8 or oncelog.instant_of(transaction_id) between greatest( \
                 oncelog.forgotten_horizon($1), created_at - interval '1 millisecond' * $10::bigint) \
-            and created_at + interval '24 hours')::int as guard from made";
+            and created_at + interval '24 hours')::int as guard from made");
     INSERT = "insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at) \
         values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing \
         returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \

@@ -89,6 +89,7 @@ pub const PASS_OUTCOMES: &[&str] = &[
     "unavailable",
     "outcome_unknown",
     "corrupt",
+    "unsuitable",
 ];
 
 /// The rings that keys lie in, by how long they live.
@@ -101,7 +102,7 @@ labels! {
     CODE "code" Values::Codes;
     COMMIT_FORM "form" Values::These(&["plain", "transaction"]);
     CODE_OR_NONE "code" Values::CodeOrNone;
-    DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt"]);
+    DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt", "unsuitable"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
     DUPLICATE_CALL "call" Values::These(&["open", "join", "offsets"]);
     DUPLICATE_KIND "kind" Values::These(&["idempotency_key"]);
@@ -222,7 +223,7 @@ metrics_table! {
     NOTICES_TOTAL Counter "oncelog_notices_total" [DIRECTION]
         "Notices between replicas that logs have changed; received are those of other replicas.";
     LISTENING Gauge "oncelog_listening" []
-        "1 while notices of other replicas are heard; without, their records reach waiting reads by the slow poll.";
+        "1 while notices are heard, this replica's own to begin with; 0 behind a pooler that shares connections. Without notices, records of other replicas reach waiting reads by the slow poll.";
 
     TRANSACTION_CALLS_TOTAL Counter "oncelog_transaction_calls_total" [TRANSACTION_CALL, CALL_OUTCOME]
         "Calls of transactions that succeeded, and repeats of them; refusals are counted as errors.";
@@ -246,7 +247,7 @@ metrics_table! {
         "Calls that had been done before, known by their Idempotency-Key: session opens, joins of groups, commits of offsets.";
 
     REBALANCES_TOTAL Counter "oncelog_rebalances_total" [REBALANCE_CAUSE]
-        "Changes of groups that made a new generation, by cause: a member joined, left, was late, or let go of partitions, or there are other partitions.";
+        "Changes of groups that made a new generation, by cause: a member joined, left, was late (to call, or to let go), or let go of partitions, or there are other partitions.";
     OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
         "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
     FENCED_COMMITS_TOTAL Counter "oncelog_fenced_commits_total" [COMMIT_FORM]

@@ -182,7 +182,7 @@ async fn an_expired_producer_is_unknown_everywhere_and_its_name_begins_anew() {
         }
         assert_eq!(code(replica.broker.session(replica.tenant, p).await), Code::UnknownProducer);
         assert_eq!(
-            code(replica.broker.end_session(replica.tenant, p).await),
+            code(replica.broker.end_session(replica.tenant, p, None).await),
             Code::UnknownProducer
         );
         let mut condition = support::open(None);

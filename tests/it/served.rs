@@ -23,7 +23,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{self, proxy::Proxy};
+use crate::support::{self, http::SECRET, proxy::Proxy};
 
 /// Generous: the machine may be busy. Nothing waits this long unless it is broken.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -211,11 +211,15 @@ impl Drop for Served {
 
 /// The real program as a replica on this database, which the proxy makes reachable by TCP.
 pub async fn replica(proxy: &Proxy, options: &PgConnectOptions) -> (Process, Client) {
-    const SECRET: &str = "0123456789abcdef0123456789abcdef";
     let reached = proxy.options(options);
     let (port, database) = (reached.get_port(), reached.get_database().unwrap());
-    let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?sslmode=disable");
-    let environment = [("ONCELOG_TOKEN_HS256_SECRET", SECRET), ("ONCELOG_DATABASE_URL", &url)];
+    replica_at(&format!("postgres://postgres@127.0.0.1:{port}/{database}?sslmode=disable")).await
+}
+
+/// The real program as a replica on the database of this URL.
+pub async fn replica_at(database_url: &str) -> (Process, Client) {
+    let environment =
+        [("ONCELOG_TOKEN_HS256_SECRET", SECRET), ("ONCELOG_DATABASE_URL", database_url)];
     let process = Process::serve(&["--listen", "127.0.0.1:0"], &environment).await;
     let claims = json!({"aud": "oncelog", "iss": "oncelog", "exp": 4_102_444_800_u64,
         "tenant": "default", "scope": "admin produce consume group"});

@@ -124,6 +124,10 @@ impl Broker {
         let mut last: BTreeMap<Place, (Claimed, Option<&Name>)> = BTreeMap::new();
         for (index, item) in offsets.iter().enumerate() {
             for (claimed, topic) in self.claims(tenant, index, item, anew).await? {
+                let claimed = match last.get(&claimed.place) {
+                    Some((former, _)) => claimed.after(former),
+                    None => claimed,
+                };
                 last.insert(claimed.place.clone(), (claimed, topic));
             }
         }
@@ -168,14 +172,15 @@ impl Broker {
             }
             OffsetItem::Cursor { group, member, cursor } => {
                 let pointer = format!("/offsets/{index}/cursor");
-                let positions = self.positions(tenant, group, member, cursor, &pointer).await?;
+                let cursor = self.cursor(tenant, group, member, cursor, &pointer).await?;
                 let claimed = |position: Position| {
-                    let place = Place { group: group.clone(), log_id: position.log_id };
-                    let (member_id, generation) = (member.member_id.clone(), position.owned_since);
-                    let claim = Claim::Member { member_id, generation };
-                    (Claimed { place, offset: position.offset, claim }, None)
+                    let Position { log_id, owned_since: generation, offset, began } = position;
+                    let place = Place { group: group.clone(), log_id };
+                    let (member_id, expected) = (member.member_id.clone(), None);
+                    let claim = Claim::Member { member_id, generation, expected, began };
+                    (Claimed { place, offset, claim }, None)
                 };
-                Ok(positions.into_iter().map(claimed).collect())
+                Ok(cursor.positions.into_iter().map(claimed).collect())
             }
         }
     }

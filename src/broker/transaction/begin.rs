@@ -30,62 +30,86 @@ impl Broker {
         begin: Begin,
         held: Held,
     ) -> Result<Answered, Error> {
-        let new = New {
+        let new = Arc::new(New {
             id: begin.transaction_id.unwrap_or_else(Uuid::now_v7),
             chosen: begin.transaction_id.is_some(),
             session: begin.session,
             digest: begin.digest(),
-        };
-        let new = Arc::new(new);
-        for attempt in 0..RESOLVE_ATTEMPTS {
-            let work = (&*begin.work.appends, &*begin.work.offsets);
-            let in_pass = begin.commit && !begin.work.appends.is_empty();
-            let asked = self.ask(tenant, work, &held, in_pass, attempt > 0).await?;
-            let settings = self.settings.of(tenant).await?;
-            let begun = match transaction::timeout_ms(begin.timeout_ms, None, &settings) {
-                Err(refusal) => self.begun_before(tenant, &new, refusal).await,
-                Ok(_) if begin.commit => {
-                    self.whole(tenant, &new, begin.timeout_ms, asked, settings).await
+        });
+        let mut begun = self.attempts(tenant, &begin, &new, &held).await;
+        if let Err(error) = &begun
+            && new.chosen
+            && error.code.status() < 500
+        {
+            begun = self.begun_before(tenant, &new, error.clone()).await;
+        }
+        match begun {
+            Ok(done) => {
+                if begin.commit {
+                    self.let_go_with_all(tenant, &begin.work.offsets).await;
                 }
-                Ok(_) => self.try_begin(tenant, &new, begin.timeout_ms, asked, settings).await,
-            };
-            match begun {
-                Ok(done) => return Ok(self.answer("begin", done)),
-                Err(Stop::Failed(error)) => {
-                    count_fenced("transaction", &error);
-                    return Err(error);
-                }
-                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(Stop::Ahead(refusal)) => return Err(refusal.into()),
-                Err(Stop::Stale | Stop::Again) => {}
+                Ok(self.answer("begin", done))
+            }
+            Err(error) => {
+                count_fenced("transaction", &error);
+                Err(error)
             }
         }
-        Err(Error::unavailable("Too many begins of this transaction at once. Nothing was changed."))
     }
 
-    /// A begin that is refused now may have been done before the maximum was lowered.
+    /// What became of a transaction whose begin is refused now: where its id is remembered that is the
+    /// answer, whatever has changed since around it. One that is at work is waited for.
     async fn begun_before(
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        refusal: Refusal,
-    ) -> Result<Done, Stop> {
-        let new = new.clone();
-        let find = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                if let Some((id, epoch)) = new.session {
-                    hold_session(connection, tenant, Caller::Session(id, epoch)).await?;
+        refusal: Error,
+    ) -> Result<Done, Error> {
+        for _ in 0..RESOLVE_ATTEMPTS {
+            let (new, refusal) = (new.clone(), refusal.clone());
+            let find = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(async move { remembered(connection, tenant, &new, refusal).await })
+            });
+            match find.await {
+                Ok(row) => return Ok(Done::before(row)),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
+                Err(_) => break,
+            }
+        }
+        Err(refusal)
+    }
+
+    async fn attempts(
+        &self,
+        tenant: TenantId,
+        begin: &Begin,
+        new: &Arc<New>,
+        held: &Held,
+    ) -> Result<Done, Error> {
+        let work = &begin.work;
+        let in_pass = begin.commit && !work.appends.is_empty();
+        for attempt in 0..RESOLVE_ATTEMPTS {
+            let asked = (&*work.appends, &*work.offsets);
+            let asked = self.ask(tenant, asked, held, in_pass, attempt > 0).await?;
+            let settings = self.settings.of(tenant).await?;
+            transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
+            let begun = if begin.commit {
+                self.whole(tenant, new, begin.timeout_ms, asked, settings).await
+            } else {
+                self.try_begin(tenant, new, begin.timeout_ms, asked, settings).await
+            };
+            match begun {
+                Ok(done) => return Ok(done),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
+                Err(Stop::Ahead { expected, received }) => {
+                    return Err(Refusal::OutOfOrderSequence { expected, received }.into());
                 }
-                let locked = store::transactions::lock(connection, tenant, &[new.id]).await?;
-                let row = locked.into_iter().next().ok_or(refusal)?;
-                if row.has_expired(store::sessions::clock(connection).await?) {
-                    return Err(Stop::Expired(new.id));
-                }
-                transaction::repeat(&row, &new.digest)?;
-                Ok(Done::before(row))
-            })
-        });
-        find.await
+                Err(Stop::Stale | Stop::Again) => {}
+            }
+        }
+        Err(Error::unavailable("Too many begins of this transaction at once. Nothing was changed."))
     }
 
     async fn try_begin(
@@ -104,7 +128,7 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.write(move |connection| {
+            let begin = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move {
                     store::transactions::begin_new(connection, tenant, &begun, &limits).await
                 })
@@ -114,7 +138,7 @@ impl Broker {
             }
         }
         let new = new.clone();
-        let begin = self.store.transaction(move |connection| {
+        let begin = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {
@@ -127,6 +151,36 @@ impl Broker {
         });
         begin.await
     }
+}
+
+/// The row of a remembered id, if it was begun as this; otherwise the refusal, which undoes the claim
+/// that there was none.
+async fn remembered(
+    connection: &mut Connection,
+    tenant: TenantId,
+    new: &New,
+    refusal: Error,
+) -> Result<Row, Stop> {
+    let claimed = store::whole::claim(connection, tenant, &[(new.id, new.digest)]).await?;
+    if !claimed.is_empty() {
+        return Err(refusal.into());
+    }
+    repeated(connection, tenant, new).await?.ok_or(Stop::Failed(refusal))
+}
+
+/// The row of an id, if there is one; it was begun as this.
+async fn repeated(
+    connection: &mut Connection,
+    tenant: TenantId,
+    new: &New,
+) -> Result<Option<Row>, Stop> {
+    let locked = store::transactions::lock(connection, tenant, &[new.id]).await?.pop();
+    let Some(row) = locked else { return Ok(None) };
+    if row.has_expired(store::sessions::clock(connection).await?) {
+        return Err(Stop::Expired(new.id));
+    }
+    transaction::repeat(&row, &new.digest)?;
+    Ok(Some(row))
 }
 
 pub(super) enum Begun {
@@ -167,12 +221,7 @@ pub(super) async fn judge(
 
 /// Why there can be no new row.
 async fn known(connection: &mut Connection, tenant: TenantId, new: &New) -> Result<Row, Stop> {
-    if let Some(row) = store::transactions::lock(connection, tenant, &[new.id]).await?.pop() {
-        let now = store::sessions::clock(connection).await?;
-        if row.has_expired(now) {
-            return Err(Stop::Expired(new.id));
-        }
-        transaction::repeat(&row, &new.digest)?;
+    if let Some(row) = repeated(connection, tenant, new).await? {
         return Ok(row);
     }
     let Some((producer, _)) = new.session else { return Err(Stop::Again) };

@@ -15,7 +15,7 @@ use crate::{
         transaction::{Caller, Reason, State},
     },
     rules::{
-        offsets::{self, Claimed, Place},
+        offsets::{self, Claimed, Committer, Place},
         transaction::{self, Row, Verb, Verdict},
     },
     store::{self, Connection, ending::Commit, offsets::Commit as OffsetCommit, staging},
@@ -101,7 +101,7 @@ impl Broker {
         caller: Caller,
     ) -> Result<Done, Stop> {
         let settings = self.settings.of(tenant).await?;
-        let prepare = self.store.transaction(move |connection| {
+        let prepare = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_prepare(connection, tenant, id, caller, &settings).await })
         });
         prepare.await
@@ -113,7 +113,7 @@ impl Broker {
         id: Uuid,
         caller: Caller,
     ) -> Result<Done, Stop> {
-        let abort = self.store.transaction(move |connection| {
+        let abort = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_abort(connection, tenant, id, caller).await })
         });
         abort.await
@@ -264,11 +264,15 @@ async fn judge_offsets(
     let names: Vec<Name> = names.into_iter().collect();
     let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
     let groups = store::offsets::groups(connection, tenant, &names, &members).await?;
-    for Claimed { place, offset, claim } in staged {
+    let mut asked = Vec::with_capacity(staged.len());
+    for claimed @ Claimed { place, .. } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;
-        offsets::judge_in_transaction(at, group, claim, *offset, row.transaction_id)?;
+        asked.push((at, group, claimed));
     }
+    let appends = row.append_count > 0;
+    let by = Committer { transaction_id: row.transaction_id, appends };
+    offsets::judge_in_transaction(&asked, by)?;
     Ok(places)
 }
 

@@ -2,10 +2,7 @@
 //! in which each call is done by itself or not; one that is not is judged under its locks. The
 //! statements wait for no transaction that is held elsewhere.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::{
@@ -17,14 +14,18 @@ use uuid::Uuid;
 
 use super::Done;
 use crate::{
-    broker::{Error, watches::Herald},
+    broker::{
+        Error,
+        in_turn::{InTurn, Places},
+        watches::Herald,
+    },
     model::TenantId,
     store::{self, Connection, Store},
     telemetry,
 };
 
-/// Calls of one kind that may wait.
-const QUEUED_CALLS: usize = 8_192;
+/// Calls of one kind that may wait; of one tenant half as many, and as many as it leaves free.
+const QUEUED_CALLS: usize = 16_384;
 /// Most calls, and bytes of their records, of one statement.
 const GROUP_CALLS: usize = 256;
 const GROUP_BYTES: i64 = 8 << 20;
@@ -51,7 +52,10 @@ type Made = Result<Option<Done>, Error>;
 type Waiting<C> = (C, oneshot::Sender<Made>);
 
 /// The way to those that make calls of one kind.
-pub struct Calls<C>(mpsc::Sender<Waiting<C>>);
+pub struct Calls<C> {
+    sender: mpsc::UnboundedSender<Waiting<C>>,
+    places: Arc<Places>,
+}
 
 impl<C: Call> Calls<C> {
     pub fn start(
@@ -60,21 +64,23 @@ impl<C: Call> Calls<C> {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let (sender, receiver) = mpsc::channel(QUEUED_CALLS);
+        let (sender, receiver) = mpsc::unbounded_channel();
         let (store, herald) = (store.clone(), herald.clone());
-        let maker = Maker { store, herald, connection: None, queue: VecDeque::new() };
+        let maker = Maker { store, herald, connection: None, queue: InTurn::default() };
         tasks.spawn(maker.run(receiver, stop.clone()));
-        Self(sender)
+        Self { sender, places: Places::new(QUEUED_CALLS) }
     }
 
     pub async fn make(&self, call: C) -> Made {
         let (answer, answered) = oneshot::channel();
-        if self.0.try_send((call, answer)).is_err() {
+        let Some(_place) = self.places.take(call.tenant()) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_calls")
                 .increment(1);
             let detail = "Too many calls are waiting here already. Nothing was changed.";
             return Err(Error::unavailable(detail));
-        }
+        };
+        // one that has ended drops the answer's sender
+        let _ = self.sender.send((call, answer));
         answered.await.unwrap_or_else(|_| Err(Error::internal()))
     }
 }
@@ -83,11 +89,15 @@ struct Maker<C> {
     store: Store,
     herald: Herald,
     connection: Option<Connection>,
-    queue: VecDeque<Waiting<C>>,
+    queue: InTurn<Waiting<C>>,
 }
 
 impl<C: Call> Maker<C> {
-    async fn run(mut self, mut receiver: mpsc::Receiver<Waiting<C>>, stop: CancellationToken) {
+    async fn run(
+        mut self,
+        mut receiver: mpsc::UnboundedReceiver<Waiting<C>>,
+        stop: CancellationToken,
+    ) {
         loop {
             if self.queue.is_empty() {
                 let call = tokio::select! {
@@ -96,33 +106,28 @@ impl<C: Call> Maker<C> {
                     () = stop.cancelled() => None,
                 };
                 let Some(call) = call else { return };
-                self.queue.push_back(call);
+                self.queue.push(call.0.tenant(), call);
             }
-            while self.queue.len() < GROUP_CALLS
-                && let Ok(call) = receiver.try_recv()
-            {
-                self.queue.push_back(call);
+            while let Ok(call) = receiver.try_recv() {
+                self.queue.push(call.0.tenant(), call);
             }
             let (calls, answers) = self.next_group();
             self.serve(calls, answers).await;
         }
     }
 
-    /// What waits for the first one's tenant, one call of each transaction.
+    /// What waits for the tenant whose turn it is, one call of each transaction.
     fn next_group(&mut self) -> (Vec<C>, Vec<oneshot::Sender<Made>>) {
-        let tenant = self.queue.front().map(|(call, _)| call.tenant());
-        let (mut group, mut left) = (Vec::new(), VecDeque::new());
-        let (mut ids, mut bytes) = (HashSet::new(), 0);
-        for (call, answer) in self.queue.drain(..) {
-            let fits = group.len() < GROUP_CALLS && bytes < GROUP_BYTES;
-            if fits && Some(call.tenant()) == tenant && ids.insert(call.id()) {
+        let Some(tenant) = self.queue.next() else { return (Vec::new(), Vec::new()) };
+        let (mut ids, mut count, mut bytes) = (HashSet::new(), 0, 0);
+        let group = self.queue.take(tenant, |(call, _)| {
+            let takes = count < GROUP_CALLS && bytes < GROUP_BYTES && ids.insert(call.id());
+            if takes {
+                count += 1;
                 bytes += call.size_bytes();
-                group.push((call, answer));
-            } else {
-                left.push_back((call, answer));
             }
-        }
-        self.queue = left;
+            takes
+        });
         group.into_iter().unzip()
     }
 

@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     model::{
-        LogId, Offset, ProducerId, TenantId, Timestamp,
+        LogId, Offset, ProducerId, Sequence, TenantId, Timestamp,
         transaction::{Answered, AppendItem, Call, Caller, OffsetItem},
     },
     rules::{
@@ -56,8 +56,11 @@ enum Stop {
     Stale,
     /// This transaction's time has run out, and nobody has written that down yet.
     Expired(Uuid),
-    /// It may wait for the calls before it; this is the refusal if they do not come.
-    Ahead(Refusal),
+    /// It may wait for the calls before it.
+    Ahead {
+        expected: Sequence,
+        received: Sequence,
+    },
     /// Somebody else came between.
     Again,
 }
@@ -122,7 +125,13 @@ impl Broker {
             let asked = self.ask(tenant, work(&call), &held, false, attempt > 0).await?;
             let asked = Arc::new(asked);
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
-                Ok(done) => return Ok(self.answer(name, done)),
+                Ok(done) => {
+                    self.waits.moved(id, done.row.next_sequence);
+                    if let Call::Commit { work, .. } = &*call {
+                        self.let_go_with_all(tenant, &work.offsets).await;
+                    }
+                    return Ok(self.answer(name, done));
+                }
                 Err(stop) => stop,
             };
             match stop {
@@ -131,9 +140,9 @@ impl Broker {
                     return Err(error);
                 }
                 Stop::Expired(id) => self.expire_transactions(tenant, vec![id]).await?,
-                Stop::Ahead(refusal) => {
-                    if !self.wait_for_calls(id, &mut wait).await {
-                        return Err(refusal.into());
+                Stop::Ahead { expected, received } => {
+                    if !self.wait_for_calls(id, received, &mut wait).await {
+                        return Err(Refusal::OutOfOrderSequence { expected, received }.into());
                     }
                 }
                 Stop::Stale | Stop::Again if attempt < RESOLVE_ATTEMPTS => {}
@@ -161,6 +170,16 @@ impl Broker {
                 self.commit(tenant, id, caller, *expected_appends, asked).await
             }
             Call::Abort => self.abort(tenant, id, caller).await,
+        }
+    }
+
+    /// The call that brought these has committed them: members let go with their cursors. (What other
+    /// calls have brought was not committed when it came.)
+    async fn let_go_with_all(&self, tenant: TenantId, offsets: &[OffsetItem]) {
+        for item in offsets {
+            if let OffsetItem::Cursor { group, member, cursor } = item {
+                self.let_go_with(tenant, group, member, cursor).await;
+            }
         }
     }
 

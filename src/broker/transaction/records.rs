@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 use uuid::Uuid;
 
 use super::{Asked, Done, Stop, enter, groups};
@@ -21,8 +24,10 @@ use crate::{
     store::{self, Connection, staging},
 };
 
-/// How often a call that waits for those before it is tried again.
-const CALL_INTERVAL: Duration = Duration::from_millis(5);
+/// When a call that waits for those before it is tried again, if they do not come here: they may be
+/// another replica's. Each time is twice as long as the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Most calls that wait so, of all transactions and of one.
 const WAITING_CALLS: usize = 1_024;
 const WAITING_CALLS_PER_TRANSACTION: usize = 16;
@@ -90,7 +95,7 @@ impl Broker {
             }
         }
         let asked = asked.clone();
-        let judge = self.store.transaction(move |connection| {
+        let judge = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
                 if let Some(sequence) = sequence
@@ -112,7 +117,7 @@ impl Broker {
         asked: &Arc<Asked>,
     ) -> Result<Done, Stop> {
         let asked = asked.clone();
-        let add = self.store.transaction(move |connection| {
+        let add = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
                 staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
@@ -123,14 +128,19 @@ impl Broker {
     }
 
     /// Lets a call wait for those before it; false: it has waited long enough, or too many do.
-    pub(super) async fn wait_for_calls(&self, id: Uuid, wait: &mut Option<Wait>) -> bool {
+    pub(super) async fn wait_for_calls(
+        &self,
+        id: Uuid,
+        sequence: Sequence,
+        wait: &mut Option<Wait>,
+    ) -> bool {
         if wait.is_none() {
             *wait = self.waits.enter(id, self.gap_wait);
         }
-        let Some(wait) = wait.as_ref().filter(|wait| Instant::now() < wait.until) else {
+        let Some(wait) = wait.as_mut().filter(|wait| Instant::now() < wait.until) else {
             return false;
         };
-        tokio::time::sleep_until(wait.until.min(Instant::now() + CALL_INTERVAL)).await;
+        wait.pause(sequence).await;
         true
     }
 }
@@ -145,10 +155,7 @@ async fn number(
 ) -> Result<Option<Done>, Stop> {
     match transaction::number(row, sequence)? {
         Numbering::New => Ok(None),
-        Numbering::Ahead => {
-            let expected = row.next_sequence;
-            Err(Stop::Ahead(Refusal::OutOfOrderSequence { expected, received: sequence }))
-        }
+        Numbering::Ahead => Err(Stop::Ahead { expected: row.next_sequence, received: sequence }),
         Numbering::Known => {
             let id = row.transaction_id;
             let digest = staging::call_digest(connection, tenant, id, sequence).await?;
@@ -183,13 +190,21 @@ pub(super) async fn stage(
     staged.ok_or(Stop::Again)
 }
 
-/// Calls that wait for those before them.
+/// Calls that wait for those before them, by their transactions.
 #[derive(Default)]
-pub struct Waits(Mutex<HashMap<Uuid, usize>>);
+pub struct Waits(Mutex<HashMap<Uuid, Waiting>>);
+
+struct Waiting {
+    calls: usize,
+    /// The next sequence of the transaction, as it was last heard of here.
+    next: watch::Sender<Sequence>,
+}
 
 /// One that waits, as long as it lives.
 pub struct Wait {
     until: Instant,
+    pause: Duration,
+    next: watch::Receiver<Sequence>,
     id: Uuid,
     waits: Arc<Waits>,
 }
@@ -197,13 +212,40 @@ pub struct Wait {
 impl Waits {
     fn enter(self: &Arc<Self>, id: Uuid, longest: Duration) -> Option<Wait> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = waiting.get(&id).copied().unwrap_or(0);
-        if same >= WAITING_CALLS_PER_TRANSACTION || waiting.values().sum::<usize>() >= WAITING_CALLS
-        {
+        let all: usize = waiting.values().map(|waiting| waiting.calls).sum();
+        let same = waiting.get(&id).map_or(0, |waiting| waiting.calls);
+        if same >= WAITING_CALLS_PER_TRANSACTION || all >= WAITING_CALLS {
             return None;
         }
-        waiting.insert(id, same + 1);
-        Some(Wait { until: Instant::now() + longest, id, waits: self.clone() })
+        let new = || Waiting { calls: 0, next: watch::Sender::new(0) };
+        let same = waiting.entry(id).or_insert_with(new);
+        same.calls += 1;
+        Some(Wait {
+            until: Instant::now() + longest,
+            pause: FIRST_PAUSE,
+            next: same.next.subscribe(),
+            id,
+            waits: self.clone(),
+        })
+    }
+
+    /// A call of this transaction was made: who waits for it goes on.
+    pub fn moved(&self, id: Uuid, next: Sequence) {
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = waiting.get(&id) {
+            waiting.next.send_replace(next);
+        }
+    }
+}
+
+impl Wait {
+    /// Until this sequence is the next, or it is time to look.
+    async fn pause(&mut self, sequence: Sequence) {
+        let until = self.until.min(Instant::now() + self.pause);
+        self.pause = LONGEST_PAUSE.min(self.pause * 2);
+        let _ = timeout_at(until, self.next.wait_for(|next| *next == sequence)).await;
+        // what was heard was for this one time
+        self.next.mark_unchanged();
     }
 }
 
@@ -211,8 +253,8 @@ impl Drop for Wait {
     fn drop(&mut self) {
         let mut waiting = self.waits.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = waiting.get_mut(&self.id) {
-            *same -= 1;
-            if *same == 0 {
+            same.calls -= 1;
+            if same.calls == 0 {
                 waiting.remove(&self.id);
             }
         }

@@ -29,7 +29,7 @@ enum Seen {
 impl Broker {
     pub async fn transaction(&self, tenant: TenantId, id: Uuid) -> Result<Transaction, Error> {
         loop {
-            let see = self.store.run(move |connection| {
+            let see = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move {
                     // the row first: what was forgotten since has moved the horizon
                     let row = store::transactions::read(connection, tenant, id).await?;
@@ -65,14 +65,14 @@ impl Broker {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::invalid("?after", "expected a transaction id")),
         };
-        let late = self.store.run(move |connection| {
+        let late = self.store.of(tenant).run(move |connection| {
             Box::pin(store::transactions::late(connection, tenant, LATE_PER_LIST))
         });
         let late = late.await?;
         if !late.is_empty() {
             self.expire_transactions(tenant, late).await?;
         }
-        let list = self.store.run(move |connection| {
+        let list = self.store.of(tenant).run(move |connection| {
             Box::pin(store::transactions::list(connection, tenant, filter, after, limit + 1))
         });
         let rows = list.await?;
@@ -86,7 +86,7 @@ impl Broker {
         tenant: TenantId,
         ids: Vec<Uuid>,
     ) -> Result<(), Error> {
-        let expire = self.store.write(move |connection| {
+        let expire = self.store.of(tenant).write(move |connection| {
             Box::pin(async move {
                 let expired = store::ending::expire(connection, tenant, &ids).await;
                 expired.map_err(store::Error::of_a_write)

@@ -72,8 +72,15 @@ impl Broker {
         let (answer, answered) = oneshot::channel();
         let arrived_at = Instant::now();
         let _held = asked.held;
-        let ticket =
-            Ticket { lines, answer, arrived_at, maybe_written: false, parked: None, _held };
+        let ticket = Ticket {
+            lines,
+            answer,
+            arrived_at,
+            maybe_written: false,
+            place: None,
+            parked: None,
+            _held,
+        };
         self.lanes.submit(topic, Job { tenant, request, ticket })?;
         match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
             Outcome::Committed { row, duplicate: false } => Ok(Done::now(*row)),
@@ -96,7 +103,7 @@ impl Broker {
         settings: Arc<OwnSettings>,
     ) -> Result<Done, Stop> {
         let new = new.clone();
-        let run = self.store.transaction(move |connection| {
+        let run = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let begun =
                     begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;

@@ -99,11 +99,14 @@ async fn store_events(flags: &Flags, stage: &Stage, source: &str) -> anyhow::Res
 /// Until every partition has its member, and no member has more than its part.
 async fn settle(members: &[Member], partitions: i64) -> anyhow::Result<()> {
     let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
+    let mut shown = vec![json!({}); members.len()];
     for _ in 0..REBALANCE_ROUNDS {
         let mut owned = Vec::new();
-        for member in members {
+        for (member, shown) in members.iter().zip(&mut shown) {
             let path = format!("{}/heartbeat", member.path);
-            let told = member.server.call("POST", &path, Some(&json!({}))).await?;
+            let told = member.server.call("POST", &path, Some(shown)).await?;
+            // nothing was fetched yet: all that it tells to let go of may go
+            *shown = json!({"generation": told["generation"]});
             let assignment = told["assignment"].as_array().context("no assignment")?.iter();
             let count = |topic: &Value| topic["partitions"].as_array().map_or(0, Vec::len) as u64;
             owned.push(assignment.map(count).sum::<u64>());

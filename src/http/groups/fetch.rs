@@ -30,7 +30,7 @@ use crate::{
     },
     model::{
         Invalid, Name,
-        group::{Fetch, GroupFetched},
+        group::{self, Fetch, GroupFetched},
         transfer::Part,
     },
 };
@@ -42,6 +42,12 @@ use crate::{
 pub struct FetchParameters {
     /// Where to go on: the `cursor` of an answer, as it stands. Without: from the committed offsets.
     cursor: Option<String>,
+    /// Where the run begins that the answer goes on with: what a transaction with its cursor has
+    /// processed. Without: at the cursor, where exactly that is committed by now, else where the
+    /// cursor's run began. `continue`: where the cursor's run began, whatever was committed. `new`: at
+    /// the cursor.
+    #[param(inline)]
+    run: Option<Run>,
     /// Most records to answer, of all partitions together.
     #[param(minimum = 1, maximum = 10000, default = 500)]
     #[schema(minimum = 1, maximum = 10000, default = 500)]
@@ -57,14 +63,30 @@ pub struct FetchParameters {
     wait_ms: Option<i64>,
 }
 
+/// Where a run begins, if not where the newest commit says.
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Run {
+    Continue,
+    New,
+}
+
 impl FetchParameters {
     fn checked(self, place: Place) -> Result<Fetch, Invalid> {
         let mut faults = Faults::default();
+        let run = match self.run {
+            None => group::Run::SinceCommit,
+            Some(Run::Continue) => group::Run::Continue,
+            Some(Run::New) => group::Run::New,
+        };
+        if run == group::Run::Continue && self.cursor.is_none() {
+            faults.add("?run", "there is no run to continue; continue comes with a cursor");
+        }
         let Bounds { limit, max_bytes, wait_ms } =
             Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
         cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
         faults.finish()?;
-        Ok(Fetch { cursor: self.cursor, limit, max_bytes, wait_ms })
+        Ok(Fetch { cursor: self.cursor, run, limit, max_bytes, wait_ms })
     }
 }
 
@@ -101,9 +123,17 @@ fn nothing_new() -> Value {
 /// gives the same records again, so a lost answer loses nothing. What the cursor says of a partition
 /// that the member has lost since, or lost and got back, does not count.
 ///
+/// A cursor also says where the run began that it ends: a transaction with records commits it only if
+/// that is still committed there, so that what was processed once is not processed a second time.
+/// After a commit of a cursor the fetch with it begins a new run, without further ado; `run` is for
+/// those who fetch ahead of their commits (`new`) or gather several answers for one transaction
+/// (`continue`).
+///
 /// The lease is renewed. With `wait_ms` an empty answer waits for the first record; what is to be let
-/// go of ends the wait at once: it is in `revoked`, no records of it come any more, and the next fetch
-/// or heartbeat gives it to its new owner.
+/// go of ends the wait at once: it is in `revoked`, and no records of it come any more. It goes to its
+/// new owner with the first call that shows this answer: a fetch or commit with its cursor, or a
+/// heartbeat with its `generation`. What is not let go of so within the session timeout, and 30
+/// seconds, is taken.
 ///
 /// `Accept: application/x-ndjson` asks for the records alone, one a line; what to let go of is then
 /// told by heartbeats only. The token needs `group` for the group, and `consume` for every topic in
@@ -242,7 +272,7 @@ mod tests {
         http::query,
         model::{
             Name, Timestamp,
-            group::{self, Partitions},
+            group::{Partitions, Run},
             transfer::{Row, Slice, origin},
         },
     };
@@ -253,11 +283,19 @@ mod tests {
 
     #[test]
     fn parameters() {
-        let least = Fetch { cursor: None, limit: 500, max_bytes: 1 << 20, wait_ms: 0 };
-        assert_eq!(fetch(""), Ok(least));
+        let run = Run::SinceCommit;
+        let least = Fetch { cursor: None, run, limit: 500, max_bytes: 1 << 20, wait_ms: 0 };
+        assert_eq!(fetch(""), Ok(least.clone()));
         let most = fetch("cursor=c&limit=10000&max_bytes=16777216&wait_ms=60000");
         let cursor = Some("c".to_owned());
-        assert_eq!(most, Ok(Fetch { cursor, limit: 10_000, max_bytes: 16 << 20, wait_ms: 60_000 }));
+        let (limit, max_bytes, wait_ms) = (10_000, 16 << 20, 60_000);
+        assert_eq!(most, Ok(Fetch { cursor: cursor.clone(), run, limit, max_bytes, wait_ms }));
+        // without a cursor it says nothing
+        assert_eq!(fetch("run=new"), Ok(Fetch { run: Run::New, ..least.clone() }));
+        for (word, run) in [("new", Run::New), ("continue", Run::Continue)] {
+            let with = fetch(&format!("cursor=c&run={word}"));
+            assert_eq!(with, Ok(Fetch { cursor: cursor.clone(), run, ..least.clone() }));
+        }
         for (text, pointer) in [
             ("limit=0", "?limit"),
             ("limit=10001", "?limit"),
@@ -268,6 +306,9 @@ mod tests {
             ("offset=earliest", "?offset"),
             ("isolation=read_committed", "?isolation"),
             ("cursor=a&cursor=b", "?cursor"),
+            ("run=continue", "?run"),
+            ("cursor=c&run=since_commit", "?run"),
+            ("cursor=c&run=", "?run"),
         ] {
             assert_eq!(fetch(text).unwrap_err().faults[0].pointer, pointer, "{text}");
         }

@@ -158,7 +158,8 @@ pub struct Membership {
     generation: i64,
     /// What it owns and keeps.
     assignment: Vec<TopicPartitions>,
-    /// What it is to let go of: commit there now what is processed; the next call gives it away.
+    /// What it is to let go of: commit there now what is processed; a call that shows this answer
+    /// gives it away.
     revoked: Vec<TopicPartitions>,
 }
 
@@ -172,10 +173,14 @@ impl From<group::Membership> for Membership {
     }
 }
 
-/// It says nothing but that the member lives.
+/// It says that the member lives, and perhaps what it knows.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Heartbeat {}
+pub struct Heartbeat {
+    /// The `generation` of an answer: the member lets go of what that told it to.
+    #[schema(minimum = 0)]
+    generation: Option<i64>,
+}
 
 /// The only member of the group of the document's story.
 pub const MEMBER: &str = "019aa5b6-5c00-7000-8000-00000000000a";
@@ -223,12 +228,13 @@ pub async fn join_group(
 ///
 /// Renews the lease, as every fetch does: only a member that fetches nothing for longer than its
 /// `heartbeat_interval_ms` needs heartbeats. The answer is what a fetch tells: what the member owns
-/// now, and what it is to let go of.
+/// now, and what it is to let go of. With the `generation` of such an answer it lets go of that;
+/// without, of nothing.
 #[utoipa::path(post, path = "/v1/groups/{group}/members/{member_id}/heartbeat",
     operation_id = "heartbeat", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
         ("member_id" = String, Path, description = "The `member_id` of the join")),
-    request_body(content = Heartbeat, description = "Nothing, or `{}`", example = json!({})),
+    request_body(content = Heartbeat, description = "May be left out", example = json!({})),
     responses((status = 200, description = "Still a member", body = Membership,
         example = json!({"generation": 1, "assignment": assignment(), "revoked": []}))),
     security(("bearer" = ["group"])))]
@@ -236,9 +242,12 @@ pub async fn heartbeat(
     access: GroupAccess<Group>,
     MemberPath(member_id): MemberPath,
     _: AnswersJson,
-    _: JsonBody<Heartbeat>,
+    sent: JsonBody<Heartbeat>,
 ) -> Result<Json<Membership>, Error> {
-    let told = access.broker.heartbeat(access.tenant, &access.group, &member_id).await?;
+    let mut faults = Faults::default();
+    let shown = faults.count("/generation", sent.body.generation);
+    faults.finish()?;
+    let told = access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
     Ok(Json(told.into()))
 }
 

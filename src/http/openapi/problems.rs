@@ -91,7 +91,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("list_sessions", &[EVERY, ANSWERING]),
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
-    ("end_session", &[EVERY, OF_PRODUCER, WRITING]),
+    ("end_session", &[EVERY, OF_PRODUCER, &[Code::InvalidProducerEpoch], WRITING]),
     (
         "append_to_topic",
         &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, KEYED, KNOWING, WRITING],

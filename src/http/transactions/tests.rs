@@ -79,6 +79,8 @@ async fn everything_arrives_as_it_was_sent() {
               {"records":[{"value_base64":"AAEC"}],"partition":3,"topic":"audit"}],
             "offsets":[
               {"group":"billing","member_id":"m-1","generation":3,"topic":"carts","partition":0,"offset":121},
+              {"group":"billing","member_id":"m-1","generation":3,"expected_offset":8,"topic":"carts","partition":2,"offset":7},
+              {"group":"billing","member_id":"m-1","generation":3,"expected_offset":null,"topic":"carts","partition":3,"offset":1},
               {"group":"billing","expected_offset":120,"topic":"carts","partition":0,"offset":0},
               {"group":"billing","expected_offset":null,"member_id":null,"topic":"carts","partition":1,"offset":9}]}"#,
     )
@@ -96,13 +98,36 @@ async fn everything_arrives_as_it_was_sent() {
             ("audit", Scope::Partition(3), "{\"value_base64\":\"AAEC\"}\n"),
         ]
     );
-    let member = Claim::Member { member_id: "m-1".into(), generation: 3 };
+    let member =
+        |expected| Claim::Member { member_id: "m-1".into(), generation: 3, expected, began: None };
     let at = |partition, offset, claim| {
         let name = |name| Name::parse(name).unwrap();
         OffsetItem::At { group: name("billing"), topic: name("carts"), partition, offset, claim }
     };
     let (over, none) = (Claim::Expected(Some(120)), Claim::Expected(None));
-    assert_eq!(offsets, [at(0, 121, member), at(0, 0, over), at(1, 9, none)]);
+    let by_member =
+        [at(0, 121, member(None)), at(2, 7, member(Some(Some(8)))), at(3, 1, member(Some(None)))];
+    let without_members = [at(0, 0, over), at(1, 9, none)];
+    assert_eq!(offsets, [&by_member[..], &without_members].concat());
+}
+
+/// What a member expects is part of what it sends.
+#[tokio::test]
+async fn another_expected_offset_is_another_begin() {
+    let digest = async |more: &str| {
+        let member = r#""member_id":"m","generation":1"#;
+        let place = r#""group":"g","topic":"t","partition":0,"offset":1"#;
+        begin(&format!(r#"{{"offsets":[{{{place},{member}{more}}}]}}"#)).await.unwrap().digest()
+    };
+    let mut digests = Vec::new();
+    for more in
+        ["", r#","expected_offset":null"#, r#","expected_offset":0"#, r#","expected_offset":1"#]
+    {
+        digests.push(digest(more).await);
+    }
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 4);
 }
 
 /// One item that is right, and what is to be judged.
@@ -159,7 +184,8 @@ async fn what_is_wrong_with_an_offset_is_pointed_at() {
         (with(r#""member_id":"\u0000","generation":1"#), &["/member_id"]),
         (with(&long), &["/member_id"]),
         (with(r#""member_id":"m","generation":-1"#), &["/generation"]),
-        (with(r#""member_id":"m","generation":1,"expected_offset":null"#), &["/expected_offset"]),
+        (with(r#""member_id":"m","expected_offset":null"#), &["/generation"]),
+        (with(r#""member_id":"m","generation":1,"expected_offset":-1"#), &["/expected_offset"]),
         (with(r#""expected_offset":-1"#), &["/expected_offset"]),
         (with(r#""expected_offset":"1""#), &["/expected_offset"]),
         (with(r#""expected_offset":9007199254740992"#), &["/expected_offset"]),

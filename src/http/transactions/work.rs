@@ -45,7 +45,10 @@ pub struct TransactionAppend<'a> {
 }
 
 /// Where a group is to go on, in one of three forms: of a member (`member_id`, `generation`), by
-/// compare-and-set (`expected_offset`), or of a member by `cursor` alone.
+/// compare-and-set (`expected_offset`; a member may add it), or of a member by `cursor` alone. In a
+/// transaction with appends, what a member gives by cursor is committed only if that is still committed
+/// where the cursor's run began, and of what members give some offset must move; else
+/// `offset_commit_conflict`.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TransactionOffset<'a> {
@@ -66,7 +69,8 @@ pub struct TransactionOffset<'a> {
     /// The offset of the next record to process.
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    /// Of a group without members: only if this is the committed offset; null: none yet.
+    /// Only if this is the committed offset; null: none yet. By a member beside `offset`, not beside
+    /// `cursor`; without members it is what the commit is by right of.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<i64>, minimum = 0)]
     expected_offset: Option<Option<i64>>,
@@ -157,7 +161,7 @@ impl TransactionOffset<'_> {
                 let (topic, partition, offset) = (topic?, partition?, offset?);
                 Some(OffsetItem::At { group, topic, partition, offset, claim })
             }
-            (Some(cursor), Claim::Member { member_id, generation }) => {
+            (Some(cursor), Claim::Member { member_id, generation, .. }) => {
                 let member = Member { member_id, generation };
                 Some(OffsetItem::Cursor { group, member, cursor })
             }
@@ -178,11 +182,11 @@ impl TransactionOffset<'_> {
         faults.count(&of("generation"), self.generation);
         faults.count(&of("expected_offset"), self.expected_offset.flatten());
         let member = self.cursor.is_some() || self.member_id.is_some() || self.generation.is_some();
-        if let Some(expected) = self.expected_offset {
-            if !member {
-                return Some(Claim::Expected(expected));
-            }
-            faults.add(&of("expected_offset"), "a member has none; only a group without members");
+        if self.cursor.is_some() && self.expected_offset.is_some() {
+            faults.add(&of("expected_offset"), "the cursor says that; leave it out");
+        }
+        if let Some(expected) = self.expected_offset.filter(|_| !member) {
+            return Some(Claim::Expected(expected));
         } else if !member {
             let detail = "by what right? Give member_id and generation, or expected_offset (null: \
                           none committed yet)";
@@ -196,6 +200,11 @@ impl TransactionOffset<'_> {
         if self.generation.is_none() {
             faults.add(&of("generation"), missing);
         }
-        Some(Claim::Member { member_id: self.member_id?, generation: self.generation? })
+        Some(Claim::Member {
+            member_id: self.member_id?,
+            generation: self.generation?,
+            expected: self.expected_offset,
+            began: None,
+        })
     }
 }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use proptest::{collection, prelude::*};
+use proptest::{collection, option, prelude::*};
 
 use super::*;
 
@@ -13,9 +13,23 @@ fn topic(positions: &[Offset], first: usize) -> TopicCursor {
 }
 
 fn group(positions: &[(i64, i64, Offset)], first: usize) -> GroupCursor {
-    let position =
-        |&(log, owned_since, offset)| Position { log_id: LogId(log), owned_since, offset };
-    GroupCursor { positions: positions.iter().map(position).collect(), first }
+    let position = |&(log, owned_since, offset)| {
+        let began = Some(Some(offset));
+        Position { log_id: LogId(log), owned_since, offset, began }
+    };
+    GroupCursor { positions: positions.iter().map(position).collect(), first, told: None }
+}
+
+/// As the server wrote them before runs.
+fn former(cursor: &GroupCursor) -> String {
+    let mut written = Written::new(VERSION, cursor.first);
+    let (mut log, mut since, mut at) = (0, 0, 0);
+    for position in &cursor.positions {
+        written.step(&mut log, position.log_id.0);
+        written.step(&mut since, position.owned_since);
+        written.step(&mut at, position.offset);
+    }
+    written.seal(TENANT, Owner::Group(GROUP))
 }
 
 #[test]
@@ -27,8 +41,11 @@ fn it_is_short() {
     let many = topic(&positions, 9_999).encode(TENANT, TOPIC);
     assert!(many.len() < 40_000, "{}", many.len());
     let positions: Vec<_> = (0..1_000).map(|n| (900 + n, 12, far + n * 7919 % 16_000)).collect();
-    let many = group(&positions, 0).encode(TENANT, GROUP);
-    assert!(many.len() < 7_000, "{}", many.len());
+    let mut many = group(&positions, 0);
+    // of 60 records from each
+    many.positions.iter_mut().for_each(|p| p.began = Some(Some(p.offset - 60)));
+    let many = many.encode(TENANT, GROUP);
+    assert!(many.len() < 8_200, "{}", many.len());
 }
 
 #[test]
@@ -86,6 +103,16 @@ fn what_lies_outside_of_its_bounds_is_refused() {
     ] {
         assert_eq!(parse(&group(positions, first)).is_some(), is_good, "{positions:?} {first}");
     }
+    for (began, is_good) in [(0, true), (MAX_INTEGER, true), (-1, false), (MAX_INTEGER + 1, false)]
+    {
+        let mut cursor = group(&[(1, 0, 7)], 0);
+        cursor.positions[0].began = Some(Some(began));
+        assert_eq!(parse(&cursor).is_some(), is_good, "began at {began}");
+    }
+    for (told, is_good) in [(0, true), (MAX_INTEGER, true), (MAX_INTEGER + 1, false)] {
+        let cursor = GroupCursor { told: Some(told), ..group(&[], 0) };
+        assert_eq!(parse(&cursor).is_some(), is_good, "told in {told}");
+    }
     let sealed = |body: &[u8]| {
         let mut written = Written(vec![VERSION, 0]);
         written.0.extend(body);
@@ -120,12 +147,17 @@ fn topics() -> impl Strategy<Value = TopicCursor> {
 }
 
 fn groups() -> impl Strategy<Value = GroupCursor> {
-    let positions = collection::btree_map(offsets(), (offsets(), offsets()), 0..20);
-    (positions, any::<prop::sample::Index>()).prop_map(|(positions, first)| {
-        let positions: BTreeMap<i64, (i64, i64)> = positions;
+    let began = option::of(option::of(offsets()));
+    let positions = collection::btree_map(offsets(), (offsets(), offsets(), began), 0..20);
+    let told = option::of(offsets());
+    (positions, any::<prop::sample::Index>(), told).prop_map(|(positions, first, told)| {
+        let positions: BTreeMap<i64, _> = positions;
         let first = first.index(positions.len().max(1));
-        let position = |(log, (since, offset))| (log, since, offset);
-        group(&positions.into_iter().map(position).collect::<Vec<_>>(), first)
+        let position = |(log, (owned_since, offset, began))| {
+            let log_id = LogId(log);
+            Position { log_id, owned_since, offset, began }
+        };
+        GroupCursor { positions: positions.into_iter().map(position).collect(), first, told }
     })
 }
 
@@ -135,6 +167,11 @@ proptest! {
         let text = topic.encode(TENANT, TOPIC);
         prop_assert_eq!(TopicCursor::parse(&text, TENANT, TOPIC), Some(topic));
         let text = group.encode(TENANT, GROUP);
+        prop_assert_eq!(GroupCursor::parse(&text, TENANT, GROUP), Some(group.clone()));
+        let mut group = group;
+        let text = former(&group);
+        group.told = None;
+        group.positions.iter_mut().for_each(|position| position.began = None);
         prop_assert_eq!(GroupCursor::parse(&text, TENANT, GROUP), Some(group));
     }
 
@@ -142,7 +179,7 @@ proptest! {
     fn what_was_mangled_is_refused(
         topic in topics(), group in groups(), at in any::<prop::sample::Index>(), byte in 0u8..0x80
     ) {
-        for text in [topic.encode(TENANT, TOPIC), group.encode(TENANT, GROUP)] {
+        for text in [topic.encode(TENANT, TOPIC), group.encode(TENANT, GROUP), former(&group)] {
             let mut mangled = text.clone().into_bytes();
             mangled[at.index(text.len())] = byte;
             let mangled = String::from_utf8(mangled).unwrap();
@@ -155,12 +192,18 @@ proptest! {
     #[test]
     fn whatever_comes_is_survived(text in ".*", bytes in collection::vec(any::<u8>(), 0..60)) {
         prop_assert_eq!(TopicCursor::parse(&text, TENANT, TOPIC), None);
-        let sealed = |owner: Owner| {
-            let mut written = Written(vec![VERSION, 0]);
+        let sealed = |version: u8, owner: Owner| {
+            let mut written = Written(vec![version, 0]);
             written.0.extend(&bytes);
             written.seal(TENANT, owner)
         };
-        for text in [BASE64_URL_SAFE_NO_PAD.encode(&bytes), sealed(Owner::Topic(TOPIC)), sealed(Owner::Group(GROUP))] {
+        let (of_topic, of_group) = (Owner::Topic(TOPIC), Owner::Group(GROUP));
+        for text in [
+            BASE64_URL_SAFE_NO_PAD.encode(&bytes),
+            sealed(VERSION, of_topic),
+            sealed(VERSION, of_group),
+            sealed(GROUP_VERSION, of_group),
+        ] {
             let _ = TopicCursor::parse(&text, TENANT, TOPIC);
             let _ = GroupCursor::parse(&text, TENANT, GROUP);
         }

@@ -10,7 +10,7 @@ use crate::{
     rules::{
         Refusal,
         sequence::SessionFacts,
-        session::{SessionRow, check_open_id, open, repeat},
+        session::{End, SessionRow, check_open_id, end, open, repeat},
     },
 };
 
@@ -157,6 +157,32 @@ fn remembered_open_ids() {
         let made = made.strip_prefix("made").unwrap().parse().unwrap();
         match repeat(&an_open(words), a_row(row), (ProducerId(7), made)) {
             Ok(_) => "again".into(),
+            Err(refusal) => refused(&refusal),
+        }
+    });
+}
+
+#[test]
+fn ends_of_an_epoch_or_of_whichever_is_open() {
+    let table = "
+        P7 pay e3             | -                  -> now
+        P7 pay e3             | e3                 -> now
+        P7 pay e3             | e2                 -> stale
+        P7 pay e3             | e0                 -> stale
+        P7 pay e3             | e4                 -> not issued, e3
+        P7 e0                 | e0                 -> now
+        P7 e0                 | e1                 -> not issued, e0
+        P7 pay e3 closed      | -                  -> before
+        P7 pay e3 closed      | e2                 -> before
+        P7 pay e3 closed      | e1                 -> before
+        P7 pay e3 closed      | e3                 -> before
+        P7 pay e3 closed      | e4                 -> not issued, e3";
+    check(table, |row, epoch| {
+        let epoch = epoch.strip_prefix('e').map(|epoch| epoch.parse().unwrap());
+        match end(&a_row(row).unwrap(), epoch) {
+            Ok(End::Now) => "now".into(),
+            Ok(End::Before) => "before".into(),
+            Ok(End::Stale) => "stale".into(),
             Err(refusal) => refused(&refusal),
         }
     });

@@ -9,14 +9,15 @@ use std::{
 use oncelog::{
     model::{
         LogId, Name, Offset, Timestamp,
-        group::{self, Join, Subscription},
+        group::{self, Join, Run, Subscription},
         transaction::Claim,
     },
     rules::{
         Refusal,
-        group::{Owner, State, Topics},
+        group::{Owner, State, Topics, run_began},
         offsets::{
-            Asked, Claimed, Group, Place, Right, Row, Verdict, judge_all, judge_in_transaction,
+            Asked, Claimed, Committer, Group, Place, Right, Row, Verdict, judge_all,
+            judge_in_transaction,
         },
         whole::{Standing, Stopped, Whole},
     },
@@ -40,7 +41,8 @@ impl Hash for Shared {
             (id, &member.instance_id).hash(into);
         }
         for (log_id, place) in &self.0.places {
-            (log_id, &place.owner, &place.assigned_to, place.announced).hash(into);
+            let revoked = place.revoked.map(|revoked| (revoked.since, revoked.let_go_by.is_some()));
+            (log_id, &place.owner, &place.assigned_to, revoked).hash(into);
         }
     }
 }
@@ -64,6 +66,8 @@ pub struct Range {
     pub log_id: LogId,
     /// The member's ownership as it fetched.
     pub since: i64,
+    /// What was committed where its run began.
+    pub began: Option<Offset>,
     pub from: Offset,
     pub to: Offset,
 }
@@ -97,6 +101,10 @@ pub struct Ledger {
 
 fn name(text: &str) -> Name {
     Name::parse(text).unwrap()
+}
+
+fn place(log_id: LogId) -> Place {
+    Place { group: name("g"), log_id }
 }
 
 fn transaction_id(number: u8) -> Uuid {
@@ -133,8 +141,8 @@ impl Ledger {
         rule(&mut after, &topics)?;
         if !self.has(Rule::LettingGo) {
             for id in after.members.keys().cloned().collect::<Vec<_>>() {
-                after.beat(&id, true, NOW)?;
-                after.beat(&id, true, NOW)?;
+                let newest = after.generation;
+                after.beat(&id, Some(newest), NOW)?;
             }
         }
         self.group.0 = after;
@@ -159,21 +167,62 @@ impl Ledger {
         self.change(|_, _| Ok(())).unwrap();
     }
 
-    pub fn beat(&mut self, member_id: &str) -> Result<(), Refusal> {
-        self.change(|state, _| state.beat(member_id, true, NOW))
+    /// `shown`: the generation of an answer that the member has.
+    pub fn beat(&mut self, member_id: &str, shown: Option<i64>) -> Result<(), Refusal> {
+        let is_told = |place: &oncelog::rules::group::Place| {
+            let is_told = place.revoked.is_some_and(|revoked| revoked.let_go_by.is_some());
+            is_told && place.is_owned_by(member_id)
+        };
+        let newest = self.group.0.generation;
+        let shown = match self.has(Rule::Shown) {
+            true => shown,
+            // whoever calls has had the answer before
+            false => self.group.0.places.values().any(is_told).then_some(newest),
+        };
+        self.change(|state, _| state.beat(member_id, shown, NOW))
     }
 
-    /// The next record of every partition that the member is given, in which generation.
-    pub fn fetched(&self, member_id: &str) -> (i64, Vec<Range>) {
+    /// The cursor of an answer was committed.
+    pub fn let_go(&mut self, member_id: &str, shown: i64) {
+        let let_go = |state: &mut State, _: &Topics| {
+            state.let_go(member_id, Some(shown), NOW);
+            Ok(())
+        };
+        self.change(let_go).unwrap();
+    }
+
+    /// The next record of every partition that the member is given, in which generation; with what it
+    /// has fetched before, if it goes on behind that.
+    pub fn fetched(&self, member_id: &str, before: &[Range]) -> (i64, Vec<Range>) {
         let told = self.group.0.membership(member_id);
         let of = |(log_id, place): (&LogId, &oncelog::rules::group::Place)| {
-            let is_given = told.assignment.get(&place.topic)?.contains(&place.partition);
-            let owner = place.owner.as_ref().filter(|_| is_given)?;
-            let from = self.committed.get(log_id).copied().unwrap_or(0);
-            let to = (from + 1).min(self.logs[log_id]);
-            (from < to).then_some(Range { log_id: *log_id, since: owner.since, from, to })
+            let is_given =
+                told.assignment.get(&place.topic).is_some_and(|n| n.contains(&place.partition));
+            let since = place.owner.as_ref().filter(|owner| owner.member_id == member_id)?.since;
+            let before =
+                before.iter().find(|range| (range.log_id, range.since) == (*log_id, since));
+            let committed = self.committed.get(log_id).copied();
+            let next = |at: Offset| if is_given { (at + 1).min(self.logs[log_id]) } else { at };
+            let range = match before {
+                Some(before) => Range {
+                    began: self.run_began(before, committed),
+                    to: next(before.to),
+                    ..before.clone()
+                },
+                None => {
+                    let from = committed.unwrap_or(0);
+                    Range { log_id: *log_id, since, began: committed, from, to: next(from) }
+                }
+            };
+            (range.from < range.to).then_some(range)
         };
         (told.generation, self.group.0.places.iter().filter_map(of).collect())
+    }
+
+    /// Who gathers goes on with its run, whatever was committed meanwhile.
+    fn run_began(&self, before: &Range, committed: Option<Offset>) -> Option<Offset> {
+        let run = if self.has(Rule::Continues) { Run::Continue } else { Run::SinceCommit };
+        run_began(run, before.to, Some(before.began), [committed, None]).unwrap()
     }
 
     pub fn owner(&self, log_id: LogId) -> Option<&Owner> {
@@ -207,34 +256,43 @@ impl Ledger {
         Ok(false)
     }
 
+    fn claimed(&self, commit: &Commit) -> Vec<Claimed> {
+        let Commit { member_id, generation, ranges, .. } = commit;
+        let claimed = |range: &Range| {
+            let claim = Claim::Member {
+                member_id: member_id.clone(),
+                generation: *generation,
+                expected: None,
+                began: Some(range.began).filter(|_| self.has(Rule::Runs)),
+            };
+            Claimed { place: place(range.log_id), offset: range.to, claim }
+        };
+        ranges.iter().map(claimed).collect()
+    }
+
     pub fn judge_staged(&self, commit: &Commit) -> Result<(), Refusal> {
-        let Commit { member_id, generation, number, .. } = commit;
-        let claim = Claim::Member { member_id: member_id.clone(), generation: *generation };
-        commit.ranges.iter().try_for_each(|range| {
-            let (row, id) = (self.row(range.log_id), transaction_id(*number));
-            self.owned(judge_in_transaction(&row, &self.known(), &claim, range.to, id))
-        })
+        let (claimed, group) = (self.claimed(commit), self.known());
+        let rows: Vec<Row> = commit.ranges.iter().map(|range| self.row(range.log_id)).collect();
+        let asked: Vec<_> = rows.iter().zip(&claimed).map(|(row, c)| (row, &group, c)).collect();
+        let by = Committer { transaction_id: transaction_id(commit.number), appends: true };
+        self.owned(judge_in_transaction(&asked, by))
     }
 
     fn judge_whole(&self, commit: &Commit) -> Result<(), Refusal> {
-        let Commit { member_id, generation, number, .. } = commit;
-        let claim = Claim::Member { member_id: member_id.clone(), generation: *generation };
-        let place = |range: &Range| Place { group: name("g"), log_id: range.log_id };
-        let claimed =
-            |range: &Range| Claimed { place: place(range), offset: range.to, claim: claim.clone() };
         let whole = Whole {
-            transaction_id: transaction_id(*number),
+            transaction_id: transaction_id(commit.number),
             chosen: true,
             session: None,
-            append_count: 0,
+            append_count: 1,
             retention_ms: 1,
             journals: Vec::new(),
             topics: Vec::new(),
-            offsets: commit.ranges.iter().map(claimed).collect(),
+            offsets: self.claimed(commit),
         };
         let mut standing = Standing::default();
         standing.groups.insert(name("g"), self.known());
-        standing.places.extend(commit.ranges.iter().map(|r| (place(r), self.row(r.log_id))));
+        let rows = commit.ranges.iter().map(|r| (place(r.log_id), self.row(r.log_id)));
+        standing.places.extend(rows);
         match standing.judge_offsets(&whole) {
             Err(Stopped::Refused(refusal)) => self.owned(Err(refusal)),
             judged => {
@@ -281,7 +339,8 @@ impl Ledger {
         let mut then = self.clone();
         for _ in 0..2 {
             for id in self.group.0.members.keys() {
-                if then.beat(id).is_err() {
+                let newest = then.group.0.generation;
+                if then.beat(id, Some(newest)).is_err() {
                     return false;
                 }
             }

@@ -78,12 +78,16 @@ pub enum Rule {
     AtTheEnd,
     /// A partition is handed over when its owner has let go.
     LettingGo,
+    /// Who has not been told lets go of nothing: what a call shows was told, and no more.
+    Shown,
+    /// Of two that have processed the same records one commits.
+    Runs,
     /// A smaller offset changes nothing.
     Monotonic,
     /// Clients: a commit names the generation of the fetch that brought its records.
     GenerationOfTheFetch,
-    /// Clients: nothing is fetched anew before the outcome of the last transaction is known.
-    KnowsTheOutcome,
+    /// Clients: who gathers answers for one transaction continues its run.
+    Continues,
 }
 
 const WHOLE: Kind = Kind { how: How::Whole, is_static: false };
@@ -94,7 +98,8 @@ const POD: Kind = Kind { how: How::Whole, is_static: true };
 
 fn config(clients: &[Kind], partitions: i64) -> Config {
     let budget = Budget::default();
-    Config { clients: clients.to_vec(), partitions, records: 1, budget, without: None }
+    let (clients, gathers) = (clients.to_vec(), false);
+    Config { clients, partitions, records: 1, gathers, budget, without: None }
 }
 
 impl Config {
@@ -112,6 +117,17 @@ impl Config {
     fn crashes(mut self, crashes: u8) -> Self {
         self.budget.crashes = crashes;
         self
+    }
+
+    /// So many times a client gives up on a commit, without knowing what becomes of it.
+    fn forgets(mut self, forgets: u8) -> Self {
+        self.budget.forgets = forgets;
+        self
+    }
+
+    /// Clients gather several answers for one transaction.
+    fn gathers(self) -> Self {
+        Self { gathers: true, ..self }
     }
 
     fn growths(mut self, growths: u8) -> Self {
@@ -176,6 +192,10 @@ holds! {
         must see Committed Replaced FencedAsUnknown HandedOver FencedLost FencedRegained;
     holds_while_a_topic_grows: config(&[WHOLE, STAGED], 1).growths(2), at least 3_000,
         must see Committed CommittedAfterRevoked HandedOver FencedLost;
+    holds_with_outcomes_that_nobody_waits_for: config(&[WHOLE, STAGED], 2).forgets(1), at least 5_000,
+        must see Committed Repeated Conflict HandedOver FencedLost;
+    holds_with_answers_gathered: config(&[WHOLE, STAGED], 1).records(2).deaths(1, 0).forgets(1).gathers(), at least 1_000,
+        must see Committed Repeated Conflict FencedAsUnknown;
     holds_with_three_members: config(&[WHOLE, STAGED, WHOLE], 2), at least 1_000,
         must see Committed CommittedAfterRevoked HandedOver FencedLost;
 }
@@ -194,8 +214,11 @@ without! {
     without_judging_offsets_at_the_end: AtTheEnd breaks ProcessedTwice in config(&[STAGED, WHOLE], 1).deaths(1, 0);
     without_letting_go: LettingGo breaks LostUntold in config(&[WHOLE, WHOLE], 2);
     without_offsets_that_only_grow: Monotonic breaks WentBack in config(&[PLAIN], 1).records(2);
-    without_the_generation_of_the_fetch: GenerationOfTheFetch breaks ProcessedTwice in config(&[WHOLE, WHOLE], 2).deaths(1, 0);
-    without_knowing_the_outcome: KnowsTheOutcome breaks ProcessedTwice in config(&[WHOLE], 1);
+    without_the_generation_of_the_fetch: GenerationOfTheFetch breaks NotItsOwn in config(&[WHOLE, WHOLE], 2).deaths(1, 0);
+    without_showing_what_was_told: Shown breaks LostUntold in config(&[WHOLE, WHOLE], 2);
+    without_runs: Runs breaks ProcessedTwice in config(&[WHOLE], 1).forgets(1).gathers().records(2);
+    without_runs_in_staged_ones: Runs breaks ProcessedTwice in config(&[STAGED], 1).forgets(1).gathers().records(2);
+    without_continuing_a_run: Continues breaks ProcessedTwice in config(&[WHOLE], 1).records(2).forgets(1).gathers();
 }
 
 // cargo test --release --test it -- --ignored --nocapture group_check

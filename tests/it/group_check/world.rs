@@ -23,6 +23,8 @@ pub struct Config {
     pub partitions: i64,
     /// In each partition.
     pub records: Offset,
+    /// Clients fetch on before they process.
+    pub gathers: bool,
     pub budget: Budget,
     pub without: Option<Rule>,
 }
@@ -41,6 +43,7 @@ pub struct Budget {
     pub joins: u8,
     pub crashes: u8,
     pub deaths: u8,
+    pub forgets: u8,
     pub growths: u8,
 }
 
@@ -52,9 +55,13 @@ pub struct Client {
     fetched: Option<(i64, Vec<Range>)>,
     /// The commit it waits for.
     sent: Option<u8>,
+    /// The newest answer that has come, if it told of something that is still to be let go of.
+    told: Option<i64>,
     /// The newest generation it has heard of by heartbeats: of no use, but to the careless.
     heard: i64,
 }
+
+const NOBODY: Client = Client { member: None, fetched: None, sent: None, told: None, heard: 0 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
@@ -76,10 +83,14 @@ pub enum Action {
     Crash(usize),
     Late(usize),
     Grow,
-    /// A heartbeat arrives.
+    /// A heartbeat arrives, and its answer as well.
     Beat(usize),
+    /// A heartbeat arrives, and its answer never.
+    BeatLost(usize),
     /// A fetch arrives; a second one's answer takes the place of the first's.
     Ask(usize),
+    /// The answer has come, and a fetch goes on behind it, to process both.
+    More(usize),
     /// Its answer arrives: the records are processed, and the commit is sent.
     Receive(usize),
     /// A commit arrives, and its answer as well.
@@ -100,10 +111,9 @@ pub struct Check {
 
 impl World {
     fn new(config: &Config) -> Self {
-        let client = Client { member: None, fetched: None, sent: None, heard: 0 };
         let mut world = Self {
             ledger: Ledger::new(config.partitions, config.records, config.without),
-            clients: vec![client; config.clients.len()],
+            clients: vec![NOBODY; config.clients.len()],
             network: BTreeMap::new(),
             joined: 0,
             left: config.budget,
@@ -131,15 +141,18 @@ impl World {
         }
     }
 
-    /// Nobody loses anything but what it was told to let go of, by a call of its own.
-    fn check_group(&mut self, before: &State, by: Option<&str>) {
+    /// Nobody loses anything but what it was told to let go of, in an answer that has come, by a call of
+    /// its own. `by`: who has called, and the newest of such answers.
+    fn check_group(&mut self, before: &State, by: Option<(&str, Option<i64>)>) {
         let after = self.ledger.group.0.clone();
         self.breaks(Broken::GenerationFell, after.generation < before.generation);
         for (log_id, place) in &before.places {
             let Some(owner) = place.owner.as_ref() else { continue };
             let keeps = after.places[log_id].owner.as_ref() == Some(owner);
             let lives = after.members.contains_key(&owner.member_id);
-            let lets_go = by == Some(&owner.member_id) && place.announced;
+            let is_told = |told: i64| place.revoked.is_some_and(|revoked| revoked.since <= told);
+            let lets_go =
+                by.is_some_and(|(id, told)| id == owner.member_id && told.is_some_and(is_told));
             self.breaks(Broken::LostUntold, lives && !keeps && !lets_go);
         }
         let settles = self.ledger.settles();
@@ -162,6 +175,21 @@ impl World {
                 let again = !self.processed.insert((range.log_id, offset));
                 self.breaks(Broken::ProcessedTwice, again);
             }
+        }
+    }
+
+    /// An answer is of no more use once all is let go of that it told of: what is taken later is told
+    /// later.
+    fn forget_the_irrelevant(&mut self) {
+        let places = &self.ledger.group.0.places;
+        for Client { member, told, .. } in &mut self.clients {
+            let is_told = |told: &mut i64| {
+                let mut owned = places.values().filter(|place| {
+                    member.as_ref().is_some_and(|member| place.is_owned_by(member))
+                });
+                owned.any(|place| place.revoked.is_some_and(|revoked| revoked.since <= *told))
+            };
+            *told = told.take_if(is_told);
         }
     }
 
@@ -195,28 +223,31 @@ impl Check {
         self.seen.lock().unwrap().insert(seen);
     }
 
-    /// The member calls; None: it was told that it is none.
+    /// The member calls, and shows the newest answer it has; None: it is told that it is none.
     fn call(&self, world: &mut World, client: usize) -> Option<String> {
         let id = world.clients[client].member.clone()?;
+        let told = world.clients[client].told;
         let before = world.ledger.group.0.clone();
-        if world.ledger.beat(&id).is_err() {
+        if world.ledger.beat(&id, told).is_err() {
             self.note(Seen::Unknown);
-            let Client { member, fetched, sent, heard } = &mut world.clients[client];
-            (*member, *fetched, *sent, *heard) = (None, None, None, 0);
+            world.clients[client] = NOBODY;
             return None;
         }
         let owned = |state: &State| state.places.values().filter(|p| p.is_owned_by(&id)).count();
         if owned(&world.ledger.group.0) < owned(&before) {
             self.note(Seen::HandedOver);
         }
-        world.check_group(&before, Some(&id));
+        world.check_group(&before, Some((&id, told)));
         Some(id)
     }
 
     fn deliver(&self, world: &mut World, number: u8) -> Result<(), Refusal> {
         let (commit, before) = (world.network[&number].clone(), world.ledger.clone());
         let judged = world.ledger.commit(&commit);
-        let was_announced = |range: &Range| before.group.0.places[&range.log_id].announced;
+        let was_announced = |range: &Range| {
+            let revoked = before.group.0.places[&range.log_id].revoked;
+            revoked.is_some_and(|revoked| revoked.let_go_by.is_some())
+        };
         self.note(match &judged {
             Ok(true) => Seen::Repeated,
             Ok(false) if commit.ranges.iter().any(was_announced) => Seen::CommittedAfterRevoked,
@@ -233,6 +264,11 @@ impl Check {
         });
         if !judged? {
             world.check_commit(&commit, &before);
+        }
+        if commit.how == How::Cursor {
+            let before = world.ledger.group.0.clone();
+            world.ledger.let_go(&commit.member_id, commit.generation);
+            world.check_group(&before, Some((&commit.member_id, Some(commit.generation))));
         }
         Ok(())
     }
@@ -254,21 +290,21 @@ impl Model for Check {
         if !world.broken.is_empty() {
             return;
         }
-        let forgets = self.config.without == Some(Rule::KnowsTheOutcome);
         for client in 0..world.clients.len() {
             if !self.is_there(world, client) {
                 actions.extend((world.left.joins > 0).then_some(Action::Join(client)));
                 continue;
             }
-            actions.push(Action::Beat(client));
+            actions.extend([Action::Beat(client), Action::BeatLost(client)]);
             actions.extend((world.left.crashes > 0).then_some(Action::Crash(client)));
             if world.clients[client].sent.is_some() {
                 actions.push(Action::Commit(client));
-                actions.extend(forgets.then_some(Action::Forget(client)));
+                actions.extend((world.left.forgets > 0).then_some(Action::Forget(client)));
             } else {
                 actions.push(Action::Ask(client));
                 let fetched = world.clients[client].fetched.is_some();
                 actions.extend(fetched.then_some(Action::Receive(client)));
+                actions.extend((fetched && self.config.gathers).then_some(Action::More(client)));
             }
         }
         actions.extend(world.network.keys().map(|number| Action::Deliver(*number)));
@@ -293,7 +329,7 @@ impl Model for Check {
             }
             Action::Crash(client) => {
                 then.left.crashes -= 1;
-                then.clients[client] = Client { member: None, fetched: None, sent: None, heard: 0 };
+                then.clients[client] = NOBODY;
             }
             Action::Late(member) => {
                 then.left.deaths -= 1;
@@ -311,17 +347,29 @@ impl Model for Check {
                     let careless = config.without == Some(Rule::GenerationOfTheFetch);
                     let generation = then.ledger.group.0.generation;
                     then.clients[client].heard = if careless { generation } else { 0 };
+                    then.clients[client].told = Some(generation);
                 }
             }
+            Action::BeatLost(client) => drop(self.call(&mut then, client)),
             Action::Ask(client) => {
                 if let Some(id) = self.call(&mut then, client) {
-                    let fetched = then.ledger.fetched(&id);
+                    let fetched = then.ledger.fetched(&id, &[]);
+                    then.clients[client].fetched =
+                        Some(fetched).filter(|(_, ranges)| !ranges.is_empty());
+                }
+            }
+            Action::More(client) => {
+                let (generation, ranges) = then.clients[client].fetched.clone()?;
+                then.clients[client].told = then.clients[client].told.max(Some(generation));
+                if let Some(id) = self.call(&mut then, client) {
+                    let fetched = then.ledger.fetched(&id, &ranges);
                     then.clients[client].fetched =
                         Some(fetched).filter(|(_, ranges)| !ranges.is_empty());
                 }
             }
             Action::Receive(client) => {
                 let fetched = then.clients[client].fetched.take()?;
+                then.clients[client].told = then.clients[client].told.max(Some(fetched.0));
                 then.sent(config, client, fetched);
             }
             Action::Commit(client) => {
@@ -333,8 +381,12 @@ impl Model for Check {
             Action::Deliver(number) => {
                 let _ = self.deliver(&mut then, number);
             }
-            Action::Forget(client) => then.clients[client].sent = None,
+            Action::Forget(client) => {
+                then.left.forgets -= 1;
+                then.clients[client].sent = None;
+            }
         }
+        then.forget_the_irrelevant();
         (then != *world).then_some(then)
     }
 

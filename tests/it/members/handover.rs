@@ -45,11 +45,16 @@ async fn a_partition_is_announced_then_let_go_of_then_taken_over() {
     assert_eq!((owns(&told).len(), revoked(&told).len()), (17, 17), "{told}");
     assert_eq!(told["generation"], 2);
     assert_eq!(owns(&b.heartbeat(&there).await.ok()), "");
-    // until its next call it may still commit there
-    let commit = a.commit_all(&here, &read).await.ok();
-    assert_eq!(commit["offsets"].as_array().unwrap().len(), 4);
+    // as long as it does not say that it knows, it may still commit there
+    for _ in 0..2 {
+        assert_eq!(a.heartbeat(&here).await.ok(), told);
+        assert_eq!(a.heartbeat_of(&here, &read).await.ok(), told);
+        assert_eq!(revoked(&a.fetch(&here, "").await.ok()), revoked(&told));
+        let commit = a.commit_all(&here, &read).await.ok();
+        assert_eq!(commit["offsets"].as_array().unwrap().len(), 4);
+    }
     // which is the letting go
-    let after = a.fetch(&here, "").await.ok();
+    let after = a.heartbeat_of(&here, &told).await.ok();
     assert_eq!((owns(&after), revoked(&after)), (owns(&told), String::new()));
     assert_eq!(after["generation"], 3);
     let taken = b.fetch(&there, "").await.ok();
@@ -73,10 +78,172 @@ async fn announced_records_come_no_more() {
     assert_eq!(revoked(&told).len(), 8);
     // b waits for what a has been told to let go of, and gets it as soon as a lets go
     let waits = waiting(&server, &b, "").await;
-    a.heartbeat(&server).await.ok();
+    a.heartbeat_of(&server, &told).await.ok();
     let taken = waits.await.unwrap().ok();
     assert_eq!(owns(&taken), revoked(&told));
     assert_eq!(records(&taken), [format!("{}@0", revoked(&told))]);
+}
+
+fn from(answer: &Value) -> String {
+    format!("cursor={}", answer["cursor"].as_str().unwrap())
+}
+
+/// Its answer is lost, and a library or a proxy sends the same again.
+#[tokio::test]
+async fn the_repeat_of_a_fetch_lets_go_of_nothing_that_its_answer_told() {
+    let (here, there) = replicas().await;
+    here.topic("orders", 2).await;
+    for partition in 0..2 {
+        append(&here, "orders", partition, 2).await;
+    }
+    let a = Member::join(&here, "g", orders()).await;
+    let read = a.fetch(&here, "limit=2").await.ok();
+    let b = Member::join(&there, "g", orders()).await;
+    let lost = a.fetch(&here, &from(&read)).await.ok();
+    assert_eq!(revoked(&lost).len(), 8);
+    for server in [&here, &there, &here] {
+        assert_eq!(a.fetch(server, &from(&read)).await.ok(), lost);
+    }
+    assert_eq!(owns(&b.heartbeat(&there).await.ok()), "");
+    // all that it has processed until then it can still commit
+    let committed = a.commit_all(&here, &read).await.ok();
+    assert_eq!(committed["offsets"].as_array().unwrap().len(), 2);
+    assert_eq!(owns(&b.heartbeat(&there).await.ok()), "");
+    let after = a.fetch(&there, &from(&lost)).await.ok();
+    assert_eq!((owns(&after), revoked(&after)), (owns(&lost), String::new()));
+    assert_eq!(owns(&b.heartbeat(&there).await.ok()), revoked(&lost));
+    let taken = b.fetch(&here, "").await.ok();
+    assert_eq!(records(&taken), [format!("{}@1", revoked(&lost))]);
+}
+
+/// It commits all that was fetched until then, and then lets go: alone, or in a transaction that comes
+/// with it.
+#[tokio::test]
+async fn a_commit_of_the_cursor_that_came_with_it_settles_all_and_lets_go() {
+    for how in ["alone", "whole", "at the end", "staged", "by number"] {
+        let (here, there) = replicas().await;
+        here.topic("orders", 2).await;
+        here.topic("done", 1).await;
+        for partition in 0..2 {
+            append(&here, "orders", partition, 2).await;
+        }
+        let a = Member::join(&here, "g", orders()).await;
+        let read = a.fetch(&here, "limit=2").await.ok();
+        let b = Member::join(&there, "g", orders()).await;
+        let told = a.fetch(&here, &from(&read)).await.ok();
+        assert_eq!(records(&told), [format!("{}@1", owns(&told))]);
+        let of = json!([{"group": "g", "member_id": a.id, "generation": told["generation"],
+            "cursor": told["cursor"]}]);
+        let work =
+            json!({"offsets": of, "appends": [{"topic": "done", "records": [{"value": 1}]}]});
+        let begin = async |body: Value| here.post("/v1/transactions").json(body).await.created();
+        let commit = async |begun: Value, body: &Value| {
+            let id = begun["transaction_id"].as_str().unwrap();
+            here.post(&format!("/v1/transactions/{id}/commit")).json(body).await.ok();
+        };
+        match how {
+            "alone" => {
+                let committed = a.commit_all(&here, &told).await.ok();
+                assert_eq!(committed["offsets"].as_array().unwrap().len(), 2);
+            }
+            "whole" => {
+                let mut body = work.clone();
+                body["commit"] = json!(true);
+                begin(body).await;
+            }
+            "at the end" => commit(begin(json!({})).await, &work).await,
+            "staged" => commit(begin(work.clone()).await, &json!({})).await,
+            _ => {
+                let item = |partition, offset| json!({"topic": "orders", "partition": partition, "offset": offset});
+                let both = json!({"offsets": [item(0, 1), item(1, 1)]});
+                a.commit(&here, &told, both).await.ok();
+            }
+        }
+        let lets_go = !matches!(how, "staged" | "by number");
+        let then = if lets_go { revoked(&told) } else { String::new() };
+        assert_eq!(owns(&b.heartbeat(&there).await.ok()), then, "{how}");
+        let offsets = here.get("/v1/groups/g/offsets").await.ok();
+        assert_eq!(offsets["offsets"].as_array().unwrap().len(), 2, "{how}");
+        let after = a.fetch(&there, &from(&told)).await.ok();
+        // the cursor names it, so that is told
+        assert_eq!((owns(&after), revoked(&after)), (owns(&told), revoked(&told)), "{how}");
+        let taken = b.fetch(&here, "").await.ok();
+        assert_eq!(records(&taken), [format!("{}@1", revoked(&told))], "{how}");
+    }
+}
+
+/// The lines tell of nothing but the generation, which is in their cursor as well.
+#[tokio::test]
+async fn who_fetches_lines_lets_go_with_their_cursor() {
+    let server = Server::start().await;
+    server.topic("orders", 2).await;
+    let a = Member::join(&server, "g", orders()).await;
+    let b = Member::join(&server, "g", orders()).await;
+    let lines =
+        async |query: &str| a.fetch(&server, query).header("accept", "application/x-ndjson").await;
+    let first = lines("").await;
+    assert_eq!(first.header("oncelog-generation"), Some("2"));
+    lines("").await;
+    assert_eq!(owns(&b.heartbeat(&server).await.ok()), "");
+    lines(&format!("cursor={}", first.header("oncelog-cursor").unwrap())).await;
+    assert_eq!(owns(&b.heartbeat(&server).await.ok()).len(), 8);
+}
+
+#[tokio::test]
+async fn who_was_told_and_shows_nothing_holds_up_nobody() {
+    let (here, there) = replicas().await;
+    here.topic("orders", 2).await;
+    let lease = |ms: i64| json!({"topics": ["orders"], "session_timeout_ms": ms});
+    for (ms, least_s, most_s) in [(1_000, 29, 30), (60_000, 59, 60)] {
+        let group = format!("g{ms}");
+        let a = Member::join(&here, &group, lease(ms)).await;
+        let b = Member::join(&there, &group, lease(60_000)).await;
+        let of_group = format!("group_name = '{group}'");
+        let untold = "select count(*) from oncelog.group_offsets where let_go_by is not null and";
+        assert_eq!(here.number(&format!("{untold} {of_group}")).await, 0);
+        let told = a.heartbeat(&here).await.ok();
+        assert_eq!(revoked(&told).len(), 8);
+        let within = format!(
+            "{untold} {of_group} and let_go_by > now() + interval '{least_s} seconds' \
+             and let_go_by <= now() + interval '{most_s} seconds'"
+        );
+        assert_eq!(here.number(&within).await, 1, "{ms}");
+        // the first answer counts
+        let by = format!("select max(let_go_by)::text from oncelog.group_offsets where {of_group}");
+        let before = text(&here, &by).await;
+        a.heartbeat(&there).await.ok();
+        assert_eq!(text(&here, &by).await, before);
+        let overdue = "update oncelog.group_offsets set let_go_by = now() - interval '1 second' \
+                       where let_go_by is not null and";
+        here.sql(format!("{overdue} {of_group}")).await;
+        // whoever looks first: the janitor, or the member itself
+        if ms == 1_000 {
+            there.broker.sweep().await.unwrap();
+        } else {
+            a.heartbeat(&there).await.ok();
+        }
+        assert_eq!(owns(&b.heartbeat(&there).await.ok()), revoked(&told));
+        if ms == 60_000 {
+            let after = a.heartbeat(&here).await.ok();
+            assert_eq!((owns(&after), revoked(&after)), (owns(&told), String::new()));
+        }
+        let left = "select count(*) from oncelog.group_offsets where let_go_by is not null and";
+        assert_eq!(here.number(&format!("{left} {of_group}")).await, 0);
+    }
+}
+
+/// Rows as the version before has left them.
+#[tokio::test]
+async fn what_was_revoked_before_is_told_and_let_go_of() {
+    let server = Server::start().await;
+    server.topic("orders", 2).await;
+    let a = Member::join(&server, "g", orders()).await;
+    let b = Member::join(&server, "g", orders()).await;
+    server.sql("update oncelog.group_offsets set revoked_since = null, announced = true").await;
+    let told = a.heartbeat_of(&server, &a.joined).await.ok();
+    assert_eq!(revoked(&told).len(), 8);
+    a.heartbeat_of(&server, &told).await.ok();
+    assert_eq!(owns(&b.heartbeat(&server).await.ok()), revoked(&told));
 }
 
 #[tokio::test]
@@ -95,7 +262,7 @@ async fn a_waiting_fetch_answers_at_once_when_something_is_to_be_let_go_of() {
     append(&here, "orders", 0, 1).await;
     append(&here, "orders", 1, 1).await;
     let waits = waiting(&there, &b, "").await;
-    a.fetch(&here, "").await.ok();
+    a.fetch(&here, &from(&told)).await.ok();
     let taken = waits.await.unwrap().ok();
     assert_eq!(records(&taken), [format!("{}@0", revoked(&told))]);
 }
@@ -169,8 +336,8 @@ async fn a_static_member_comes_back_to_its_partitions() {
     let pod = |name: &str| json!({"topics": ["orders"], "instance_id": name});
     let a = Member::join(&here, "g", pod("a")).await;
     let b = Member::join(&here, "g", pod("b")).await;
-    a.heartbeat(&here).await.ok();
-    let before = a.heartbeat(&here).await.ok();
+    let told = a.heartbeat(&here).await.ok();
+    let before = a.heartbeat_of(&here, &told).await.ok();
     let of_b = b.heartbeat(&here).await.ok();
     // through another replica, as after a restart: no new generation, nothing moves
     let again = Member::join(&there, "g", pod("a")).await;

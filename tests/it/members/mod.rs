@@ -3,16 +3,24 @@
 
 mod handover;
 mod positions;
+mod random;
 mod resets;
+mod runs;
 mod storms;
 mod subscriptions;
 mod transactions;
 
-use oncelog::model::Code;
+use oncelog::{
+    model::{Code, Timestamp},
+    store::{self, Store},
+};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use crate::support::http::{Answer, Call, Server, Setup};
+use crate::support::{
+    self,
+    http::{Answer, Call, Server, Setup},
+};
 
 /// A member, whatever replica it speaks to.
 struct Member {
@@ -33,6 +41,11 @@ impl Member {
 
     fn heartbeat(&self, server: &Server) -> Call {
         server.post(&format!("{}/heartbeat", self.path))
+    }
+
+    /// As a member that has seen this answer.
+    fn heartbeat_of(&self, server: &Server, seen: &Value) -> Call {
+        self.heartbeat(server).json(json!({"generation": seen["generation"]}))
     }
 
     fn fetch(&self, server: &Server, query: &str) -> Call {
@@ -173,7 +186,15 @@ async fn who_is_no_member_is_told_so_and_a_group_that_is_not_there_as_well() {
     let member = Member::join(&server, "g", json!({"topics": ["orders"]})).await;
     assert_eq!(owns(&member.heartbeat(&server).await.ok()), "orders/0");
     assert_eq!(owns(&member.heartbeat(&server).json("{}").await.ok()), "orders/0");
-    member.heartbeat(&server).json(r#"{"generation":1}"#).await.invalid(&["/generation"]);
+    for generation in ["0", "1", "2", "9007199254740991"] {
+        let body = format!(r#"{{"generation":{generation}}}"#);
+        assert_eq!(owns(&member.heartbeat(&server).json(body).await.ok()), "orders/0");
+    }
+    for generation in ["-1", "9007199254740992", "\"1\""] {
+        let body = format!(r#"{{"generation":{generation}}}"#);
+        member.heartbeat(&server).json(body).await.invalid(&["/generation"]);
+    }
+    member.heartbeat(&server).json(r#"{"generations":1}"#).await.invalid(&["/generations"]);
     member.leave(&server).await;
     let elsewhere = Member { path: member.path.replace("/g/", "/none/"), ..stranger(&member) };
     for (member, code) in [(&member, Code::UnknownMember), (&elsewhere, Code::GroupNotFound)] {
@@ -248,6 +269,31 @@ async fn a_heartbeat_writes_nothing_until_a_third_of_the_lease_has_passed() {
         let left = "select case when lease_expires_at > now() + interval '40 seconds' then 'long' else 'short' end \
                     from oncelog.group_members";
         assert_eq!(text(&server, left).await, "long", "{call}");
+    }
+}
+
+/// It was computed from an older lease, and waited for its turn.
+#[tokio::test]
+async fn a_renewal_that_comes_late_moves_no_lease_back() {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let member = Member::join(&server, "g", json!({"topics": ["orders"]})).await;
+    let tenant = support::tenant(&server.broker).await;
+    let lease = async || {
+        let lease = text(
+            &server,
+            "select (extract(epoch from lease_expires_at) * 1000)::bigint::text \
+            from oncelog.group_members",
+        );
+        lease.await.parse::<i64>().unwrap()
+    };
+    let mut connection = Store::new(server.options.clone(), 1).connection().await.unwrap();
+    let first = lease().await;
+    for (until, then) in [(-10_000, 0), (10_000, 10_000), (9_000, 10_000), (10_001, 10_001)] {
+        let group = support::name("g");
+        let leases = [(&group, member.id.as_str(), Timestamp(first + until))];
+        store::beats::renew(&mut connection, tenant, &leases).await.unwrap();
+        assert_eq!(lease().await, first + then, "{until}");
     }
 }
 

@@ -110,6 +110,7 @@ async fn what_a_cursor_says_of_a_lost_partition_does_not_count_and_is_told() {
     let b = Member::join(&there, "g", orders()).await;
     let told = a.heartbeat(&here).await.ok();
     let lost = revoked(&told);
+    a.heartbeat_of(&there, &told).await.ok();
     let after = a.fetch(&there, &from(&old)).await.ok();
     assert_eq!((owns(&after), revoked(&after)), (owns(&told), lost.clone()));
     // of what it kept it reads on

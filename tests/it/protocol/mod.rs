@@ -455,7 +455,7 @@ async fn rule_18_an_open_of_many_logs_fences_them_all() {
         assert_eq!(code(into(partition, 0, 1).await), Code::ProducerFenced);
     }
     into(7, 1, 1).await.unwrap();
-    b.broker.end_session(b.tenant, p).await.unwrap();
+    b.broker.end_session(b.tenant, p, Some(1)).await.unwrap();
     assert_eq!(code(into(7, 1, 2).await), Code::ProducerFenced);
     assert_eq!(code(into(7, 2, 2).await), Code::InvalidProducerEpoch);
 }

@@ -50,8 +50,8 @@ pub struct Open {
 pub enum Right {
     Free,
     Expected(Option<i64>),
-    /// With its generation.
-    Member(String, i64),
+    /// With its generation; perhaps over this committed offset only.
+    Member(String, i64, Option<Option<i64>>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -126,8 +126,8 @@ pub enum Call {
     DeleteGroup { group: String },
     Join(Join),
     Leave { group: String, member: String },
-    Heartbeat { group: String, member: String },
-    Fetch { group: String, member: String, cursor: Option<String>, limit: Option<usize> },
+    Heartbeat { group: String, member: String, generation: Option<i64> },
+    Fetch(Fetch),
     PutTopic { topic: String, count: Option<Partition>, settings: Option<Map<String, Value>> },
     PatchTopic { topic: String, count: Option<Partition>, settings: Option<Map<String, Value>> },
     DeleteTopic { topic: String },
@@ -136,6 +136,17 @@ pub enum Call {
     PatchTenant(Map<String, Value>),
     Read(Read),
     ReadTopic { topic: String, start: Start, limit: Option<usize>, as_lines: bool },
+}
+
+#[derive(Clone, Debug)]
+pub struct Fetch {
+    pub group: String,
+    pub member: String,
+    pub cursor: Option<String>,
+    pub run: Option<&'static str>,
+    pub limit: Option<usize>,
+    /// With its parameters in a body.
+    pub by_post: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -230,9 +241,12 @@ fn offsets(items: &[OffsetItem], in_transaction: bool) -> Value {
             }
             match right {
                 Right::Expected(expected) => json["expected_offset"] = json!(expected),
-                Right::Member(member, generation) if in_transaction => {
+                Right::Member(member, generation, expected) if in_transaction => {
                     json["member_id"] = json!(member);
                     json["generation"] = json!(generation);
+                    if let Some(expected) = expected {
+                        json["expected_offset"] = json!(expected);
+                    }
                 }
                 Right::Member(..) | Right::Free => {}
             }
@@ -362,7 +376,9 @@ impl Commit {
                 body = json!({"member_id": member, "generation": generation, "cursor": cursor});
             }
             items => {
-                if let OffsetItem::At { right: Right::Member(member, generation), .. } = &items[0] {
+                if let OffsetItem::At { right: Right::Member(member, generation, _), .. } =
+                    &items[0]
+                {
                     body = json!({"member_id": member, "generation": generation});
                 }
                 body["offsets"] = offsets(items, false);
@@ -382,6 +398,23 @@ impl Join {
         put(&mut body, "auto_offset_reset", self.auto_offset_reset);
         let path = format!("/v1/groups/{}/members", self.group);
         Request { key: self.key.clone(), ..post(path, body) }
+    }
+}
+
+impl Fetch {
+    fn request(&self) -> Request {
+        let path = format!("/v1/groups/{}/members/{}/records", self.group, self.member);
+        if self.by_post {
+            let mut body = json!({});
+            put(&mut body, "cursor", self.cursor.as_deref());
+            put(&mut body, "run", self.run);
+            put(&mut body, "limit", self.limit);
+            return post(path, body);
+        }
+        let cursor = self.cursor.iter().map(|cursor| format!("cursor={cursor}"));
+        let run = self.run.iter().map(|run| format!("run={run}"));
+        let query = query(cursor.chain(run).collect(), self.limit);
+        get(format!("{path}{query}"))
     }
 }
 
@@ -440,14 +473,12 @@ impl Call {
             Self::DeleteGroup { group } => delete(format!("/v1/groups/{group}")),
             Self::Join(join) => join.request(),
             Self::Leave { group, member } => delete(format!("/v1/groups/{group}/members/{member}")),
-            Self::Heartbeat { group, member } => {
-                post(format!("/v1/groups/{group}/members/{member}/heartbeat"), json!({}))
+            Self::Heartbeat { group, member, generation } => {
+                let mut body = json!({});
+                put(&mut body, "generation", *generation);
+                post(format!("/v1/groups/{group}/members/{member}/heartbeat"), body)
             }
-            Self::Fetch { group, member, cursor, limit } => {
-                let cursor = cursor.iter().map(|cursor| format!("cursor={cursor}")).collect();
-                let query = query(cursor, *limit);
-                get(format!("/v1/groups/{group}/members/{member}/records{query}"))
-            }
+            Self::Fetch(fetch) => fetch.request(),
             Self::PutTopic { topic, count, settings } => {
                 topic_call("PUT", topic, topic_body(*count, settings))
             }

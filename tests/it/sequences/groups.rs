@@ -1,31 +1,25 @@
 //! Members of groups and what they fetch. Who owns what is asked of the rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use oncelog::{
-    broker::Error,
     model::{
         Code, LogId, Timestamp,
         group::{self, AutoOffsetReset, Membership, Partitions, Subscription, TopicPattern},
     },
-    rules::{
-        Refusal,
-        group::{State, is_withheld, position},
-        reset,
-    },
+    rules::{Refusal, reset},
 };
 use serde_json::{Value, json};
 
 use super::{
     call::{Join, Partition},
     want::{ANY, Judged, Reply, Want},
-    world::{Cursor, Group, World, name},
+    world::{Group, World, name},
 };
 
 const SESSION_TIMEOUT_MS: i64 = 45_000;
 /// No lease runs out here.
-const NOW: Timestamp = Timestamp(0);
-const LIMIT: usize = 500;
+pub const NOW: Timestamp = Timestamp(0);
 
 impl World {
     pub fn make_group(&mut self, group: &str) -> &mut Group {
@@ -38,7 +32,7 @@ impl World {
     }
 
     /// The group of a member, or why there is none.
-    fn member(&self, group: &str, member: &str) -> Result<&Group, Want> {
+    pub fn member(&self, group: &str, member: &str) -> Result<&Group, Want> {
         let found = self.groups.get(group).ok_or(Want::code(Code::GroupNotFound))?;
         if !found.state.members.contains_key(member) {
             return Err(Refusal::UnknownMember.into());
@@ -87,116 +81,40 @@ impl World {
         Ok(Want::no_content())
     }
 
-    /// A sign of life; what it was told to let go of, the member does.
-    fn beat(&mut self, group: &str, member: &str) -> Result<Membership, Want> {
-        let found = self.member(group, member)?;
-        let owned = found.state.places.values().filter(|place| place.is_owned_by(member));
-        let is_to_move = owned.into_iter().any(|place| place.is_to_move());
+    /// A sign of life. `shown`: the generation of an answer; what that told the member to let go of, it
+    /// does.
+    pub fn beat(
+        &mut self,
+        group: &str,
+        member: &str,
+        shown: Option<i64>,
+    ) -> Result<Membership, Want> {
+        let state = &self.member(group, member)?.state;
+        let owned = state.places.values().filter(|place| place.is_owned_by(member));
+        let is_news = owned.filter_map(|place| place.revoked).any(|revoked| {
+            revoked.is_let_go(shown, state.generation) || revoked.let_go_by.is_none()
+        });
         let all = self.all_topics();
         let state = &mut self.groups.get_mut(group).unwrap().state;
-        if is_to_move {
+        if is_news {
             state.refresh(&all, NOW);
-            state.beat(member, true, NOW)?;
+            state.beat(member, shown, NOW)?;
         }
         Ok(state.membership(member))
     }
 
-    pub fn heartbeat(&mut self, group: &str, member: &str, reply: &Reply) -> Judged {
-        let Membership { generation, assignment, revoked } = self.beat(group, member)?;
+    pub fn heartbeat(
+        &mut self,
+        group: &str,
+        member: &str,
+        shown: Option<i64>,
+        reply: &Reply,
+    ) -> Judged {
+        let Membership { generation, assignment, revoked } = self.beat(group, member, shown)?;
         let ghosts = self.groups[group].ghosts.get(member).cloned().unwrap_or_default();
         let assignment = self.with_ghosts(&ghosts, assignment, &reply.body["assignment"]);
         Ok(Want::ok(json!({"generation": generation, "assignment": by_topic(&assignment),
             "revoked": by_topic(&revoked)})))
-    }
-
-    pub fn fetch(
-        &mut self,
-        group: &str,
-        member: &str,
-        cursor: Option<&str>,
-        limit: Option<usize>,
-        reply: &Reply,
-    ) -> Judged {
-        let life = self.member(group, member)?.life;
-        let named = match cursor {
-            None => BTreeMap::new(),
-            Some(text) => {
-                let cursor = self.cursors.get(text);
-                let cursor = cursor.filter(|c| c.group == group && c.life == life);
-                cursor.ok_or(Want::code(Code::InvalidCursor))?.positions.clone()
-            }
-        };
-        let membership = self.beat(group, member)?;
-        let state = self.groups[group].state.clone();
-        let mut places = BTreeMap::new();
-        for (log_id, since) in kept(&state, member) {
-            let named = named.get(&log_id).filter(|(at, _)| *at == since).map(|(_, o)| *o);
-            if is_withheld(named, self.pin(group, log_id).map(|(_, offset)| offset)) {
-                continue;
-            }
-            let ground = self.ground(group, log_id);
-            let from = named.or(ground.committed_offset);
-            let at = position(from, ground.starts, ground.auto_offset_reset, ground.log);
-            let at = at.map_err(|refusal| self.at_place(refusal, log_id))?;
-            places.insert(log_id, (since, at));
-        }
-        let (records, next) = self.taken(&places, limit.unwrap_or(LIMIT), reply);
-        let Membership { generation, assignment, mut revoked } = membership;
-        let ghosts = self.groups[group].ghosts.get(member).cloned().unwrap_or_default();
-        let assignment = self.with_ghosts(&ghosts, assignment, &reply.body["assignment"]);
-        for log_id in named.keys().filter(|log_id| !places.contains_key(*log_id)) {
-            let Some((topic, partition, _)) = self.find(*log_id) else { continue };
-            let topic = name(topic);
-            if !assignment.get(&topic).is_some_and(|kept| kept.contains(&partition)) {
-                revoked.entry(topic).or_default().insert(partition);
-            }
-        }
-        let gone = named.keys().copied().collect();
-        let revoked = self.with_ghosts(&gone, revoked, &reply.body["revoked"]);
-        if let Some(cursor) = reply.body["cursor"].as_str() {
-            let cursor_says = Cursor { group: group.to_owned(), life, positions: next };
-            self.cursors.insert(cursor.to_owned(), cursor_says);
-        }
-        Ok(Want::ok(json!({"generation": generation, "assignment": by_topic(&assignment),
-            "revoked": by_topic(&revoked), "records": records, "cursor": ANY})))
-    }
-
-    fn at_place(&self, refusal: Refusal, log_id: LogId) -> Want {
-        let mut want = Want::from(Error::from(refusal));
-        if let Some((topic, partition, _)) = self.find(log_id) {
-            want.body["topic"] = json!(topic);
-            want.body["partition"] = json!(partition);
-        }
-        want
-    }
-
-    /// What a fetch takes of each place is its own affair: learnt from the answer; but as much as the
-    /// limit permits comes, in order. Answers the records, and where each place goes on.
-    fn taken(
-        &self,
-        places: &BTreeMap<LogId, (i64, i64)>,
-        limit: usize,
-        reply: &Reply,
-    ) -> (Vec<Value>, BTreeMap<LogId, (i64, i64)>) {
-        let mut next = places.clone();
-        let (mut records, mut left) = (Vec::new(), 0);
-        for said in reply.body["records"].as_array().into_iter().flatten() {
-            let at = (said["topic"].as_str(), said["partition"].as_i64());
-            let of = next.iter_mut().find_map(|(log_id, (_, offset))| {
-                let (topic, partition, log) = self.find(*log_id)?;
-                (at == (Some(topic), Some(partition.into()))).then_some((log, offset))
-            });
-            let Some((log, offset)) = of else { continue };
-            records.extend(self.shown(log, *offset, said));
-            *offset += 1;
-        }
-        for (log_id, (_, offset)) in &next {
-            left += self.find(*log_id).map_or(0, |(.., log)| log.end() - offset);
-        }
-        if records.len() > limit || records.len() < limit && left > 0 {
-            records.push(json!(format!("{limit} records, or all that there are")));
-        }
-        (records, next)
     }
 
     pub fn get_group(&self, group: &str) -> Judged {
@@ -265,7 +183,7 @@ impl World {
 
     /// A member may be told for a while of what it owned in topics that are gone. Whether it is, is
     /// learnt.
-    fn with_ghosts(
+    pub fn with_ghosts(
         &self,
         logs: &BTreeSet<LogId>,
         mut told: Partitions,
@@ -298,14 +216,7 @@ impl World {
     }
 }
 
-/// The logs that a member owns and keeps, and since when.
-fn kept(state: &State, member: &str) -> Vec<(LogId, i64)> {
-    let its = state.places.iter().filter(|(_, place)| place.is_owned_by(member));
-    let kept = its.filter(|(_, place)| !place.is_to_move());
-    kept.filter_map(|(log_id, place)| Some((*log_id, place.owner.as_ref()?.since))).collect()
-}
-
-fn by_topic(partitions: &Partitions) -> Value {
+pub fn by_topic(partitions: &Partitions) -> Value {
     let of = |(topic, partitions): (&oncelog::model::Name, &BTreeSet<Partition>)| json!({"topic": topic, "partitions": partitions});
     partitions.iter().map(of).collect()
 }

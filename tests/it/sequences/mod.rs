@@ -7,6 +7,7 @@
 mod appends;
 mod bursts;
 mod call;
+mod fetches;
 mod fleet;
 mod groups;
 mod ids;
@@ -61,13 +62,7 @@ pub enum Off {
     HalfTransactions,
 }
 
-pub const OFF: &[Off] = &[
-    Off::RepeatsOfTransactions,
-    Off::RepeatsOfCommits,
-    Off::RepeatedReopens,
-    Off::EndsOfEpochs,
-    Off::OffsetsBesideCommits,
-];
+pub const OFF: &[Off] = &[];
 
 /// Operations of a sequence.
 const LENGTH: usize = 150;

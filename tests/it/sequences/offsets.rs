@@ -7,7 +7,7 @@ use oncelog::{
     model::{Code, LogId, group::Member, group_view::ResetTo, transaction::Claim},
     rules::{
         Refusal, group,
-        offsets::{self, Asked, Verdict, judge_all},
+        offsets::{self, Asked, Committer, Place, Verdict, judge_all},
         reset,
     },
 };
@@ -16,8 +16,9 @@ use uuid::Uuid;
 
 use super::{
     call::{Commit, OffsetItem, Partition, Right},
+    groups::NOW,
     want::{Judged, Want},
-    world::{Committed, Phase, World, name},
+    world::{Committed, Cursor, Phase, Position, World, name},
 };
 
 /// An offset that a transaction is to commit.
@@ -56,24 +57,17 @@ impl World {
         }
     }
 
-    /// What a cursor says to this member: the log, since when it is its own, and the offset.
-    fn positions(
-        &self,
-        group: &str,
-        generation: i64,
-        cursor: &str,
-    ) -> Result<Vec<(LogId, i64, i64)>, Want> {
+    /// What a cursor says to a member of this generation.
+    pub fn cursor(&self, group: &str, generation: i64, cursor: &str) -> Result<&Cursor, Want> {
         let found = self.groups.get(group).zip(self.cursors.get(cursor));
         let found = found.filter(|(at, c)| c.group == group && c.life == at.life);
         let (at, cursor) = found.ok_or(Want::code(Code::InvalidCursor))?;
         let newest = at.state.generation;
-        let is_later = |(since, _): &(i64, i64)| *since > generation;
+        let is_later = |position: &Position| position.since > generation;
         if generation > newest || cursor.positions.values().any(is_later) {
             return Err(Refusal::IllegalGeneration { generation: newest }.into());
         }
-        let position =
-            |(log_id, (since, offset)): (&LogId, &(i64, i64))| (*log_id, *since, *offset);
-        Ok(cursor.positions.iter().map(position).collect())
+        Ok(cursor)
     }
 
     /// What the items of a transaction claim; the last one for a place wins.
@@ -84,18 +78,28 @@ impl World {
                 OffsetItem::At { group, topic, partition, offset, right } => {
                     let log_id = self.log(topic, *partition)?.log_id;
                     let claim = match right {
-                        Right::Member(member_id, generation) => {
-                            Claim::Member { member_id: member_id.clone(), generation: *generation }
-                        }
+                        Right::Member(member_id, generation, expected) => Claim::Member {
+                            member_id: member_id.clone(),
+                            generation: *generation,
+                            expected: *expected,
+                            began: None,
+                        },
                         Right::Expected(expected) => Claim::Expected(*expected),
                         Right::Free => Claim::Expected(None),
                     };
-                    claims.insert((group.clone(), log_id), Claimed { offset: *offset, claim });
+                    let claimed = Claimed { offset: *offset, claim };
+                    add_claim(&mut claims, (group.clone(), log_id), claimed);
                 }
                 OffsetItem::Cursor { group, member, generation, cursor } => {
-                    for (log_id, since, offset) in self.positions(group, *generation, cursor)? {
-                        let claim = Claim::Member { member_id: member.clone(), generation: since };
-                        claims.insert((group.clone(), log_id), Claimed { offset, claim });
+                    for (log_id, at) in &self.cursor(group, *generation, cursor)?.positions {
+                        let claim = Claim::Member {
+                            member_id: member.clone(),
+                            generation: at.since,
+                            expected: None,
+                            began: at.began,
+                        };
+                        let claimed = Claimed { offset: at.offset, claim };
+                        add_claim(&mut claims, (group.clone(), *log_id), claimed);
                     }
                 }
             }
@@ -118,13 +122,30 @@ impl World {
     pub fn judge_claims(
         &self,
         claims: &BTreeMap<(String, LogId), Claimed>,
-        transaction: Uuid,
+        by: Committer,
     ) -> Result<(), Want> {
-        for ((group, log_id), Claimed { offset, claim }) in claims {
-            let (row, facts) = (self.row(group, *log_id), self.facts(group));
-            offsets::judge_in_transaction(&row, &facts, claim, *offset, transaction)?;
+        let place = |((group, log_id), claimed): (&(String, LogId), &Claimed)| {
+            let claimed = in_rules((group, *log_id), claimed);
+            (self.row(group, *log_id), self.facts(group), claimed)
+        };
+        let places: Vec<_> = claims.iter().map(place).collect();
+        let asked: Vec<_> =
+            places.iter().map(|(row, group, claimed)| (row, group, claimed)).collect();
+        Ok(offsets::judge_in_transaction(&asked, by)?)
+    }
+
+    /// Members that have committed cursors let go of what their answers have told them to.
+    pub fn let_go_with(&mut self, items: &[OffsetItem]) {
+        for item in items {
+            let OffsetItem::Cursor { group, member, generation, cursor } = item else { continue };
+            let told = self.cursor(group, *generation, cursor).ok().and_then(|c| c.told);
+            if told.is_some() {
+                let all = self.all_topics();
+                let state = &mut self.groups.get_mut(group).unwrap().state;
+                state.refresh(&all, NOW);
+                state.let_go(member, told, NOW);
+            }
         }
-        Ok(())
     }
 
     /// The group, made where there is none, with a place in this log.
@@ -147,6 +168,7 @@ impl World {
         let path = format!("/v1/groups/{}/offsets", commit.group);
         let body = format!("{:?}", commit.items);
         if let Some(before) = self.replayed(&path, commit.key.as_deref(), &body)? {
+            self.let_go_with(&commit.items);
             return Ok(before);
         }
         let wanted = self.wanted(commit)?;
@@ -177,6 +199,7 @@ impl World {
             told.push(told_offset(topic, *partition, offset));
         }
         self.make_group(&commit.group);
+        self.let_go_with(&commit.items);
         let want = Want::ok(json!({"group": commit.group, "offsets": told}));
         self.keep(&path, commit.key.as_deref(), body, &want);
         Ok(want)
@@ -195,18 +218,18 @@ impl World {
                     let right = match right {
                         Right::Free => offsets::Right::Free,
                         Right::Expected(expected) => offsets::Right::Expected(*expected),
-                        Right::Member(member_id, generation) => {
+                        Right::Member(member_id, generation, _) => {
                             offsets::Right::Member(member_of(member_id, *generation))
                         }
                     };
                     wanted.insert((topic.clone(), *partition), (None, *offset, right));
                 }
                 OffsetItem::Cursor { group, member, generation, cursor } => {
-                    for (log_id, since, offset) in self.positions(group, *generation, cursor)? {
-                        let Some((topic, partition, _)) = self.find(log_id) else { continue };
-                        let right = offsets::Right::Member(member_of(member, since));
+                    for (log_id, at) in &self.cursor(group, *generation, cursor)?.positions {
+                        let Some((topic, partition, _)) = self.find(*log_id) else { continue };
+                        let right = offsets::Right::Member(member_of(member, at.since));
                         let place = (topic.clone(), partition);
-                        wanted.insert(place, (Some(log_id), offset, right));
+                        wanted.insert(place, (Some(*log_id), at.offset, right));
                     }
                 }
             }
@@ -282,6 +305,24 @@ impl World {
             found: None,
         }
     }
+}
+
+/// The last one for a place wins; what was processed began where the first one's run began.
+pub fn add_claim(
+    claims: &mut BTreeMap<(String, LogId), Claimed>,
+    place: (String, LogId),
+    mut claimed: Claimed,
+) {
+    if let Some(former) = claims.get(&place) {
+        let at = (&*place.0, place.1);
+        claimed.claim = in_rules(at, &claimed).after(&in_rules(at, former)).claim;
+    }
+    claims.insert(place, claimed);
+}
+
+fn in_rules((group, log_id): (&str, LogId), claimed: &Claimed) -> offsets::Claimed {
+    let place = Place { group: name(group), log_id };
+    offsets::Claimed { place, offset: claimed.offset, claim: claimed.claim.clone() }
 }
 
 fn member_of(member_id: &str, generation: i64) -> Member {

@@ -61,6 +61,8 @@ pub enum RightWish {
     /// What is committed, or so far from it.
     Expected(i64),
     MemberOf(Number),
+    /// And over what is committed, or so far from it.
+    MemberOver(Number, i64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -176,11 +178,17 @@ pub enum Act {
         key: Option<Number>,
     },
     Leave(Number),
-    Heartbeat(Number),
+    /// Showing the newest generation.
+    Heartbeat {
+        joined_by: Number,
+        shows: bool,
+    },
     Fetch {
         joined_by: Number,
         cursor_of: Option<Number>,
+        run: Option<&'static str>,
         limit: Option<usize>,
+        by_post: bool,
     },
     PutTopic {
         topic: u8,
@@ -342,6 +350,9 @@ impl Draw<'_> {
         }
         let member = self.late(&self.joins.clone()).filter(|_| self.chance(40));
         let right = match member {
+            Some(join) if in_transaction && self.chance(25) => {
+                RightWish::MemberOver(join, self.beside())
+            }
             Some(join) => RightWish::MemberOf(join),
             None if in_transaction || self.chance(60) => {
                 RightWish::Expected(self.one_of(&[0, 0, 0, 0, 1, -1]))
@@ -477,11 +488,13 @@ impl Draw<'_> {
             (9..11, _) => Act::GetGroup(group),
             (11, _) => Act::DeleteGroup(group),
             (12..15, Some(join)) => Act::Leave(join),
-            (15..18, Some(join)) => Act::Heartbeat(join),
+            (15..18, Some(joined_by)) => Act::Heartbeat { joined_by, shows: self.chance(60) },
             (18..23, Some(joined_by)) => {
                 let cursor_of = self.late(&self.fetches.clone()).filter(|_| self.chance(60));
                 let limit = self.chance(40).then(|| 1 + self.below(4));
-                Act::Fetch { joined_by, cursor_of, limit }
+                let runs = [None, None, None, Some("continue"), Some("new")];
+                let (run, by_post) = (self.one_of(&runs), self.chance(20));
+                Act::Fetch { joined_by, cursor_of, run, limit, by_post }
             }
             _ => {
                 let mut topics: Vec<u8> = (0..self.below(3)).map(|_| self.topic()).collect();

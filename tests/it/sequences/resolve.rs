@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::{
     call::{
-        Append, Begin, Call, Commit, Item, Join, OffsetItem, Open, Partition, Read, Right, Session,
-        Start, TransactionCall, Verb, Work,
+        Append, Begin, Call, Commit, Fetch, Item, Join, OffsetItem, Open, Partition, Read, Right,
+        Session, Start, TransactionCall, Verb, Work,
     },
     ops::{
         Act, At, Caller, Form, From, ItemWish, Number, OffsetWish, Op, RightWish, VerbWish, Who,
@@ -162,14 +162,17 @@ impl Resolver<'_> {
                 let (group, member) = self.member(*joined_by);
                 Call::Leave { group, member }
             }
-            Act::Heartbeat(joined_by) => {
+            Act::Heartbeat { joined_by, shows } => {
                 let (group, member) = self.member(*joined_by);
-                Call::Heartbeat { group, member }
+                let generation = shows.then(|| self.generation(&group));
+                Call::Heartbeat { group, member, generation }
             }
-            Act::Fetch { joined_by, cursor_of, limit } => {
+            Act::Fetch { joined_by, cursor_of, run, limit, by_post } => {
                 let (group, member) = self.member(*joined_by);
                 let cursor = cursor_of.and_then(|number| self.said(number, "cursor"));
-                Call::Fetch { group, member, cursor, limit: *limit }
+                let run = run.filter(|run| cursor.is_some() || *run == "new");
+                let (limit, by_post) = (*limit, *by_post);
+                Call::Fetch(Fetch { group, member, cursor, run, limit, by_post })
             }
             _ => return None,
         })
@@ -308,7 +311,7 @@ impl Resolver<'_> {
             OffsetWish::At { group, topic, partition, at, right } => {
                 let (mut group, topic) = (group_name(group), topic_name(topic));
                 let partition = Partition::from(partition);
-                if let RightWish::MemberOf(number) = right {
+                if let RightWish::MemberOf(number) | RightWish::MemberOver(number, _) = right {
                     group = self.member(number).0;
                 }
                 let log_id = self.world.log(&topic, partition).ok().map(|log| log.log_id);
@@ -323,7 +326,15 @@ impl Resolver<'_> {
                     }
                     RightWish::MemberOf(number) => {
                         let (group, member) = self.member(number);
-                        Right::Member(member, self.generation(&group))
+                        Right::Member(member, self.generation(&group), None)
+                    }
+                    RightWish::MemberOver(number, by) => {
+                        let (group, member) = self.member(number);
+                        let expected = match by {
+                            0 => committed,
+                            by => Some((committed.unwrap_or(0) + by).max(0)),
+                        };
+                        Right::Member(member, self.generation(&group), Some(expected))
                     }
                 };
                 let offset = self.offset(Some(&group), &topic, partition, at);
@@ -331,7 +342,9 @@ impl Resolver<'_> {
             }
             OffsetWish::CursorOf(number) => {
                 let (group, member) = match self.history.get(&number) {
-                    Some((Call::Fetch { group, member, .. }, _)) => (group.clone(), member.clone()),
+                    Some((Call::Fetch(Fetch { group, member, .. }), _)) => {
+                        (group.clone(), member.clone())
+                    }
                     _ => (group_name(0), "nobody".to_owned()),
                 };
                 let generation = self.generation(&group);
@@ -385,7 +398,7 @@ fn of_group(item: &OffsetItem) -> String {
 
 fn is_alike(first: &OffsetItem, item: &OffsetItem) -> bool {
     let member = |item: &OffsetItem| match item {
-        OffsetItem::At { right: Right::Member(member, _), .. } => json!(member),
+        OffsetItem::At { right: Right::Member(member, ..), .. } => json!(member),
         OffsetItem::At { .. } => json!(null),
         OffsetItem::Cursor { .. } => json!({}),
     };

@@ -7,7 +7,7 @@ use oncelog::{
         Code, LogId,
         transaction::{Reason, State},
     },
-    rules::Refusal,
+    rules::{Refusal, offsets::Committer},
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -16,7 +16,7 @@ use super::{
     OFF, Off,
     call::{Begin, Item, OffsetItem, TransactionCall, Verb, Work},
     ids::{Fate, Staged, keyless},
-    offsets::Claimed,
+    offsets::{Claimed, add_claim},
     want::{ANY, Judged, Reply, Want},
     world::{Phase, Transaction, World},
 };
@@ -30,6 +30,18 @@ struct Resolved {
     claims: BTreeMap<(String, LogId), Claimed>,
     /// An append that breaks a limit.
     too_large: Option<Want>,
+}
+
+impl Transaction {
+    fn committer(&self, id: Uuid) -> Committer {
+        Committer { transaction_id: id, appends: self.append_count > 0 }
+    }
+
+    fn add_offsets(&mut self, claims: BTreeMap<(String, LogId), Claimed>) {
+        for (place, claimed) in claims {
+            add_claim(&mut self.offsets, place, claimed);
+        }
+    }
 }
 
 impl Phase {
@@ -102,6 +114,9 @@ impl World {
             if known.begun_as != *begin {
                 return Err(Refusal::TransactionReused.into());
             }
+            if begin.commit {
+                self.let_go_with(&begin.work.offsets);
+            }
             return Ok(Want::ok(self.told(begin.id.unwrap(), Some(true))));
         }
         let in_pass = begin.commit && !begin.work.appends.is_empty();
@@ -147,6 +162,9 @@ impl World {
             made = Transaction { state: Phase::Committed, places, ..made };
         }
         self.transactions.insert(id, made);
+        if begin.commit {
+            self.let_go_with(&begin.work.offsets);
+        }
         Ok(Want::created(self.told(id, Some(false))))
     }
 
@@ -165,12 +183,8 @@ impl World {
         if let Some(too_large) = resolved.too_large.as_ref().filter(|_| stores) {
             return Err(too_large.clone());
         }
-        for (place, claimed) in &resolved.claims {
-            let one = BTreeMap::from([(place.clone(), claimed.clone())]);
-            self.check_ranges(&one)?;
-            self.judge_claims(&one, id)?;
-        }
-        Ok(())
+        self.check_ranges(&resolved.claims)?;
+        self.judge_claims(&resolved.claims, Committer { transaction_id: id, appends: true })
     }
 
     /// What of its ids counts by the settings of now.
@@ -208,7 +222,7 @@ impl World {
         let fates = match &transaction.fates {
             Some(fates) => fates.clone(),
             None => {
-                self.judge_claims(&transaction.offsets, id)?;
+                self.judge_claims(&transaction.offsets, transaction.committer(id))?;
                 self.staged_fates(&staged)?
             }
         };
@@ -268,8 +282,10 @@ impl World {
                 Ok(Want::ok(self.told(id, Some(false))))
             }
             Verb::Prepare => self.prepare(id),
-            Verb::Commit { expected_appends, .. } => {
-                self.commit(id, *expected_appends, resolved, reply)
+            Verb::Commit { expected_appends, work } => {
+                let want = self.commit(id, *expected_appends, resolved, reply)?;
+                self.let_go_with(&work.offsets);
+                Ok(want)
             }
             Verb::Abort => self.abort(id, if call.is_operator { "operator" } else { "client" }),
         }
@@ -286,7 +302,7 @@ impl World {
         let found = self.transactions.get_mut(&id).unwrap();
         found.append_count += resolved.staged.len() as i64;
         found.staged.extend(resolved.staged);
-        found.offsets.extend(resolved.claims);
+        found.add_offsets(resolved.claims);
         found.calls.extend(numbered.map(<[Item]>::to_vec));
     }
 
@@ -325,7 +341,7 @@ impl World {
         self.expect_ongoing(id)?;
         let found = self.transactions[&id].clone();
         self.check_topics(&Transaction { staged: Vec::new(), ..found.clone() })?;
-        self.judge_claims(&found.offsets, id)?;
+        self.judge_claims(&found.offsets, found.committer(id))?;
         self.check_topics(&found)?;
         let staged = self.claimable(&found.staged);
         let fates = self.staged_fates(&staged)?;
@@ -366,7 +382,7 @@ impl World {
             resolved.too_large.map_or(Ok(()), Err)?;
             found.append_count += resolved.staged.len() as i64;
             found.staged.extend(resolved.staged);
-            found.offsets.extend(resolved.claims);
+            found.add_offsets(resolved.claims);
         }
         if let Some(expected) = expected_appends.filter(|expected| *expected != found.append_count)
         {

@@ -125,8 +125,19 @@ pub struct Group {
 pub struct Cursor {
     pub group: String,
     pub life: u64,
-    /// Since when it owned a log, and where it goes on there.
-    pub positions: BTreeMap<LogId, (i64, i64)>,
+    pub positions: BTreeMap<LogId, Position>,
+    /// The generation of the answer, if that told to let go of something.
+    pub told: Option<i64>,
+}
+
+/// What a cursor says of a partition.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Position {
+    /// The generation since which the member owned it.
+    pub since: i64,
+    pub offset: i64,
+    /// What was committed where the run began.
+    pub began: Option<Option<i64>>,
 }
 
 /// What a cursor of a topic says.
@@ -197,10 +208,10 @@ impl World {
             Call::DeleteGroup { group } => self.delete_group(group),
             Call::Join(join) => self.join(join, reply),
             Call::Leave { group, member } => self.leave(group, member),
-            Call::Heartbeat { group, member } => self.heartbeat(group, member, reply),
-            Call::Fetch { group, member, cursor, limit } => {
-                self.fetch(group, member, cursor.as_deref(), *limit, reply)
+            Call::Heartbeat { group, member, generation } => {
+                self.heartbeat(group, member, *generation, reply)
             }
+            Call::Fetch(fetch) => self.fetch(fetch, reply),
             Call::PutTopic { topic, count, settings } => {
                 self.put_topic(topic, *count, settings.as_ref())
             }

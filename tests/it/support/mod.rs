@@ -4,6 +4,7 @@
 pub mod document;
 pub mod http;
 pub mod http2;
+pub mod pooler;
 pub mod proxy;
 
 use std::{
@@ -28,9 +29,40 @@ use oncelog::{
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 use tokio::sync::OnceCell;
 
-/// Tests of durability start their own server: this one does not flush.
-const SERVER_OPTIONS: &[(&str, &str)] =
-    &[("fsync", "off"), ("full_page_writes", "off"), ("max_connections", "400")];
+/// Tests of durability start their own server: this one does not flush. It says so, too: what oncelog
+/// writes is to be flushed all the same, and `FLUSHES` sees to that in every test.
+const SERVER_OPTIONS: &[(&str, &str)] = &[
+    ("fsync", "off"),
+    ("full_page_writes", "off"),
+    ("synchronous_commit", "off"),
+    ("max_connections", "400"),
+];
+
+/// No row is written by a statement of oncelog's whose commit is not flushed, or in a transaction
+/// that waits for locks for ever; and in one of several statements each sees what was committed
+/// before it.
+const FLUSHES: &str = "
+create function public.flushes() returns trigger language plpgsql as $$
+begin
+    if current_setting('application_name') = 'oncelog' and (
+        current_setting('synchronous_commit') in ('off', 'local') or current_setting('lock_timeout') = '0')
+    then
+        raise exception 'not flushed, or waits for ever: %', current_query();
+    end if;
+    return null;
+end $$;
+do $$
+declare
+    written regclass;
+begin
+    for written in select oid from pg_class
+        where relnamespace = 'oncelog'::regnamespace and relkind in ('r', 'p') and not relispartition
+            and relname <> '_sqlx_migrations'
+    loop
+        execute format('create trigger flushes after insert or update or delete on %s
+            for each row execute function public.flushes()', written);
+    end loop;
+end $$";
 
 static SERVER: LazyLock<Embedded> = LazyLock::new(|| {
     sweep_old_directories();
@@ -73,11 +105,25 @@ pub async fn database() -> PgConnectOptions {
             connection.close().await.unwrap();
             let store = Store::new(server.connect_options("template_oncelog"), 1);
             store.migrate().await.unwrap();
+            let mut connection =
+                server.connect_options("template_oncelog").connect().await.unwrap();
+            connection.execute(FLUSHES).await.unwrap();
+            connection.close().await.unwrap();
         })
         .await;
+    made(server, "template template_oncelog").await
+}
+
+/// How to reach a database with nothing in it.
+pub async fn empty_database() -> PgConnectOptions {
+    let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
+    made(server, "").await
+}
+
+async fn made(server: &Embedded, from: &str) -> PgConnectOptions {
     let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
-    let mut connection = admin.connect().await.unwrap();
-    let create = format!("create database {name} template template_oncelog");
+    let mut connection = server.connect_options("postgres").connect().await.unwrap();
+    let create = format!("create database {name} {from}");
     connection.execute(AssertSqlSafe(create)).await.unwrap();
     connection.close().await.unwrap();
     server.connect_options(&name)

@@ -12,7 +12,7 @@ use oncelog::{
     },
     rules::{
         Refusal,
-        offsets::{self, Claimed, Group, Place, judge_in_transaction},
+        offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         session::{self, SessionRow},
         transaction::{
@@ -28,6 +28,9 @@ use super::{Rule, TIMEOUT_MS};
 
 /// The appends of a call, each to a partition.
 pub type Appends = Vec<usize>;
+
+/// Of the group, in which its member got the partition.
+pub const GENERATION: i64 = 1;
 
 /// Digests of the two ways to begin.
 const BEGIN: Digest = [0; 16];
@@ -109,7 +112,13 @@ fn open_again() -> Open {
 }
 
 impl Ledger {
-    pub fn new(now: Timestamp, retention_ms: i64, without: Option<Rule>) -> Self {
+    pub fn new(
+        now: Timestamp,
+        retention_ms: i64,
+        member: Option<&str>,
+        without: Option<Rule>,
+    ) -> Self {
+        let owner = member.map(|member| (member.to_owned(), GENERATION));
         Self {
             now,
             retention_ms,
@@ -117,9 +126,15 @@ impl Ledger {
             sessions: BTreeMap::new(),
             transactions: BTreeMap::new(),
             logs: Default::default(),
-            offset: offsets::Row::default(),
+            offset: offsets::Row { owner, ..offsets::Row::default() },
             without,
         }
+    }
+
+    /// Of the member that owns the partition, or of none.
+    fn group(&self) -> Group {
+        let members = self.offset.owner.iter().map(|(member, _)| member.clone()).collect();
+        Group { generation: GENERATION, members }
     }
 
     fn tenant(&self) -> OwnSettings {
@@ -169,9 +184,10 @@ impl Ledger {
     /// What a message makes of it, with the transaction as the answer tells it and whether it was
     /// done before.
     pub fn handled(&self, message: &Message) -> Result<(Self, Row, bool), Refusal> {
-        // (a pass does that for its transactions)
-        let is_whole = matches!(message.call, Call::Whole { .. });
-        let checked = message.session.filter(|_| self.has(Rule::CheckProducer) && !is_whole);
+        // (a pass does that for its transactions); what became of a begin is told whoever asks
+        let is_begun = message.call == Call::Begin && self.transactions.contains_key(&message.id);
+        let is_judged = is_begun || matches!(message.call, Call::Whole { .. });
+        let checked = message.session.filter(|_| self.has(Rule::CheckProducer) && !is_judged);
         if let Some(producer) = checked {
             let facts = self.sessions.get(&producer.0).map(|row| &row.facts);
             check_producer(producer, facts)?;
@@ -254,7 +270,7 @@ impl Ledger {
         standing.rows.extend(row);
         standing.sessions.extend(facts);
         standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
-        standing.groups.insert(place.group.clone(), Group::default());
+        standing.groups.insert(place.group.clone(), self.group());
         standing.places.insert(place, self.offset.clone());
         standing.memory = Some(Memory { horizon: self.horizon(), now: self.now });
         match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
@@ -357,7 +373,11 @@ impl Ledger {
     fn check_offset(&self, id: Uuid) -> Result<(), Refusal> {
         match &self.transactions[&id].offset {
             Some((offset, claim)) => {
-                judge_in_transaction(&self.offset, &Group::default(), claim, *offset, id)
+                let place = Place { group: Name::parse("group").unwrap(), log_id: LogId(1) };
+                let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
+                let appends = self.transactions[&id].row.append_count > 0;
+                let by = Committer { transaction_id: id, appends };
+                judge_in_transaction(&[(&self.offset, &self.group(), &claimed)], by)
             }
             None => Ok(()),
         }

@@ -6,20 +6,21 @@
 //! through *every* order (breadth first, so a counterexample is a shortest one).
 //!
 //! A message is handled in one step: in the server it is one Postgres transaction under the locks
-//! of its session, transaction, offsets and heads. What lies between statements there is not seen
-//! here; that is what the tests with Postgres are for.
+//! of its session, transaction, offsets and heads. What lies between its statements, where calls of one
+//! transaction meet, is another check's ([`statements`]).
 //!
 //! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
 //! and each rule in [`Rule`] is left out once, in the wiring: the check must then find a violation.
 
 mod ledger;
+mod statements;
 mod world;
 
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use world::{Action, Budget, Check, Config, Script, Step};
+use world::{Budget, Check, Config, Script, Step};
 
 /// How long a transaction may stay open.
 const TIMEOUT_MS: i64 = 2;
@@ -36,6 +37,8 @@ pub enum Broken {
     OutcomeChanged,
     PreparedButRefused,
     RunsTwice,
+    LeftBehind,
+    Stuck,
 }
 
 impl Broken {
@@ -52,6 +55,8 @@ impl Broken {
             Self::OutcomeChanged => "an outcome never changes",
             Self::PreparedButRefused => "what is prepared can be committed",
             Self::RunsTwice => "no id runs twice",
+            Self::LeftBehind => "nothing staged is left behind by an end",
+            Self::Stuck => "calls do not wait for each other",
         }
     }
 }
@@ -95,6 +100,8 @@ pub enum Rule {
     ExpectedAppends,
     /// An end that was done before is not done again.
     RepeatedEnds,
+    /// Of two that have processed the same records as a member one commits.
+    Runs,
 }
 
 const COPY: Script = &[Step::Begin, Step::Append(0), Step::Append(1), Step::Offset, Step::Commit];
@@ -102,6 +109,7 @@ const PREPARED: Script =
     &[Step::Begin, Step::Append(0), Step::Append(1), Step::Offset, Step::Prepare, Step::Commit];
 const ABORTED: Script = &[Step::Begin, Step::Append(0), Step::Offset, Step::Abort];
 const SHORT: Script = &[Step::Begin, Step::Append(1), Step::Offset, Step::Commit];
+const OFFSET_FIRST: Script = &[Step::Begin, Step::Offset, Step::Append(1), Step::Commit];
 const RECOVERING: Script =
     &[Step::Recover, Step::Begin, Step::Append(1), Step::Offset, Step::Commit];
 const WHOLE: Script = &[Step::Whole { offset: true }];
@@ -112,6 +120,7 @@ fn config(scripts: &[Script], successor: Script) -> Config {
     Config {
         scripts: scripts.to_vec(),
         unbound: Vec::new(),
+        by_member: false,
         successor,
         in_flight: 1,
         budget: none,
@@ -138,6 +147,11 @@ impl Config {
 
     fn in_flight(self, in_flight: usize) -> Self {
         Self { in_flight, ..self }
+    }
+
+    /// All read as the same member, without knowing of each other.
+    fn by_member(self) -> Self {
+        Self { by_member: true, ..self }
     }
 
     fn unbound(self, scripts: &[Script]) -> Self {
@@ -176,7 +190,7 @@ fn breaks(rule: Rule, broken: Broken, config: Config) {
     println!("  {}", told(&path.into_actions()));
 }
 
-fn told(actions: &[Action]) -> String {
+fn told(actions: &[impl std::fmt::Debug]) -> String {
     actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
 }
 
@@ -203,6 +217,8 @@ holds! {
         at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
     holds_with_one_request_transactions: config(&[WHOLE, SHORT], WHOLE).opens(1).unbound(&[APPENDS]).ticks(2),
         at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
+    holds_with_a_member: config(&[OFFSET_FIRST, PREPARED], SHORT).opens(1).unbound(&[WHOLE]).by_member(),
+        at least 10_000, must see Whole ReplayedBegin ReplayedCommit Conflict Pinned PreparedCommitted Committed FencedCommit;
     holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[APPENDS]).ticks(6).sweeps(2, 2),
         at least 10_000, must see ForgottenAndRefused Whole ReplayedBegin ReplayedCommit Committed TimedOut;
 }
@@ -222,6 +238,8 @@ without! {
     without_the_horizon: Horizon breaks RunsTwice in config(&[], SHORT).unbound(&[ABORTED]).ticks(4).sweeps(1, 2);
     without_pins: Pins breaks OffsetTwice in config(&[PREPARED, SHORT], SHORT);
     without_judging_offsets_at_the_end: OffsetsAtTheEnd breaks OffsetTwice in config(&[SHORT, SHORT], SHORT);
+    without_runs: Runs breaks OffsetTwice in config(&[SHORT, OFFSET_FIRST], SHORT).by_member();
+    without_runs_in_one_request: Runs breaks OffsetTwice in config(&[], SHORT).unbound(&[WHOLE, WHOLE]).by_member();
     without_numbers: Numbering breaks NotAtomic in config(&[SHORT], SHORT);
     without_expected_appends: ExpectedAppends breaks NotAtomic in config(&[COPY], SHORT).in_flight(3);
     without_the_repeat_of_an_end: RepeatedEnds breaks NotAtomic in config(&[SHORT], SHORT);

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::{
     Broken, Rule, Seen, TIMEOUT_MS,
-    ledger::{Batch, Call, Ledger, Message},
+    ledger::{Batch, Call, GENERATION, Ledger, Message},
 };
 
 /// What a client does, one after the other.
@@ -50,6 +50,8 @@ pub struct Config {
     pub unbound: Vec<Script>,
     /// Of whoever opens the first producer's session anew.
     pub successor: Script,
+    /// The group has a member, which all of them believe to be.
+    pub by_member: bool,
     /// How many steps a client sends before it has the answer to the first.
     pub in_flight: usize,
     pub budget: Budget,
@@ -79,6 +81,8 @@ pub struct Client {
     read: Option<Offset>,
     /// Prepared by an earlier epoch, in doubt.
     found: Option<(Uuid, i64)>,
+    /// It commits as the member, and says or not where its run began.
+    by_member: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +121,7 @@ pub struct Check {
     pub seen: Arc<Mutex<BTreeSet<Seen>>>,
 }
 
+const MEMBER: &str = "m";
 const RETENTIONS_MS: [i64; 2] = [2, 9];
 
 /// A UUIDv7 made at an instant.
@@ -142,7 +147,15 @@ impl Client {
     fn message(&self, step: usize) -> Option<Message> {
         let before = &self.script[..step];
         let sequence = before.iter().filter(|step| matches!(step, Step::Append(_))).count() as i64;
-        let claim = Claim::Expected(self.read);
+        let claim = match self.by_member {
+            None => Claim::Expected(self.read),
+            Some(says_where) => Claim::Member {
+                member_id: MEMBER.into(),
+                generation: GENERATION,
+                expected: None,
+                began: says_where.then_some(self.read),
+            },
+        };
         // the tens count how often it was moved, the rest tells by whom
         let moves = self.read.map_or(0, |offset| offset / 10 + 1);
         let offset = moves * 10 + (self.id.as_u128() & 7) as i64;
@@ -180,7 +193,12 @@ impl Client {
 impl World {
     fn new(config: &Config) -> Self {
         let mut world = Self {
-            ledger: Ledger::new(Timestamp(1_000), RETENTIONS_MS[1], config.without),
+            ledger: Ledger::new(
+                Timestamp(1_000),
+                RETENTIONS_MS[1],
+                config.by_member.then_some(MEMBER),
+                config.without,
+            ),
             clients: Vec::new(),
             left: config.budget,
             begun: BTreeSet::new(),
@@ -191,16 +209,17 @@ impl World {
         for (producer, script) in config.scripts.iter().enumerate() {
             let producer = ProducerId(producer as i64);
             let epoch = world.ledger.open(producer).epoch;
-            world.come(script, Some((producer, epoch)), None);
+            world.come(config, script, Some((producer, epoch)), None);
         }
         for script in &config.unbound {
-            world.come(script, None, None);
+            world.come(config, script, None, None);
         }
         world
     }
 
     fn come(
         &mut self,
+        config: &Config,
         script: Script,
         session: Option<(ProducerId, Epoch)>,
         found: Option<(Uuid, i64)>,
@@ -209,7 +228,8 @@ impl World {
         // nothing in doubt: there is nothing to recover
         let done = usize::from(script[0] == Step::Recover && found.is_none());
         let read = self.ledger.offset.committed_offset;
-        self.clients.push(Client { session, id, script, done, read, found });
+        let by_member = config.by_member.then_some(config.without != Some(Rule::Runs));
+        self.clients.push(Client { session, id, script, done, read, found, by_member });
     }
 
     fn breaks(&mut self, broken: Broken, if_so: bool) {
@@ -224,8 +244,9 @@ impl World {
 
     fn check_accepted(&mut self, message: &Message, row: &Row, duplicate: bool, before: &Ledger) {
         let own = row.transaction_id;
+        let asks_again = duplicate && matches!(message.call, Call::Begin | Call::Whole { .. });
         if let Some((producer, epoch)) = message.session {
-            let fenced = epoch < self.epoch(producer);
+            let fenced = epoch < self.epoch(producer) && !asks_again;
             self.breaks(Broken::AcceptedAfterFence, fenced);
         }
         self.check_told(row);
@@ -431,7 +452,7 @@ impl Check {
             self.note(Seen::AbortedByOpen);
         }
         let found = opened.prepared.map(|row| (row.transaction_id, row.append_count));
-        world.come(self.config.successor, Some((producer, opened.epoch)), found);
+        world.come(&self.config, self.config.successor, Some((producer, opened.epoch)), found);
         world.check_prepared();
         world
     }

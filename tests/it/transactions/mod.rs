@@ -1,5 +1,6 @@
 //! Transactions over HTTP and in the broker.
 
+mod beside;
 mod corners;
 mod forgetting;
 mod http;
@@ -7,6 +8,7 @@ mod ids;
 mod lost;
 mod members;
 mod races;
+mod remembered;
 mod transfers;
 mod zombie;
 

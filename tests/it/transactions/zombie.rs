@@ -70,14 +70,15 @@ impl<'a> Run<'a> {
             fenced(self.call(own, verb).await, verb);
             fenced(self.call(newer, verb).await, verb);
         }
-        // the repeat of what was answered while it was awake, and of the numbered call
-        fenced(self.begin(own).await, "its begin again");
+        // what became of its own it is told, as whoever asks
+        let told = self.begin(own).await.ok();
+        assert_eq!((&told["duplicate"], &told["reason"]), (&json!(true), &json!("fenced")));
         let mut numbered = self.signed(self.work("records"));
         numbered["sequence"] = json!(0);
         fenced(call(self.server, own, "records", &numbered).await, "its append again");
         // new ones: of several requests, of one, with the newer one's id, and a plain append
         fenced(self.begin(Uuid::now_v7()).await, "a new begin");
-        fenced(self.begin(newer).await, "a begin under the id of the newer one");
+        self.begin(newer).await.refused(Code::TransactionReused);
         let mut whole = self.signed(self.work("records"));
         whole["commit"] = json!(true);
         fenced(begin(self.server, &whole).await, "a whole transaction");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::{prelude::*, test_runner::TestCaseError};
 
-use super::properties::{Life, Ownership, Told};
+use super::properties::{By, Life, Ownership, Told};
 use crate::{
     model::{LogId, Name},
     rules::group::{Place, Starts, State},
@@ -16,7 +16,7 @@ impl Life {
         &mut self,
         before: &State,
         after: &State,
-        by: Option<&str>,
+        by: Option<&By>,
     ) -> Result<(), TestCaseError> {
         prop_assert!(after.generation >= before.generation, "generations only grow");
         let (was, is) = (ownerships(before), ownerships(after));
@@ -32,23 +32,41 @@ impl Life {
             if lives {
                 self.saw("handed over", 1);
             }
-            prop_assert!(!lives || by == Some(&ownership.1), "{:?} lost it unasked", ownership);
+            let is_let_go = by.is_some_and(|by| by.lets_go.contains(ownership));
+            prop_assert!(!lives || is_let_go, "{:?} lost it untold", ownership);
         }
         Ok(())
     }
 
-    /// Who was told that it owns something owns it, until it has called after it was told otherwise.
-    pub fn check_told(&mut self, after: &State) -> Result<(), TestCaseError> {
+    /// Who was told that it owns something owns it, until it has shown an answer that told otherwise;
+    /// and all answers tell the same.
+    pub fn check_told(&mut self, after: &State, by: Option<&By>) -> Result<(), TestCaseError> {
         self.told.retain(|id, _| after.members.contains_key(id));
-        for (id, Told { has, is_to_let_go }) in &self.told {
-            for log_id in has.union(is_to_let_go) {
-                if let Some(place) = after.places.get(log_id) {
-                    prop_assert!(place.is_owned_by(id), "{} was told {:?}", id, place);
+        for (log_id, place) in &after.places {
+            prop_assert_eq!(place.revoked.is_some(), place.is_to_move(), "{:?}", log_id);
+        }
+        let now = ownerships(after);
+        for (id, answers) in &mut self.told {
+            if let Some(by) = by.filter(|by| by.id == *id) {
+                for Told { has, is_to_let_go, .. } in &mut *answers {
+                    // what came back to it meanwhile it did not let go of
+                    let is_still = |ownership: &Ownership| {
+                        now.contains(ownership) || !by.lets_go.contains(ownership)
+                    };
+                    has.retain(is_still);
+                    is_to_let_go.retain(is_still);
                 }
             }
-            for (log_id, place) in after.places.iter().filter(|(_, place)| place.is_owned_by(id)) {
-                let is_told = is_to_let_go.contains(log_id);
-                prop_assert!(place.announced <= is_told, "{} never heard of {:?}", id, place);
+            for Told { has, is_to_let_go, .. } in answers {
+                for ownership in has.union(is_to_let_go) {
+                    let is_there = after.places.contains_key(&ownership.0);
+                    prop_assert!(
+                        !is_there || now.contains(ownership),
+                        "{} was told {:?}",
+                        id,
+                        ownership
+                    );
+                }
             }
         }
         Ok(())
@@ -142,7 +160,7 @@ impl Life {
     }
 }
 
-fn ownerships(state: &State) -> BTreeSet<Ownership> {
+pub fn ownerships(state: &State) -> BTreeSet<Ownership> {
     let of = |(log_id, place): (&LogId, &Place)| {
         let owner = place.owner.as_ref()?;
         Some((*log_id, owner.member_id.clone(), owner.since))

@@ -7,11 +7,11 @@ use super::{
 use crate::{
     model::{
         Offset, Timestamp,
-        group::{AutoOffsetReset, MAX_MEMBERS, MAX_PATTERNS},
+        group::{AutoOffsetReset, MAX_MEMBERS, MAX_PATTERNS, Run},
     },
     rules::{
         Refusal,
-        group::{Member, Starts, is_withheld, position, renewed, session_timeout_ms},
+        group::{Member, Starts, is_withheld, position, renewed, run_began, session_timeout_ms},
         tests::settings::own,
     },
 };
@@ -235,4 +235,45 @@ fn a_group_has_so_many_members_and_patterns_and_no_more() {
     assert_eq!(world.state, before);
     world.join("A", &a_join(&["as", "pod", "/p7/"])).unwrap();
     assert_eq!(world.state.patterns.len(), MAX_PATTERNS);
+}
+
+/// The run of the fetch, where the cursor is, where its run began, and what is committed and to be
+/// committed by a prepared transaction; where the run then begins.
+#[test]
+fn where_a_run_begins() {
+    let table = "
+        since   | 8 5    | 5 -    | 5
+        since   | 8 5    | 8 -    | 8
+        since   | 8 5    | 5 8    | 8
+        since   | 8 5    | 7 -    | 5
+        since   | 8 5    | 9 -    | 5
+        since   | 8 5    | - -    | 5
+        since   | 8 none | - -    | none
+        since   | 8 none | 8 -    | 8
+        since   | 0 none | - -    | none
+        since   | 8 ?    | 5 -    | ?
+        since   | 8 ?    | 8 -    | 8
+        continue | 8 5   | 8 -    | 5
+        continue | 8 5   | 5 8    | 5
+        continue | 8 none | 8 -   | none
+        continue | 8 ?   | 8 -    | ?
+        new     | 8 5    | 5 -    | 8
+        new     | 8 none | - -    | 8
+        new     | 8 ?    | 5 -    | 8";
+    let number = |word: &str| word.parse::<i64>().ok();
+    let began = |word: &str| (word != "?").then(|| number(word));
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [run, cursor, standing, want] = parts[..] else { panic!("{line}") };
+        let run = match run {
+            "since" => Run::SinceCommit,
+            "continue" => Run::Continue,
+            _ => Run::New,
+        };
+        let (at, from) = cursor.split_once(' ').unwrap();
+        let (committed, pinned) = standing.split_once(' ').unwrap();
+        let standing = [committed, pinned].map(number);
+        let got = run_began(run, at.parse().unwrap(), began(from), standing);
+        assert_eq!(got, began(want), "{line}");
+    }
 }

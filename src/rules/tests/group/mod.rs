@@ -11,7 +11,7 @@ use table::check;
 use world::{World, a_join, name};
 
 #[test]
-fn partitions_are_announced_then_let_go_at_the_next_call() {
+fn partitions_are_announced_then_let_go_by_who_shows_that() {
     check(
         "
         topic c 2
@@ -26,7 +26,8 @@ fn partitions_are_announced_then_let_go_at_the_next_call() {
         commit a g1 c1   -> ok
         commit a g2 c1   -> ok
         commit b g2 c1   -> illegal, g2
-        beat a           -> g3 c0
+        beat a           -> g2 c0, let go c1
+        beat a g2        -> g3 c0
         who              -> c0 a1, c1 b3
         commit a g2 c1   -> illegal, g3
         commit a g3 c1   -> illegal, g3
@@ -39,22 +40,41 @@ fn partitions_are_announced_then_let_go_at_the_next_call() {
 }
 
 #[test]
-fn a_waiting_fetch_tells_and_does_not_let_go() {
+fn who_shows_nothing_lets_go_of_nothing() {
     check(
         "
         topic c 2
         join a c         -> g1 c0 c1
         join b c         -> g2
-        wake a           -> g2 c0, let go c1
-        wake a           -> g2 c0, let go c1
+        beat a           -> g2 c0, let go c1
+        beat a           -> g2 c0, let go c1
+        beat a g1        -> g2 c0, let go c1
+        beat b g2        -> g2
         who              -> c0 a1, c1 a1>>b
-        beat a           -> g3 c0
+        commit a g1 c1   -> ok
+        beat a g2        -> g3 c0
         who              -> c0 a1, c1 b3",
     );
 }
 
+/// Nobody was ever answered one.
 #[test]
-fn a_call_lets_go_of_what_an_earlier_answer_told_only() {
+fn a_generation_to_come_shows_nothing() {
+    check(
+        "
+        topic c 2
+        join a c         -> g1 c0 c1
+        join b c         -> g2
+        beat a g3        -> g2 c0, let go c1
+        beat a g99       -> g2 c0, let go c1
+        settles a g3
+        who              -> c0 a1, c1 a1>>b
+        beat a g2        -> g3 c0",
+    );
+}
+
+#[test]
+fn a_call_lets_go_of_what_the_answer_told_that_it_shows() {
     check(
         "
         topic c 6
@@ -63,11 +83,121 @@ fn a_call_lets_go_of_what_an_earlier_answer_told_only() {
         beat a           -> g2 c0 c1 c2, let go c3 c4 c5
         join d c         -> g3
         who              -> c0 a1, c1 a1, c2 a1>d, c3 a1>>b, c4 a1>>b, c5 a1>>d
-        beat a           -> g4 c0 c1, let go c2
+        beat a g2        -> g4 c0 c1, let go c2
         who              -> c0 a1, c1 a1, c2 a1>>d, c3 b4, c4 b4, c5 d4
-        beat a           -> g5 c0 c1
+        beat a g2        -> g4 c0 c1, let go c2
+        beat a g4        -> g5 c0 c1
         who              -> c0 a1, c1 a1, c2 d5, c3 b4, c4 b4, c5 d4",
     );
+}
+
+#[test]
+fn a_later_answer_shows_as_much() {
+    check(
+        "
+        topic c 3
+        join a c         -> g1 c0 c1 c2
+        join b c         -> g2
+        beat a           -> g2 c0 c1, let go c2
+        join d c         -> g3
+        beat a           -> g3 c0, let go c1 c2
+        beat a g3        -> g4 c0",
+    );
+}
+
+#[test]
+fn a_commit_that_shows_an_answer_lets_go_as_well() {
+    check(
+        "
+        topic c 2
+        join a c for 300 -> g1 c0 c1
+        join b c         -> g2
+        settles a g1
+        who              -> c0 a1, c1 a1>b
+        beat a           -> g2 c0, let go c1
+        pass 200
+        settles a g2
+        who              -> c0 a1, c1 b3
+        lease a          -> 100 left, g3
+        settles z g3
+        who              -> c0 a1, c1 b3",
+    );
+}
+
+/// Its answer was of another time.
+#[test]
+fn what_was_given_back_and_is_taken_again_is_shown_again() {
+    check(
+        "
+        topic c 2
+        join a c         -> g1 c0 c1
+        join b c         -> g2
+        beat a           -> g2 c0, let go c1
+        leave b
+        who              -> c0 a1, c1 a1
+        join d c         -> g4
+        who              -> c0 a1, c1 a1>d
+        beat a g2        -> g4 c0, let go c1
+        beat a g3        -> g4 c0, let go c1
+        beat a g4        -> g5 c0",
+    );
+}
+
+#[test]
+fn what_was_told_and_is_not_let_go_of_is_taken() {
+    check(
+        "
+        topic c 2
+        join a c for 45000 -> g1 c0 c1
+        join b c for 45000 -> g2
+        pass 10000
+        beat a           -> g2 c0, let go c1
+        pass 30000
+        beat a           -> g2 c0, let go c1
+        beat b           -> g2
+        pass 15000
+        beat a           -> g2 c0, let go c1
+        commit a g2 c1   -> ok
+        pass 1
+        settle
+        who              -> c0 a1, c1 b3
+        commit a g2 c1   -> illegal, g3
+        commit a g2 c0   -> ok
+        beat a           -> g3 c0",
+    );
+}
+
+/// A short lease is no reason to take it sooner, and who was told nothing yet loses nothing.
+#[test]
+fn half_a_minute_there_is_to_let_go() {
+    let mut world = World::new();
+    world.grow(&name("c"), 2);
+    world.join("a", &a_join(&["c"])).unwrap();
+    world.join("b", &a_join(&["c"])).unwrap();
+    let owned = |world: &World, id: &str| {
+        world.state.places.values().filter(|place| place.is_owned_by(id)).count()
+    };
+    let both_live = |world: &mut World, ms: i64, is_told: bool| {
+        for _ in 0..ms / 100 {
+            world.now.0 += 100;
+            // a lease goes on without a word, as one that was renewed by a waiting fetch
+            for member in world.state.members.values_mut() {
+                member.lease_expires_at = Timestamp(world.now.0 + world::TIMEOUT_MS);
+            }
+            if is_told {
+                world.beat("a", None).unwrap();
+            }
+            world.settle();
+        }
+    };
+    both_live(&mut world, 60_000, false);
+    assert_eq!((owned(&world, "a"), owned(&world, "b")), (2, 0));
+    world.beat("a", None).unwrap();
+    both_live(&mut world, 30_000, true);
+    assert_eq!((owned(&world, "a"), owned(&world, "b")), (2, 0));
+    world.now.0 += 1;
+    world.settle();
+    assert_eq!((owned(&world, "a"), owned(&world, "b")), (1, 1));
 }
 
 #[test]
@@ -78,14 +208,14 @@ fn joins_elsewhere_stop_nobody() {
         join a c         -> g1 c0 c1 c2
         join b c         -> g2
         beat a           -> g2 c0 c1, let go c2
-        beat a           -> g3 c0 c1
+        beat a g2        -> g3 c0 c1
         join d c         -> g4
         commit b g3 c2   -> ok
         commit a g1 c0   -> ok
         beat b           -> g4 c2
         beat b           -> g4 c2
         beat a           -> g4 c0, let go c1
-        beat a           -> g5 c0
+        beat a g4        -> g5 c0
         who              -> c0 a1, c1 d5, c2 b3",
     );
 }
@@ -101,7 +231,7 @@ fn whoever_is_gone_owns_nothing_at_once() {
         who              -> c0 b3, c1 b3
         commit a g1 c0   -> unknown
         beat a           -> unknown
-        wake a           -> unknown
+        beat a g2        -> unknown
         leave a          -> unknown
         beat b           -> g3 c0 c1
         leave b
@@ -138,7 +268,7 @@ fn what_was_lost_and_regained_is_another_ownership() {
         join a c         -> g1 c0 c1
         join b c         -> g2
         beat a           -> g2 c0, let go c1
-        beat a           -> g3 c0
+        beat a g2        -> g3 c0
         leave b
         who              -> c0 a1, c1 a4
         commit a g1 c1   -> illegal, g4
@@ -180,7 +310,7 @@ fn what_is_let_go_goes_to_whom_the_newest_assignment_names() {
         join d c         -> g3
         leave b
         who              -> c0 a1, c1 a1>>d
-        beat a           -> g5 c0
+        beat a g2        -> g5 c0
         who              -> c0 a1, c1 d5",
     );
 }
@@ -193,7 +323,7 @@ fn an_instance_that_comes_back_has_its_place() {
         join a as pod c  -> g1 c0 c1 c2
         join b c         -> g2
         beat a           -> g2 c0 c1, let go c2
-        beat a           -> g3 c0 c1
+        beat a g2        -> g3 c0 c1
         join A as pod c  -> g3 c0 c1
         who              -> c0 A1, c1 A1, c2 b3
         beat a           -> unknown
@@ -239,7 +369,7 @@ fn what_comes_to_an_instance_that_comes_back_stays_on_its_way() {
         beat a           -> g2 c0, let go c1
         join B as pod c  -> g2
         who              -> c0 a1, c1 a1>>B
-        beat a           -> g3 c0
+        beat a g2        -> g3 c0
         who              -> c0 a1, c1 B3",
     );
 }
@@ -318,7 +448,7 @@ fn a_call_without_anything_to_let_go_renews_the_lease_only() {
     world.join("a", &a_join(&["c"])).unwrap();
     world.now.0 += 200;
     let mut before = world.state.clone();
-    world.beat("a").unwrap();
+    world.beat("a", None).unwrap();
     let lease = Timestamp(world.now.0 + world::TIMEOUT_MS);
     before.members.get_mut("a").unwrap().lease_expires_at = lease;
     assert_eq!(world.state, before);

@@ -13,13 +13,16 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 
-use super::world::{World, a_join, name};
+use super::{
+    checks,
+    world::{World, a_join, name},
+};
 use crate::{
     model::{
-        LogId, Name, Partition,
+        LogId, Name, Partition, Timestamp,
         group::{Membership, Partitions, TopicPattern},
     },
-    rules::group::{Place, State},
+    rules::group::{Place, Revoked, State},
 };
 
 const CLIENTS: usize = 5;
@@ -27,6 +30,18 @@ const CLIENTS: usize = 5;
 const INSTANCES: usize = 2;
 const TOPICS: [&str; 4] = ["c", "cc", "d", "dd"];
 const PATTERNS: [&str; 4] = ["/^c/", "/d$/", "/./", "/c|dd/"];
+
+/// What a call shows.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Nothing,
+    /// The newest answer that has come.
+    Newest,
+    /// An older one.
+    Older(usize),
+    /// None that was ever given.
+    ToCome,
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -40,13 +55,18 @@ enum Op {
     JoinAll {
         client: usize,
     },
+    /// Its answer may be lost. It shows one of the answers that the client has.
     Beat {
         client: usize,
         lost: bool,
+        shown: Shown,
     },
-    Wake {
+    /// As a call, but it waits for nothing and is not answered: a commit of a cursor.
+    Settled {
         client: usize,
     },
+    /// What a member was told to let go of long ago is taken.
+    Overdue,
     Leave {
         client: usize,
     },
@@ -71,9 +91,10 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (client(), topics(), option::weighted(0.3, 0..PATTERNS.len()))
             .prop_map(|(client, topics, pattern)| Op::Join { client, topics, pattern }),
         4 => client().prop_map(|client| Op::JoinAll { client }),
-        20 => (client(), prop::bool::weighted(0.2))
-            .prop_map(|(client, lost)| Op::Beat { client, lost }),
-        4 => client().prop_map(|client| Op::Wake { client }),
+        24 => (client(), prop::bool::weighted(0.2), shown())
+            .prop_map(|(client, lost, shown)| Op::Beat { client, lost, shown }),
+        2 => client().prop_map(|client| Op::Settled { client }),
+        1 => Just(Op::Overdue),
         1 => client().prop_map(|client| Op::Leave { client }),
         2 => (0..CLIENTS * 2).prop_map(|member| Op::Late { member }),
         2 => (0..TOPICS.len(), 1..4).prop_map(|(topic, by)| Op::Grow { topic, by }),
@@ -82,14 +103,30 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn shown() -> impl Strategy<Value = Shown> {
+    prop_oneof![
+        2 => Just(Shown::Nothing),
+        6 => Just(Shown::Newest),
+        1 => (1..5_usize).prop_map(Shown::Older),
+        1 => Just(Shown::ToCome),
+    ]
+}
+
 pub type Ownership = (LogId, String, i64);
 type Seen = BTreeMap<&'static str, u64>;
 
-/// What a member was told last.
+/// An answer that has come.
 #[derive(Default)]
 pub struct Told {
-    pub has: BTreeSet<LogId>,
-    pub is_to_let_go: BTreeSet<LogId>,
+    pub generation: i64,
+    pub has: BTreeSet<Ownership>,
+    pub is_to_let_go: BTreeSet<Ownership>,
+}
+
+/// Who has called, and what it may have let go of with that.
+pub struct By {
+    pub id: String,
+    pub lets_go: BTreeSet<Ownership>,
 }
 
 pub struct Life {
@@ -97,7 +134,7 @@ pub struct Life {
     /// The member that each client believes to be.
     clients: [Option<String>; CLIENTS],
     joins: usize,
-    pub told: BTreeMap<String, Told>,
+    pub told: BTreeMap<String, Vec<Told>>,
     /// What members were told to own, in which generation.
     pub tickets: Vec<(Ownership, i64)>,
     pub ended: BTreeSet<Ownership>,
@@ -137,15 +174,15 @@ impl Life {
         let mut before = self.world.state.clone();
         let by = self.act(op, &mut before)?;
         let after = self.world.state.clone();
-        self.check_ownerships(&before, &after, by.as_deref())?;
-        self.check_told(&after)?;
+        self.check_ownerships(&before, &after, by.as_ref())?;
+        self.check_told(&after, by.as_ref())?;
         self.check_tickets(&after)?;
         self.check_assignment(&before, &after)?;
         self.check_starts(&after)
     }
 
     /// Who has called. `before` forgets what was deleted, and knows an instance by its new name.
-    fn act(&mut self, op: &Op, before: &mut State) -> Result<Option<String>, TestCaseError> {
+    fn act(&mut self, op: &Op, before: &mut State) -> Result<Option<By>, TestCaseError> {
         match op {
             Op::Join { client, topics, pattern } => {
                 let there = self.world.names();
@@ -155,21 +192,15 @@ impl Life {
                 return self.join(*client, words, before);
             }
             Op::JoinAll { client } => return self.join(*client, vec!["/./"], before),
-            Op::Beat { client, .. } | Op::Wake { client } => {
-                let lets_go = matches!(op, Op::Beat { .. });
-                let is_lost = matches!(op, Op::Beat { lost: true, .. });
+            Op::Beat { client, lost, shown } => return Ok(self.beat(*client, *lost, *shown)),
+            Op::Settled { client } => {
                 let Some(id) = self.clients[*client].clone() else { return Ok(None) };
-                if lets_go {
-                    self.told.entry(id.clone()).or_default().is_to_let_go.clear();
-                }
-                let world = &mut self.world;
-                let answer = if lets_go { world.beat(&id) } else { world.wake(&id) };
-                match answer {
-                    Ok(membership) => self.tell(&id, &membership, is_lost),
-                    Err(_) => self.clients[*client] = None,
-                }
-                return Ok(Some(id));
+                let Some(shown) = self.shown(&id, Shown::Newest) else { return Ok(None) };
+                let lets_go = self.lets_go(&id, shown);
+                self.world.let_go(&id, shown);
+                return Ok(Some(By { id, lets_go }));
             }
+            Op::Overdue => return Ok(self.overdue()),
             Op::Leave { client } => {
                 if let Some(id) = self.clients[*client].take() {
                     let _ = self.world.leave(&id);
@@ -191,12 +222,58 @@ impl Life {
         Ok(None)
     }
 
+    fn beat(&mut self, client: usize, lost: bool, shown: Shown) -> Option<By> {
+        let id = self.clients[client].clone()?;
+        let shown = self.shown(&id, shown);
+        let lets_go = shown.map(|shown| self.lets_go(&id, shown)).unwrap_or_default();
+        match self.world.beat(&id, shown) {
+            Ok(membership) => self.tell(&id, &membership, lost),
+            Err(_) => self.clients[client] = None,
+        }
+        Some(By { id, lets_go })
+    }
+
+    fn shown(&self, id: &str, shown: Shown) -> Option<i64> {
+        let answers = self.told.get(id)?;
+        let nth = |back: usize| answers.iter().rev().nth(back).map(|told| told.generation);
+        match shown {
+            Shown::Nothing => None,
+            Shown::Newest => nth(0),
+            Shown::Older(back) => nth(back),
+            Shown::ToCome => Some(self.world.state.generation + 100),
+        }
+    }
+
+    /// What the answers of a generation have told a member to let go of: those that have come to it.
+    fn lets_go(&self, id: &str, shown: i64) -> BTreeSet<Ownership> {
+        let answers = self.told.get(id).into_iter().flatten();
+        let answers = answers.filter(|told| told.generation == shown);
+        answers.flat_map(|told| told.is_to_let_go.clone()).collect()
+    }
+
+    fn overdue(&mut self) -> Option<By> {
+        let mut places = self.world.state.places.iter_mut();
+        let (log_id, place) = places
+            .find(|(_, place)| place.revoked.is_some_and(|revoked| revoked.let_go_by.is_some()))?;
+        let owner = place.owner.clone()?;
+        let let_go_by = Some(Timestamp(self.world.now.0 - 1));
+        place.revoked = place.revoked.map(|revoked| Revoked { let_go_by, ..revoked });
+        let ownership = (*log_id, owner.member_id.clone(), owner.since);
+        self.saw("overdue", 1);
+        self.told.values_mut().flatten().for_each(|told| {
+            told.has.remove(&ownership);
+            told.is_to_let_go.remove(&ownership);
+        });
+        self.world.settle();
+        Some(By { id: owner.member_id, lets_go: [ownership].into() })
+    }
+
     fn join(
         &mut self,
         client: usize,
         words: Vec<&str>,
         before: &mut State,
-    ) -> Result<Option<String>, TestCaseError> {
+    ) -> Result<Option<By>, TestCaseError> {
         if words.is_empty() {
             return Ok(None);
         }
@@ -210,12 +287,15 @@ impl Life {
         let id = format!("m{}", self.joins);
         self.patterns.extend(join.subscription.pattern.clone());
         let instance = join.instance_id.as_ref();
+        let mut lets_go = BTreeSet::new();
         let is_former = |former: &String| {
             instance.is_some() && before.members[former].instance_id.as_ref() == instance
         };
         if let Some(former) = before.members.keys().find(|id| is_former(id)).cloned() {
             self.saw("replaced", 1);
             rename(before, &former, &id);
+            // nobody knows of it any more
+            lets_go = checks::ownerships(before).into_iter().filter(|own| own.1 == id).collect();
             let to_move = |place: &&Place| place.is_owned_by(&id) && place.is_to_move();
             let moves = before.places.values().filter(to_move).count();
             let is_same = before.members[&id].subscription == join.subscription;
@@ -232,7 +312,7 @@ impl Life {
         prop_assert!(membership.revoked.is_empty(), "a join has nothing to let go of");
         self.tell(&id, &membership, false);
         self.clients[client] = Some(id.clone());
-        Ok(Some(id))
+        Ok(Some(By { id, lets_go }))
     }
 
     fn grow(&mut self, topic: &Name, by: Partition) {
@@ -252,19 +332,26 @@ impl Life {
         }
     }
 
-    /// The member is told: what it was told before does not count any more.
+    /// The member is told, if the answer comes.
     fn tell(&mut self, id: &str, membership: &Membership, lost: bool) {
-        let has = self.logs(&membership.assignment);
-        let is_to_let_go = self.logs(&membership.revoked);
+        let owned = |log_id: LogId| {
+            let owner = self.world.state.places[&log_id].owner.as_ref().unwrap();
+            (log_id, owner.member_id.clone(), owner.since)
+        };
+        let has: BTreeSet<Ownership> =
+            self.logs(&membership.assignment).into_iter().map(owned).collect();
+        let is_to_let_go: BTreeSet<Ownership> =
+            self.logs(&membership.revoked).into_iter().map(owned).collect();
         self.saw("told to let go", is_to_let_go.len());
-        if !lost {
-            for log_id in has.union(&is_to_let_go) {
-                let owner = self.world.state.places[log_id].owner.as_ref().unwrap();
-                let ownership = (*log_id, owner.member_id.clone(), owner.since);
-                self.tickets.push((ownership, membership.generation));
-            }
+        if lost {
+            self.saw("lost", is_to_let_go.len());
+            return;
         }
-        self.told.insert(id.to_owned(), Told { has, is_to_let_go });
+        let generation = membership.generation;
+        let tickets = has.union(&is_to_let_go).map(|ownership| (ownership.clone(), generation));
+        self.tickets.extend(tickets);
+        let told = Told { generation, has, is_to_let_go };
+        self.told.entry(id.to_owned()).or_default().push(told);
     }
 
     fn logs(&self, partitions: &Partitions) -> BTreeSet<LogId> {
@@ -286,14 +373,14 @@ impl Life {
         self.told.retain(|id, _| !gone.contains(id));
         for _ in 0..2 {
             for client in 0..CLIENTS {
-                self.step(&Op::Beat { client, lost: false })?;
+                self.step(&Op::Beat { client, lost: false, shown: Shown::Newest })?;
             }
         }
         let settled = self.world.state.clone();
         let moving = settled.places.values().find(|place| place.is_to_move());
         prop_assert!(moving.is_none(), "{:?}", moving);
         for id in self.clients.clone().into_iter().flatten() {
-            let Membership { assignment, .. } = self.world.beat(&id).unwrap();
+            let Membership { assignment, .. } = self.world.beat(&id, None).unwrap();
             let owned = settled.places.iter().filter(|(_, place)| place.is_owned_by(&id));
             let owned: BTreeSet<LogId> = owned.map(|(log_id, _)| *log_id).collect();
             prop_assert_eq!(self.logs(&assignment), owned);
@@ -314,8 +401,10 @@ fn rename(state: &mut State, former: &str, by: &str) {
     state.members.insert(by.to_owned(), member);
 }
 
-const EVERYTHING: [&str; 8] = [
+const EVERYTHING: [&str; 10] = [
     "told to let go",
+    "lost",
+    "overdue",
     "handed over",
     "got",
     "replaced",

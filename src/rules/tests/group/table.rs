@@ -4,7 +4,8 @@
 //! topic c 2              -> c0 c1 of a topic come to be; `delete c`
 //! join a c d             -> g1 c0 c1      what the member is told: its generation, what it has,
 //! beat a                 -> g2 c0, let go c1                      and what it is to let go of
-//! wake a                 (a waiting fetch is answered)
+//! beat a g2              (it shows the answer of a generation)
+//! settles a g2           (it commits a cursor that shows it)
 //! commit a g1 c1         -> ok
 //! who                    -> c0 a1, c1 b2, and what goes where: c1 a1>b (told: c1 a1>>b)
 //! ```
@@ -15,7 +16,10 @@
 use super::world::{World, a_join, name};
 use crate::{
     model::{LogId, group::Membership, group::Partitions},
-    rules::{Refusal, group::Place},
+    rules::{
+        Refusal,
+        group::{Place, Revoked},
+    },
 };
 
 pub fn check(table: &str) {
@@ -36,8 +40,9 @@ impl World {
             ["topic", topic, count] => self.grow(&name(topic), count.parse().unwrap()),
             ["delete", topic] => self.delete(&name(topic)),
             ["join", id, ..] => return told(self.join(id, &a_join(&words[2..]))),
-            ["beat", id] => return told(self.beat(id)),
-            ["wake", id] => return told(self.wake(id)),
+            ["beat", id] => return told(self.beat(id, None)),
+            ["beat", id, shown] => return told(self.beat(id, shown[1..].parse().ok())),
+            ["settles", id, shown] => self.let_go(id, shown[1..].parse().unwrap()),
             ["leave", id] => {
                 return self.leave(id).map_or_else(|why| refused(&why), |()| "".into());
             }
@@ -83,12 +88,11 @@ fn who(place: &Place) -> String {
     let owner = place.owner.as_ref();
     let owner = owner.map_or("-".into(), |owner| format!("{}{}", owner.member_id, owner.since));
     let target = place.assigned_to.as_deref().unwrap_or("-");
-    match (place.is_to_move(), place.announced) {
-        (true, told) => format!("{owner}{}{target}", if told { ">>" } else { ">" }),
-        (false, told) => {
-            assert!(!told, "nothing to let go of: {place:?}");
-            owner
-        }
+    assert_eq!(place.is_to_move(), place.revoked.is_some(), "{place:?}");
+    match place.revoked {
+        Some(Revoked { let_go_by: Some(_), .. }) => format!("{owner}>>{target}"),
+        Some(_) => format!("{owner}>{target}"),
+        None => owner,
     }
 }
 

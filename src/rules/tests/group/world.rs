@@ -77,19 +77,18 @@ impl World {
         Ok(self.state.membership(id))
     }
 
-    /// A heartbeat, or a fetch that is answered at once.
-    pub fn beat(&mut self, id: &str) -> Result<Membership, Refusal> {
-        self.call(id, true)
-    }
-
-    /// A waiting fetch is answered.
-    pub fn wake(&mut self, id: &str) -> Result<Membership, Refusal> {
-        self.call(id, false)
-    }
-
-    fn call(&mut self, id: &str, lets_go: bool) -> Result<Membership, Refusal> {
-        self.change(|state, _, now| state.beat(id, lets_go, now))?;
+    /// A heartbeat, or a fetch, that shows the answer of a generation, or none.
+    pub fn beat(&mut self, id: &str, shown: Option<i64>) -> Result<Membership, Refusal> {
+        self.change(|state, _, now| state.beat(id, shown, now))?;
         Ok(self.state.membership(id))
+    }
+
+    /// A commit of the cursor of an answer.
+    pub fn let_go(&mut self, id: &str, shown: i64) {
+        let _ = self.change(|state, _, now| {
+            state.let_go(id, Some(shown), now);
+            Ok(())
+        });
     }
 
     pub fn leave(&mut self, id: &str) -> Result<(), Refusal> {

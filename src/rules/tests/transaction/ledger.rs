@@ -15,7 +15,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        offsets::{self, Claimed, Group, Place, judge_in_transaction},
+        offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         session::{self, SessionRow},
         transaction::{
@@ -86,7 +86,7 @@ pub struct Batch {
 pub struct Stored {
     pub row: Row,
     staged: Vec<(Partition, i64)>,
-    pub offsets: BTreeMap<Place, (Offset, Claim)>,
+    pub offsets: BTreeMap<Place, Claimed>,
     /// Of the numbered calls.
     calls: Vec<Digest>,
 }
@@ -209,19 +209,19 @@ impl Ledger {
 
     fn begin(&mut self, begin: &Begin) -> Result<Answered, Refusal> {
         let (now, id) = (self.now, begin.id);
-        timeout_ms(begin.timeout_ms, None, &self.tenant)?;
         let digest =
             digest(&format!("{:?}", (begin.session, begin.timeout_ms, &begin.work, begin.commit)));
+        if let Some(stored) = self.transactions.get(&id) {
+            repeat(&stored.row, &digest)?;
+            return self.answered(id, true);
+        }
+        timeout_ms(begin.timeout_ms, None, &self.tenant)?;
         // what has records shares a pass with appends
         if begin.commit && !begin.work.appends.is_empty() {
             return self.whole(begin, digest);
         }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
-        }
-        if let Some(stored) = self.transactions.get(&id) {
-            repeat(&stored.row, &digest)?;
-            return self.answered(id, true);
         }
         check_id(&id, self.horizon, retention_ms(&self.tenant), now)?;
         let session = begin.session.map(|(id, _)| &self.sessions[&id]);
@@ -264,13 +264,8 @@ impl Ledger {
     fn whole(&mut self, begin: &Begin, digest: Digest) -> Result<Answered, Refusal> {
         let Work { appends, offsets } = &begin.work;
         let producer = begin.session.map(|(producer, _)| producer);
-        let last: BTreeMap<&Place, (Offset, &Claim)> =
-            offsets.iter().map(|(place, offset, claim)| (place, (*offset, claim))).collect();
-        let claimed = |(place, (offset, claim)): (&&Place, &(Offset, &Claim))| Claimed {
-            place: (*place).clone(),
-            offset: *offset,
-            claim: (*claim).clone(),
-        };
+        let mut last = BTreeMap::new();
+        offsets.iter().for_each(|offset| give(&mut last, offset));
         let whole = Whole {
             transaction_id: begin.id,
             chosen: true,
@@ -279,7 +274,7 @@ impl Ledger {
             retention_ms: retention_ms(&self.tenant),
             journals: Vec::new(),
             topics: Vec::new(),
-            offsets: last.iter().map(claimed).collect(),
+            offsets: last.values().cloned().collect(),
         };
         let mut standing = Standing::default();
         standing.memory = Some(Memory { horizon: self.horizon, now: self.now });
@@ -288,7 +283,7 @@ impl Ledger {
         let facts = producer.and_then(|id| self.sessions.get(&id)).map(|row| row.facts);
         standing.sessions.extend(producer.zip(facts));
         standing.ongoing.extend(producer.and_then(|id| Some((id, self.ongoing_of(id)?))));
-        for place in last.into_keys() {
+        for place in last.keys() {
             let row = self.offsets.get(place).cloned().unwrap_or_default();
             let group = self.groups.get(&place.group).cloned().unwrap_or_default();
             standing.places.insert(place.clone(), row);
@@ -385,19 +380,22 @@ impl Ledger {
         stored.staged.extend(parts);
         stored.row.batch_count += more;
         stored.row.append_count += work.appends.len() as i64;
-        for (place, offset, claim) in &work.offsets {
-            stored.offsets.insert(place.clone(), (*offset, claim.clone()));
-        }
+        work.offsets.iter().for_each(|offset| give(&mut stored.offsets, offset));
         Ok(())
     }
 
     fn check_offsets(&self, id: Uuid) -> Result<(), Refusal> {
-        for (place, (offset, claim)) in &self.transactions[&id].offsets {
+        let Stored { row, offsets, .. } = &self.transactions[&id];
+        let found = offsets.iter().map(|(place, claimed)| {
             let row = self.offsets.get(place).cloned().unwrap_or_default();
             let group = self.groups.get(&place.group).cloned().unwrap_or_default();
-            judge_in_transaction(&row, &group, claim, *offset, id)?;
-        }
-        Ok(())
+            (row, group, claimed)
+        });
+        let found: Vec<_> = found.collect();
+        let asked: Vec<_> =
+            found.iter().map(|(row, group, claimed)| (row, group, *claimed)).collect();
+        let by = Committer { transaction_id: id, appends: row.append_count > 0 };
+        judge_in_transaction(&asked, by)
     }
 
     fn prepare(&mut self, id: Uuid) -> Result<(), Refusal> {
@@ -425,7 +423,7 @@ impl Ledger {
         stored.row.appends = Some(placed);
         stored.row.state = State::Committed;
         stored.row.ended_at = Some(self.now);
-        for (place, (offset, _)) in stored.offsets.clone() {
+        for (place, Claimed { offset, .. }) in stored.offsets.clone() {
             self.offsets.entry(place).or_default().committed_offset = Some(offset);
         }
         self.unpin(id);
@@ -497,4 +495,15 @@ impl Ledger {
             }
         }
     }
+}
+
+/// What comes for a place that has one takes its place.
+fn give(offsets: &mut BTreeMap<Place, Claimed>, (place, offset, claim): &(Place, Offset, Claim)) {
+    let (place, offset, claim) = (place.clone(), *offset, claim.clone());
+    let claimed = Claimed { place: place.clone(), offset, claim };
+    let claimed = match offsets.get(&place) {
+        Some(former) => claimed.after(former),
+        None => claimed,
+    };
+    offsets.insert(place, claimed);
 }

@@ -34,6 +34,13 @@ pub struct Load {
 pub enum Right {
     /// What holds now.
     Fitting,
+    /// Of the owner's run, which began at the committed offset or so far beside it; without an owner
+    /// as it fits.
+    Run(i64),
+    /// Of the owner's run, which has found nothing.
+    Still,
+    /// Of the owner, over the committed offset, or so far beside it.
+    Over(i64),
     /// The committed offset, or so far beside it.
     Expected(i64),
     /// A member's, of a generation so far from the newest.
@@ -109,7 +116,10 @@ fn load() -> impl Strategy<Value = Load> {
     let part = (0..PARTITIONS, 1..3_i64);
     let appends = vec(vec(part, 1..3), 0..3);
     let right = prop_oneof![
-        12 => Just(Right::Fitting), 1 => (-1..2_i64).prop_map(Right::Expected),
+        8 => Just(Right::Fitting), 1 => (-1..2_i64).prop_map(Right::Expected),
+        6 => prop_oneof![5 => Just(0), 1 => -1..2_i64].prop_map(Right::Run),
+        2 => prop_oneof![5 => Just(0), 1 => -1..2_i64].prop_map(Right::Over),
+        2 => Just(Right::Still),
         1 => (0..2_usize, -2..2_i64).prop_map(|(member, by)| Right::Member(member, by)),
     ];
     let offset = (0..GROUPS * PARTITIONS as usize, 0..6_i64, right);
@@ -295,15 +305,32 @@ impl Life {
             let generation = self.ledger.groups.get(&place.group).map_or(0, |g| g.generation);
             let claim = match (right, row.owner) {
                 (Right::Fitting, Some((member_id, generation))) => {
-                    Claim::Member { member_id, generation }
+                    Claim::Member { member_id, generation, expected: None, began: None }
+                }
+                (Right::Run(by), Some((member_id, generation))) => {
+                    let began = Some(row.committed_offset.map(|o| o + by));
+                    Claim::Member { member_id, generation, expected: None, began }
+                }
+                (Right::Over(by), Some((member_id, generation))) => {
+                    let expected = Some(row.committed_offset.map(|o| o + by));
+                    Claim::Member { member_id, generation, expected, began: None }
+                }
+                (Right::Still, Some((member_id, generation))) => {
+                    let began = Some(row.committed_offset);
+                    Claim::Member { member_id, generation, expected: None, began }
+                }
+                (Right::Run(_) | Right::Over(_) | Right::Still, None) => {
+                    Claim::Expected(row.committed_offset)
                 }
                 (Right::Fitting, None) => Claim::Expected(row.committed_offset),
                 (Right::Expected(by), _) => Claim::Expected(row.committed_offset.map(|o| o + by)),
                 (Right::Member(member, by), _) => {
-                    Claim::Member { member_id: format!("m{member}"), generation: generation + by }
+                    let (member_id, generation) = (format!("m{member}"), generation + by);
+                    Claim::Member { member_id, generation, expected: None, began: None }
                 }
             };
-            (place, *offset, claim)
+            let still = row.committed_offset.filter(|_| matches!(right, Right::Still));
+            (place, still.unwrap_or(*offset), claim)
         };
         let offsets: Offsets = load.offsets.iter().map(claim).collect();
         Work { appends: load.appends.clone(), offsets }

@@ -75,6 +75,8 @@ struct Story {
     reason: Option<Reason>,
     items: Appends,
     offsets: BTreeMap<Place, (Offset, Claim)>,
+    /// Where the first run began of those that it has processed, by place.
+    began: BTreeMap<Place, Option<Offset>>,
     /// The numbered calls.
     calls: Vec<Appends>,
     placed: Option<Vec<PlacedAppend>>,
@@ -89,6 +91,14 @@ impl Story {
         self.items.extend(work.appends.clone());
         for (place, offset, claim) in &work.offsets {
             self.offsets.insert(place.clone(), (*offset, claim.clone()));
+            match claim {
+                Claim::Member { began: Some(began), .. } => {
+                    self.began.entry(place.clone()).or_insert(*began);
+                }
+                Claim::Member { .. } => {}
+                // which is no run
+                Claim::Expected(_) => drop(self.began.remove(place)),
+            }
         }
     }
 
@@ -152,6 +162,7 @@ impl Oracle {
             reason: None,
             items: Vec::new(),
             offsets: BTreeMap::new(),
+            began: BTreeMap::new(),
             calls: Vec::new(),
             placed: None,
             begin: begin.clone(),
@@ -262,7 +273,7 @@ impl Oracle {
             }
             Claim::Expected(expected) => Ok(*expected == committed_offset),
             Claim::Member { member_id, .. } if !is_member(member_id) => Err(Refusal::UnknownMember),
-            Claim::Member { member_id, generation } => {
+            Claim::Member { member_id, generation, expected, .. } => {
                 // it has owned the place in all of them
                 let from = usize::try_from(generation - 1).unwrap_or(usize::MAX);
                 let since = generations.get(from..).filter(|since| !since.is_empty());
@@ -271,7 +282,10 @@ impl Oracle {
                     let generation = generations.len() as i64;
                     return Err(Refusal::IllegalGeneration { generation });
                 }
-                Ok(Some(offset) >= committed_offset)
+                Ok(match expected {
+                    Some(expected) => *expected == committed_offset,
+                    None => Some(offset) >= committed_offset,
+                })
             }
         }
     }
@@ -284,19 +298,36 @@ impl Oracle {
                     && other.offsets.contains_key(place)
             };
             let pinned_by = self.stories().find(holds).map(|other| other.begin.id);
-            let fits = self.check_claim(place, *offset, claim)?;
+            let mut fits = self.check_claim(place, *offset, claim)?;
             let committed_offset = self.committed_offset(place);
-            let expected_offset = match claim {
-                Claim::Expected(expected) => *expected,
-                Claim::Member { .. } => Some(*offset),
-            };
+            let began = story.began.get(place).filter(|_| !story.items.is_empty()).copied();
+            fits &= began.is_none_or(|began| began == committed_offset);
             if !fits || pinned_by.is_some() {
+                let bases = bases(claim, began);
+                let wrong = bases.iter().find(|base| **base != committed_offset);
+                let expected_offset = *wrong.or(bases.first()).unwrap_or(&Some(*offset));
                 let conflict =
                     Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by };
                 return Err(conflict);
             }
         }
-        Ok(())
+        self.check_progress(story)
+    }
+
+    /// What has been made of something has moved something on.
+    fn check_progress(&self, story: &Story) -> Result<(), Refusal> {
+        let is_members = |(_, (_, claim)): &(&Place, &(Offset, Claim))| claim.member_id().is_some();
+        let by_members: Vec<_> = story.offsets.iter().filter(is_members).collect();
+        let moves = by_members.iter().any(|(p, (at, _))| self.committed_offset(p) != Some(*at));
+        match by_members.first() {
+            Some((place, (offset, claim))) if !story.items.is_empty() && !moves => {
+                let bases = bases(claim, story.began.get(*place).copied());
+                let expected_offset = *bases.first().unwrap_or(&Some(*offset));
+                let committed_offset = self.committed_offset(place);
+                Err(Refusal::NothingProcessed { expected_offset, committed_offset })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What a request has to be answered; what it does goes into the list.
@@ -346,17 +377,17 @@ impl Oracle {
     fn begin(&mut self, begin: &Begin, limits: Limits) -> Result<Answer, Refusal> {
         let id = begin.id;
         let (maximum, asked) = (limits.max_timeout_ms, begin.timeout_ms);
-        if let Some(received) = asked.filter(|asked| *asked > maximum) {
-            return Err(Refusal::TimeoutTooLong { maximum, received });
-        }
-        if let Some(producer) = begin.session {
-            self.check_producer(producer)?;
-        }
         if let Ok(story) = self.remembered(id, limits) {
             let what =
                 |begin: &Begin| (begin.session, begin.timeout_ms, begin.work.clone(), begin.commit);
             let is_same = what(&story.begin) == what(begin);
             return if is_same { Ok(story.told(true)) } else { Err(Refusal::TransactionReused) };
+        }
+        if let Some(received) = asked.filter(|asked| *asked > maximum) {
+            return Err(Refusal::TimeoutTooLong { maximum, received });
+        }
+        if let Some(producer) = begin.session {
+            self.check_producer(producer)?;
         }
         if self.may_be_forgotten(id, limits) {
             return Err(Refusal::TransactionExpired);
@@ -495,6 +526,15 @@ impl Oracle {
     pub fn rebalance(&mut self, group: &Name, owners: &[(Place, Option<String>)]) {
         self.note(Event::Owned(group.clone(), owners.iter().cloned().collect()));
     }
+}
+
+/// What a claim says is committed, of a run that began there.
+fn bases(claim: &Claim, began: Option<Option<Offset>>) -> Vec<Option<Offset>> {
+    let expected = match claim {
+        Claim::Expected(expected) => Some(*expected),
+        Claim::Member { expected, .. } => *expected,
+    };
+    expected.into_iter().chain(began).collect()
 }
 
 fn check_size(before: &Appends, more: &Appends, limits: Limits) -> Result<(), Refusal> {

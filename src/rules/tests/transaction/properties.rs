@@ -26,7 +26,10 @@ use crate::{
         Epoch, Partition, ProducerId,
         transaction::{Answered, Caller, Claim, Reason, State, Transaction},
     },
-    rules::{Refusal, offsets::Place},
+    rules::{
+        Refusal,
+        offsets::{Claimed, Place},
+    },
 };
 
 /// How often what has happened, so that nothing is proved of nothing.
@@ -168,13 +171,17 @@ impl Life {
     }
 
     /// Once a later epoch has been answered, nothing of an earlier one is accepted; and nothing
-    /// that was begun in an earlier one is committed by anybody, unless it was prepared.
+    /// that was begun in an earlier one is committed by anybody, unless it was prepared. (What became
+    /// of a begin is told to whoever sends it again.)
     fn check_fence(
         &self,
         request: &Request,
         got: &Result<Answer, Refusal>,
     ) -> Result<(), TestCaseError> {
         let by = match request {
+            Request::Begin(_) if matches!(got, Ok(Answer::Transaction(told)) if told.duplicate) => {
+                None
+            }
             Request::Begin(begin) => begin.session,
             Request::Call(_, Caller::Session(producer, epoch), _) => Some((*producer, *epoch)),
             Request::Open { condition, .. } => *condition,
@@ -241,10 +248,12 @@ impl Life {
     /// A transaction moves an offset once; by compare-and-set only from where it expected it.
     fn check_moves(&mut self, id: Uuid, before: &Ledger) -> Result<(), TestCaseError> {
         let offsets = &self.ledger.transactions[&id].offsets;
+        let appends = self.ledger.transactions[&id].row.append_count > 0;
+        let (mut is_still, mut is_moved) = (false, false);
         for place in places() {
             let at = |ledger: &Ledger| ledger.offsets.get(&place).and_then(|r| r.committed_offset);
             let (from, to) = (at(before), at(&self.ledger));
-            let Some((offset, claim)) = offsets.get(&place) else {
+            let Some(Claimed { offset, claim, .. }) = offsets.get(&place) else {
                 prop_assert_eq!(from, to, "not its own: {:?}", place);
                 continue;
             };
@@ -252,9 +261,17 @@ impl Life {
             prop_assert!(self.moves.insert((id, place.clone())), "{id} moves {place:?} again");
             match claim {
                 Claim::Expected(expected) => prop_assert_eq!(*expected, from),
-                Claim::Member { .. } => prop_assert!(from <= to),
+                Claim::Member { expected, began, .. } => {
+                    prop_assert!(from <= to || expected.is_some());
+                    prop_assert!(expected.is_none_or(|expected| expected == from));
+                    let began = began.filter(|_| appends);
+                    prop_assert!(began.is_none_or(|began| began == from));
+                    is_still |= from == to;
+                    is_moved |= from != to;
+                }
             }
         }
+        prop_assert!(!appends || is_moved || !is_still, "{id} has processed nothing");
         Ok(())
     }
 
@@ -345,6 +362,7 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::TimeoutTooLong { .. } => "timeout too long",
         Refusal::OffsetCommitConflict { pinned_by: Some(_), .. } => "pinned",
         Refusal::OffsetCommitConflict { .. } => "conflict",
+        Refusal::NothingProcessed { .. } => "nothing processed",
         Refusal::UnknownMember => "unknown member",
         Refusal::IllegalGeneration { .. } => "illegal generation",
         Refusal::GroupNotEmpty => "group not empty",
@@ -352,7 +370,8 @@ fn name(refusal: &Refusal) -> &'static str {
     }
 }
 
-const EVERYTHING: [&str; 48] = [
+const EVERYTHING: [&str; 49] = [
+    "nothing processed",
     "unknown producer",
     "fenced",
     "not issued",

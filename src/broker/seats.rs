@@ -1,0 +1,144 @@
+//! Seats for those who wait for records: a tenant may have all that are free, and gives back what is
+//! more than its share as soon as another, who has less, needs it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::model::TenantId;
+
+pub struct Seats {
+    most: usize,
+    taken: Mutex<HashMap<TenantId, VecDeque<Taken>>>,
+}
+
+struct Taken {
+    number: u64,
+    /// How many seats it is worth.
+    count: usize,
+    revoked: CancellationToken,
+}
+
+/// Taken until dropped, or until revoked: then it is another's already.
+pub struct Seat {
+    tenant: TenantId,
+    number: u64,
+    seats: Arc<Seats>,
+    pub revoked: CancellationToken,
+}
+
+fn count(taken: &VecDeque<Taken>) -> usize {
+    taken.iter().map(|taken| taken.count).sum()
+}
+
+impl Seats {
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, taken: Mutex::default() })
+    }
+
+    /// Who wants more than there are, takes all. None: the tenant has its share, and the others have
+    /// the rest.
+    pub fn take(self: &Arc<Self>, tenant: TenantId, count: usize) -> Option<Seat> {
+        let mut tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = tenants.keys().filter(|other| **other != tenant).count();
+        let share = self.most / (others + 1);
+        let own = tenants.get(&tenant).map_or(0, self::count);
+        let mut free = self.most - tenants.values().map(self::count).sum::<usize>();
+        let mut count = count.clamp(1, self.most.max(1));
+        if own == 0 && count > free {
+            count = count.min(share.max(1));
+        }
+        if count > free && own + count > share.max(1) {
+            return None;
+        }
+        while count > free {
+            // who has the most has more than its share: else there would be some free
+            let (_, greatest) = tenants.iter_mut().max_by_key(|(_, taken)| self::count(taken))?;
+            let oldest = greatest.pop_front()?;
+            oldest.revoked.cancel();
+            free += oldest.count;
+        }
+        let revoked = CancellationToken::new();
+        let own = tenants.entry(tenant).or_default();
+        let number = own.back().map_or(0, |last| last.number + 1);
+        own.push_back(Taken { number, count, revoked: revoked.clone() });
+        tenants.retain(|_, taken| !taken.is_empty());
+        Some(Seat { tenant, number, seats: self.clone(), revoked })
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        let tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.values().map(count).sum()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut tenants = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.revoked.is_cancelled() {
+            return;
+        }
+        if let Some(own) = tenants.get_mut(&self.tenant) {
+            own.retain(|taken| taken.number != self.number);
+            if own.is_empty() {
+                tenants.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+    const C: TenantId = TenantId(3);
+
+    fn take(seats: &Arc<Seats>, tenant: TenantId, count: usize, times: usize) -> Vec<Seat> {
+        (0..times).filter_map(|_| seats.take(tenant, count)).collect()
+    }
+
+    fn left(seats: &[Seat]) -> usize {
+        seats.iter().filter(|seat| !seat.revoked.is_cancelled()).count()
+    }
+
+    #[test]
+    fn what_is_free_may_be_borrowed_and_what_is_anothers_is_given_back() {
+        let seats = Seats::new(12);
+        let a = take(&seats, A, 1, 20);
+        assert_eq!((left(&a), a.len()), (12, 12));
+        let b = take(&seats, B, 1, 20);
+        assert_eq!((left(&a), left(&b), b.len()), (6, 6, 6));
+        // the oldest go first
+        assert!(a[..6].iter().all(|seat| seat.revoked.is_cancelled()));
+        let c = take(&seats, C, 1, 20);
+        assert_eq!((left(&a), left(&b), left(&c)), (4, 4, 4));
+        assert!(seats.take(A, 1).is_none());
+        drop(b);
+        let more = take(&seats, A, 1, 20);
+        assert_eq!((left(&a), left(&more), left(&c)), (4, 4, 4));
+        drop((a, c, more));
+        assert_eq!(seats.taken(), 0);
+        assert!(seats.taken.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn many_logs_count_as_many_and_nobody_has_none() {
+        let seats = Seats::new(10);
+        let a = take(&seats, A, 4, 9);
+        assert_eq!(left(&a), 2);
+        // all that is free, but no more than a share of what is not
+        let b = take(&seats, B, 9, 1);
+        assert_eq!((left(&a), left(&b), seats.taken()), (1, 1, 9));
+        let c = take(&seats, C, 99, 1);
+        assert_eq!(left(&c), 1);
+        let alone = Seats::new(3);
+        assert_eq!(take(&alone, A, 99, 2).len(), 1);
+        assert!(Seats::new(0).take(A, 1).is_none());
+    }
+}

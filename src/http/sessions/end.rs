@@ -1,0 +1,52 @@
+//! The end of a session.
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::{
+    broker::Error,
+    http::{
+        access::{Access, Produce, ProducerPath},
+        json::Faults,
+        query::Query,
+    },
+    model::{Epoch, Invalid},
+};
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EndSessionQuery {
+    /// The epoch to end. Where a newer one is open nothing happens; without it whichever is open ends.
+    #[param(minimum = 0)]
+    epoch: Option<i64>,
+}
+
+impl EndSessionQuery {
+    fn epoch(&self) -> Result<Option<Epoch>, Invalid> {
+        let mut faults = Faults::default();
+        let epoch = faults.count("?epoch", self.epoch);
+        faults.finish()?;
+        Ok(epoch)
+    }
+}
+
+/// End a session
+///
+/// Its epoch is fenced: what it still sends is refused. The transactional id keeps its producer
+/// id, and may be opened again. Ending it again changes nothing. Always name the `epoch`: a copy of
+/// this request that arrives late, when somebody has opened the session again, then ends nothing.
+#[utoipa::path(delete, path = "/v1/sessions/{producer_id}", operation_id = "end_session",
+    tag = "sessions",
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), EndSessionQuery),
+    responses((status = 204, description = "The session has ended, or the epoch named is over")),
+    security(("bearer" = ["produce"])))]
+pub async fn end_session(
+    access: Access<Produce>,
+    ProducerPath(id): ProducerPath,
+    Query(query): Query<EndSessionQuery>,
+) -> Result<StatusCode, Error> {
+    access.broker.end_session(access.tenant, id, query.epoch()?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
