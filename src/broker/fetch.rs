@@ -29,7 +29,7 @@ use crate::{
         group::{Fetch, GroupFetched, Membership, Partitions, Run},
         transfer::{Part, origin, origin_bytes},
     },
-    rules::group::{is_withheld, position, run_began},
+    rules::position::{is_withheld, position, run_began},
     store::{self, beats::Beat, beats::Owned},
 };
 

@@ -70,9 +70,7 @@ impl From<Refusal> for Error {
             Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
                 Self::offset_commit_conflict(expected_offset, committed_offset, pinned_by)
             }
-            Refusal::NothingProcessed { expected_offset, committed_offset } => {
-                Self::nothing_processed(expected_offset, committed_offset)
-            }
+            Refusal::NothingProcessed { offset } => Self::nothing_processed(offset),
             Refusal::OffsetOutOfRange { offset, log_start_offset, high_watermark } => {
                 Self::offset_out_of_range(offset, log_start_offset, high_watermark)
             }
@@ -327,16 +325,13 @@ impl Error {
         }
     }
 
-    fn nothing_processed(
-        expected_offset: Option<Offset>,
-        committed_offset: Option<Offset>,
-    ) -> Self {
+    fn nothing_processed(offset: Offset) -> Self {
         let detail = "None of the offsets that a member gives here moves: its records were \
                       processed and committed before, or there were none. Read on from what is \
                       committed; who appends without having read leaves the offsets out.";
         Self::new(Code::OffsetCommitConflict, detail)
-            .fact("expected_offset", expected_offset)
-            .fact("committed_offset", committed_offset)
+            .fact("expected_offset", offset)
+            .fact("committed_offset", offset)
     }
 
     fn offset_out_of_range(

@@ -15,6 +15,7 @@ pub mod key_rings;
 pub mod memory;
 pub mod offsets;
 pub mod plan;
+pub mod position;
 pub mod provenance;
 pub mod reset;
 pub mod retention;
@@ -150,8 +151,7 @@ pub enum Refusal {
     },
     /// A transaction appends, and of the offsets that it commits as a member none moves.
     NothingProcessed {
-        expected_offset: Option<Offset>,
-        committed_offset: Option<Offset>,
+        offset: Offset,
     },
     /// The group's offset lies above the log.
     OffsetOutOfRange {

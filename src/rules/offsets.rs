@@ -150,14 +150,12 @@ pub fn judge_in_transaction(
     by: Committer,
 ) -> Result<(), Refusal> {
     asked.iter().try_for_each(|(row, group, claimed)| judge_claimed(row, group, claimed, by))?;
-    let of_members = || asked.iter().filter(|(.., claimed)| claimed.claim.member_id().is_some());
+    let by_members = || asked.iter().filter(|(.., claimed)| claimed.claim.member_id().is_some());
     let moves =
         |(row, _, claimed): &(&Row, &Group, &Claimed)| row.committed_offset != Some(claimed.offset);
-    match of_members().next() {
-        Some((row, _, claimed)) if by.appends && !of_members().any(moves) => {
-            let committed_offset = row.committed_offset;
-            let expected_offset = claimed.bases(by).next().unwrap_or(Some(claimed.offset));
-            Err(Refusal::NothingProcessed { expected_offset, committed_offset })
+    match by_members().next() {
+        Some((.., first)) if by.appends && !by_members().any(moves) => {
+            Err(Refusal::NothingProcessed { offset: first.offset })
         }
         _ => Ok(()),
     }

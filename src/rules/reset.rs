@@ -3,10 +3,7 @@
 
 use uuid::Uuid;
 
-use super::{
-    Refusal,
-    group::{Starts, position},
-};
+use super::{Refusal, group::Starts, position::position};
 use crate::model::{Offset, group::AutoOffsetReset, group_view::ResetTo};
 
 /// What an offset is moved by, in one partition.

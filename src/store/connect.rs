@@ -1,7 +1,7 @@
-//! Connections: a pool for short work, dedicated ones for lanes and listeners, and the migrations.
+//! Connections: a pool for short work, and dedicated ones for lanes and listeners.
 
 use std::{
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -9,7 +9,6 @@ use futures_util::future::BoxFuture;
 use metrics::{Counter, Gauge, Histogram};
 use sqlx::{
     Connection, PgConnection, PgPool, PgTransaction, Postgres,
-    migrate::Migrator,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -27,13 +26,6 @@ use crate::{
     model::TenantId,
     telemetry::{self, Counted},
 };
-
-/// Without sqlx's lock, which a session holds: behind a pooler nobody would hold it.
-static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
-    let mut migrator = sqlx::migrate!("./migrations");
-    migrator.set_locking(false);
-    migrator
-});
 
 /// What a connection asks for as it is made. A pooler refuses or ignores it, so nothing here is more
 /// than speed, or is said again by what needs it: by `BEGIN`, and by `durable!`. Row locks are given
@@ -70,15 +62,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long pooled work may take: far beyond the lock timeout, so only a silent peer reaches it.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// PostgreSQL 14, as `server_version_num` says it.
-const OLDEST_VERSION: i32 = 140_000;
-
 statements! {
-    SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
-    VERSION = "select current_setting('server_version_num')::integer";
-    /// One migrates at a time, and waits for as long as it takes.
-    MIGRATE_ALONE = "select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true), \
-        pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
     PING = "select 1";
 }
 
@@ -213,26 +197,6 @@ impl Store {
             Ok(route)
         };
         self.route.get_or_try_init(find).await.copied()
-    }
-
-    /// Brings the schema up to date, all of it or nothing; safe to run from many replicas at once.
-    pub async fn migrate(&self) -> Result<(), Error> {
-        self.route().await?;
-        let mut connection = self.connection().await?;
-        let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
-        if version < OLDEST_VERSION {
-            let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
-            return Err(Error::Unsuitable(what));
-        }
-        let mut transaction = begin(&mut connection).await?;
-        sqlx::query(MIGRATE_ALONE).execute(&mut *transaction).await?;
-        if !sqlx::query_scalar(SCHEMA_EXISTS).fetch_one(&mut *transaction).await? {
-            sqlx::raw_sql("create schema oncelog").execute(&mut *transaction).await?;
-        }
-        let migrated = MIGRATOR.run(&mut *transaction).await;
-        migrated.map_err(|error| Error::Corrupt(format!("migration: {error}")))?;
-        commit(transaction).await?;
-        Ok(connection.close().await?)
     }
 
     pub async fn ping(&self) -> Result<(), Error> {

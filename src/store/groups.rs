@@ -71,7 +71,7 @@ statements! {
     COUNT = "select count(*) filter (where member_count > 0), count(*) filter (where member_count = 0), \
         coalesce(sum(member_count), 0)::bigint from oncelog.groups";
     /// Over all tenants, the greatest first; and the sum of all that are not among them (no names).
-    /// Where a group goes on is what `rules::group::position` says.
+    /// Where a group goes on is what `rules::position` says.
     LAGS = "with lag as materialized ( \
             select o.tenant_id, o.group_name, l.topic_id, sum(l.next_offset - case \
                     when o.committed_offset >= l.log_start_offset then o.committed_offset \

@@ -52,6 +52,7 @@ mod connect;
 mod error;
 mod fair;
 mod history;
+mod migration;
 mod route;
 
 pub use connect::{Store, Work, begin, commit, rollback, settle};
@@ -101,6 +102,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("loading", loading::STATEMENTS),
     ("logs", logs::STATEMENTS),
     ("members", members::STATEMENTS),
+    ("migration", migration::STATEMENTS),
     ("notices", notices::STATEMENTS),
     ("offsets", offsets::STATEMENTS),
     ("reads", reads::STATEMENTS),

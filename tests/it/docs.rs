@@ -262,7 +262,7 @@ async fn every_example_of_dedup_is_answered_as_it_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_example_of_groups_is_answered_as_it_says() {
     let codes = answered_as_it_says("docs/groups.md").await;
-    let all = ["illegal_generation", "unknown_member"];
+    let all = ["illegal_generation", "offset_commit_conflict", "unknown_member"];
     assert!(all.into_iter().eq(codes.iter().map(String::as_str)), "{codes:?}");
 }
 

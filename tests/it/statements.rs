@@ -279,6 +279,7 @@ fn every_statement_is_of_one_tenant() {
         "key_rings_",
         "members_late",
         "members_outdated",
+        "migration_",
         "notices_",
         "removal_deleted",
         "removal_doomed_topics",

@@ -117,6 +117,8 @@ struct Member {
     /// Of all members.
     index: usize,
     path: String,
+    /// The body of a heartbeat: which answer it has.
+    shown: String,
     /// The answer to a heartbeat, which is not to change.
     told: Vec<u8>,
 }
@@ -173,12 +175,14 @@ impl Crowd {
             joined_in.push(begun.elapsed());
             let Joined { member_id } = serde_json::from_slice(&joined)?;
             let path = format!("{path}/{member_id}");
-            members.push(Member { index, path, told: Vec::new() });
+            members.push(Member { index, path, shown: "{}".into(), told: Vec::new() });
         }
         for _ in 0..REBALANCE_ROUNDS {
             let all = join_all(members.iter().map(|member| self.beat(member))).await;
             for (member, told) in members.iter_mut().zip(all) {
                 member.told = told.context("cannot stay in the group")?;
+                let Told { generation, .. } = serde_json::from_slice(&member.told)?;
+                member.shown = json!({"generation": generation}).to_string();
             }
             if self.is_settled(&members)? {
                 return Ok(Group { path: group, members, joined_in });
@@ -222,7 +226,10 @@ impl Crowd {
 
     async fn beat(&self, member: &Member) -> Result<Vec<u8>, Failure> {
         let path = format!("{}/heartbeat", member.path);
-        self.send(member.index, |server| server.request("POST", &path)).await
+        let request = |server: &Server| {
+            format!("{}{}\r\n\r\n{}", server.post_head(&path), member.shown.len(), member.shown)
+        };
+        self.send(member.index, request).await
     }
 
     async fn leave(&self, group: &Group) -> anyhow::Result<()> {

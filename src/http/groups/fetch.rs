@@ -94,7 +94,7 @@ impl FetchParameters {
 const LONG_CURSORS: &str = "POST /v1/groups/{group}/members/{member_id}/records";
 
 /// What the fetch of the document's story answers.
-pub const CURSOR: &str = "AWcCBAIEAgABAgABAgAC40W8Ag";
+pub const CURSOR: &str = "AmcCAAQCBAICAAEBAgABAQIAAgHm8GFb";
 
 fn example() -> Value {
     json!({"generation": 1, "assignment": assignment(), "revoked": [],

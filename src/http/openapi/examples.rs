@@ -33,6 +33,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "group") => json!("billing"),
         (_, "file") => json!("start.js"),
         (_, "isolation") => json!("read_committed"),
+        (_, "run") => json!("continue"),
         (_, "on_duplicate") => json!("skip"),
         (_, "limit") => json!(50),
         (_, "max_bytes") => json!(65_536),
@@ -143,7 +144,7 @@ problems! {
         "The transaction is aborted (timeout): it has ended and changes no more."
         {"state": "aborted", "reason": "timeout"};
     OffsetCommitConflict
-        "The committed offset is 140, not 100: somebody else has committed here. Read on from there."
+        "The committed offset is 140, not 100: it was committed here since, by another or by yourself. Read on from there."
         {"expected_offset": 100, "committed_offset": 140};
     AppendsMissing
         "expected_appends is 3, but the transaction holds 2. Send what is missing, then commit again."

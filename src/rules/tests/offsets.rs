@@ -103,9 +103,7 @@ fn show(refusal: &Refusal) -> String {
             let pinned = if pinned_by.is_some() { ", pinned" } else { "" };
             format!("{} not {}{pinned}", number(committed_offset), number(expected_offset))
         }
-        Refusal::NothingProcessed { expected_offset, committed_offset } => {
-            format!("still {}, from {}", number(committed_offset), number(expected_offset))
-        }
+        Refusal::NothingProcessed { offset } => format!("still {offset}"),
         other => format!("{other:?}"),
     }
 }
@@ -179,8 +177,8 @@ fn who_commits_over_what() {
         5              | g4 m1 m2 | m1 g4 at 6      | lost, g4          | lost, g4
         5 m1@2         | g4 m2    | m1 g4 at 6      | unknown           | unknown
         5              | g4       | m1 g4 at 6      | unknown           | unknown
-        5 m1@2         | g4 m1    | m1 g4 at 5      | commits           | commits | still 5, from 5
-        0 m1@2         | g4 m1    | m1 g4 at 0      | commits           | commits | still 0, from 0
+        5 m1@2         | g4 m1    | m1 g4 at 5      | commits           | commits | still 5
+        0 m1@2         | g4 m1    | m1 g4 at 0      | commits           | commits | still 0
         5 m1@2         | g4 m1    | m1 g4 at 4      | keeps             | 5 not 4
         5 m1@2 pinned  | g4 m1    | m1 g4 at 6      | 5 not none, pinned | 5 not 6, pinned
         5 m1@2 pinned  | g4 m1    | m1 g4 at 4      | 5 not none, pinned | 5 not 4, pinned
@@ -190,7 +188,7 @@ fn who_commits_over_what() {
         5 m1@2 mine    | g4 m1    | m1 g4 at 4      | 5 not none, pinned | 5 not 4
 
         5 m1@2         | g4 m1    | m1 g4 over 5 at 6    | -            | commits
-        5 m1@2         | g4 m1    | m1 g4 over 5 at 5    | -            | commits | still 5, from 5
+        5 m1@2         | g4 m1    | m1 g4 over 5 at 5    | -            | commits | still 5
         5 m1@2         | g4 m1    | m1 g4 over 5 at 4    | -            | commits
         5 m1@2         | g4 m1    | m1 g4 over 4 at 6    | -            | 5 not 4
         5 m1@2         | g4 m1    | m1 g4 over 6 at 6    | -            | 5 not 6
@@ -207,7 +205,7 @@ fn who_commits_over_what() {
         5 m1@2         | g4 m1    | m1 g4 from 6 at 7    | commits      | commits | 5 not 6
         5 m1@2         | g4 m1    | m1 g4 from 6 at 6    | commits      | commits | 5 not 6
         5 m1@2         | g4 m1    | m1 g4 from 4 at 5    | commits      | commits | 5 not 4
-        5 m1@2         | g4 m1    | m1 g4 from 5 at 5    | commits      | commits | still 5, from 5
+        5 m1@2         | g4 m1    | m1 g4 from 5 at 5    | commits      | commits | still 5
         5 m1@2         | g4 m1    | m1 g4 from 3 at 4    | keeps        | 5 not 4 | 5 not 3
         - m1@2         | g4 m1    | m1 g4 from none at 0 | commits      | commits
         - m1@2         | g4 m1    | m1 g4 from none at 6 | commits      | commits
@@ -234,8 +232,8 @@ fn a_transaction_has_processed_something() {
     let table = "
         g4 m1 | 5 m1@2: m1 g4 from 5 at 6; 7 m1@2: m1 g4 from 7 at 7 | commits
         g4 m1 | 5 m1@2: m1 g4 from 5 at 5; 7 m1@2: m1 g4 at 8        | commits
-        g4 m1 | 5 m1@2: m1 g4 from 5 at 5; 7 m1@2: m1 g4 from 7 at 7 | still 5, from 5
-        g4 m1 | 5 m1@2: m1 g4 at 5; 7 m1@2: m1 g4 over 7 at 7        | still 5, from 5
+        g4 m1 | 5 m1@2: m1 g4 from 5 at 5; 7 m1@2: m1 g4 from 7 at 7 | still 5
+        g4 m1 | 5 m1@2: m1 g4 at 5; 7 m1@2: m1 g4 over 7 at 7        | still 5
         g4 m1 | 5 m1@2: m1 g4 from 4 at 5; 7 m1@2: m1 g4 from 7 at 8 | 5 not 4
         g4 m1 | 5 m1@2: m1 g4 from 5 at 6; 7 m1@2: m1 g4 from 6 at 9 | 7 not 6
         g4 m1 | 5 m1@2: m1 g4 from 5 at 5; 7 m1@2: m1 g4 from 6 at 9 | 7 not 6

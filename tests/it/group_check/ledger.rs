@@ -14,11 +14,12 @@ use oncelog::{
     },
     rules::{
         Refusal,
-        group::{Owner, State, Topics, run_began},
+        group::{Owner, State, Topics},
         offsets::{
             Asked, Claimed, Committer, Group, Place, Right, Row, Verdict, judge_all,
             judge_in_transaction,
         },
+        position::run_began,
         whole::{Standing, Stopped, Whole},
     },
 };

@@ -192,7 +192,7 @@ holds! {
         must see Committed Replaced FencedAsUnknown HandedOver FencedLost FencedRegained;
     holds_while_a_topic_grows: config(&[WHOLE, STAGED], 1).growths(2), at least 3_000,
         must see Committed CommittedAfterRevoked HandedOver FencedLost;
-    holds_with_outcomes_that_nobody_waits_for: config(&[WHOLE, STAGED], 2).forgets(1), at least 5_000,
+    holds_with_outcomes_that_nobody_waits_for: config(&[WHOLE, STAGED], 2).forgets(1), at least 900,
         must see Committed Repeated Conflict HandedOver FencedLost;
     holds_with_answers_gathered: config(&[WHOLE, STAGED], 1).records(2).deaths(1, 0).forgets(1).gathers(), at least 1_000,
         must see Committed Repeated Conflict FencedAsUnknown;

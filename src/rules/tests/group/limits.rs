@@ -11,7 +11,8 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::{Member, Starts, is_withheld, position, renewed, run_began, session_timeout_ms},
+        group::{Member, Starts, renewed, session_timeout_ms},
+        position::{is_withheld, position, run_began},
         tests::settings::own,
     },
 };

@@ -320,11 +320,8 @@ impl Oracle {
         let by_members: Vec<_> = story.offsets.iter().filter(is_members).collect();
         let moves = by_members.iter().any(|(p, (at, _))| self.committed_offset(p) != Some(*at));
         match by_members.first() {
-            Some((place, (offset, claim))) if !story.items.is_empty() && !moves => {
-                let bases = bases(claim, story.began.get(*place).copied());
-                let expected_offset = *bases.first().unwrap_or(&Some(*offset));
-                let committed_offset = self.committed_offset(place);
-                Err(Refusal::NothingProcessed { expected_offset, committed_offset })
+            Some((_, (offset, _))) if !story.items.is_empty() && !moves => {
+                Err(Refusal::NothingProcessed { offset: *offset })
             }
             _ => Ok(()),
         }

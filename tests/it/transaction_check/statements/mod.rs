@@ -16,12 +16,12 @@ use std::{
 
 use oncelog::{
     model::{
-        Timestamp,
+        LogId, Name, Timestamp,
         session::Sequencing,
         transaction::{Caller, Claim, Reason, State},
     },
     rules::{
-        offsets::{self, Group, judge_in_transaction},
+        offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
         sequence::SessionFacts,
         transaction::{Verb, Verdict, check_producer, judge},
     },
@@ -32,6 +32,12 @@ use self::tables::{
     At, Call, EXPIRES_AT, ID, Lock, OFFSET, Running, SESSION, Tables, Transaction, World,
 };
 use super::{Broken, told};
+
+/// The offset that the transaction is to commit.
+fn claimed() -> Claimed {
+    let place = Place { group: Name::parse("g").unwrap(), log_id: LogId(1) };
+    Claimed { place, offset: OFFSET, claim: Claim::Expected(None) }
+}
 
 const CALLS: [Call; 8] = [
     Call::Commit,
@@ -283,8 +289,10 @@ impl Check {
         let is_asked = seen.as_ref().unwrap().has_staged_offset;
         if is_asked && (call != Call::Abort || was_prepared) {
             self.lock(world, index, Lock::Place)?;
-            let (place, claim) = (&world.tables.place, Claim::Expected(None));
-            let judged = judge_in_transaction(place, &Group::default(), &claim, OFFSET, ID);
+            let claimed = claimed();
+            let asked = (&world.tables.place, &Group::default(), &claimed);
+            let by = Committer { transaction_id: ID, appends: true };
+            let judged = judge_in_transaction(&[asked], by);
             if call != Call::Abort && !was_prepared && judged.is_err() {
                 world.calls[index].leave(At::Done(false));
                 return Some(());
