@@ -11,7 +11,7 @@ use oncelog::{
     },
     rules::{
         Refusal,
-        group::{is_withheld, position, run_began},
+        position::{is_withheld, position, run_began},
     },
 };
 use serde_json::{Value, json};
