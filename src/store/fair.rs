@@ -128,7 +128,7 @@ mod tests {
     async fn nobody_alone_takes_all() {
         // connections, what one alone gets, a second then, and a third
         for (connections, want) in
-            [(1, [1, 0, 0]), (2, [1, 1, 0]), (4, [3, 1, 0]), (10, [8, 1, 1]), (20, [15, 3, 1])]
+            [(1, [1, 0, 0]), (2, [1, 1, 0]), (4, [3, 1, 0]), (10, [8, 1, 1]), (20, [16, 3, 1])]
         {
             let fair = Fair::new(connections);
             let held = [A, B, C].map(|who| takes(&fair, who, 30));
