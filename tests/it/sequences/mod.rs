@@ -23,7 +23,7 @@ mod want;
 mod world;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -68,6 +68,10 @@ pub const OFF: &[Off] = &[];
 const LENGTH: usize = 150;
 /// Bursts of a round.
 const BURSTS: usize = 40;
+/// In so many sequences every kind of call is done.
+const MANY: u64 = 50;
+/// Kinds of calls.
+const CALLS: usize = 24;
 /// How many ways of failing are enough.
 const KINDS: usize = 8;
 
@@ -94,13 +98,16 @@ fn line(request: &Request, reply: &Reply) -> String {
     format!("{method} {path}{accept}{key} {body}\n    {} {}", reply.status, reply.body)
 }
 
+/// Of each kind of call, how many were done and how many refused.
+pub type Counts = BTreeMap<String, [usize; 2]>;
+
 /// One run: a tenant, what it was answered, and what it has to be.
 struct Run<'a> {
     client: Client<'a>,
     world: World,
     history: History,
     story: Vec<String>,
-    sent: usize,
+    counts: Counts,
     replicas: usize,
 }
 
@@ -113,7 +120,9 @@ impl Run<'_> {
     ) -> Result<(), Failure> {
         let request = call.request();
         let reply = self.client.send(replica, &request).await;
-        self.sent += 1;
+        let name = format!("{call:?}");
+        let name = name.split([' ', '(', '{']).next().unwrap_or_default();
+        self.counts.entry(name.to_owned()).or_default()[usize::from(reply.status >= 400)] += 1;
         self.story.push(format!("[{replica}] {}", line(&request, &reply)));
         let want = self.world.judge(&call, &reply);
         let differs = want.differs(&reply).filter(|_| !self.may_lag(&want, &reply));
@@ -122,8 +131,6 @@ impl Run<'_> {
                 format!("{status} {}", body["code"].as_str().unwrap_or_default())
             };
             let (got, wanted) = (code(reply.status, &reply.body), code(want.status, &want.body));
-            let name = format!("{call:?}");
-            let name = name.split([' ', '(', '{']).next().unwrap_or_default();
             self.story.push(format!("    {how}\n    wanted: {} {}", want.status, want.body));
             let kind = format!("{name}: {got} instead of {wanted}");
             return Err(Failure { kind, at, story: std::mem::take(&mut self.story) });
@@ -195,12 +202,12 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// Runs a sequence in a tenant of its own; answers how many requests it took.
-pub async fn run(fleet: &Fleet, ops: &[Op]) -> Result<usize, Failure> {
+/// Runs a sequence in a tenant of its own; answers what it took.
+pub async fn run(fleet: &Fleet, ops: &[Op]) -> Result<Counts, Failure> {
     let now_ms = now_ms();
     let (world, history, story) = (World::default(), History::new(), Vec::new());
     let (client, replicas) = (fleet.client(), fleet.replicas());
-    let mut run = Run { client, world, history, story, sent: 0, replicas };
+    let mut run = Run { client, world, history, story, counts: Counts::new(), replicas };
     for op in ops {
         let resolver = Resolver { world: &run.world, history: &run.history, now_ms };
         let Some(call) = resolver.call(op) else { continue };
@@ -209,7 +216,7 @@ pub async fn run(fleet: &Fleet, ops: &[Op]) -> Result<usize, Failure> {
         run.tell_all(op.replica, &told).await;
     }
     run.look(0).await?;
-    Ok(run.sent)
+    Ok(run.counts)
 }
 
 /// So many sequences, from a seed; panics if one has failed, with what it took to fail so.
@@ -217,13 +224,18 @@ async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duratio
     let fleet = Fleet::start(replicas).await;
     let until = time.map(|time| Instant::now() + time);
     let mut kinds = BTreeSet::new();
-    let (mut sent, mut round) = (0, 0);
+    let (mut all, mut round) = (Counts::new(), 0);
     while round < rounds && until.is_none_or(|until| Instant::now() < until) {
         let seed = seed.wrapping_add(round);
         round += 1;
         let ops = ops::draw(&mut StdRng::seed_from_u64(seed), LENGTH);
         match run(&fleet, &ops).await {
-            Ok(count) => sent += count,
+            Ok(counts) => {
+                for (name, [done, refused]) in counts {
+                    let sum = all.entry(name).or_default();
+                    *sum = [sum[0] + done, sum[1] + refused];
+                }
+            }
             Err(failure) if kinds.insert(failure.kind.clone()) => {
                 let (ops, failure) = shrink::shrink(&fleet, ops, failure).await;
                 let (count, story) = (ops.len(), failure.story.join("\n"));
@@ -235,8 +247,13 @@ async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duratio
             break;
         }
     }
+    let sent: usize = all.values().flatten().sum();
     println!("seed {seed}: {round} sequences, {sent} requests to {replicas} replicas");
+    println!("done and refused: {all:?}");
     assert!(kinds.is_empty(), "{kinds:#?}");
+    // what is never done is never judged
+    let is_done = round < MANY || all.len() == CALLS && all.values().all(|[done, _]| *done > 0);
+    assert!(is_done, "{all:?}");
 }
 
 /// So many rounds of bursts, from a seed; panics with the first that came to something wrong.
