@@ -75,7 +75,7 @@ impl World {
                 revoked.entry(topic).or_default().insert(partition);
             }
         }
-        let gone = fetching.named.keys().copied().collect();
+        let gone = fetching.named.keys().copied().chain(ghosts).collect();
         let revoked = self.with_ghosts(&gone, revoked, &reply.body["revoked"]);
         next.extend(unsettled);
         if let Some(text) = reply.body["cursor"].as_str() {

@@ -113,6 +113,7 @@ impl World {
         let Membership { generation, assignment, revoked } = self.beat(group, member, shown)?;
         let ghosts = self.groups[group].ghosts.get(member).cloned().unwrap_or_default();
         let assignment = self.with_ghosts(&ghosts, assignment, &reply.body["assignment"]);
+        let revoked = self.with_ghosts(&ghosts, revoked, &reply.body["revoked"]);
         Ok(Want::ok(json!({"generation": generation, "assignment": by_topic(&assignment),
             "revoked": by_topic(&revoked)})))
     }

@@ -7,6 +7,7 @@
 mod appends;
 mod bursts;
 mod call;
+mod draw;
 mod fetches;
 mod fleet;
 mod groups;
@@ -228,7 +229,7 @@ async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duratio
     while round < rounds && until.is_none_or(|until| Instant::now() < until) {
         let seed = seed.wrapping_add(round);
         round += 1;
-        let ops = ops::draw(&mut StdRng::seed_from_u64(seed), LENGTH);
+        let ops = draw::draw(&mut StdRng::seed_from_u64(seed), LENGTH);
         match run(&fleet, &ops).await {
             Ok(counts) => {
                 for (name, [done, refused]) in counts {

@@ -1,11 +1,13 @@
 //! Reads of a partition and of a topic.
 
+use std::collections::BTreeSet;
+
 use oncelog::model::Code;
 use serde_json::{Value, json};
 
 use super::{
     call::{Partition, Read, Start},
-    ids::Fate,
+    ids::{Fate, Staged},
     want::{ANY, Judged, Reply, Want},
     world::{Log, Phase, Stored, TopicCursor, World},
 };
@@ -77,7 +79,8 @@ impl World {
             if read.uncommitted {
                 let reaches_end = next == log.end() && next - from < limit;
                 let staged = &reply.body["staged"];
-                let is_right = !reaches_end || self.may_be_staged(read, limit, next - from, staged);
+                let is_right =
+                    !reaches_end || self.may_be_staged(read, limit - (next - from), staged);
                 want["staged"] = if is_right { staged.clone() } else { json!("what is staged") };
             }
             want
@@ -101,55 +104,48 @@ impl World {
         }
     }
 
-    /// Whether this may be what is staged in a partition: of each open transaction all that was meant
-    /// for it, and perhaps what has no key.
-    fn may_be_staged(&self, read: &Read, limit: i64, shown: i64, staged: &Value) -> bool {
+    /// Whether this may be what is staged in a partition, as far as there is room for it: of each open
+    /// transaction all that was meant for it. Where records without a key went nobody has been told.
+    fn may_be_staged(&self, read: &Read, room: i64, staged: &Value) -> bool {
         let life = self.topics[&read.topic].life;
         let Some(listed) = staged.as_array() else { return false };
-        let (mut certain, mut total) = (0, 0);
+        let count = |said: &Value| said["records"].as_array().map_or(0, Vec::len) as i64;
+        let total: i64 = listed.iter().map(count).sum();
+        let mut is_left: BTreeSet<&str> =
+            listed.iter().filter_map(|said| said["transaction_id"].as_str()).collect();
         for (id, transaction) in &self.transactions {
             let state = match transaction.state {
                 Phase::Ongoing => "ongoing",
                 Phase::Prepared => "prepared",
                 Phase::Committed | Phase::Aborted(_) => continue,
             };
-            let said = listed.iter().find(|said| said["transaction_id"] == json!(id.to_string()));
-            let said_records = said.and_then(|said| said["records"].as_array());
-            let mut said_records = said_records.into_iter().flatten().peekable();
-            let its = transaction.staged.iter().enumerate();
-            for (at, one) in its.filter(|(_, staged)| staged.life == life) {
-                // what a prepared one has not to store any more is gone
-                let fates = transaction.fates.as_ref().map(|fates| &fates[at]);
-                let is_left = |index: &usize| fates.is_none_or(|f| matches!(f[*index], Fate::New));
-                let sure = one.parts(-1).into_iter().find(|(p, _)| *p == read.partition);
-                let sure = sure.map(|(_, records)| records).unwrap_or_default();
-                let sure: Vec<usize> = sure.into_iter().filter(is_left).collect();
-                certain += sure.len();
-                for (index, record) in one.records.iter().enumerate() {
-                    if !is_left(&index) {
-                        continue;
-                    }
-                    let is_sure = sure.contains(&index);
-                    let may_be = is_sure || one.scope.is_none() && record.key.is_none();
-                    if may_be && said_records.peek() == Some(&&record.json()) {
-                        said_records.next();
-                        total += 1;
-                        certain -= usize::from(is_sure);
-                    }
-                }
+            let id = id.to_string();
+            let said = listed.iter().find(|said| said["transaction_id"] == json!(id));
+            if said.is_some_and(|said| said["state"] != json!(state)) {
+                return false;
             }
-            let is_over = said_records.next().is_some();
-            if is_over || said.is_some_and(|said| said["state"] != json!(state)) {
+            is_left.remove(id.as_str());
+            let said = said.and_then(|said| said["records"].as_array());
+            let said = said.map(Vec::as_slice).unwrap_or_default();
+            let its = transaction.staged.iter().enumerate();
+            let its = its.filter(|(_, one)| one.life == life);
+            let ways: Vec<Ways> = its
+                .map(|(at, one)| {
+                    let fates = transaction.fates.as_ref().map(|fates| &*fates[at]);
+                    [read.partition, -1].map(|keyless| there(one, fates, keyless, read.partition))
+                })
+                .collect();
+            if !fits(&ways, said, total == room) {
                 return false;
             }
         }
-        let known = |said: &Value| {
-            let id = said["transaction_id"].as_str().and_then(|id| id.parse().ok());
-            id.is_some_and(|id| self.transactions.contains_key(&id))
-        };
-        listed.iter().all(known)
-            && total <= limit - shown
-            && (certain == 0 || total == limit - shown)
+        is_left.is_empty() && total <= room
+    }
+
+    /// A read that starts nobody knows where; nor does one with its cursor.
+    fn unforeseen(&mut self, reply: &Reply) -> Want {
+        self.dark_cursors.extend(cursor(reply).map(str::to_owned));
+        Want::anything()
     }
 
     pub fn read_topic(
@@ -163,6 +159,9 @@ impl World {
         let found = self.topic(topic)?;
         let positions = match start {
             Start::Cursor(text) => {
+                if self.dark_cursors.contains(text) {
+                    return Ok(self.unforeseen(reply));
+                }
                 let cursor = self.topic_cursors.get(text).filter(|c| c.life == found.life);
                 let cursor = cursor.ok_or(Want::code(Code::InvalidCursor))?;
                 let at =
@@ -172,7 +171,7 @@ impl World {
             start => {
                 let at = found.logs.iter().map(|log| self.begin_at(log, start));
                 let at: Result<Option<Vec<i64>>, Want> = at.collect();
-                let Some(at) = at? else { return Ok(Want::anything()) };
+                let Some(at) = at? else { return Ok(self.unforeseen(reply)) };
                 at
             }
         };
@@ -205,14 +204,45 @@ impl World {
             false => json!({"topic": topic, "records": records, "partitions": partitions,
                 "cursor": ANY}),
         };
-        let at =
-            if as_lines { &reply.body["headers"]["oncelog-cursor"] } else { &reply.body["cursor"] };
-        if let Some(cursor) = at.as_str() {
+        if let Some(cursor) = cursor(reply) {
             let says = TopicCursor { life: found.life, positions: next };
             self.topic_cursors.insert(cursor.to_owned(), says);
         }
         Ok(Want::ok(want))
     }
+}
+
+/// Of a read of a topic.
+fn cursor(reply: &Reply) -> Option<&str> {
+    let places = [&reply.body["cursor"], &reply.body["headers"]["oncelog-cursor"]];
+    places.into_iter().find_map(Value::as_str)
+}
+
+/// What an append has staged in a partition, where its records without a key are there, or elsewhere.
+type Ways = [Vec<Value>; 2];
+
+/// `fates`: of a prepared one, that has not to store all of it any more.
+fn there(
+    one: &Staged,
+    fates: Option<&[Fate]>,
+    keyless: Partition,
+    partition: Partition,
+) -> Vec<Value> {
+    let parts = one.parts(keyless).into_iter().filter(|(of, _)| *of == partition);
+    let is_left = |index: &usize| fates.is_none_or(|f| matches!(f[*index], Fate::New));
+    let records = parts.flat_map(|(_, records)| records).filter(is_left);
+    records.map(|index| one.records[index].json()).collect()
+}
+
+/// Whether these appends may have staged this; `is_cut`: or more.
+fn fits(ways: &[Ways], said: &[Value], is_cut: bool) -> bool {
+    let Some((first, others)) = ways.split_first() else { return said.is_empty() };
+    first.iter().any(|records| {
+        let count = records.len().min(said.len());
+        let is_whole = count == records.len();
+        records[..count] == said[..count]
+            && if is_whole { fits(others, &said[count..], is_cut) } else { is_cut }
+    })
 }
 
 fn out_of_range(log: &Log) -> Want {

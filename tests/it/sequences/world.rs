@@ -165,6 +165,8 @@ pub struct World {
     pub groups: BTreeMap<String, Group>,
     pub cursors: BTreeMap<String, Cursor>,
     pub topic_cursors: BTreeMap<String, TopicCursor>,
+    /// Of topic reads that started at an instant before records of whose time nothing is known.
+    pub dark_cursors: BTreeSet<String>,
     pub kept: BTreeMap<(String, String), Kept>,
     pub settings: Map<String, Value>,
     pub lives: u64,
