@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture crashes mutants check-metrics openapi lint-openapi docs bench bench-short
+.PHONY: help run test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
 	@scripts/ensure-postgres
 	ONCELOG_TEST_SEED=$(SEED) ONCELOG_TEST_ROUNDS=$(ROUNDS) \
 		cargo test --locked --test it -- --ignored --nocapture long_history
+
+sequences: ## Hold random requests against a model for longer: make sequences [SEED=n] [ROUNDS=n|SECONDS=n]
+	@scripts/ensure-postgres
+	ONCELOG_TEST_SEED=$(SEED) ONCELOG_TEST_ROUNDS=$(ROUNDS) ONCELOG_TEST_SECONDS=$(SECONDS) \
+		cargo test --locked --test it -- --ignored --nocapture many_sequences
 
 crashes: ## Crash PostgreSQL behind PgBouncer and lose nothing: make crashes [ROUNDS=n]
 	@scripts/ensure-postgres

@@ -176,7 +176,7 @@ impl Broker {
             });
             fence.await?;
         }
-        let done = self.store.of(tenant).run(move |connection| {
+        let done = self.store.of(tenant).transaction(move |connection| {
             Box::pin(store::sessions::fenced(connection, tenant, producer, epoch))
         });
         Ok(done.await?)

@@ -218,6 +218,7 @@ async fn a_role_without_rights_of_its_own_turns_rings() {
     world
         .sql(&format!(
             "create role {role} login; grant usage on schema oncelog to {role}; \
+            grant execute on all functions in schema oncelog to {role}; \
             grant select, insert, update, delete on all tables in schema oncelog to {role}"
         ))
         .await;

@@ -39,6 +39,7 @@ mod protocol;
 mod reads;
 mod removal;
 mod retention;
+mod sequences;
 mod served;
 mod sessions;
 mod settings;

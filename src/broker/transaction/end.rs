@@ -12,7 +12,7 @@ use crate::{
     model::{
         Code, LogId, Name, TenantId,
         settings::OwnSettings,
-        transaction::{Caller, Reason, State},
+        transaction::{Call, Caller, Reason, State},
     },
     rules::{
         offsets::{self, Claimed, Committer, Place},
@@ -92,6 +92,28 @@ impl Broker {
             self.transactions.committed(begun);
         }
         Ok(done)
+    }
+
+    /// What became of a transaction whose commit brings work that is refused now: where it is
+    /// committed that is the answer, whatever has become of the topics since.
+    pub(super) async fn committed_before(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        call: &Call,
+        refusal: Error,
+    ) -> Result<Done, Error> {
+        if !matches!(call, Call::Commit { .. }) || refusal.code.status() >= 500 {
+            return Err(refusal);
+        }
+        let look = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move { enter(connection, tenant, id, caller, Verb::Commit).await })
+        });
+        match look.await {
+            Ok((row, Verdict::Repeat, _)) => Ok(Done::before(row)),
+            Ok(_) | Err(_) => Err(refusal),
+        }
     }
 
     pub(super) async fn prepare(

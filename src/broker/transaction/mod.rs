@@ -122,8 +122,13 @@ impl Broker {
         let call = Arc::new(call);
         let mut wait = None;
         for attempt in 0.. {
-            let asked = self.ask(tenant, work(&call), &held, false, attempt > 0).await?;
-            let asked = Arc::new(asked);
+            let asked = match self.ask(tenant, work(&call), &held, false, attempt > 0).await {
+                Ok(asked) => Arc::new(asked),
+                Err(refusal) => {
+                    let done = self.committed_before(tenant, id, caller, &call, refusal).await?;
+                    return Ok(self.answer(name, done));
+                }
+            };
             let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
                 Ok(done) => {
                     self.waits.moved(id, done.row.next_sequence);

@@ -187,7 +187,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     (
         "add_offsets_to_transaction",
         &[
-            &[Code::TransactionTooLarge],
+            // a cursor may be of another ownership; all else is judged when it ends
+            &[Code::IllegalGeneration, Code::TransactionTooLarge],
             EVERY,
             ANSWERING,
             TAKING,

@@ -65,7 +65,8 @@ fn cold_memory_begins_at_the_head() {
 #[test]
 fn a_memory_is_of_a_log_that_has_the_row_it_ends_with() {
     // the memory's offset and instant, and rows: base, records, appended at ten times the base
-    let table: [(i64, i64, &[(i64, i64)], bool); 7] = [
+    type Rows = [(i64, i64)];
+    let table: [(i64, i64, &Rows, bool); 7] = [
         (10, 70, &[(7, 3), (10, 2)], true),
         (10, 71, &[(7, 3), (10, 2)], false),
         (10, 70, &[(7, 4), (11, 2)], false),

@@ -185,8 +185,14 @@ fn who_commits_over_what() {
         5 m1@2 pinned  | g4 m1    | m1 g1 at 6      | lost, g4          | lost, g4
         5 m1@2 pinned  | g4       | m1 g4 at 6      | unknown           | unknown
         5 m1@2 mine    | g4 m1    | m1 g4 at 6      | 5 not none, pinned | commits
-        5 m1@2 mine    | g4 m1    | m1 g4 at 4      | 5 not none, pinned | 5 not 4
+        5 m1@2 mine    | g4 m1    | m1 g4 at 4      | 5 not none, pinned | 5 not 4";
+    check(table);
+}
 
+/// By members that say over what, or where their runs began.
+#[test]
+fn what_members_expect_is_what_is_committed() {
+    let table = "
         5 m1@2         | g4 m1    | m1 g4 over 5 at 6    | -            | commits
         5 m1@2         | g4 m1    | m1 g4 over 5 at 5    | -            | commits | still 5
         5 m1@2         | g4 m1    | m1 g4 over 5 at 4    | -            | commits
@@ -215,6 +221,10 @@ fn who_commits_over_what() {
         5 m1@2 mine    | g4 m1    | m1 g4 from 5 at 6    | 5 not none, pinned | commits
         5 m1@2 mine    | g4 m1    | m1 g4 from 4 at 6    | 5 not none, pinned | commits | 5 not 4
         5 m1@2 pinned  | g4 m1    | m1 g4 from 5 at 6    | 5 not none, pinned | 5 not 6, pinned | 5 not 5, pinned";
+    check(table);
+}
+
+fn check(table: &str) {
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let parts: Vec<&str> = line.split('|').map(str::trim).collect();
         let [row, group, claim, plain, transactional] = parts[..5] else { panic!("{line}") };

@@ -114,7 +114,11 @@ async fn a_follower_tells_what_it_could_not_read() {
     until("the follower to wait", async || waiting().then_some(())).await;
     kill(Pid::from_raw(follower.child.id().cast_signed()), Signal::SIGSTOP).unwrap();
     served.client.append("t", 1, &[json!("read by nobody")]).await;
-    until("its read to be answered", async || (!waiting()).then_some(())).await;
+    until("its read to be woken", async || (!waiting()).then_some(())).await;
+    // it looks again, before these do, and answers
+    for _ in 0..3 {
+        served.client.get("/v1/topics/t/records?limit=1000").await;
+    }
     served.client.append("t", 0, &[json!("gone")]).await;
     served.client.delete("/v1/topics/t/partitions/0/records?before=11").await;
     kill(Pid::from_raw(follower.child.id().cast_signed()), Signal::SIGCONT).unwrap();

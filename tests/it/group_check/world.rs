@@ -241,6 +241,14 @@ impl Check {
         Some(id)
     }
 
+    /// Its answer is on its way. `before`: what the member has fetched and goes on behind.
+    fn fetch(&self, world: &mut World, client: usize, before: &[Range]) {
+        if let Some(id) = self.call(world, client) {
+            let fetched = world.ledger.fetched(&id, before);
+            world.clients[client].fetched = Some(fetched).filter(|(_, ranges)| !ranges.is_empty());
+        }
+    }
+
     fn deliver(&self, world: &mut World, number: u8) -> Result<(), Refusal> {
         let (commit, before) = (world.network[&number].clone(), world.ledger.clone());
         let judged = world.ledger.commit(&commit);
@@ -351,21 +359,11 @@ impl Model for Check {
                 }
             }
             Action::BeatLost(client) => drop(self.call(&mut then, client)),
-            Action::Ask(client) => {
-                if let Some(id) = self.call(&mut then, client) {
-                    let fetched = then.ledger.fetched(&id, &[]);
-                    then.clients[client].fetched =
-                        Some(fetched).filter(|(_, ranges)| !ranges.is_empty());
-                }
-            }
+            Action::Ask(client) => self.fetch(&mut then, client, &[]),
             Action::More(client) => {
                 let (generation, ranges) = then.clients[client].fetched.clone()?;
                 then.clients[client].told = then.clients[client].told.max(Some(generation));
-                if let Some(id) = self.call(&mut then, client) {
-                    let fetched = then.ledger.fetched(&id, &ranges);
-                    then.clients[client].fetched =
-                        Some(fetched).filter(|(_, ranges)| !ranges.is_empty());
-                }
+                self.fetch(&mut then, client, &ranges);
             }
             Action::Receive(client) => {
                 let fetched = then.clients[client].fetched.take()?;

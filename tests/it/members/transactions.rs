@@ -72,6 +72,20 @@ async fn who_has_lost_a_partition_commits_nothing() {
     assert_eq!(made(&here).await, 1);
 }
 
+/// Every refusal is one that the document tells of.
+#[tokio::test]
+async fn a_cursor_of_another_ownership_is_no_offset_to_add() {
+    let (here, _there) = world().await;
+    let a = Member::join(&here, "g", json!({"topics": ["orders"]})).await;
+    let page = a.fetch(&here, "").await.ok();
+    let open = here.post("/v1/transactions").await.created();
+    let path = format!("/v1/transactions/{}/offsets", open["transaction_id"].as_str().unwrap());
+    let offset =
+        json!({"group": "g", "member_id": a.id, "generation": 99, "cursor": page["cursor"]});
+    let add = here.post(&path).json(json!({"offsets": [offset]}));
+    assert_eq!(add.await.refused(Code::IllegalGeneration)["generation"], page["generation"]);
+}
+
 #[tokio::test]
 async fn what_a_prepared_transaction_holds_is_read_by_nobody_but_its_owner_beyond_it() {
     let (here, there) = world().await;

@@ -134,7 +134,7 @@ async fn of_many_commits_beside_offsets_none_drops_any() {
     println!("seed {seed}");
     let mut met = 0;
     for round in 0..ROUNDS {
-        let id = |n: u128| Uuid::from_u128(u128::from(round) << 64 | 1 + n);
+        let id = |n: u128| Uuid::from_u128((u128::from(round) << 64) | (1 + n));
         ongoing(&server, (0..COMMITS).map(id).collect()).await;
         let commits = (0..COMMITS).map(id);
         let commits: Vec<Commit> =

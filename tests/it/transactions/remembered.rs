@@ -209,6 +209,32 @@ async fn a_fenced_commit_is_refused_though_its_begin_is_told() {
     }
 }
 
+/// As of a begin, so of a commit that brings the last records.
+#[tokio::test]
+async fn a_commit_is_told_its_outcome_though_the_topics_of_its_work_are_gone() {
+    let here = served().await;
+    let last = json!({"expected_appends": 1,
+        "appends": [{"topic": "fleeting", "records": [{"value": 1}]}]});
+    let begin = async || {
+        let open = here.post("/v1/transactions").await.created();
+        format!("/v1/transactions/{}/commit", open["transaction_id"].as_str().unwrap())
+    };
+    let (done, open) = (begin().await, begin().await);
+    here.topic("fleeting", 1).await;
+    let mut first = here.post(&done).json(&last).await.ok();
+    first["duplicate"] = json!(true);
+    assert_eq!(here.post(&done).json(&last).await.ok(), first);
+    here.delete("/v1/topics/fleeting").await.no_content();
+    assert_eq!(here.post(&done).json(&last).await.ok(), first);
+    // what is not committed is judged, and so is who asks
+    here.post(&open).json(&last).await.refused(Code::TopicNotFound);
+    let (producer_id, epoch) = here.session("another").await;
+    let mut others = last.clone();
+    others["producer_id"] = json!(producer_id);
+    others["epoch"] = json!(epoch);
+    here.post(&done).json(&others).await.refused(Code::TopicNotFound);
+}
+
 /// How many records of partition 1 the outcomes tell of.
 fn read_before(done: &[(Value, Value)]) -> usize {
     let appends = done.iter().flat_map(|(_, stands)| stands["appends"].as_array().unwrap());

@@ -92,10 +92,9 @@ impl Story {
         for (place, offset, claim) in &work.offsets {
             self.offsets.insert(place.clone(), (*offset, claim.clone()));
             match claim {
-                Claim::Member { began: Some(began), .. } => {
+                Claim::Member { began, .. } => began.iter().for_each(|began| {
                     self.began.entry(place.clone()).or_insert(*began);
-                }
-                Claim::Member { .. } => {}
+                }),
                 // which is no run
                 Claim::Expected(_) => drop(self.began.remove(place)),
             }
@@ -317,14 +316,12 @@ impl Oracle {
     /// What has been made of something has moved something on.
     fn check_progress(&self, story: &Story) -> Result<(), Refusal> {
         let is_members = |(_, (_, claim)): &(&Place, &(Offset, Claim))| claim.member_id().is_some();
-        let by_members: Vec<_> = story.offsets.iter().filter(is_members).collect();
-        let moves = by_members.iter().any(|(p, (at, _))| self.committed_offset(p) != Some(*at));
-        match by_members.first() {
-            Some((_, (offset, _))) if !story.items.is_empty() && !moves => {
-                Err(Refusal::NothingProcessed { offset: *offset })
-            }
-            _ => Ok(()),
-        }
+        let mut by_members = story.offsets.iter().filter(is_members);
+        let first = by_members.clone().next().filter(|_| !story.items.is_empty());
+        let moves = by_members.any(|(p, (at, _))| self.committed_offset(p) != Some(*at));
+        first
+            .filter(|_| !moves)
+            .map_or(Ok(()), |(_, (offset, _))| Err(Refusal::NothingProcessed { offset: *offset }))
     }
 
     /// What a request has to be answered; what it does goes into the list.
