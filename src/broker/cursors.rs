@@ -23,7 +23,10 @@ impl Broker {
         pointer: &str,
     ) -> Result<GroupCursor, Error> {
         let parse = |group_id| GroupCursor::parse(cursor, tenant, group_id);
-        let will_do = |id, newest| parse(id).is_some() && member.generation <= newest;
+        // nothing is written by one of no partition that would find a group deleted since
+        let names_any = |cursor: &GroupCursor| !cursor.positions.is_empty();
+        let will_do =
+            |id, newest| parse(id).as_ref().is_some_and(names_any) && member.generation <= newest;
         let found = self.group_ids.find(tenant, group, will_do).await?;
         let parsed = found.and_then(|(id, newest)| Some((parse(id)?, newest)));
         let Some((cursor, generation)) = parsed else {

@@ -442,6 +442,11 @@ fn topic_body(count: Option<Partition>, settings: &Option<Map<String, Value>>) -
     Body::Json(body)
 }
 
+fn patch(path: &str, body: Value) -> Request {
+    let (path, body) = (path.to_owned(), Body::Json(body));
+    Request { method: "PATCH", path, body, ..Request::default() }
+}
+
 impl Call {
     pub fn request(&self) -> Request {
         let topic_call = |method, topic: &str, body| Request {
@@ -490,12 +495,7 @@ impl Call {
             Self::Trim { topic, partition, before } => {
                 delete(format!("/v1/topics/{topic}/partitions/{partition}/records?before={before}"))
             }
-            Self::PatchTenant(settings) => Request {
-                method: "PATCH",
-                path: "/v1/settings".to_owned(),
-                body: Body::Json(Value::Object(settings.clone())),
-                ..Request::default()
-            },
+            Self::PatchTenant(settings) => patch("/v1/settings", Value::Object(settings.clone())),
             Self::Read(read) => {
                 let mut parameters = read.start.parameters();
                 parameters.extend(read.uncommitted.then(|| "isolation=read_uncommitted".into()));
