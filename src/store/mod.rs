@@ -78,10 +78,10 @@ use statements;
 /// waited for for ever. Both end with the statement.
 macro_rules! durable {
     () => {
-        "(select case when current_setting('synchronous_commit') in ('off', 'local') \
-                then set_config('synchronous_commit', 'on', true) = 'on' else true end \
-            and case when current_setting('lock_timeout') = '0' \
-                then set_config('lock_timeout', '5s', true) = '5s' else true end)"
+        "(case current_setting('synchronous_commit') \
+                when 'off' then set_config('synchronous_commit', 'on', true) = 'on' \
+                when 'local' then set_config('synchronous_commit', 'on', true) = 'on' else true end \
+            and case current_setting('lock_timeout') when '0' then set_config('lock_timeout', '5s', true) = '5s' else true end)"
     };
 }
 use durable;
