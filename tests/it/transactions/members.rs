@@ -58,6 +58,11 @@ fn by(member: &str, generation: i64, partition: i32, offset: i64) -> Value {
         "partition": partition, "offset": offset})
 }
 
+fn over(expected_offset: i64, mut item: Value) -> Value {
+    item["expected_offset"] = json!(expected_offset);
+    item
+}
+
 impl World {
     /// Everything as in the beginning, but for what is committed.
     async fn hand_out(&self) {
@@ -160,6 +165,10 @@ async fn who_may_not_commit_is_refused_whole_though_nobody_looked() {
         ("owned_since = 5", vec![by("m1", 4, 0, 60)], Code::IllegalGeneration),
         ("", vec![by("m1", 5, 2, 60), by("m1", 5, 1, 60)], Code::IllegalGeneration),
         ("", vec![by("m1", 5, 0, 49)], Code::OffsetCommitConflict),
+        ("", vec![by("m1", 5, 0, 50)], Code::OffsetCommitConflict),
+        ("", vec![over(49, by("m1", 5, 0, 60))], Code::OffsetCommitConflict),
+        ("", vec![over(51, by("m1", 5, 0, 60))], Code::OffsetCommitConflict),
+        ("", vec![over(50, by("m1", 5, 0, 50))], Code::OffsetCommitConflict),
         (PIN, vec![by("m1", 5, 0, 60)], Code::OffsetCommitConflict),
         ("", vec![by("m1", 5, 0, 101)], Code::OffsetOutOfRange),
         ("", vec![step("carts", 0, json!(50), 60)], Code::GroupNotEmpty),
