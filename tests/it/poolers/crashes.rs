@@ -287,15 +287,24 @@ async fn judge(client: &Client, history: &History) {
         }
     }
     for (group, offset) in committed {
-        let offsets = client.get(&format!("/v1/groups/{group}/offsets")).await.ok(200);
+        let offsets = shown(client, &format!("/v1/groups/{group}/offsets")).await;
         let stored = offsets["offsets"][0]["offset"].as_i64();
         // a commit whose answer was lost may have come after it
         assert!(stored.is_some(), "{group}: {offset} was acknowledged and is lost: {offsets}");
     }
     let opened: Vec<i64> = history.told.lock().unwrap().iter().filter_map(opened).collect();
     for producer_id in opened {
-        client.get(&format!("/v1/sessions/{producer_id}")).await.ok(200);
+        shown(client, &format!("/v1/sessions/{producer_id}")).await;
     }
+}
+
+/// What is there, as soon as the database is again.
+async fn shown(client: &Client, path: &str) -> Value {
+    let answer = until("the database", async || {
+        let answer = client.get(path).await;
+        (answer.status != 503).then_some(answer)
+    });
+    answer.await.ok(200)
 }
 
 fn opened(told: &Told) -> Option<i64> {
