@@ -17,7 +17,7 @@ use crate::{
     broker::{Broker, Settings},
     config::Config,
     embedded::{DATABASE, Embedded},
-    http::{self, Limits, auth::Keys},
+    http::{self, Limits, extract::auth::Keys},
     store::{self, Store},
     telemetry,
 };

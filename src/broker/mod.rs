@@ -26,64 +26,27 @@
 //!   snapshots, and measures how far groups are behind (`lags`): tasks of one shape.
 
 mod append;
-mod beats;
-mod budget;
-mod compaction;
-mod cursors;
+mod catalog;
 mod error;
-mod expiry;
-mod fetch;
 mod group;
-mod group_expiry;
-mod group_ids;
-mod groups;
-mod in_turn;
+mod idempotency;
 mod janitor;
-mod keyed;
-mod known;
-mod lags;
-mod lane;
-mod load;
-mod looks;
-mod measures;
-mod membership;
-mod memories;
-mod names;
-mod offsets;
-mod open;
-mod pace;
-mod pages;
-mod pass;
-mod placing;
-mod queue;
+mod memory_budget;
 mod read;
-mod refusals;
-mod removal;
-mod retention;
-mod room;
-mod seats;
 mod session;
-mod settings;
-mod several;
-mod signals;
-mod standing;
-mod tenants;
-mod topic;
-mod topic_read;
+mod striped_lock;
 mod transaction;
-mod turns;
-mod wait;
-mod watches;
+mod wakeup;
 
 use std::{sync::Arc, time::Duration};
 
 use moka::future::Cache;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use budget::{Budget, Held, Taken};
 pub use error::Error;
+pub use idempotency::Answer;
 pub use janitor::snapshot;
-pub use keyed::Answer;
+pub use memory_budget::{Budget, Held, Taken};
 
 use crate::{
     model::{Name, TenantId},
@@ -129,27 +92,27 @@ pub struct Broker {
     store: Store,
     /// Whom a name means, until its row is found to be gone.
     tenants: Cache<Name, TenantId>,
-    topics: topic::Topics,
-    names: names::Names,
-    group_ids: group_ids::GroupIds,
-    turns: turns::Turns,
-    settings: settings::TenantsSettings,
+    topics: catalog::topics::Topics,
+    names: catalog::log_names::Names,
+    group_ids: group::ids::GroupIds,
+    turns: striped_lock::Turns,
+    settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
-    lanes: lane::Lanes,
-    looks: looks::Looks,
-    beats: beats::Beats,
-    pages: Arc<pages::Pages>,
-    watches: Arc<watches::Watches>,
-    appends: measures::Appends,
-    transactions: measures::Transactions,
-    herald: watches::Herald,
+    lanes: append::lane::Lanes,
+    looks: read::watermarks::Looks,
+    beats: group::leases::Beats,
+    pages: Arc<read::page_cache::Pages>,
+    watches: Arc<wakeup::watch::Watches>,
+    appends: append::metrics::Appends,
+    transactions: transaction::metrics::Transactions,
+    herald: wakeup::watch::Herald,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
     /// Calls of transactions that wait for those before them.
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
-    reads: measures::Reads,
-    waiting_reads: Arc<seats::Seats>,
+    reads: read::metrics::Reads,
+    waiting_reads: Arc<wakeup::permits::Seats>,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -171,33 +134,38 @@ impl Broker {
     pub fn start_without_janitor(store: Store, settings: Settings) -> Arc<Self> {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
-        let looks = looks::Looks::new(store.clone());
-        let watches = Arc::new(watches::Watches::new(looks.clone()));
-        let signals = Arc::new(signals::Signals::new(store.clone()));
-        let lanes = lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
-        let herald = watches::Herald { watches: watches.clone(), signals: signals.clone() };
+        let looks = read::watermarks::Looks::new(store.clone());
+        let watches = Arc::new(wakeup::watch::Watches::new(looks.clone()));
+        let signals = Arc::new(wakeup::notify::Signals::new(store.clone()));
+        let lanes =
+            append::lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
+        let herald = wakeup::watch::Herald { watches: watches.clone(), signals: signals.clone() };
         let broker = Arc::new(Self {
-            topics: topic::Topics::new(store.clone()),
-            names: names::Names::new(store.clone()),
-            group_ids: group_ids::GroupIds::new(store.clone()),
-            turns: turns::Turns::default(),
-            settings: settings::TenantsSettings::new(store.clone(), tasks.clone(), stop.clone()),
+            topics: catalog::topics::Topics::new(store.clone()),
+            names: catalog::log_names::Names::new(store.clone()),
+            group_ids: group::ids::GroupIds::new(store.clone()),
+            turns: striped_lock::Turns::default(),
+            settings: catalog::settings::TenantsSettings::new(
+                store.clone(),
+                tasks.clone(),
+                stop.clone(),
+            ),
             janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
-            beats: beats::Beats::new(store.clone()),
-            pages: Arc::new(pages::Pages::new(store.clone(), settings.page_cache_bytes)),
+            beats: group::leases::Beats::new(store.clone()),
+            pages: Arc::new(read::page_cache::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
-            appends: measures::Appends::new(),
-            transactions: measures::Transactions::new(),
+            appends: append::metrics::Appends::new(),
+            transactions: transaction::metrics::Transactions::new(),
             staging: transaction::Calls::start(&store, &herald, &tasks, &stop),
             committing: transaction::Calls::start(&store, &herald, &tasks, &stop),
             herald,
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
-            reads: measures::Reads::new(),
-            waiting_reads: seats::Seats::new(settings.max_waiting_reads),
+            reads: read::metrics::Reads::new(),
+            waiting_reads: wakeup::permits::Seats::new(settings.max_waiting_reads),
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),
@@ -205,11 +173,11 @@ impl Broker {
         });
         // cut where they are: a silent database must not hold up the end
         let cut = || stop.clone();
-        let send = signals::send(signals.clone(), stop.clone());
+        let send = wakeup::notify::send(signals.clone(), stop.clone());
         tasks.spawn(cut().run_until_cancelled_owned(send));
-        let listen = signals::listen(signals, watches.clone(), stop.clone());
+        let listen = wakeup::notify::listen(signals, watches.clone(), stop.clone());
         tasks.spawn(cut().run_until_cancelled_owned(listen));
-        let poll = watches::poll(watches, stop.clone());
+        let poll = wakeup::watch::poll(watches, stop.clone());
         tasks.spawn(cut().run_until_cancelled_owned(poll));
         broker
     }

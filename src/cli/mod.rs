@@ -3,22 +3,16 @@
 //! Results go to stdout, everything else to stderr. `client` speaks to a server; the other
 //! commands work here.
 
+mod admin;
 mod bench;
 mod client;
+mod common;
 mod consume;
-mod deletion;
-mod group;
-mod lines;
 mod output;
 mod produce;
 mod serve;
 mod service;
-mod settings;
-mod tenant;
 mod token;
-mod topic;
-mod txn;
-mod window;
 
 use std::process::ExitCode;
 
@@ -73,20 +67,20 @@ enum Command {
     #[command(subcommand, after_help = token::EXAMPLE)]
     Token(token::Command),
     /// Make, list, describe and delete topics
-    #[command(subcommand, after_help = topic::EXAMPLE)]
-    Topic(topic::Command),
+    #[command(subcommand, after_help = admin::topic::EXAMPLE)]
+    Topic(admin::topic::Command),
     /// List, describe, reset and delete groups of consumers
-    #[command(subcommand, after_help = group::EXAMPLE)]
-    Group(group::Command),
+    #[command(subcommand, after_help = admin::group::EXAMPLE)]
+    Group(admin::group::Command),
     /// Show and change the tenant's settings
     #[command(subcommand)]
-    Settings(settings::Command),
+    Settings(admin::settings::Command),
     /// For operators: list, make, limit, suspend and delete tenants
-    #[command(subcommand, after_help = tenant::EXAMPLE)]
-    Tenant(tenant::Command),
+    #[command(subcommand, after_help = admin::tenant::EXAMPLE)]
+    Tenant(admin::tenant::Command),
     /// List, show and end transactions
-    #[command(subcommand, after_help = txn::EXAMPLE)]
-    Txn(txn::Command),
+    #[command(subcommand, after_help = admin::txn::EXAMPLE)]
+    Txn(admin::txn::Command),
     /// Append lines of a file or of stdin, each once, however often it has to be tried
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
     Produce(produce::Flags),
@@ -144,11 +138,11 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Openapi => service::openapi(),
         Command::Completions { shell } => service::completions(shell, Arguments::command()),
         Command::Token(command) => token::run(command),
-        Command::Topic(command) => topic::run(command),
-        Command::Group(command) => group::run(command),
-        Command::Settings(command) => settings::run(command),
-        Command::Tenant(command) => tenant::run(command),
-        Command::Txn(command) => txn::run(command),
+        Command::Topic(command) => admin::topic::run(command),
+        Command::Group(command) => admin::group::run(command),
+        Command::Settings(command) => admin::settings::run(command),
+        Command::Tenant(command) => admin::tenant::run(command),
+        Command::Txn(command) => admin::txn::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),
         Command::Bench(command) => bench::run(command),

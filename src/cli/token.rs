@@ -10,11 +10,11 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 
-use super::{block_on, output::print, topic::name};
+use super::{block_on, common::name, output::print};
 use crate::{
     app,
     config::{self, Config},
-    http::auth::Word,
+    http::extract::auth::Word,
     model::{Name, Timestamp},
 };
 

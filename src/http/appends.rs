@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    access::{PartitionPath, Produce, TopicAccess},
-    body::{Records, Sent, count},
-    docs::Append as AppendBody,
-    json::Faults,
-    media::{AnswersJson, Media},
-    query::NoParameters,
+    extract::{
+        access::{PartitionPath, Produce, TopicAccess},
+        body::{Records, Sent, count},
+        json::Faults,
+        media::{AnswersJson, Media},
+        query::NoParameters,
+    },
+    openapi::schemas::Append as AppendBody,
 };
 use crate::{
     broker::{Error, Held},

@@ -18,7 +18,7 @@ use tokio::{
     task::yield_now,
 };
 
-use super::{
+use super::extract::{
     access::HeldAnswer,
     media::{Encoding, accept_encoding},
 };

@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 
 use super::{
     compress::{LEAST_BYTES, encode},
-    media::{Encoding, accept_encoding},
+    extract::media::{Encoding, accept_encoding},
 };
 
 /// Swagger UI has its icons in `data:` URLs; nothing of it, or of ours, is inline.

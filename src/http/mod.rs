@@ -5,23 +5,15 @@
 //! one function of `topics`, `settings`, `tenants`, `sessions`, `appends`, `transactions`, `reads`,
 //! `groups` or `service`, which asks the broker once and puts the answer into words.
 
-mod access;
 mod appends;
-pub mod auth;
-mod body;
 mod compress;
 mod constant;
-pub mod docs;
-mod docs_page;
 mod exposition;
+pub mod extract;
 mod groups;
-mod json;
-mod list;
-mod media;
 mod observe;
-mod openapi;
+pub mod openapi;
 mod problem;
-mod query;
 mod reads;
 pub mod server;
 mod service;
@@ -40,7 +32,11 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use openapi::openapi;
 
-use self::{access::Door, auth::Keys, groups::members, observe::Operations};
+use self::{
+    extract::{access::Door, auth::Keys},
+    groups::members,
+    observe::Operations,
+};
 use crate::broker::{Broker, Budget};
 
 /// Every route there is.
@@ -90,9 +86,9 @@ fn routes() -> OpenApiRouter<Door> {
         .routes(routes!(service::readyz))
         .routes(routes!(service::metrics))
         .routes(routes!(service::openapi_json))
-        .routes(routes!(docs_page::docs))
-        .routes(routes!(docs_page::docs_file))
-        .route("/docs/", get(docs_page::docs_slash))
+        .routes(routes!(openapi::page::docs))
+        .routes(routes!(openapi::page::docs_file))
+        .route("/docs/", get(openapi::page::docs_slash))
 }
 
 /// The whole face of one replica. `render_metrics` writes the Prometheus text.

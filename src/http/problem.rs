@@ -110,7 +110,7 @@ fn written(error: &Error, request_id: &str) -> Vec<u8> {
         title: code.title(),
         status: code.status(),
         detail: &error.detail,
-        instance: format!("urn:oncelog:request:{}", super::query::escape(request_id)),
+        instance: format!("urn:oncelog:request:{}", super::extract::query::escape(request_id)),
         code: code.as_str(),
         retry: code.retry().as_str(),
         side_effects: code.side_effects().as_str(),

@@ -10,7 +10,7 @@ use axum::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{access::Door, openapi};
+use super::{extract::access::Door, openapi};
 use crate::broker::Error;
 
 #[derive(Serialize, ToSchema)]

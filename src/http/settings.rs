@@ -1,8 +1,6 @@
 //! A tenant's settings; and changes of settings as they are written in JSON, a topic's too. What
 //! there is to say of each comes from the table in `model::settings`.
 
-mod schemas;
-
 use std::{collections::BTreeMap, fmt};
 
 use axum::{
@@ -17,17 +15,19 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::json;
 use utoipa::ToSchema;
 
-pub use schemas::{
+pub use super::openapi::settings::{
     MaximaPatch, OperatorMaxima, OwnSettingValues, TopicSettings, TopicSettingsPatch,
 };
 
-use self::schemas::{SettingMaxima, SettingOrigins, SettingValues, SettingsPatch};
 use super::{
-    access::{Access, Admin, TenantAccess},
-    body::JsonBody,
-    json::Faults,
-    media::AnswersJson,
-    query::{NoParameters, Query},
+    extract::{
+        access::{Access, Admin, TenantAccess},
+        body::JsonBody,
+        json::Faults,
+        media::AnswersJson,
+        query::{NoParameters, Query},
+    },
+    openapi::settings::{SettingMaxima, SettingOrigins, SettingValues, SettingsPatch},
 };
 use crate::{
     broker::Error,

@@ -13,12 +13,14 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{
-    access::{OperatorAccess, TenantPath},
-    body::JsonBody,
-    json::{Faults, Object},
-    list::{self, ListQuery},
-    media::AnswersJson,
-    query::{NoParameters, Query},
+    extract::{
+        access::{OperatorAccess, TenantPath},
+        body::JsonBody,
+        json::{Faults, Object},
+        list::{self, ListQuery},
+        media::AnswersJson,
+        query::{NoParameters, Query},
+    },
     settings::{MaximaPatch, OperatorMaxima, OwnSettingValues, SentChanges, validators},
 };
 use crate::{

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     Batch, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, dedup::RequestKey,
-    kept::Kept, transaction::State,
+    survivors::Kept, transaction::State,
 };
 
 /// The scope of an append: the URL it was sent to.

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::model::{
     Offset, Timestamp,
     batch::{Keyed, keyed},
-    kept::Kept,
+    survivors::Kept,
     transfer::Row,
 };
 

@@ -2,33 +2,17 @@
 //! random number or knows SQL, HTTP or a task.
 
 pub mod append;
-pub mod assign;
-pub mod claims;
 pub mod compaction;
-pub mod dedup;
-pub mod draft;
 pub mod expiry;
-pub mod fold;
-pub mod ground;
 pub mod group;
 pub mod key_rings;
-pub mod memory;
-pub mod offsets;
-pub mod plan;
-pub mod position;
-pub mod provenance;
-pub mod reset;
 pub mod retention;
-pub mod sequence;
 pub mod session;
 pub mod settings;
-pub mod spread;
-pub mod staged_ids;
 pub mod tenant;
 #[cfg(test)]
 mod tests;
 pub mod transaction;
-pub mod whole;
 
 use uuid::Uuid;
 

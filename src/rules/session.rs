@@ -1,6 +1,6 @@
 //! Opening and ending sessions. Epochs only grow; only an open issues one.
 
-use super::{Refusal, sequence::SessionFacts};
+use super::{Refusal, append::sequence::SessionFacts};
 use crate::model::{
     Epoch, Name, ProducerId, Timestamp,
     session::{OPEN_ID_WINDOW_MS, Open, Sequences},

@@ -17,7 +17,7 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
     Error,
-    fair::{Fair, Permit},
+    fair_pool::{Fair, Permit},
     history::{History, Seen, Server},
     route::{self, Route},
     statements,

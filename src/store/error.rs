@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::rules::provenance::Corrupt;
+use crate::rules::append::encoding::Corrupt;
 
 /// The text of a database error goes to the log, never to a client.
 #[derive(Debug)]

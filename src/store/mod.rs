@@ -21,36 +21,19 @@
 //! - what is judged again by a unique key, or by a function that reads anew (`forgotten_horizon`);
 //! - what a later statement of the same transaction judges once more.
 
-pub mod appends;
-pub mod beats;
-pub mod compaction;
-pub mod ending;
-pub mod expiry;
-pub mod forgetting;
-pub mod groups;
+pub mod append;
+pub mod catalog;
+pub mod dedup;
+mod fair_pool;
+pub mod group;
 pub mod janitor;
-pub mod key_rings;
-pub mod keys;
-pub mod loading;
-pub mod logs;
-pub mod members;
-pub mod notices;
-pub mod offsets;
-pub mod reads;
-pub mod removal;
-pub mod retention;
-pub mod sessions;
-pub mod snapshots;
-pub mod staged_ids;
-pub mod staging;
-pub mod tenants;
-pub mod topics;
-pub mod transactions;
-pub mod whole;
+pub mod notify;
+pub mod read;
+pub mod session;
+pub mod transaction;
 
 mod connect;
 mod error;
-mod fair;
 mod history;
 mod migration;
 mod route;
@@ -88,35 +71,35 @@ use durable;
 
 /// Every statement there is, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
-    ("appends", appends::STATEMENTS),
-    ("beats", beats::STATEMENTS),
-    ("compaction", compaction::STATEMENTS),
+    ("appends", append::STATEMENTS),
+    ("beats", group::leases::STATEMENTS),
+    ("compaction", janitor::compaction::STATEMENTS),
     ("connect", connect::STATEMENTS),
-    ("ending", ending::STATEMENTS),
-    ("expiry", expiry::STATEMENTS),
-    ("forgetting", forgetting::STATEMENTS),
-    ("groups", groups::STATEMENTS),
+    ("ending", transaction::end::STATEMENTS),
+    ("expiry", janitor::producers::STATEMENTS),
+    ("forgetting", janitor::transactions::STATEMENTS),
+    ("groups", group::admin::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
-    ("key_rings", key_rings::STATEMENTS),
-    ("keys", keys::STATEMENTS),
-    ("loading", loading::STATEMENTS),
-    ("logs", logs::STATEMENTS),
-    ("members", members::STATEMENTS),
+    ("key_rings", dedup::rings::STATEMENTS),
+    ("keys", dedup::STATEMENTS),
+    ("loading", append::load::STATEMENTS),
+    ("logs", catalog::logs::STATEMENTS),
+    ("members", group::STATEMENTS),
     ("migration", migration::STATEMENTS),
-    ("notices", notices::STATEMENTS),
-    ("offsets", offsets::STATEMENTS),
-    ("reads", reads::STATEMENTS),
-    ("removal", removal::STATEMENTS),
-    ("retention", retention::STATEMENTS),
+    ("notices", notify::STATEMENTS),
+    ("offsets", group::offsets::STATEMENTS),
+    ("reads", read::STATEMENTS),
+    ("removal", janitor::deleted_tenants::STATEMENTS),
+    ("retention", janitor::retention::STATEMENTS),
     ("route", route::STATEMENTS),
-    ("sessions", sessions::STATEMENTS),
-    ("snapshots", snapshots::STATEMENTS),
-    ("staged_ids", staged_ids::STATEMENTS),
-    ("staging", staging::STATEMENTS),
-    ("tenants", tenants::STATEMENTS),
-    ("topics", topics::STATEMENTS),
-    ("transactions", transactions::STATEMENTS),
-    ("whole", whole::STATEMENTS),
+    ("sessions", session::STATEMENTS),
+    ("snapshots", janitor::snapshots::STATEMENTS),
+    ("staged_ids", transaction::record_ids::STATEMENTS),
+    ("staging", transaction::staging::STATEMENTS),
+    ("tenants", catalog::tenants::STATEMENTS),
+    ("topics", catalog::topics::STATEMENTS),
+    ("transactions", transaction::STATEMENTS),
+    ("whole", transaction::one_request::STATEMENTS),
 ];
 
 /// An instant as Postgres gives it.

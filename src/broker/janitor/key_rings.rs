@@ -24,7 +24,7 @@ impl Task for KeyRings {
     type Item = Ring;
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Ring>, store::Error> {
-        let rings = broker.store.run(|c| Box::pin(store::key_rings::read(c))).await?;
+        let rings = broker.store.run(|c| Box::pin(store::dedup::rings::read(c))).await?;
         let due = rings.into_iter().filter(|(row, now)| row.turn(*now).is_some());
         Ok(due.map(|(row, _)| row.ring).collect())
     }
@@ -35,11 +35,11 @@ impl Task for KeyRings {
 }
 
 async fn turn(connection: &mut Connection, ring: Ring) -> Result<Chunk, store::Error> {
-    let locked = store::key_rings::lock(connection, ring).await?;
+    let locked = store::dedup::rings::lock(connection, ring).await?;
     let Some((slot, now)) = locked.and_then(|(row, now)| Some((row.turn(now)?, now))) else {
         return Ok(Chunk::default());
     };
-    let rows = store::key_rings::turn(connection, ring, slot, now).await?;
+    let rows = store::dedup::rings::turn(connection, ring, slot, now).await?;
     Ok(Chunk { rows, more: false })
 }
 
@@ -62,7 +62,7 @@ impl Task for KeySizes {
 
     async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
         let begun = Instant::now();
-        let sizes = broker.store.run(|c| Box::pin(store::key_rings::measure(c))).await?;
+        let sizes = broker.store.run(|c| Box::pin(store::dedup::rings::measure(c))).await?;
         for (ring, name) in Ring::all().zip(telemetry::RINGS) {
             let size = sizes.iter().find(|size| size.ring == ring);
             let (keys, bytes) = size.map_or((0, 0), |size| (size.keys, size.bytes));

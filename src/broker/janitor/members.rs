@@ -21,9 +21,8 @@ impl Task for Members {
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
         let store = &broker.store;
-        let late = store.run(|c| Box::pin(store::members::late(c, GROUPS_PER_ROUND))).await?;
-        let outdated =
-            store.run(|c| Box::pin(store::members::outdated(c, GROUPS_PER_ROUND))).await?;
+        let late = store.run(|c| Box::pin(store::group::late(c, GROUPS_PER_ROUND))).await?;
+        let outdated = store.run(|c| Box::pin(store::group::outdated(c, GROUPS_PER_ROUND))).await?;
         let late = late.into_iter().map(|(tenant, group)| (tenant, group, "late"));
         let outdated = outdated.into_iter().map(|(tenant, group)| (tenant, group, "topics"));
         Ok(late.chain(outdated).collect())

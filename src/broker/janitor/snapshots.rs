@@ -9,11 +9,13 @@ use super::{Task, measured, size};
 use crate::{
     broker::Broker,
     model::{LogId, ProducerId, TenantId},
-    rules::{self, memory::TailRow, provenance},
+    rules::{
+        self,
+        append::{cache::TailRow, encoding},
+    },
     store::{
         self, Connection, Store,
-        janitor::{Chunk, Due},
-        snapshots::FoldedState,
+        janitor::{Chunk, Due, snapshots::FoldedState},
     },
     telemetry,
 };
@@ -84,35 +86,35 @@ async fn fold(
     (tenant, log): Due,
     limit: i64,
 ) -> Result<Chunk, store::Error> {
-    let Some((from, to)) = store::snapshots::lock(connection, tenant, log).await? else {
+    let Some((from, to)) = store::janitor::snapshots::lock(connection, tenant, log).await? else {
         return Ok(Chunk::default());
     };
-    let rows = store::snapshots::rows(connection, tenant, log, from, to, limit).await?;
+    let rows = store::janitor::snapshots::rows(connection, tenant, log, from, to, limit).await?;
     let more = rows.len() as i64 == limit;
     let end = rows.last().filter(|_| more).map_or(to, |row| row.base_offset + row.record_count);
     let mut producers: Vec<ProducerId> = Vec::new();
     for row in &rows {
         let Some(bytes) = row.producers.as_deref() else { continue };
-        let entries = provenance::decode_entries(row.base_offset, bytes)?;
+        let entries = encoding::decode_entries(row.base_offset, bytes)?;
         producers.extend(entries.iter().map(|entry| entry.producer_id));
     }
     producers.sort_unstable();
     producers.dedup();
-    let states = store::snapshots::states(connection, tenant, log, &producers).await?;
+    let states = store::janitor::snapshots::states(connection, tenant, log, &producers).await?;
     let states: BTreeMap<_, _> =
         states.into_iter().map(|s| (s.producer_id, (s.state, s.as_of_offset))).collect();
-    let tail: Vec<TailRow<'_>> = rows.iter().map(store::loading::StoredRow::as_tail).collect();
-    let folded: Vec<FoldedState> = rules::fold::snapshot(states, &tail)?
+    let tail: Vec<TailRow<'_>> = rows.iter().map(store::append::load::StoredRow::as_tail).collect();
+    let folded: Vec<FoldedState> = rules::append::producer_state::snapshot(states, &tail)?
         .into_iter()
         .map(|(producer_id, state, last_appended_at)| FoldedState {
             producer_id,
             epoch: state.epoch,
             last_sequence: state.last_sequence,
-            recent: provenance::encode_recent(&state.recent),
+            recent: encoding::encode_recent(&state.recent),
             last_appended_at,
         })
         .collect();
-    store::snapshots::write(connection, tenant, log, end, &folded).await?;
+    store::janitor::snapshots::write(connection, tenant, log, end, &folded).await?;
     metrics::counter!(telemetry::SNAPSHOTS_TOTAL).increment(1);
     Ok(Chunk { rows: rows.len() as u64, more })
 }

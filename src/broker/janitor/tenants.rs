@@ -24,8 +24,8 @@ impl Tenants {
         let after = TenantId(self.after.load(Ordering::Relaxed));
         let read = store.run(move |connection| {
             Box::pin(async move {
-                let tenants = store::tenants::page(connection, after, PER_ROUND).await?;
-                Ok::<_, store::Error>((tenants, store::sessions::clock(connection).await?))
+                let tenants = store::catalog::tenants::page(connection, after, PER_ROUND).await?;
+                Ok::<_, store::Error>((tenants, store::session::clock(connection).await?))
             })
         });
         let (tenants, now) = read.await?;

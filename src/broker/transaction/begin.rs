@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, hold_session, records};
+use super::{Asked, Done, Stop, add, hold_session};
 use crate::{
-    broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, offsets::count_fenced},
+    broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, group::offsets::count_fenced},
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
@@ -17,8 +17,8 @@ use crate::{
         transaction::{self, Row},
     },
     store::{
-        self, Connection, staging,
-        transactions::{Limits, New},
+        self, Connection,
+        transaction::{Limits, New, staging},
     },
 };
 
@@ -130,7 +130,7 @@ impl Broker {
             let begun = new.clone();
             let begin = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move {
-                    store::transactions::begin_new(connection, tenant, &begun, &limits).await
+                    store::transaction::begin_new(connection, tenant, &begun, &limits).await
                 })
             });
             if let Some(row) = begin.await? {
@@ -161,7 +161,8 @@ async fn remembered(
     new: &New,
     refusal: Error,
 ) -> Result<Row, Stop> {
-    let claimed = store::whole::claim(connection, tenant, &[(new.id, new.digest)]).await?;
+    let claimed =
+        store::transaction::one_request::claim(connection, tenant, &[(new.id, new.digest)]).await?;
     if !claimed.is_empty() {
         return Err(refusal.into());
     }
@@ -174,9 +175,9 @@ async fn repeated(
     tenant: TenantId,
     new: &New,
 ) -> Result<Option<Row>, Stop> {
-    let locked = store::transactions::lock(connection, tenant, &[new.id]).await?.pop();
+    let locked = store::transaction::lock(connection, tenant, &[new.id]).await?.pop();
     let Some(row) = locked else { return Ok(None) };
-    if row.has_expired(store::sessions::clock(connection).await?) {
+    if row.has_expired(store::session::clock(connection).await?) {
         return Err(Stop::Expired(new.id));
     }
     transaction::repeat(&row, &new.digest)?;
@@ -200,15 +201,15 @@ pub(super) async fn judge(
     let mut session_timeout_ms = None;
     if let Some((id, epoch)) = new.session {
         hold_session(connection, tenant, Caller::Session(id, epoch)).await?;
-        let session = store::sessions::read(connection, tenant, id).await?;
+        let session = store::session::read(connection, tenant, id).await?;
         session_timeout_ms = session.map(|session| session.transaction_timeout_ms);
     }
     let timeout_ms = transaction::timeout_ms(asked_timeout_ms, session_timeout_ms, settings)?;
-    let now = store::sessions::clock(connection).await?;
+    let now = store::session::clock(connection).await?;
     let expires_at = Timestamp(now.0 + timeout_ms);
-    match store::transactions::insert(connection, tenant, new, now, expires_at).await? {
+    match store::transaction::insert(connection, tenant, new, now, expires_at).await? {
         Some(row) => {
-            let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
+            let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
             if new.chosen {
                 let retention_ms = transaction::retention_ms(settings);
                 transaction::check_id(&new.id, horizon, retention_ms, now)?;
@@ -225,10 +226,10 @@ async fn known(connection: &mut Connection, tenant: TenantId, new: &New) -> Resu
         return Ok(row);
     }
     let Some((producer, _)) = new.session else { return Err(Stop::Again) };
-    let Some(other) = store::transactions::ongoing(connection, tenant, producer).await? else {
+    let Some(other) = store::transaction::ongoing(connection, tenant, producer).await? else {
         return Err(Stop::Again);
     };
-    let now = store::sessions::clock(connection).await?;
+    let now = store::session::clock(connection).await?;
     let transaction_id = other.transaction_id;
     if other.has_expired(now) {
         return Err(Stop::Expired(transaction_id));
@@ -245,7 +246,7 @@ pub(super) async fn add(
     settings: &OwnSettings,
 ) -> Result<Row, Stop> {
     if asked.append_count > 0 {
-        row = match records::stage(connection, tenant, &row, None, asked, settings).await {
+        row = match add::stage(connection, tenant, &row, None, asked, settings).await {
             Err(Stop::Again) => return Err(too_late(connection, row).await?),
             staged => staged?,
         };
@@ -259,7 +260,7 @@ pub(super) async fn add(
 
 /// Why records could not be staged for a locked transaction.
 async fn too_late(connection: &mut Connection, row: Row) -> Result<Stop, Stop> {
-    let now = store::sessions::clock(connection).await?;
+    let now = store::session::clock(connection).await?;
     let Row { state, reason, .. } = row.as_of(now);
     Ok(match state {
         State::Aborted => Refusal::InvalidTransactionState { state, reason }.into(),

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, begin, enter, groups, ids, session_of};
+use super::{Asked, Done, Stop, batcher, begin, enter, record_ids, session_of};
 use crate::{
     broker::{Broker, Error},
     model::{
@@ -15,10 +15,14 @@ use crate::{
         transaction::{Call, Caller, Reason, State},
     },
     rules::{
-        offsets::{self, Claimed, Committer, Place},
+        group::offsets::{self, Claimed, Committer, Place},
         transaction::{self, Row, Verb, Verdict},
     },
-    store::{self, Connection, ending::Commit, offsets::Commit as OffsetCommit, staging},
+    store::{
+        self, Connection,
+        group::offsets::Commit as OffsetCommit,
+        transaction::{end::Commit, staging},
+    },
 };
 
 /// A transaction to be committed as it is.
@@ -27,7 +31,7 @@ pub struct Committing {
     commit: Commit,
 }
 
-impl groups::Call for Committing {
+impl batcher::Call for Committing {
     fn tenant(&self) -> TenantId {
         self.tenant
     }
@@ -47,7 +51,8 @@ impl groups::Call for Committing {
         Box::pin(async move {
             let Some(Committing { tenant, .. }) = calls.first() else { return Ok(Vec::new()) };
             let commits: Vec<Commit> = calls.iter().map(|call| call.commit).collect();
-            let committed = store::ending::commit(connection, *tenant, &commits, false).await?;
+            let committed =
+                store::transaction::end::commit(connection, *tenant, &commits, false).await?;
             let mut done: Vec<Done> = committed.rows.into_iter().map(Done::now).collect();
             // told once for all
             if let Some(first) = done.first_mut() {
@@ -181,9 +186,9 @@ pub(super) async fn finish(
     if row.state == State::Prepared {
         staging::unpin(connection, tenant, id, &places).await?;
     }
-    let claims = ids::claim(connection, tenant, &row, &logs, settings).await?;
+    let claims = record_ids::claim(connection, tenant, &row, &logs, settings).await?;
     let commit = Commit { id, session: row.session, expected_appends };
-    let committed = store::ending::commit(connection, tenant, &[commit], true).await?;
+    let committed = store::transaction::end::commit(connection, tenant, &[commit], true).await?;
     let high_watermarks = committed.high_watermarks;
     let row = committed.rows.into_iter().next().ok_or(Stop::Again)?;
     claims.remember(connection, tenant, &row).await?;
@@ -191,7 +196,7 @@ pub(super) async fn finish(
         |Claimed { place, offset, .. }: Claimed| OffsetCommit { place, offset, metadata: None };
     let commits: Vec<OffsetCommit> = staged.into_iter().map(commit).collect();
     if !commits.is_empty() {
-        if !store::offsets::commit(connection, tenant, &commits).await? {
+        if !store::group::offsets::commit(connection, tenant, &commits).await? {
             return Err(Stop::Again);
         }
         staging::drop_offsets(connection, tenant, id).await?;
@@ -218,18 +223,18 @@ async fn judge_prepare(
     let logs: Vec<LogId> = logs.into_iter().collect();
     check_topics(connection, tenant, &logs).await?;
     // these heads are waited for, in order; those below are not
-    let claims = ids::claim(connection, tenant, &row, &records, settings).await?;
-    if !store::logs::hold(connection, tenant, &logs).await? {
+    let claims = record_ids::claim(connection, tenant, &row, &records, settings).await?;
+    if !store::catalog::logs::hold(connection, tenant, &logs).await? {
         // one is being deleted, or is not after all: the next attempt learns it
         return Err(Stop::Again);
     }
-    let now = store::sessions::clock(connection).await?;
+    let now = store::session::clock(connection).await?;
     if row.has_expired(now) {
         return Err(Stop::Expired(id));
     }
     staging::pin(connection, tenant, id, &logs, &places).await?;
     claims.hold(connection, tenant, id).await?;
-    store::ending::prepare(connection, tenant, id, now).await?;
+    store::transaction::end::prepare(connection, tenant, id, now).await?;
     row.state = State::Prepared;
     row.prepared_at = Some(now);
     Ok(Done::now(row))
@@ -248,12 +253,12 @@ async fn judge_abort(
     if row.state == State::Prepared {
         let staged = staging::offsets(connection, tenant, id).await?;
         let places: Vec<Place> = staged.into_iter().map(|staged| staged.place).collect();
-        store::offsets::lock(connection, tenant, &places).await?;
+        store::group::offsets::lock(connection, tenant, &places).await?;
         staging::unpin(connection, tenant, id, &places).await?;
-        store::staged_ids::release(connection, tenant, id).await?;
+        store::transaction::record_ids::release(connection, tenant, id).await?;
     }
     let reason = if caller == Caller::Operator { Reason::Operator } else { Reason::Client };
-    store::ending::abort(connection, tenant, id, reason, now).await?;
+    store::transaction::end::abort(connection, tenant, id, reason, now).await?;
     row.state = State::Aborted;
     row.reason = Some(reason);
     row.ended_at = Some(now);
@@ -272,7 +277,7 @@ async fn judge_offsets(
     if places.is_empty() {
         return Ok(places);
     }
-    let rows = store::offsets::lock(connection, tenant, &places).await?;
+    let rows = store::group::offsets::lock(connection, tenant, &places).await?;
     if rows.len() < places.len() {
         let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
         check_topics(connection, tenant, &logs.into_iter().collect::<Vec<_>>()).await?;
@@ -285,7 +290,7 @@ async fn judge_offsets(
     let names: BTreeSet<Name> = places.iter().map(|place| place.group.clone()).collect();
     let names: Vec<Name> = names.into_iter().collect();
     let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
-    let groups = store::offsets::groups(connection, tenant, &names, &members).await?;
+    let groups = store::group::offsets::groups(connection, tenant, &names, &members).await?;
     let mut asked = Vec::with_capacity(staged.len());
     for claimed @ Claimed { place, .. } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
@@ -304,7 +309,9 @@ async fn check_topics(
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<(), Stop> {
-    if logs.is_empty() || store::logs::read(connection, tenant, logs).await?.len() == logs.len() {
+    if logs.is_empty()
+        || store::catalog::logs::read(connection, tenant, logs).await?.len() == logs.len()
+    {
         return Ok(());
     }
     Err(topic_gone().into())

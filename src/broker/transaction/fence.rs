@@ -21,17 +21,17 @@ pub async fn abort_ongoing(
     tenant: TenantId,
     id: ProducerId,
 ) -> Result<Timestamp, store::Error> {
-    let now = store::sessions::clock(connection).await?;
-    let Some(ongoing) = store::transactions::lock_ongoing(connection, tenant, id).await? else {
+    let now = store::session::clock(connection).await?;
+    let Some(ongoing) = store::transaction::lock_ongoing(connection, tenant, id).await? else {
         return Ok(now);
     };
     // a commit may have held it, and so this
-    let now = store::sessions::clock(connection).await?;
+    let now = store::session::clock(connection).await?;
     let id = ongoing.transaction_id;
     if ongoing.has_expired(now) {
-        store::ending::expire(connection, tenant, &[id]).await?;
+        store::transaction::end::expire(connection, tenant, &[id]).await?;
     } else {
-        store::ending::abort(connection, tenant, id, Reason::Fenced, now).await?;
+        store::transaction::end::abort(connection, tenant, id, Reason::Fenced, now).await?;
     }
     Ok(now)
 }
@@ -43,7 +43,7 @@ pub async fn transactions(
     id: ProducerId,
     opened_at: Timestamp,
 ) -> Result<Transactions, store::Error> {
-    let aborted = store::transactions::fenced_at(connection, tenant, id, opened_at).await?;
-    let prepared = store::transactions::prepared(connection, tenant, id).await?;
+    let aborted = store::transaction::fenced_at(connection, tenant, id, opened_at).await?;
+    let prepared = store::transaction::prepared(connection, tenant, id).await?;
     Ok(Transactions { aborted, prepared })
 }

@@ -9,32 +9,32 @@
 //! an expiry abort it in their own database transaction. So its row alone tells a zombie from its
 //! owner, and a call on an ongoing one needs no look at the session.
 
-mod asked;
+mod add;
+mod batcher;
 mod begin;
 mod end;
 pub mod fence;
-mod groups;
-mod ids;
-mod records;
-mod see;
-pub mod sweep;
-mod whole;
+mod get;
+pub mod metrics;
+mod one_request;
+mod record_ids;
+mod resolve;
 
+pub use add::{Staging, Waits};
+pub use batcher::Calls;
 pub use end::Committing;
-pub use groups::Calls;
-pub use records::{Staging, Waits};
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use self::asked::Asked;
+use self::resolve::Asked;
 use super::{
     Broker, Error,
     append::RESOLVE_ATTEMPTS,
-    budget::Held,
-    offsets::count_fenced,
-    watches::{Herald, News},
+    group::offsets::count_fenced,
+    memory_budget::Held,
+    wakeup::watch::{Herald, News},
 };
 use crate::{
     model::{
@@ -43,7 +43,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        sequence::SessionFacts,
+        append::sequence::SessionFacts,
         transaction::{self, Row, Verb},
     },
     store::{self, Connection},
@@ -191,7 +191,7 @@ impl Broker {
     fn answer(&self, call: &'static str, done: Done) -> Answered {
         let Done { row, duplicate, .. } = done;
         if !duplicate && let Some(reason) = row.reason {
-            sweep::count_aborted(reason, 1);
+            crate::broker::janitor::transactions::count_aborted(reason, 1);
         }
         self.transactions.called(call, duplicate);
         Answered { transaction: row.into_transaction(), duplicate }
@@ -224,7 +224,7 @@ async fn hold_session(
     caller: Caller,
 ) -> Result<Option<SessionFacts>, Stop> {
     let Caller::Session(id, epoch) = caller else { return Ok(None) };
-    let facts = store::loading::share_sessions(connection, tenant, &[id]).await?;
+    let facts = store::append::load::share_sessions(connection, tenant, &[id]).await?;
     transaction::check_producer((id, epoch), facts.get(&id))?;
     Ok(facts.get(&id).copied())
 }
@@ -238,10 +238,10 @@ async fn enter(
     verb: Verb,
 ) -> Result<(Row, transaction::Verdict, Timestamp), Stop> {
     hold_session(connection, tenant, caller).await?;
-    let locked = store::transactions::lock(connection, tenant, &[id]).await?.pop();
-    let (horizon, now) = store::transactions::horizon(connection, tenant).await?;
+    let locked = store::transaction::lock(connection, tenant, &[id]).await?.pop();
+    let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
     let Some(row) = locked else {
-        let (settings, _) = store::tenants::settings(connection, tenant).await?;
+        let (settings, _) = store::catalog::tenants::settings(connection, tenant).await?;
         let retention_ms = transaction::retention_ms(&settings);
         return Err(transaction::absent(&id, horizon, retention_ms, now).into());
     };

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::{
     broker::Error,
-    http::{
+    http::extract::{
         access::{Access, Group, GroupAccess},
         list::{self, ListQuery, covered},
         media::AnswersJson,
@@ -16,7 +16,7 @@ use crate::{
     },
     model::{
         Name, Partition, Timestamp,
-        group_view::{GroupDescription, GroupSummary, MemberDescription, PlaceDescription},
+        group::view::{GroupDescription, GroupSummary, MemberDescription, PlaceDescription},
         topic::Listed,
     },
 };

@@ -15,13 +15,15 @@ use super::members::{Membership, assignment};
 use crate::{
     broker::Error,
     http::{
-        access::{Gate, Group, GroupAccess, MemberPath},
-        auth::Word,
-        body::JsonBody,
-        docs::FetchAnswer,
-        json::Faults,
-        media::{AnswersRecords, Media},
-        query::{Place, Query},
+        extract::{
+            access::{Gate, Group, GroupAccess, MemberPath},
+            auth::Word,
+            body::JsonBody,
+            json::Faults,
+            media::{AnswersRecords, Media},
+            query::{Place, Query},
+        },
+        openapi::schemas::FetchAnswer,
         reads::{
             bounds::Bounds,
             cursors,
@@ -269,7 +271,7 @@ fn capacity(parts: &[Part]) -> usize {
 mod tests {
     use super::*;
     use crate::{
-        http::query,
+        http::extract::query,
         model::{
             Name, Timestamp,
             group::{Partitions, Run},

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::GroupOffsets;
 use crate::{
     broker::Error,
-    http::{
+    http::extract::{
         access::{Group, GroupAccess},
         body::JsonBody,
         json::{AtMost, Faults},
@@ -20,8 +20,10 @@ use crate::{
     },
     model::{
         Invalid, MAX_INTEGER, Timestamp,
-        group::MAX_TOPICS,
-        group_view::{OffsetsReset, ResetTo},
+        group::{
+            MAX_TOPICS,
+            view::{OffsetsReset, ResetTo},
+        },
     },
 };
 

@@ -1,6 +1,6 @@
 //! How much an answer may hold, and how long it may be waited for.
 
-use super::super::{json::Faults, query::Place};
+use crate::http::extract::{json::Faults, query::Place};
 
 const DEFAULT_LIMIT: i64 = 500;
 const MAX_LIMIT: i64 = 10_000;

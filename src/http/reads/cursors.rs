@@ -3,8 +3,11 @@
 
 use axum::http::HeaderValue;
 
-use super::super::{json::Faults, query::Place};
-use crate::{broker::Error, model::Invalid};
+use crate::{
+    broker::Error,
+    http::extract::{json::Faults, query::Place},
+    model::Invalid,
+};
 
 /// Longest cursor in a URL or a header, in bytes.
 pub const MAX_HEAD_CURSOR_BYTES: usize = 8 << 10;

@@ -6,7 +6,7 @@ use utoipa::IntoParams;
 
 use crate::{
     broker::Error,
-    http::{
+    http::extract::{
         access::{Access, Produce, ProducerPath},
         json::Faults,
         query::Query,

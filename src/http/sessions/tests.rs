@@ -1,5 +1,5 @@
 use super::*;
-use crate::http::json;
+use crate::http::extract::json;
 
 fn open(text: &str) -> Result<Open, Invalid> {
     json::parse::<OpenSession>(text)?.checked()

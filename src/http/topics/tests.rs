@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    http::json,
+    http::extract::json,
     model::settings::{Change, Key, Value},
 };
 

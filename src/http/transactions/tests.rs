@@ -1,7 +1,7 @@
-use super::{sent::Called, *};
+use super::{request::Called, *};
 use crate::{
     broker::Budget,
-    http::json,
+    http::extract::json,
     model::{
         Code, Name,
         group::Member,
@@ -13,8 +13,8 @@ use crate::{
 const ID: &str = "019aa5b6-5c00-7000-8000-000000000002";
 
 /// A token for everything, as in embedded mode.
-async fn everything() -> std::sync::Arc<crate::http::auth::Grant> {
-    let keys = crate::http::auth::Keys::open().unwrap();
+async fn everything() -> std::sync::Arc<crate::http::extract::auth::Grant> {
+    let keys = crate::http::extract::auth::Keys::open().unwrap();
     keys.grant(&axum::http::HeaderMap::new()).await.unwrap()
 }
 

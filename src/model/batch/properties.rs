@@ -2,8 +2,10 @@
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::tests::{TRACE, array, batch_of, json, ndjson, refused};
-use super::{Batch, Envelope};
+use super::{
+    Batch, Envelope,
+    tests::{TRACE, array, batch_of, json, ndjson, refused},
+};
 
 #[test]
 fn no_depth_of_nesting_brings_the_server_down() {

@@ -7,9 +7,11 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::de::{DeserializeSeed, Error};
 use serde_json::{Deserializer, error::Category};
 
-use super::line::{Lines, Record, Text, found};
-use super::visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor};
-use super::{Batch, Envelope, OnDuplicate};
+use super::{
+    Batch, Envelope, OnDuplicate,
+    line::{Lines, Record, Text, found},
+    visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor},
+};
 use crate::model::{
     Code, Invalid, MAX_INTEGER, Timestamp, invalid::MAX_FAULT_TEXT_BYTES, settings::Key,
 };

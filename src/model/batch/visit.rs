@@ -7,9 +7,11 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::Envelope;
-use super::line::Text;
-use super::read::{RECORD_FIELDS, Reader};
+use super::{
+    Envelope,
+    line::Text,
+    read::{RECORD_FIELDS, Reader},
+};
 
 const ENVELOPE_FIELDS: &[&str] =
     &["producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records"];

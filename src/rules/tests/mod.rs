@@ -1,41 +1,26 @@
 //! The rules, held by tables, by properties, and against an oracle that remembers everything.
 
-mod append;
-mod assign;
-mod claims;
+pub mod append;
 mod compaction;
-mod dedup;
 mod expiry;
-mod fold;
 mod group;
 mod key_rings;
-mod ledger;
-mod memory;
-mod offsets;
-mod oracle;
-mod properties;
-mod provenance;
-mod repeats;
-mod reset;
 mod retention;
-mod sequence;
 mod session;
 mod settings;
-mod spread;
-mod staged_ids;
-mod table;
 mod tenant;
 mod transaction;
-mod whole;
 
 use super::{
     Refusal,
-    append::{Request, Spread},
-    fold::{Placement, Remembered},
-    plan::{Decision, Plan},
+    append::{
+        Request, Spread,
+        plan::{Decision, Plan},
+        producer_state::{Placement, Remembered},
+    },
 };
 use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, transfer::Numbered};
-use ledger::Written;
+use append::ledger::Written;
 
 pub const JOURNAL: LogId = LogId(100);
 

@@ -9,7 +9,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        sequence::SessionFacts,
+        append::sequence::SessionFacts,
         session::{End, SessionRow, check_open_id, end, open, repeat},
     },
 };

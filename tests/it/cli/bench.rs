@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{client, oncelog, run};
-use crate::served::Served;
+use crate::support::served::Served;
 
 /// Nobody listens there.
 const NOBODY: &str = "http://127.0.0.1:9";

@@ -3,10 +3,7 @@
 use serde_json::json;
 
 use super::{client, oncelog, run, run_with};
-use crate::{
-    served::Served,
-    support::{self, proxy::Proxy},
-};
+use crate::support::{self, proxy::Proxy, served::Served};
 
 /// Nobody listens there.
 const NOBODY: &str = "http://127.0.0.1:9";

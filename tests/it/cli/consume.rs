@@ -13,7 +13,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use super::{client, ended, run};
-use crate::served::{Served, until};
+use crate::support::served::{Served, until};
 
 /// A server with `t` of three partitions, of which partition p holds p records more than ten.
 async fn filled() -> Served {

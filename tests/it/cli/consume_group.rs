@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 
 use super::{Output, client, ended, run};
-use crate::{
+use crate::support::{
+    self,
     served::{Served, until},
-    support,
 };
 
 /// A server, and its database.

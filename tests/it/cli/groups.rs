@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{client, run};
 use crate::{
-    offsets::offsets,
+    contract::groups::offsets::offsets,
     support::http::{Server, token},
 };
 

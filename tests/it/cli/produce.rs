@@ -16,9 +16,11 @@ use tokio::task::JoinHandle;
 
 use super::{Output, client, ended, run, run_with};
 use crate::{
-    crash::{fixed_port, kill_9_postmaster},
-    served::{Client, Process, Served, partition_path, until},
-    support,
+    history::crash::{fixed_port, kill_9_postmaster},
+    support::{
+        self,
+        served::{Client, Process, Served, partition_path, until},
+    },
 };
 
 const LINES: u64 = 1_000_000;

@@ -17,9 +17,10 @@ use nix::{
 use serde_json::json;
 
 use super::{client, oncelog, run, run_with};
-use crate::{
+use crate::support::{
+    self,
+    proxy::Proxy,
     served::{Served, replica, until},
-    support::{self, proxy::Proxy},
 };
 
 /// Nobody listens there.

@@ -5,13 +5,11 @@ use std::process::Command;
 use serde_json::json;
 
 use super::{Output, client, oncelog, run, run_with};
-use crate::{
+use crate::support::{
+    self,
+    http::{now_s, signed},
+    proxy::Proxy,
     served::replica,
-    support::{
-        self,
-        http::{now_s, signed},
-        proxy::Proxy,
-    },
 };
 
 /// The one of `replica`.

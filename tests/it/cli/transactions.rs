@@ -23,12 +23,12 @@ use uuid::Uuid;
 
 use super::{client, ended, oncelog, run, run_with};
 use crate::{
-    crash::{fixed_port, kill_9_postmaster},
-    served::{Client, Process, Served, replica, until},
+    history::crash::{fixed_port, kill_9_postmaster},
     support::{
         self,
         http::{Server, Setup},
         proxy::Proxy,
+        served::{Client, Process, Served, replica, until},
     },
 };
 

@@ -14,9 +14,11 @@ use oncelog::{
 use serde_json::json;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::{
+use crate::support::{
+    self,
+    http::SECRET,
+    proxy::Proxy,
     served::{Client, Process, until},
-    support::{self, http::SECRET, proxy::Proxy},
 };
 
 type Labels = BTreeMap<String, String>;

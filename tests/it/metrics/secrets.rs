@@ -4,10 +4,7 @@
 use serde_json::json;
 
 use super::{Measured, token};
-use crate::{
-    served::until,
-    support::{self, http::SECRET},
-};
+use crate::support::{self, http::SECRET, served::until};
 
 #[tokio::test]
 async fn logs_and_metrics_hold_no_secrets() {

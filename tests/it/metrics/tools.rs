@@ -10,9 +10,9 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{is_the_table, scrape};
-use crate::{
+use crate::support::{
+    self,
     served::{Client, Process, partition_path, until},
-    support,
 };
 
 /// Some of everything; answers how many records were appended.

@@ -6,9 +6,9 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::task::JoinHandle;
 
 use super::{Measured, Scrape, is_the_table};
-use crate::{
+use crate::support::{
+    self,
     served::{Answer, Client, partition_path, until},
-    support,
 };
 
 /// Of a stored record of one digit.

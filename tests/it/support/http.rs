@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use oncelog::{
     broker::{Broker, Settings},
-    http::{self, Limits, auth::Keys},
+    http::{self, Limits, extract::auth::Keys},
     model::Code,
 };
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};

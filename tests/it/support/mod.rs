@@ -6,6 +6,7 @@ pub mod http;
 pub mod http2;
 pub mod pooler;
 pub mod proxy;
+pub mod served;
 
 use std::{
     os::unix::fs::PermissionsExt,

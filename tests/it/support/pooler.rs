@@ -16,7 +16,8 @@ use sqlx::postgres::PgConnectOptions;
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 
-use crate::{served::until, support};
+use super::served::until;
+use crate::support;
 
 const PORT: u16 = 6432;
 /// Connections that it has to the server, for each database and user.

@@ -4,8 +4,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::super::topic::name;
-use crate::model::Name;
+use crate::{cli::common::name, model::Name};
 
 #[derive(Args)]
 #[command(next_help_heading = "As a member of a group")]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    http::json,
+    http::extract::json,
     model::{
         Name,
         group::{DEFAULT_SESSION_TIMEOUT_MS, MAX_PATTERN_BYTES},

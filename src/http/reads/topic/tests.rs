@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    http::{self, query, reads::tests::slices},
+    http::{self, extract::query, reads::tests::slices},
     model::{
         MAX_INTEGER, Partition,
         transfer::{Part, origin},
@@ -127,7 +127,7 @@ fn bad_parameters_are_named() {
         assert_eq!(read(query).unwrap_err().faults[0].pointer, pointer, "{query}");
     }
     let read_body =
-        |text: &str| http::json::parse::<TopicReadParameters>(text)?.checked(Place::Body);
+        |text: &str| http::extract::json::parse::<TopicReadParameters>(text)?.checked(Place::Body);
     for (text, pointer) in [
         (r#"{"offset":0}"#, "/offset"),
         (r#"{"offset":"newest"}"#, "/offset"),

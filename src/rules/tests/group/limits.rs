@@ -11,8 +11,11 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::{Member, Starts, renewed, session_timeout_ms},
-        position::{is_withheld, position, run_began},
+        group::{
+            Member, Starts,
+            position::{is_withheld, position, run_began},
+            renewed, session_timeout_ms,
+        },
         tests::settings::own,
     },
 };

@@ -1,8 +1,11 @@
 //! Groups: who is told what, and who owns what. What holds over whole lives is in `properties`.
 
+pub mod assign;
 mod checks;
 mod limits;
+pub mod offsets;
 mod properties;
+pub mod reset;
 mod table;
 mod world;
 

@@ -15,7 +15,10 @@
 
 use super::world::{World, a_join, name};
 use crate::{
-    model::{LogId, group::Membership, group::Partitions},
+    model::{
+        LogId,
+        group::{Membership, Partitions},
+    },
     rules::{
         Refusal,
         group::{Place, Revoked},

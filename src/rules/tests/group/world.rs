@@ -10,8 +10,10 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::{Owner, State, Topics},
-        offsets::{Group, Row, check_member},
+        group::{
+            Owner, State, Topics,
+            offsets::{Group, Row, check_member},
+        },
     },
 };
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use super::super::digest;
 use crate::{
     model::{
         Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
@@ -15,14 +14,16 @@ use crate::{
     },
     rules::{
         Refusal,
-        offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
-        sequence::SessionFacts,
+        append::sequence::SessionFacts,
+        group::offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
         session::{self, SessionRow},
+        tests::digest,
         transaction::{
             Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer,
-            check_size, judge, number, repeat, retention_ms, timeout_ms,
+            check_size, judge, number,
+            one_request::{Memory, Standing, Stopped, Whole},
+            repeat, retention_ms, timeout_ms,
         },
-        whole::{Memory, Standing, Stopped, Whole},
     },
 };
 

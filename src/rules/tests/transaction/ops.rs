@@ -5,7 +5,6 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use uuid::Uuid;
 
 use super::{
-    super::{log_of, session::made_at},
     ledger::{Appends, Begin, Call, Offsets, Request, Work},
     properties::Life,
 };
@@ -14,7 +13,10 @@ use crate::{
         Epoch, Name, Offset, Partition, ProducerId, Timestamp,
         transaction::{Caller, Claim, State},
     },
-    rules::offsets::Place,
+    rules::{
+        group::offsets::Place,
+        tests::{log_of, session::made_at},
+    },
 };
 
 pub const NAMES: usize = 2;

@@ -13,7 +13,7 @@ use crate::{
         Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
         transaction::{Answered, Caller, Claim, PlacedAppend, Reason, State, Transaction},
     },
-    rules::{Refusal, offsets::Place},
+    rules::{Refusal, group::offsets::Place},
 };
 
 type Owners = BTreeMap<Place, Option<String>>;

@@ -16,7 +16,6 @@ use proptest::{
 use uuid::Uuid;
 
 use super::{
-    super::{session::made_at, settings::own},
     ledger::{Answer, Appends, Batch, Begin, Call, Ledger, Request, Work},
     ops::{GROUPS, NAMES, Op, PARTITIONS, START, names, op, places},
     oracle::{Limits, Oracle},
@@ -28,7 +27,8 @@ use crate::{
     },
     rules::{
         Refusal,
-        offsets::{Claimed, Place},
+        group::offsets::{Claimed, Place},
+        tests::{session::made_at, settings::own},
     },
 };
 

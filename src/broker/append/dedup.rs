@@ -1,0 +1,202 @@
+//! What is known of the keys of appends: which they have, and what is remembered of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
+
+use crate::{
+    model::{
+        Batch, LogId, Partition, TenantId, TopicId,
+        batch::Line,
+        dedup::{DedupKey, RequestKey, Ring, content_key, payload_digest},
+        settings::{Key, OwnSettings, Value},
+    },
+    rules::{
+        append::{
+            Request, Spread,
+            cache::{JournalKeys, Memory},
+            dedup::{Dedup, Fact, Known, Record},
+            placement::partition_of,
+        },
+        settings::in_force,
+    },
+    store::{self, Connection, catalog::topics::StoredTopic},
+};
+
+/// How an append to a topic is deduplicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// None: for ever.
+    pub window_ms: Option<i64>,
+    pub by_content: bool,
+}
+
+impl Way {
+    /// None: not at all (the window is 0).
+    pub fn of(topic: &OwnSettings, tenant: &OwnSettings) -> Option<Self> {
+        let levels = [topic, tenant];
+        let window_ms = in_force(Key::DedupWindowMs, &levels).number();
+        let by_content = in_force(Key::Dedup, &levels) == Value::Choice("content");
+        (window_ms != Some(0)).then_some(Self { window_ms, by_content })
+    }
+}
+
+/// What of an append may be known; `request`: as it was placed. None: nothing.
+pub fn dedup(
+    topic: &StoredTopic,
+    way: Way,
+    batch: &Batch,
+    request: &Request,
+    request_key: Option<RequestKey>,
+) -> Option<Dedup> {
+    let has_keys = way.by_content || !batch.ids.is_empty();
+    if !has_keys && request_key.is_none() {
+        return None;
+    }
+    Some(Dedup {
+        journal: topic.journal,
+        topic_id: topic.topic_id,
+        window_ms: way.window_ms,
+        records: if has_keys { records(way, batch, request) } else { Vec::new() },
+        refuses_duplicates: false,
+        request_key,
+    })
+}
+
+fn records(way: Way, batch: &Batch, request: &Request) -> Vec<Record> {
+    let parts = request.parts.iter().enumerate();
+    let part_of: HashMap<Partition, usize> = parts.map(|(at, part)| (part.partition, at)).collect();
+    let part = |line: &Line| match request.spread {
+        None => 0,
+        Some(Spread { partition_count, keyless }) => {
+            let partition = partition_of(line, partition_count, keyless.unwrap_or(0));
+            part_of.get(&partition).copied().unwrap_or(0)
+        }
+    };
+    let mut start = 0;
+    let record = |(index, line): (usize, &Line)| {
+        let end = line.end as usize;
+        let content = &batch.lines[start..start + line.content_bytes as usize];
+        let size_bytes = (end - start) as i64;
+        start = end;
+        let key = match way.by_content {
+            true => Some(content_key(content)),
+            false => batch.ids.get(index).copied().flatten(),
+        };
+        let digest = key.map_or(0, |_| payload_digest(content.as_bytes()));
+        Record { append: None, index, part: part(line), key, digest, size_bytes }
+    };
+    batch.records.iter().enumerate().map(record).collect()
+}
+
+/// Adds what the `append`th of several appends may have of known, whose parts begin with `first_part`: one
+/// for each topic, in which an id comes once.
+pub fn add(dedups: &mut Vec<Dedup>, mut dedup: Dedup, append: usize, first_part: usize) {
+    for record in &mut dedup.records {
+        record.append = Some(append);
+        record.part += first_part;
+    }
+    match dedups.iter_mut().find(|known| known.topic_id == dedup.topic_id) {
+        Some(known) => known.records.append(&mut dedup.records),
+        None => dedups.push(dedup),
+    }
+}
+
+/// The journals whose heads are held by who claims these.
+pub fn journals<'a>(dedups: impl Iterator<Item = &'a Dedup>) -> Vec<LogId> {
+    let journals: BTreeSet<LogId> = dedups.map(|dedup| dedup.journal).collect();
+    journals.into_iter().collect()
+}
+
+/// Looks up what is known of their keys, in all rings where such may lie. `of_journal`: what was read of
+/// their journals before.
+pub async fn look(
+    connection: &mut Connection,
+    tenant: TenantId,
+    dedups: impl Iterator<Item = &Dedup> + Clone,
+    of_journal: impl Fn(LogId) -> JournalKeys,
+) -> Result<Known, store::Error> {
+    let mut wanted: BTreeMap<(TopicId, Ring), Vec<DedupKey>> = BTreeMap::new();
+    for dedup in dedups.clone() {
+        let rings = of_journal(dedup.journal).rings;
+        let records = dedup.records.iter().filter_map(|record| record.key);
+        let keys: Vec<DedupKey> =
+            records.chain(dedup.request_key.map(|request| request.key)).collect();
+        // where new ones will lie as well
+        let is_wanted = |ring: &Ring| rings & ring.bit() != 0 || *ring == Ring::of(dedup.window_ms);
+        for ring in Ring::all().filter(is_wanted) {
+            wanted.entry((dedup.topic_id, ring)).or_default().extend(&keys);
+        }
+    }
+    loop {
+        let known = gather(connection, tenant, &wanted).await?;
+        // a key with an instant ahead will lie with longer windows
+        let ahead = dedups.clone().filter_map(|dedup| {
+            let request = dedup.request_key?;
+            let ring = Ring::of(request.lifetime_ms(dedup.window_ms, known.now));
+            (!known.slots.contains_key(&ring))
+                .then_some(((dedup.topic_id, ring), vec![request.key]))
+        });
+        let ahead: Vec<_> = ahead.collect();
+        if ahead.is_empty() {
+            return Ok(known);
+        }
+        wanted.extend(ahead);
+    }
+}
+
+/// What is remembered of keys in these rings.
+pub async fn gather(
+    connection: &mut Connection,
+    tenant: TenantId,
+    wanted: &BTreeMap<(TopicId, Ring), Vec<DedupKey>>,
+) -> Result<Known, store::Error> {
+    let mut known = Known::default();
+    for ((topic, ring), keys) in wanted {
+        let found = store::dedup::find(connection, tenant, *topic, *ring, keys).await?;
+        known.now = found.now;
+        known.slots.insert(*ring, found.slot);
+        let horizon = known.horizons.entry(*topic).or_default();
+        *horizon = found.horizon.max(*horizon);
+        for (key, fact) in found.facts {
+            // one in a longer ring may be over, and one in a shorter ring not
+            let is_over = matches!(fact, Fact::Request { is_live: false, .. });
+            let place = known.facts.entry((*topic, key));
+            if !is_over || matches!(place, Entry::Vacant(_)) {
+                place.insert_entry(fact);
+            }
+        }
+    }
+    Ok(known)
+}
+
+/// What is known of the keys of requests, if it is as the memory says of their journals.
+pub async fn recall(
+    connection: &mut Connection,
+    tenant: TenantId,
+    memory: &Memory,
+    requests: &[Request],
+) -> Result<Known, store::Error> {
+    let of_journal = |journal| memory.get(&journal).and_then(|log| log.keys).unwrap_or_default();
+    look(connection, tenant, dedups(requests), of_journal).await
+}
+
+/// The same under the locks of their journals' heads: the memory learns what they say, and nobody else
+/// claims any meanwhile.
+pub async fn learn(
+    connection: &mut Connection,
+    tenant: TenantId,
+    memory: &mut Memory,
+    requests: &[Request],
+) -> Result<Known, store::Error> {
+    let journals = journals(dedups(requests));
+    if journals.is_empty() {
+        return Ok(Known::default());
+    }
+    for (journal, keys) in store::dedup::journals(connection, tenant, &journals).await? {
+        memory.entry(journal).and_modify(|log| log.keys = Some(keys));
+    }
+    recall(connection, tenant, memory, requests).await
+}
+
+fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {
+    requests.iter().flat_map(|request| &request.dedups)
+}

@@ -1,0 +1,333 @@
+//! Lanes: writer tasks that group what waits.
+//!
+//! A lane takes all that waits for one tenant, makes one pass, and takes the next lot: alone, a
+//! request waits for nobody; under load groups grow by themselves. Requests that overtook others
+//! are *parked* and judged again when their scope moves. A lane owns its requests and its
+//! connection and is never cancelled: a client that hangs up changes nothing.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use metrics::Gauge;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    batch::{Group, Job, Outcome, Ticket},
+    fair_queue::Places,
+    linger::Pace,
+    outcome::{appended, known},
+    queue::{Queue, scope},
+    writer::{Full, Passed, Quick, Writer},
+};
+use crate::{
+    broker::{
+        Error, Settings,
+        append::metrics::LaneMeasures,
+        janitor,
+        wakeup::{
+            notify::Signals,
+            watch::{News, Watches},
+        },
+    },
+    model::{LogId, TenantId, TopicId},
+    rules::{
+        Refusal,
+        append::{
+            Request,
+            plan::{Decision, Plan},
+            producer_state::Remembered,
+            read_set,
+        },
+    },
+    store::{self, Store, append::Written},
+    telemetry,
+};
+
+/// Requests that may wait for a lane; of one tenant half as many, and as many as it leaves free.
+const QUEUED_REQUESTS: usize = 16_384;
+/// Most requests of all producers that are parked in a lane, and of one producer in one scope.
+const PARKED_REQUESTS: usize = 4_096;
+const PARKED_REQUESTS_PER_PRODUCER: usize = 16;
+/// How often what is parked is judged again when nothing moves it here.
+const PARKED_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a request may take while the database is away.
+const DATABASE_WAIT: Duration = Duration::from_secs(10);
+const RECONNECT_AFTER: Duration = Duration::from_millis(50);
+/// How often a pass is tried while rows are contended.
+const CONTENDED_ATTEMPTS: usize = 3;
+
+/// The ways into the lanes.
+pub struct Lanes {
+    senders: Vec<mpsc::UnboundedSender<Job>>,
+    places: Vec<Arc<Places>>,
+    queued: Vec<Gauge>,
+}
+
+impl Lanes {
+    pub fn start(
+        store: &Store,
+        settings: &Settings,
+        watches: &Arc<Watches>,
+        signals: &Arc<Signals>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let start = |lane| {
+            let measures = LaneMeasures::new(lane);
+            let queued = measures.queued.clone();
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let lane = Lane {
+                queue: Queue::new(receiver, queued.clone()),
+                writer: Writer::new(store.clone()),
+                parked: Vec::new(),
+                pace: Pace::default(),
+                gap_wait: Duration::from_millis(settings.gap_wait_ms),
+                snapshot_rows: settings.snapshot_rows,
+                remembered_producers: settings.remembered_producers,
+                store: store.clone(),
+                watches: watches.clone(),
+                signals: signals.clone(),
+                tasks: tasks.clone(),
+                stop: stop.clone(),
+                measures,
+            };
+            tasks.spawn(lane.run());
+            (sender, queued)
+        };
+        let (senders, queued): (Vec<_>, _) = (0..settings.lanes.max(1)).map(start).unzip();
+        let places = senders.iter().map(|_| Places::new(QUEUED_REQUESTS)).collect();
+        Self { senders, places, queued }
+    }
+
+    /// Hands a request to the lane of its topic: always the same one.
+    pub fn submit(&self, topic: TopicId, mut job: Job) -> Result<(), Error> {
+        let mut hasher = DefaultHasher::new();
+        (job.tenant, topic).hash(&mut hasher);
+        let lane = hasher.finish() as usize % self.senders.len();
+        let Some(place) = self.places[lane].take(job.tenant) else {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_appends")
+                .increment(1);
+            let detail = "Too many appends are waiting here already. Nothing was changed.";
+            return Err(Error::unavailable(detail));
+        };
+        job.ticket.place = Some(place);
+        self.queued[lane].increment(1.0);
+        // the lane has ended: the answer's sender is dropped with the job
+        if self.senders[lane].send(job).is_err() {
+            self.queued[lane].decrement(1.0);
+        }
+        Ok(())
+    }
+}
+
+struct Lane {
+    queue: Queue,
+    writer: Writer,
+    parked: Vec<(Job, Refusal)>,
+    pace: Pace,
+    gap_wait: Duration,
+    snapshot_rows: i64,
+    remembered_producers: usize,
+    store: Store,
+    watches: Arc<Watches>,
+    signals: Arc<Signals>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    measures: LaneMeasures,
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let mut ticks = interval(PARKED_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if self.queue.is_empty() {
+                tokio::select! {
+                    biased;
+                    came = self.queue.wait() => if !came { return },
+                    _ = ticks.tick(), if !self.parked.is_empty() => self.unpark(|_| true),
+                    () = self.stop.cancelled(), if self.parked.is_empty() => return,
+                }
+                continue;
+            }
+            self.queue.wait_for_company(&self.pace).await;
+            let group = self.next_group();
+            let (tenant, served, bytes) =
+                (group.tenant, group.requests.len(), group.size_bytes().unsigned_abs());
+            let begun = Instant::now();
+            self.serve(group).await;
+            self.pace.passed(tenant, begun.elapsed(), bytes, served + self.queue.len());
+        }
+    }
+
+    fn unpark(&mut self, moves: impl Fn(&Job) -> bool) {
+        let (moving, staying) =
+            std::mem::take(&mut self.parked).into_iter().partition(|(job, _)| moves(job));
+        self.parked = staying;
+        let moving: Vec<(Job, Refusal)> = moving;
+        self.queue.put_back(moving.into_iter().map(|(job, _)| job));
+    }
+
+    /// What waits, with what is parked in the same scopes.
+    fn next_group(&mut self) -> Group {
+        let scopes = self.queue.scopes();
+        self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
+        self.queue.next_group()
+    }
+
+    /// Makes passes until every request of the group has its answer or is parked.
+    async fn serve(&mut self, mut group: Group) {
+        let begun = Instant::now();
+        let quick = self.writer.quick(&group).await;
+        self.measures.quick(begun, &quick);
+        match quick {
+            Ok(Quick::Passed(passed)) => return self.answer(group, passed),
+            Ok(Quick::Unknown) => {}
+            Ok(Quick::Overtaken(compared)) => group.compared = compared,
+            Err(error) => self.sort_out_lost(&mut group, &error),
+        }
+        let tenant = group.tenant;
+        let mut contended = 0;
+        while !group.requests.is_empty() {
+            let begun = Instant::now();
+            let full = self.writer.full(&mut group, &mut self.queue).await;
+            self.measures.full(begun, &full);
+            match full {
+                Ok(Full::Passed(passed)) => return self.answer(group, passed),
+                Ok(Full::Vanished(logs)) => {
+                    let is_gone = |request: &Request, _: &Ticket| {
+                        let mut parts = request.parts.iter();
+                        let mut journals = request.whole.iter().flat_map(|whole| &whole.journals);
+                        logs.contains(&request.home)
+                            || parts.any(|p| logs.contains(&p.log_id))
+                            || journals.any(|(journal, _)| logs.contains(journal))
+                    };
+                    group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
+                }
+                Ok(Full::Behind(log)) => {
+                    self.tasks.spawn(snapshot(self.store.clone(), tenant, log));
+                    let stands_on = |request: &Request, _: &Ticket| {
+                        read_set::grounded_logs(std::slice::from_ref(request)).contains(&log)
+                    };
+                    let behind = Error::unavailable(
+                        "The log is being prepared for numbered appends. Nothing was changed.",
+                    );
+                    group.take(stands_on).into_iter().for_each(|t| t.fail(behind.clone()));
+                }
+                Err(error @ store::Error::Contended(_)) if contended < CONTENDED_ATTEMPTS => {
+                    tracing::debug!(%error, "a pass starts again");
+                    contended += 1;
+                }
+                Err(error @ (store::Error::Contended(_) | store::Error::Corrupt(_))) => {
+                    let error = Error::from(error);
+                    group.take(|_, _| true).into_iter().for_each(|t| t.fail(error.clone()));
+                }
+                Err(error) => {
+                    self.sort_out_lost(&mut group, &error);
+                    tokio::time::sleep(RECONNECT_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// After a failure: numbered requests and transactions are done again (whoever writes first makes the
+    /// other's
+    /// compare fail), as long as the database is not away for too long. Of others whose answer was
+    /// lost it is not known whether they were written.
+    fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
+        tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
+        if matches!(error, store::Error::OutcomeUnknown(_)) {
+            group.is_redo = true;
+            group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
+            let is_repeatable = |r: &Request| r.is_repeatable();
+            let lost = group.take(|request, _| !is_repeatable(request));
+            lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
+        }
+        let late = group.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
+        for ticket in late {
+            ticket.fail(Error::unavailable("The database cannot be reached right now."));
+        }
+        self.measures.redone.increment(group.requests.len() as u64);
+    }
+
+    /// Answers what was decided, parks what may wait, and tells who waits for these logs.
+    fn answer(&mut self, group: Group, passed: Passed) {
+        self.measures.passed(&group);
+        let Group { tenant, requests, tickets, .. } = group;
+        let Passed { plan, written } = passed;
+        let remembered = self.writer.used(tenant, &requests, self.remembered_producers);
+        self.measures.remembered.set(remembered as f64);
+        if let Some(written) = &written {
+            self.tell(tenant, &plan, written);
+        }
+        let decided = requests.into_iter().zip(tickets).zip(plan.decisions);
+        for ((request, mut ticket), decision) in decided {
+            ticket.maybe_written = false;
+            match decision {
+                Decision::Appended { deltas, verdicts } => {
+                    if let Some(written) = &written {
+                        ticket.answer(appended(&request, &deltas, &verdicts, written));
+                    }
+                }
+                Decision::Repeated(Remembered { placement, appended_at, .. }) => {
+                    ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
+                }
+                Decision::Known(verdicts) => ticket.answer(known(&request, verdicts)),
+                Decision::Later => self.queue.again(Job { tenant, request, ticket }),
+                Decision::Forgotten => ticket.answer(Outcome::Forgotten),
+                Decision::Before(row) => ticket.answer(Outcome::Committed { row, duplicate: true }),
+                Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
+                Decision::Respread => {
+                    self.writer.forget(tenant, std::slice::from_ref(&request));
+                    ticket.answer(Outcome::Stale);
+                }
+                Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
+            }
+        }
+    }
+
+    fn park(&mut self, mut job: Job, refusal: Refusal) {
+        let same = self.parked.iter().filter(|(parked, _)| scope(parked) == scope(&job)).count();
+        if job.ticket.arrived_at.elapsed() >= self.gap_wait
+            || same >= PARKED_REQUESTS_PER_PRODUCER
+            || self.parked.len() >= PARKED_REQUESTS
+        {
+            job.ticket.answer(Outcome::Refused(refusal));
+        } else {
+            job.ticket.parked.get_or_insert_with(|| self.measures.park());
+            self.parked.push((job, refusal));
+        }
+    }
+
+    fn tell(&mut self, tenant: TenantId, plan: &Plan, written: &Written) {
+        for write in &plan.writes {
+            // of a journal not this is watched, but how its topic grows
+            let is_journal = write.rows.iter().all(|row| row.lines.is_empty());
+            if let Some(base) = written.bases.get(&write.log_id)
+                && !is_journal
+            {
+                let news = News::HighWatermark(base + write.record_count);
+                self.watches.tell(tenant, write.log_id, news);
+            }
+            let log = self.writer.memory(tenant).get_mut(&write.log_id);
+            if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {
+                log.unfolded_rows = 0;
+                self.tasks.spawn(snapshot(self.store.clone(), tenant, write.log_id));
+            }
+        }
+        self.signals.changed(written.bases.keys().map(|log_id| (tenant, *log_id)));
+    }
+}
+
+async fn snapshot(store: Store, tenant: TenantId, log: LogId) {
+    if let Err(error) = janitor::snapshot(&store, tenant, log).await {
+        tracing::debug!(%error, log = log.0, "a snapshot was not taken; the next one takes more");
+    }
+}

@@ -1,0 +1,180 @@
+//! The numbers of appends, as handles made once: an append has microseconds to spend.
+
+use metrics::{Counter, Gauge, Histogram};
+use tokio::time::Instant;
+
+use super::{
+    batch::{Group, Outcome},
+    writer::{Full, Quick},
+};
+use crate::{
+    broker::Error,
+    model::transfer::{Appended, Placed},
+    store,
+    telemetry::{self, ByCode, Counted},
+};
+
+/// Append requests, by what they were answered.
+pub struct Appends {
+    appended: Counter,
+    duplicate: Counter,
+    problems: ByCode,
+    records: Counter,
+    duplicate_records: Counter,
+    bytes: Counter,
+}
+
+impl Appends {
+    pub fn new() -> Self {
+        let answered = |outcome: &'static str, code: &'static str| metrics::counter!(telemetry::APPENDS_TOTAL, "outcome" => outcome, "code" => code);
+        Self {
+            appended: answered("appended", "none"),
+            duplicate: answered("duplicate", "none"),
+            problems: ByCode::new(|code| {
+                answered(if code.status() < 500 { "refused" } else { "failed" }, code.as_str())
+            }),
+            records: metrics::counter!(telemetry::APPENDED_RECORDS_TOTAL),
+            duplicate_records: metrics::counter!(telemetry::DUPLICATE_RECORDS_TOTAL),
+            bytes: metrics::counter!(telemetry::APPENDED_BYTES_TOTAL),
+        }
+    }
+
+    pub fn answered(&self, records: usize, bytes: usize, answer: &Result<Appended, Error>) {
+        match answer {
+            Ok(Appended { duplicate: true, placed, .. }) => {
+                self.duplicate.increment(1);
+                if matches!(placed, Placed::Records { record_count: 0, .. }) {
+                    self.duplicate_records.increment(records as u64);
+                }
+            }
+            Ok(Appended { placed, .. }) => {
+                self.appended.increment(1);
+                let stored = match placed {
+                    Placed::Records { record_count, .. } => record_count.unsigned_abs(),
+                    Placed::Topic(_) | Placed::Partition { .. } => records as u64,
+                };
+                self.records.increment(stored);
+                self.duplicate_records.increment((records as u64).saturating_sub(stored));
+                self.bytes.increment(bytes as u64);
+            }
+            Err(error) => self.problems.count(error.code),
+        }
+    }
+}
+
+/// One lane: what waits for it, its groups and its passes.
+pub struct LaneMeasures {
+    /// What waits for its first pass.
+    pub queued: Gauge,
+    /// Logs and producers in the memory.
+    pub remembered: Gauge,
+    pub redone: Counter,
+    parked: Gauge,
+    group_requests: Histogram,
+    group_records: Histogram,
+    group_bytes: Histogram,
+    quick: Passes,
+    full: Passes,
+}
+
+/// Passes of one kind.
+struct Passes {
+    kind: &'static str,
+    passed: Counter,
+    duration: Histogram,
+}
+
+impl Passes {
+    fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            passed: passes(kind, "passed"),
+            duration: metrics::histogram!(telemetry::PASS_DURATION_SECONDS, "kind" => kind),
+        }
+    }
+
+    fn ended(&self, begun: Instant, outcome: &'static str) {
+        self.duration.record(begun.elapsed().as_secs_f64());
+        match outcome {
+            "passed" => self.passed.increment(1),
+            outcome => passes(self.kind, outcome).increment(1),
+        }
+    }
+}
+
+fn passes(kind: &'static str, outcome: &'static str) -> Counter {
+    metrics::counter!(telemetry::PASSES_TOTAL, "kind" => kind, "outcome" => outcome)
+}
+
+impl LaneMeasures {
+    pub fn new(lane: usize) -> Self {
+        let lane = lane.to_string();
+        Self {
+            queued: metrics::gauge!(telemetry::QUEUED_APPENDS, "lane" => lane.clone()),
+            remembered: metrics::gauge!(telemetry::REMEMBERED_PRODUCERS, "lane" => lane),
+            redone: metrics::counter!(telemetry::REDONE_APPENDS_TOTAL),
+            parked: metrics::gauge!(telemetry::PARKED_APPENDS),
+            group_requests: metrics::histogram!(telemetry::GROUP_REQUESTS),
+            group_records: metrics::histogram!(telemetry::GROUP_RECORDS),
+            group_bytes: metrics::histogram!(telemetry::GROUP_BYTES),
+            quick: Passes::new("quick"),
+            full: Passes::new("full"),
+        }
+    }
+
+    /// A group has its pass.
+    pub fn passed(&self, group: &Group) {
+        let parts = || group.requests.iter().flat_map(|request| &request.parts);
+        self.group_requests.record(group.requests.len() as f64);
+        self.group_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
+        self.group_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
+    }
+
+    pub fn quick(&self, begun: Instant, result: &Result<Quick, store::Error>) {
+        match result {
+            Ok(Quick::Passed(_)) => self.quick.ended(begun, "passed"),
+            Ok(Quick::Overtaken(_)) => self.quick.ended(begun, "overtaken"),
+            // nothing was sent
+            Ok(Quick::Unknown) => {}
+            Err(error) => self.quick.ended(begun, error.kind()),
+        }
+    }
+
+    pub fn full(&self, begun: Instant, result: &Result<Full, store::Error>) {
+        match result {
+            Ok(Full::Passed(_)) => self.full.ended(begun, "passed"),
+            Ok(Full::Vanished(_)) => self.full.ended(begun, "vanished"),
+            Ok(Full::Behind(_)) => self.full.ended(begun, "behind"),
+            Err(error) => self.full.ended(begun, error.kind()),
+        }
+    }
+
+    pub fn park(&self) -> Parked {
+        Parked { since: Instant::now(), _counted: Counted::new(&self.parked) }
+    }
+}
+
+/// A request that waits for those it has overtaken, until it is answered.
+pub struct Parked {
+    since: Instant,
+    _counted: Counted,
+}
+
+impl Parked {
+    pub fn end(self, outcome: &Outcome) {
+        let outcome = match outcome {
+            Outcome::Placed { duplicate: false, .. }
+            | Outcome::Recorded { duplicate: false, .. }
+            | Outcome::Committed { duplicate: false, .. } => "appended",
+            Outcome::Placed { .. }
+            | Outcome::Recorded { .. }
+            | Outcome::Committed { .. }
+            | Outcome::Forgotten => "duplicate",
+            Outcome::Refused(_) => "refused",
+            Outcome::Stale => "stale",
+            Outcome::Failed(_) => "failed",
+        };
+        metrics::histogram!(telemetry::PARKED_DURATION_SECONDS, "outcome" => outcome)
+            .record(self.since.elapsed().as_secs_f64());
+    }
+}

@@ -1,0 +1,160 @@
+//! What waits for a lane, and how it becomes groups.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use metrics::{Gauge, Histogram};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+use uuid::Uuid;
+
+use super::{
+    batch::{Group, Job},
+    fair_queue::InTurn,
+    linger::Pace,
+};
+use crate::{
+    model::{LogId, ProducerId, TenantId},
+    rules::append::Request,
+    telemetry,
+};
+
+/// Most requests and bytes of one pass.
+pub const GROUP_REQUESTS: usize = 512;
+const GROUP_BYTES: i64 = 8 << 20;
+
+/// Where a producer's requests follow each other.
+pub type Scope = (TenantId, LogId, ProducerId);
+
+pub fn scope(job: &Job) -> Option<Scope> {
+    Some((job.tenant, job.request.home, job.request.numbered?.producer_id))
+}
+
+pub struct Queue {
+    receiver: mpsc::UnboundedReceiver<Job>,
+    jobs: InTurn<Job>,
+    /// Jobs that were in no group yet, and how long they were in none.
+    queued: Gauge,
+    queue_duration: Histogram,
+}
+
+impl Queue {
+    pub fn new(receiver: mpsc::UnboundedReceiver<Job>, queued: Gauge) -> Self {
+        let queue_duration = metrics::histogram!(telemetry::QUEUE_DURATION_SECONDS);
+        Self { receiver, jobs: InTurn::default(), queued, queue_duration }
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&mut self) -> bool {
+        self.take_in();
+        self.jobs.is_empty()
+    }
+
+    /// How much waits.
+    pub fn len(&self) -> usize {
+        self.jobs.len() + self.receiver.len()
+    }
+
+    /// Takes in all that has come: whose turn is next may have come last.
+    fn take_in(&mut self) {
+        while let Ok(job) = self.receiver.try_recv() {
+            self.jobs.push(job.tenant, job);
+        }
+    }
+
+    /// Waits until something comes; false: nothing will any more.
+    pub async fn wait(&mut self) -> bool {
+        let job = self.receiver.recv().await;
+        let came = job.is_some();
+        self.put_back(job);
+        came
+    }
+
+    /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
+    pub async fn wait_for_company(&mut self, pace: &Pace) {
+        let Some((wait, company)) = self.jobs.next().and_then(|tenant| pace.wait_for(tenant))
+        else {
+            return;
+        };
+        let until = Instant::now() + wait;
+        while self.jobs.len() < company.min(GROUP_REQUESTS)
+            && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
+        {
+            self.jobs.push(job.tenant, job);
+        }
+    }
+
+    /// Jobs that were parked.
+    pub fn put_back(&mut self, jobs: impl IntoIterator<Item = Job>) {
+        jobs.into_iter().for_each(|job| self.jobs.push(job.tenant, job));
+    }
+
+    /// A job that is to be in the next group as well.
+    pub fn again(&mut self, job: Job) {
+        if job.ticket.parked.is_none() {
+            self.queued.increment(1.0);
+        }
+        self.jobs.push(job.tenant, job);
+    }
+
+    pub fn scopes(&self) -> BTreeSet<Scope> {
+        self.jobs.iter().filter_map(scope).collect()
+    }
+
+    /// All that waits for the tenant whose turn it is.
+    pub fn next_group(&mut self) -> Group {
+        let tenant = self.jobs.next().unwrap_or(TenantId(0));
+        let mut group = Group {
+            tenant,
+            requests: Vec::new(),
+            tickets: Vec::new(),
+            is_redo: false,
+            compared: BTreeMap::new(),
+        };
+        self.add_to(&mut group, |_| true);
+        group
+    }
+
+    /// What has come for the group's tenant since it was made, and may join it.
+    pub fn join(&mut self, group: &mut Group, may_join: impl Fn(&Request) -> bool) {
+        self.take_in();
+        self.add_to(group, may_join);
+    }
+
+    /// Adds as much as a group takes, each producer's requests in the order of their sequences.
+    fn add_to(&mut self, group: &mut Group, may_join: impl Fn(&Request) -> bool) {
+        let now = Instant::now();
+        let size_bytes =
+            |request: &Request| -> i64 { request.parts.iter().map(|part| part.size_bytes).sum() };
+        let mut bytes: i64 = group.requests.iter().map(size_bytes).sum();
+        let mut room = GROUP_REQUESTS.saturating_sub(group.requests.len());
+        let mut transactions: HashSet<Uuid> =
+            group.requests.iter().filter_map(Request::transaction_id).collect();
+        let mut taken = self.jobs.take(group.tenant, |job| {
+            let fits = room > 0 && bytes < GROUP_BYTES;
+            // a transaction that is sent twice finds its outcome in the next group
+            let is_first = job.request.transaction_id().is_none_or(|id| transactions.insert(id));
+            let takes = fits && is_first && may_join(&job.request);
+            if takes {
+                bytes += job.request.size_bytes();
+                room -= 1;
+            }
+            takes
+        });
+        taken.sort_by_key(|job| {
+            let numbered = job.request.numbered;
+            (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
+        });
+        for job in taken {
+            // what was parked has been in a group before
+            if job.ticket.parked.is_none() {
+                self.queued.decrement(1.0);
+                let waited = now.duration_since(job.ticket.arrived_at);
+                self.queue_duration.record(waited.as_secs_f64());
+            }
+            group.requests.push(job.request);
+            group.tickets.push(job.ticket);
+        }
+    }
+}

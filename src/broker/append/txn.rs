@@ -1,0 +1,153 @@
+//! What the transactions of a group stand on, taken under their locks.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use super::batch::Group;
+use crate::{
+    model::{
+        Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
+    },
+    rules::{
+        append::{
+            Request,
+            plan::{Committed, Plan},
+            reservations::{Verdicts, stored_parts},
+        },
+        group::offsets::Place,
+        transaction::one_request::{Memory, Standing, Whole},
+    },
+    store::{self, Connection, append::load::Facts, transaction::one_request::Ended},
+};
+
+/// What was locked, and the ids that this pass has made rows for.
+#[derive(Default)]
+pub struct Held {
+    pub standing: Standing,
+    claims: Vec<Uuid>,
+}
+
+pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &Whole> + Clone {
+    requests.iter().filter_map(|request| request.whole.as_ref())
+}
+
+/// The sessions that transactions of a group are bound to.
+pub fn sessions(requests: &[Request]) -> impl Iterator<Item = ProducerId> {
+    wholes(requests).filter_map(|whole| whole.session.map(|(id, _)| id))
+}
+
+/// Takes ids, then places, in the order of all locks; the sessions are held already.
+pub async fn hold(
+    connection: &mut Connection,
+    tenant: TenantId,
+    requests: &[Request],
+    sessions: &Facts,
+) -> Result<Held, store::Error> {
+    let mut held = Held::default();
+    let ids: Vec<(Uuid, Digest)> =
+        requests.iter().filter_map(|r| Some((r.transaction_id()?, r.digest))).collect();
+    if ids.is_empty() {
+        return Ok(held);
+    }
+    held.claims = store::transaction::one_request::claim(connection, tenant, &ids).await?;
+    let standing = &mut held.standing;
+    for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
+        let row = store::transaction::read(connection, tenant, *id).await?;
+        standing.rows.extend(row.map(|row| (*id, row)));
+    }
+    // last: what was forgotten before an id came free, or its row was looked for, has moved the
+    // horizon by now
+    let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
+    standing.memory = Some(Memory { horizon, now });
+    for id in self::sessions(requests) {
+        let ongoing = store::transaction::ongoing(connection, tenant, id).await?;
+        let ongoing = ongoing.filter(|row| !row.has_expired(now));
+        standing.ongoing.extend(ongoing.map(|row| (id, row.transaction_id)));
+        standing.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
+    }
+    let places: BTreeSet<Place> = wholes(requests)
+        .flat_map(|whole| whole.offsets.iter().map(|claimed| claimed.place.clone()))
+        .collect();
+    if !places.is_empty() {
+        let places: Vec<Place> = places.into_iter().collect();
+        standing.places = store::group::offsets::lock(connection, tenant, &places).await?;
+        let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
+        let logs: Vec<LogId> = logs.into_iter().collect();
+        let ends = store::catalog::logs::watermarks(connection, tenant, &logs).await?;
+        let ends = ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end)));
+        standing.ends = Some(ends.collect());
+        let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
+        let names: Vec<Name> = names.into_iter().collect();
+        let claims = wholes(requests).flat_map(|whole| &whole.offsets);
+        let members = claims.filter_map(|claimed| claimed.claim.member_id()).collect();
+        standing.groups =
+            store::group::offsets::groups(connection, tenant, &names, &members).await?;
+    }
+    Ok(held)
+}
+
+/// The transactions that a plan commits, with where their appends lie.
+pub fn ended<'a>(group: &'a Group, plan: &'a Plan) -> Vec<Ended<'a>> {
+    let ended = |(request, whole, verdicts, base_offsets): Committed<'a>| {
+        let appends = placed(request, whole, verdicts, base_offsets);
+        Ended { whole, digest: request.digest, appends }
+    };
+    plan.committed(&group.requests).map(ended).collect()
+}
+
+/// How many records each part of a request stores.
+pub fn stored(request: &Request, verdicts: &Verdicts) -> Vec<i64> {
+    let parts = stored_parts(request, verdicts).into_iter();
+    parts.map(|part| part.record_count).collect()
+}
+
+/// Where the parts of a transaction lie, as its outcome tells.
+pub fn placed(
+    request: &Request,
+    whole: &Whole,
+    verdicts: &Verdicts,
+    base_offsets: impl IntoIterator<Item = Offset>,
+) -> Vec<PlacedAppend> {
+    let parts = request.parts.iter().zip(stored(request, verdicts));
+    let placed = parts.zip(&whole.topics).zip(base_offsets);
+    let placed = placed.map(|(((part, record_count), topic), base_offset)| PlacedAppend {
+        topic: topic.to_string(),
+        partition: part.partition,
+        base_offset: (record_count > 0).then_some(base_offset),
+        record_count,
+    });
+    placed.collect()
+}
+
+/// Writes the outcomes and offsets of a plan whose rows are written, and frees the ids that it does
+/// not use.
+pub async fn write(
+    connection: &mut Connection,
+    tenant: TenantId,
+    held: &Held,
+    ended: &[Ended<'_>],
+    plan: &Plan,
+    ended_at: Option<Timestamp>,
+) -> Result<(), store::Error> {
+    if let Some(ended_at) = ended_at.filter(|_| !ended.is_empty()) {
+        store::transaction::one_request::finish(connection, tenant, ended, ended_at).await?;
+    }
+    let commits: Vec<store::group::offsets::Commit> = plan
+        .offsets
+        .iter()
+        .map(|moved| {
+            let place = moved.place.clone();
+            store::group::offsets::Commit { place, offset: moved.to, metadata: None }
+        })
+        .collect();
+    if !commits.is_empty() && !store::group::offsets::commit(connection, tenant, &commits).await? {
+        return Err(store::Error::overtaken());
+    }
+    let used: BTreeSet<Uuid> = ended.iter().map(|ended| ended.whole.transaction_id).collect();
+    let unused: Vec<Uuid> = held.claims.iter().copied().filter(|id| !used.contains(id)).collect();
+    if !unused.is_empty() {
+        store::transaction::one_request::drop_claims(connection, tenant, &unused).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! One pass: a group of appends of one tenant, decided and written together.
+//!
+//! The *quick pass* decides over the memory and writes with one statement that holds only where the
+//! memory was right. The *full pass* serves everything else: it locks the heads, loads what the
+//! memory lacks, decides, writes and commits. A failure throws the memory of the group's logs
+//! away; a lost connection all of it, as it is not known who wrote meanwhile.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+
+use super::{
+    batch::Group,
+    dedup,
+    load::{Loaded, load, load_early},
+    log_caches::Memories,
+    queue::Queue,
+    txn::{self, wholes},
+};
+use crate::{
+    model::{LogId, Offset, ProducerId, TenantId},
+    rules::{
+        append::{
+            self, Request,
+            cache::{Head, Memory},
+            plan::Plan,
+            read_set::{self, Compare},
+        },
+        transaction::one_request::Standing,
+    },
+    store::{
+        self, Connection, Store,
+        append::{Written, load::Facts},
+    },
+};
+
+/// Far beyond the lock timeout: only a silent peer takes so long.
+const PASS_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a full pass starts again because it met a producer it had not locked, or had too much
+/// to load under its locks.
+const FULL_ATTEMPTS: usize = 4;
+
+/// A pass that held.
+pub struct Passed {
+    pub plan: Plan,
+    /// None: nothing was to be written.
+    pub written: Option<Written>,
+}
+
+pub enum Quick {
+    Passed(Passed),
+    /// The memory does not know enough.
+    Unknown,
+    /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
+    Overtaken(BTreeMap<LogId, Compare>),
+}
+
+pub enum Full {
+    Passed(Passed),
+    /// These logs are gone with their topics; nothing was done.
+    Vanished(BTreeSet<LogId>),
+    /// The snapshot of this log has to come nearer first; nothing was done.
+    Behind(LogId),
+}
+
+/// What passes need: a connection that nobody else uses, and the memory.
+pub struct Writer {
+    store: Store,
+    connection: Option<Connection>,
+    memory: Memories,
+}
+
+impl Writer {
+    pub fn new(store: Store) -> Self {
+        Self { store, connection: None, memory: Memories::default() }
+    }
+
+    pub fn memory(&mut self, tenant: TenantId) -> &mut Memory {
+        self.memory.of(tenant)
+    }
+
+    /// Notes that a pass was made over these requests, and forgets what is beyond so many producers; answers
+    /// how many are remembered.
+    pub fn used(&mut self, tenant: TenantId, requests: &[Request], most: usize) -> usize {
+        let logs = read_set::touched_logs(requests);
+        let added = logs.len() + requests.iter().map(Request::weight).sum::<usize>();
+        self.memory.used(tenant, logs, added, most)
+    }
+
+    /// Decides over the memory, and writes where it was right.
+    pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
+        let memory = self.memory.of(group.tenant);
+        let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
+        if !read_set::is_known(memory, &group.requests) {
+            return Ok(Quick::Unknown);
+        }
+        let Some(mut standing) = Standing::assumed(wholes(&group.requests)) else {
+            return Ok(Quick::Unknown);
+        };
+        let look = dedup::recall(connection, group.tenant, memory, &group.requests);
+        match timeout(PASS_TIMEOUT, look).await {
+            Ok(Ok(known)) => standing.known = known,
+            Ok(Err(error)) => return Err(self.fail(group, error)),
+            Err(_) => return Err(self.fail(group, store::Error::silent_peer())),
+        }
+        let plan = append::decide(memory, &group.requests, &mut standing);
+        if !plan.silent.is_empty() {
+            self.forget(group.tenant, &group.requests);
+            return Ok(Quick::Unknown);
+        }
+        let writes = plan.writes_anything();
+        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
+        match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
+            Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
+            Ok(Held::No) => {
+                if writes {
+                    self.forget(group.tenant, &group.requests);
+                }
+                Ok(Quick::Overtaken(plan.compares().collect()))
+            }
+            Err(store::Error::Unavailable(error)) if writes => {
+                Err(self.fail(group, store::Error::OutcomeUnknown(error)))
+            }
+            Err(error) => Err(self.fail(group, error)),
+        }
+    }
+
+    /// Locks, loads, decides, writes, commits.
+    pub async fn full(
+        &mut self,
+        group: &mut Group,
+        queue: &mut Queue,
+    ) -> Result<Full, store::Error> {
+        match timeout(PASS_TIMEOUT, self.full_attempts(group, queue)).await {
+            Ok(Ok(full)) => {
+                if let Full::Behind(_) = &full {
+                    self.forget(group.tenant, &group.requests);
+                }
+                Ok(full)
+            }
+            Ok(Err(error)) => {
+                self.settle(&error).await;
+                Err(self.fail(group, error))
+            }
+            Err(_) => Err(self.fail(group, store::Error::silent_peer())),
+        }
+    }
+
+    async fn full_attempts(
+        &mut self,
+        group: &mut Group,
+        queue: &mut Queue,
+    ) -> Result<Full, store::Error> {
+        let memory = self.memory.of(group.tenant);
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            closed => closed.insert(self.store.connection().await?),
+        };
+        let mut early = !read_set::remembers(memory, &group.requests);
+        for _ in 0..FULL_ATTEMPTS {
+            let Group { tenant, requests, .. } = &*group;
+            if early
+                && let Loaded::Behind(log) =
+                    load_early(connection, memory, *tenant, requests).await?
+            {
+                return Ok(Full::Behind(log));
+            }
+            let attempt = full_attempt(connection, memory, group, queue, early).await?;
+            match attempt {
+                Attempt::Again => early = true,
+                Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
+                Attempt::Behind(log) => return Ok(Full::Behind(log)),
+                Attempt::Held(plan, written) => {
+                    return Ok(Full::Passed(self.confirm(group.tenant, plan, written)));
+                }
+            }
+        }
+        Err(store::Error::Corrupt("a full pass does not come to an end".into()))
+    }
+
+    fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
+        if let Some(written) = &written {
+            let memory = self.memory.of(tenant);
+            plan.confirm(memory, written.appended_at, &written.bases);
+        }
+        Passed { plan, written }
+    }
+
+    /// A pass that failed here, and not in the database, has left its transaction open: dropped, it is
+    /// rolled back with the next statement only, and its locks would be held until then.
+    async fn settle(&mut self, error: &store::Error) {
+        if matches!(error, store::Error::Contended(_) | store::Error::Corrupt(_))
+            && let Some(connection) = &mut self.connection
+            && store::settle(connection).await.is_err()
+        {
+            self.connection = None;
+            self.memory.clear();
+        }
+    }
+
+    /// Of requests that were decided over their memory without a write, or are refused by it again and
+    /// again: it is read anew for the next.
+    pub fn forget(&mut self, tenant: TenantId, requests: &[Request]) {
+        let memory = self.memory.of(tenant);
+        for log in read_set::touched_logs(requests) {
+            memory.remove(&log);
+        }
+    }
+
+    fn fail(&mut self, group: &Group, error: store::Error) -> store::Error {
+        match &error {
+            store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
+                if self.connection.take().is_some() {
+                    self.store.lost();
+                }
+                self.memory.clear();
+            }
+            store::Error::Contended(_) | store::Error::Corrupt(_) | store::Error::Unsuitable(_) => {
+                self.forget(group.tenant, &group.requests)
+            }
+        }
+        error
+    }
+}
+
+/// Whether a plan stands.
+enum Held {
+    Yes(Option<Written>),
+    No,
+}
+
+/// Writes the plan where the memory was right; a plan that writes nothing is confirmed by a read
+/// that begins now, after its requests arrived.
+async fn write_if(
+    connection: &mut Connection,
+    group: &Group,
+    plan: &Plan,
+    quick: bool,
+) -> Result<Held, store::Error> {
+    let Group { tenant, .. } = *group;
+    // a full pass holds what its transactions stand on, and writes them after its rows
+    let ended = if quick { txn::ended(group, plan) } else { Vec::new() };
+    if !plan.writes_rows_or_keys() && ended.is_empty() {
+        let held = store::append::confirm(connection, tenant, &plan.writes).await?;
+        return Ok(if held { Held::Yes(None) } else { Held::No });
+    }
+    let records = group.records(plan);
+    let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
+    let written = store::append::append_if(connection, tenant, plan, &records, &ended).await?;
+    Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
+}
+
+enum Attempt {
+    Held(Plan, Option<Written>),
+    Vanished(BTreeSet<LogId>),
+    Behind(LogId),
+    Again,
+}
+
+/// `early`: what could be loaded before the lock was.
+async fn full_attempt(
+    connection: &mut Connection,
+    memory: &mut Memory,
+    group: &mut Group,
+    queue: &mut Queue,
+    early: bool,
+) -> Result<Attempt, store::Error> {
+    let Group { tenant, requests, .. } = &*group;
+    let touched = read_set::touched_logs(requests);
+    let grounded = read_set::grounded_logs(requests);
+    let known = positions(memory, &grounded);
+
+    let mut transaction = store::begin(connection).await?;
+    let shared = unregistered(memory, requests);
+    let mut held = Facts::new();
+    let producers: BTreeSet<ProducerId> =
+        shared.iter().map(|(_, id)| *id).chain(txn::sessions(requests)).collect();
+    if !producers.is_empty() {
+        let producers: Vec<ProducerId> = producers.into_iter().collect();
+        held = store::append::load::share_sessions(&mut transaction, *tenant, &producers).await?;
+    }
+    let mut whole = txn::hold(&mut transaction, *tenant, requests, &held).await?;
+    let mut heads = store::catalog::logs::lock(&mut transaction, *tenant, &touched).await?;
+    if heads.len() < touched.len() {
+        store::rollback(transaction).await?;
+        let found: BTreeSet<LogId> = heads.iter().map(|head| head.log_id).collect();
+        return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
+    }
+    heads.retain(|head| grounded.binary_search(&head.log_id).is_ok());
+    let is_near = |head: &Head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head));
+    // the tail of a producer that is not known begins at the snapshot, or later
+    let may_be_long = |(log_id, _): &(LogId, ProducerId)| {
+        heads.iter().any(|head| head.log_id == *log_id && head.is_far_from_snapshot())
+    };
+    if !early && (!heads.iter().all(is_near) || shared.iter().any(may_be_long)) {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Again);
+    }
+    let loaded = load(&mut transaction, memory, *tenant, &heads, requests, &held).await?;
+    if let Loaded::Behind(log) = loaded {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Behind(log));
+    }
+    let now_at = positions(memory, &grounded);
+    if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
+        return Err(store::Error::Corrupt("a head and its rows do not agree".into()));
+    }
+    if !unregistered(memory, requests).is_subset(&shared) {
+        store::rollback(transaction).await?;
+        return Ok(Attempt::Again);
+    }
+    for (log_id, position) in &now_at {
+        if let Some(log) = memory.get_mut(log_id) {
+            let moved = known.get(log_id).is_some_and(|known| known != position);
+            let compared = group.compared.get(log_id);
+            log.looked(moved || compared.is_some_and(|compare| !compare.holds(log)));
+        }
+    }
+
+    // waiting for the locks took time; what has come meanwhile need not wait for them once more
+    queue.join(group, |request| read_set::may_join(memory, &touched, &grounded, request));
+    whole.standing.known =
+        dedup::learn(&mut transaction, group.tenant, memory, &group.requests).await?;
+    let plan = append::decide(memory, &group.requests, &mut whole.standing);
+    let written = write_locked(transaction, memory, group, &plan, &now_at, &whole).await?;
+    Ok(Attempt::Held(plan, written))
+}
+
+/// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:
+/// nothing was to be written. `now_at`: where the locked logs stand.
+async fn write_locked(
+    mut transaction: store::Transaction<'_>,
+    memory: &Memory,
+    group: &Group,
+    plan: &Plan,
+    now_at: &BTreeMap<LogId, Offset>,
+    whole: &txn::Held,
+) -> Result<Option<Written>, store::Error> {
+    let ended = txn::ended(group, plan);
+    if !plan.writes_anything() {
+        if group.is_redo {
+            // a write would make the lost statement's compare fail; without one the fence does, or
+            // what is refused now might be stored after all
+            let grounded: Vec<LogId> = now_at.keys().copied().collect();
+            store::catalog::logs::raise_fences(&mut transaction, group.tenant, &grounded).await?;
+            txn::write(&mut transaction, group.tenant, whole, &ended, plan, None).await?;
+            store::commit(transaction).await?;
+        } else {
+            store::rollback(transaction).await?;
+        }
+        return Ok(None);
+    }
+    let Held::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
+        return Err(store::Error::Corrupt("a locked head does not compare".into()));
+    };
+    let written = match written {
+        None => Some(Written::at(store::session::clock(&mut transaction).await?)),
+        written => written,
+    };
+    let ended_at = written.as_ref().map(|written| written.appended_at);
+    txn::write(&mut transaction, group.tenant, whole, &ended, plan, ended_at).await?;
+    if !plan.registrations.is_empty() {
+        let at = |log_id| now_at.get(log_id).copied().unwrap_or(0);
+        let registrations: Vec<(LogId, ProducerId, Offset)> =
+            plan.registrations.iter().map(|(log, id)| (*log, *id, at(log))).collect();
+        store::append::load::register(&mut transaction, group.tenant, &registrations).await?;
+    }
+    if let (Some(written), false) = (&written, plan.silent.is_empty()) {
+        let appended_at = written.appended_at;
+        let states: Vec<_> = plan.silent_states(memory, appended_at).collect();
+        let tenant = group.tenant;
+        store::append::load::write_states(&mut transaction, tenant, &states, appended_at).await?;
+        let logs: BTreeSet<LogId> = states.iter().map(|(log_id, ..)| *log_id).collect();
+        let logs: Vec<LogId> = logs.into_iter().collect();
+        store::catalog::logs::raise_fences(&mut transaction, tenant, &logs).await?;
+    }
+    store::commit(transaction).await?;
+    Ok(written)
+}
+
+fn positions(memory: &Memory, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
+    let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
+    logs.iter().filter_map(position).collect()
+}
+
+/// Producers of the group that are not in the memory with a registered state: an open of them may
+/// not know of this log yet, so their session rows are held until this pass has registered them.
+fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
+    let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
+    let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {
+        let producer = memory.get(log_id).and_then(|log| log.producers.get(producer_id));
+        producer.is_some_and(|producer| producer.registered)
+    };
+    requests.iter().filter_map(numbered).filter(|pair| !is_registered(pair)).collect()
+}

@@ -1,0 +1,57 @@
+//! What logs are called. A log belongs to one partition of one life of a topic, so a name once
+//! learned stays true while the history lasts; it may be the name of a log that has vanished.
+
+use std::collections::BTreeMap;
+
+use moka::future::Cache;
+
+use crate::{
+    broker::Error,
+    model::{LogId, Name, Partition, TenantId},
+    store::{self, History, Store},
+};
+
+/// How many names are remembered.
+const REMEMBERED_NAMES: u64 = 100_000;
+
+pub struct Names {
+    store: Store,
+    known: Cache<(History, TenantId, LogId), (Name, Partition)>,
+}
+
+impl Names {
+    pub fn new(store: Store) -> Self {
+        Self { store, known: Cache::new(REMEMBERED_NAMES) }
+    }
+
+    /// The names of logs; those that have vanished may be left out.
+    pub async fn of(
+        &self,
+        tenant: TenantId,
+        logs: Vec<LogId>,
+    ) -> Result<BTreeMap<LogId, (Name, Partition)>, Error> {
+        let history = self.store.history();
+        let (mut names, mut unknown) = (BTreeMap::new(), Vec::new());
+        for log in logs {
+            match self.known.get(&(history, tenant, log)).await {
+                Some(name) => {
+                    names.insert(log, name);
+                }
+                None => unknown.push(log),
+            }
+        }
+        if !unknown.is_empty() {
+            let find = self.store.of(tenant).run(move |connection| {
+                Box::pin(
+                    async move { store::group::leases::names(connection, tenant, &unknown).await },
+                )
+            });
+            for (log, topic, partition) in find.await? {
+                let name = (topic.clone(), partition);
+                self.known.insert((history, tenant, log), name).await;
+                names.insert(log, (topic, partition));
+            }
+        }
+        Ok(names)
+    }
+}

@@ -1,0 +1,213 @@
+//! Tenants: those that tokens name, and what operators do to them.
+
+use crate::{
+    broker::{Broker, Error},
+    model::{
+        Name, TenantId,
+        settings::{IfMatch, Maxima},
+        tenant::{MaximaChanges, Tenant, TenantDescription, TenantPatch},
+        topic::{Listed, Page},
+    },
+    rules,
+    store::{self, Connection},
+};
+
+impl Broker {
+    /// The tenant of a token, by name, if its requests are served; made known at its first use.
+    pub async fn tenant(&self, name: &Name) -> Result<TenantId, Error> {
+        loop {
+            let id = self.tenant_id(name).await?;
+            let known = self.settings.known(id).await?;
+            if let Some(known) = known.filter(|known| known.name == *name) {
+                known.admitted.clone()?;
+                return Ok(id);
+            }
+            // its row has gone, after all that it had, or with the history it was made in: from now on
+            // its name, or its number, is another one's
+            self.tenants.invalidate(name).await;
+            self.settings.forget(id).await;
+        }
+    }
+
+    async fn tenant_id(&self, name: &Name) -> Result<TenantId, Error> {
+        if let Some(tenant) = self.tenants.get(name).await {
+            return Ok(tenant);
+        }
+        let wanted = name.clone();
+        let find = self.store.transaction(move |connection| {
+            Box::pin(
+                async move { store::catalog::tenants::find_or_make(connection, &wanted).await },
+            )
+        });
+        let tenant = find.await?;
+        self.tenants.insert(name.clone(), tenant).await;
+        Ok(tenant)
+    }
+
+    /// `(description, created)`. `maxima`: all that it is to have.
+    pub async fn put_tenant(
+        &self,
+        name: &Name,
+        maxima: Option<MaximaChanges>,
+    ) -> Result<(TenantDescription, bool), Error> {
+        let wanted = name.clone();
+        let put = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let (id, tenant, created) = lock_or_make(connection, &wanted).await?;
+                rules::tenant::is_there(&tenant)?;
+                let maxima =
+                    maxima.map(|maxima| rules::tenant::patched(&Maxima::default(), &maxima));
+                let after = match maxima {
+                    Some(maxima) => (maxima, tenant.suspended_at.is_some()),
+                    None => said(&tenant),
+                };
+                Ok::<_, Error>((operate(connection, id, tenant, after).await?, created))
+            })
+        });
+        let (change, created) = put.await?;
+        if created {
+            tracing::info!(tenant = %name, "a tenant was created by an operator");
+        }
+        Ok((self.operated(change).await, created))
+    }
+
+    pub async fn describe_tenant(&self, name: &Name) -> Result<TenantDescription, Error> {
+        let wanted = name.clone();
+        let describe = self.store.run(move |connection| {
+            Box::pin(async move {
+                match store::catalog::tenants::read_named(connection, &wanted).await? {
+                    Some((id, tenant)) => Ok(Some(described(connection, id, tenant).await?)),
+                    None => Ok::<_, store::Error>(None),
+                }
+            })
+        });
+        describe.await?.ok_or_else(|| Error::no_tenant(name))
+    }
+
+    pub async fn list_tenants(&self, page: Page) -> Result<Listed<Tenant>, Error> {
+        let Page { limit, after } = page;
+        let list = self.store.run(move |connection| {
+            Box::pin(async move {
+                store::catalog::tenants::list(connection, &after.unwrap_or_default(), limit + 1)
+                    .await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |tenant| tenant.name.to_string()))
+    }
+
+    /// The tenant after the patch, which is in force at once here, and within a second on other
+    /// replicas.
+    pub async fn patch_tenant(
+        &self,
+        name: &Name,
+        patch: TenantPatch,
+        if_match: Option<IfMatch>,
+    ) -> Result<TenantDescription, Error> {
+        let wanted = name.clone();
+        let patched = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
+                let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
+                let after = rules::tenant::patch(&tenant, &patch, if_match.as_ref())?;
+                operate(connection, id, tenant, after).await
+            })
+        });
+        Ok(self.operated(patched.await?).await)
+    }
+
+    /// Its requests are refused from now on, and what it has is removed in the background.
+    pub async fn delete_tenant(&self, name: &Name) -> Result<(), Error> {
+        let wanted = name.clone();
+        let delete = self.store.transaction(move |connection| {
+            Box::pin(async move {
+                let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
+                let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
+                if tenant.deleted_at.is_some() {
+                    return Ok::<_, Error>(None);
+                }
+                store::catalog::tenants::delete(connection, id).await?;
+                Ok(store::catalog::tenants::read(connection, id).await?.map(|tenant| (id, tenant)))
+            })
+        });
+        if let Some((id, tenant)) = delete.await? {
+            tracing::info!(tenant = %name, "a tenant was deleted; what it has is being removed");
+            self.settings.changed(id, &tenant).await;
+        }
+        Ok(())
+    }
+
+    async fn operated(&self, change: Change) -> TenantDescription {
+        let Change { id, former, described } = change;
+        let now = &described.tenant;
+        tell(&former, now);
+        self.settings.changed(id, now).await;
+        described
+    }
+}
+
+/// What an operator has made of a tenant.
+struct Change {
+    id: TenantId,
+    former: Tenant,
+    described: TenantDescription,
+}
+
+async fn lock_or_make(
+    connection: &mut Connection,
+    name: &Name,
+) -> Result<(TenantId, Tenant, bool), Error> {
+    let mut created = false;
+    loop {
+        if let Some((id, tenant)) = store::catalog::tenants::lock_named(connection, name).await? {
+            return Ok((id, tenant, created));
+        }
+        created = store::catalog::tenants::make(connection, name).await?;
+    }
+}
+
+/// What an operator says of a tenant.
+fn said(tenant: &Tenant) -> (Maxima, bool) {
+    (tenant.settings.maxima.clone(), tenant.suspended_at.is_some())
+}
+
+async fn operate(
+    connection: &mut Connection,
+    id: TenantId,
+    former: Tenant,
+    after: (Maxima, bool),
+) -> Result<Change, Error> {
+    let mut tenant = former.clone();
+    if after != said(&former) {
+        let (maxima, suspended) = after;
+        store::catalog::tenants::operate(connection, id, &maxima, suspended).await?;
+        let read = store::catalog::tenants::read(connection, id).await?;
+        tenant = read.ok_or_else(Error::internal)?;
+    }
+    Ok(Change { id, former, described: described(connection, id, tenant).await? })
+}
+
+async fn described(
+    connection: &mut Connection,
+    id: TenantId,
+    tenant: Tenant,
+) -> Result<TenantDescription, store::Error> {
+    let (topic_count, partition_count) = store::catalog::topics::counts(connection, id).await?;
+    Ok(TenantDescription { tenant, topic_count, partition_count })
+}
+
+fn tell(former: &Tenant, now: &Tenant) {
+    let name = &now.name;
+    match (former.suspended_at, now.suspended_at) {
+        (None, Some(_)) => tracing::info!(tenant = %name, "a tenant was suspended"),
+        (Some(_), None) => tracing::info!(tenant = %name, "a tenant was resumed"),
+        (None, None) | (Some(_), Some(_)) => {}
+    }
+    let (old, new) = (&former.settings.maxima.0, &now.settings.maxima.0);
+    let keys = old.keys().chain(new.keys().filter(|key| !old.contains_key(key)));
+    for key in keys.filter(|key| old.get(key) != new.get(key)) {
+        let [old, new] = [old.get(key), new.get(key)].map(|most| most.copied());
+        tracing::info!(
+            tenant = %name, setting = key.name(), ?old, ?new, "the maximum of a setting was changed"
+        );
+    }
+}

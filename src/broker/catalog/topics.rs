@@ -1,0 +1,360 @@
+//! Topics: making, growing, describing, deleting, trimming; and which logs a name means now.
+
+use std::sync::Arc;
+
+use moka::{future::Cache, ops::compute::Op};
+use tokio::time::Instant;
+
+use super::settings::{SETTINGS_LAG, lock_tenant};
+use crate::{
+    broker::{Broker, Error, wakeup::watch::News},
+    model::{
+        Code, LogId, Name, Offset, Partition, TenantId,
+        settings::{Changes, OwnSettings},
+        topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
+    },
+    rules::{self, Refusal},
+    store::{self, Connection, History, Store, catalog::topics::StoredTopic},
+};
+
+/// How many logs of topics are remembered.
+const REMEMBERED_LOGS: u64 = 1_000_000;
+
+/// Names resolved lately.
+pub struct Topics {
+    store: Store,
+    cache: Cache<(TenantId, Name), Found>,
+}
+
+/// What a name meant.
+#[derive(Clone)]
+struct Found {
+    /// That it meant nothing, or could not be found out, only those are told who came before.
+    topic: Result<Arc<StoredTopic>, Error>,
+    history: History,
+    /// It was so then, or later.
+    found_at: Instant,
+}
+
+impl Topics {
+    pub fn new(store: Store) -> Self {
+        let cache = Cache::builder()
+            // its settings may lag so long; its logs never do: a vanished or moved head means
+            // "resolve the name again"
+            .time_to_live(SETTINGS_LAG)
+            .weigher(|_, found: &Found| {
+                let logs = found.topic.as_ref().map_or(0, |topic| topic.logs.len());
+                u32::try_from(logs).unwrap_or(u32::MAX).saturating_add(8)
+            })
+            .max_capacity(REMEMBERED_LOGS)
+            .build();
+        Self { store, cache }
+    }
+
+    /// The topic of that name. `anew`: what was remembered has proved wrong.
+    pub async fn resolve(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        anew: bool,
+    ) -> Result<Arc<StoredTopic>, Error> {
+        let (arrived_at, key) = (Instant::now(), (tenant, name.clone()));
+        if !anew
+            && let Some(Found { topic: Ok(topic), history, .. }) = self.cache.get(&key).await
+            && history == self.store.history()
+        {
+            return Ok(topic);
+        }
+        // those that look for a name follow each other: all that came before one begins share what
+        // it finds, and nobody is told what was found before he came
+        let found = self.cache.entry(key).and_compute_with(|known| async move {
+            if known.is_some_and(|known| known.value().found_at >= arrived_at) {
+                return Op::Nop;
+            }
+            Op::Put(self.find(tenant, name).await)
+        });
+        let found = found.await.into_entry().map(|found| found.into_value().topic);
+        found.unwrap_or_else(|| Err(Error::internal()))
+    }
+
+    async fn find(&self, tenant: TenantId, name: &Name) -> Found {
+        let (found_at, wanted) = (Instant::now(), name.clone());
+        let find = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move { store::catalog::topics::find(connection, tenant, &wanted).await })
+        });
+        let topic = match find.await {
+            Ok(Some(topic)) => Ok(Arc::new(topic)),
+            Ok(None) => Err(Error::topic_not_found(name)),
+            Err(error) => Err(Error::from(error)),
+        };
+        let history = match &topic {
+            Ok(topic) => self.store.saw(topic.server),
+            Err(_) => self.store.history(),
+        };
+        Found { topic, history, found_at }
+    }
+
+    /// A topic that has this partition.
+    pub async fn partition(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        partition: Partition,
+        anew: bool,
+    ) -> Result<Arc<StoredTopic>, Error> {
+        let has = |topic: &StoredTopic| (partition as usize) < topic.logs.len();
+        let topic = self.resolve(tenant, name, anew).await?;
+        if has(&topic) {
+            return Ok(topic);
+        }
+        // it may have grown since
+        let topic = self.resolve(tenant, name, true).await?;
+        if has(&topic) {
+            return Ok(topic);
+        }
+        Err(Error::partition_not_found(name, partition, topic.summary.partition_count))
+    }
+
+    async fn forget(&self, tenant: TenantId, name: &Name) {
+        self.cache.invalidate(&(tenant, name.clone())).await;
+    }
+}
+
+impl Broker {
+    /// `(description, created)`. `partition_count` none: 1 for a new topic, any for an existing one.
+    pub async fn put_topic(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition_count: Option<Partition>,
+        settings: Option<Changes>,
+    ) -> Result<(TopicDescription, bool), Error> {
+        let name = topic.clone();
+        let put = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move { put(connection, tenant, &name, partition_count, settings).await })
+        });
+        let created = put.await?;
+        self.topics.forget(tenant, topic).await;
+        Ok((self.topic(tenant, topic).await?, created))
+    }
+
+    pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
+        let name = topic.clone();
+        let describe = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move {
+                let Some(found) = store::catalog::topics::find(connection, tenant, &name).await?
+                else {
+                    return Ok::<_, Error>(None);
+                };
+                let partitions =
+                    store::catalog::topics::partitions(connection, tenant, found.topic_id).await?;
+                Ok(Some(TopicDescription { summary: found.summary, partitions }))
+            })
+        });
+        let found: Option<TopicDescription> = describe.await?;
+        // deleted between the two statements
+        let found = found.filter(|found| !found.partitions.is_empty());
+        found.ok_or_else(|| Error::topic_not_found(topic))
+    }
+
+    pub async fn topics(
+        &self,
+        tenant: TenantId,
+        page: Page,
+    ) -> Result<Listed<TopicSummary>, Error> {
+        let Page { limit, after } = page;
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move {
+                let after = after.unwrap_or_default();
+                store::catalog::topics::list(connection, tenant, &after, limit + 1).await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |topic| topic.topic.to_string()))
+    }
+
+    pub async fn patch_topic(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        patch: TopicPatch,
+    ) -> Result<TopicDescription, Error> {
+        let name = topic.clone();
+        let patched = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
+        });
+        patched.await?;
+        // who reads all of it has waited for new partitions as well
+        let grown = self.topics.resolve(tenant, topic, true).await?;
+        let news = News::HighWatermark(grown.summary.partition_count.into());
+        self.herald.logs_changed(tenant, &[(grown.journal, news)]);
+        self.topic(tenant, topic).await
+    }
+
+    /// The name is free at once; the data goes in the background. Not while a prepared transaction
+    /// is to commit something here: it can no longer be refused.
+    ///
+    /// A prepare takes key shares on the heads it pins and inserts its pins in one transaction.
+    /// Appends do not see these; locks to delete wait for them. So either the prepare is first, and
+    /// the statement after the lock sees its pins, or the delete is, and the prepare cannot hold the
+    /// heads.
+    pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
+        let name = topic.clone();
+        let delete = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move {
+                // the tenant's row comes first
+                store::catalog::tenants::topics_changed(connection, tenant).await?;
+                let Some((id, ..)) =
+                    store::catalog::topics::lock(connection, tenant, &name).await?
+                else {
+                    return Err(Error::topic_not_found(&name));
+                };
+                // an append in flight comes before this or finds its head gone
+                let logs = store::catalog::topics::lock_logs(connection, tenant, id).await?;
+                if let Some(id) =
+                    store::catalog::topics::pinned_by(connection, tenant, &logs).await?
+                {
+                    return Err(Error::topic_in_use(&name, id));
+                }
+                store::catalog::topics::delete(connection, tenant, id, &logs).await?;
+                Ok(logs)
+            })
+        });
+        let logs: Vec<LogId> = delete.await?;
+        self.topics.forget(tenant, topic).await;
+        let news: Vec<_> = logs.into_iter().map(|log| (log, News::Gone)).collect();
+        self.herald.logs_changed(tenant, &news);
+        Ok(())
+    }
+
+    /// Moves the partition's log start up to `before`; it never moves back.
+    pub async fn trim(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        partition: Partition,
+        before: Offset,
+    ) -> Result<(), Error> {
+        let mut anew = false;
+        loop {
+            let resolved = self.topics.partition(tenant, topic, partition, anew).await?;
+            let log = resolved.logs[partition as usize];
+            anew = true;
+            let Some(seen) = self.looks.look(tenant, log).await? else { continue };
+            let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
+            if before > high_watermark {
+                let detail = format!(
+                    "Offset {before} lies above the high watermark {high_watermark}; only what is \
+                     there can be trimmed."
+                );
+                return Err(Error::new(Code::OffsetOutOfRange, detail)
+                    .fact("log_start_offset", log_start_offset)
+                    .fact("high_watermark", high_watermark));
+            }
+            let trim = self.store.of(tenant).write(move |connection| {
+                Box::pin(store::catalog::topics::trim(connection, tenant, log, before))
+            });
+            if trim.await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn put(
+    connection: &mut Connection,
+    tenant: TenantId,
+    name: &Name,
+    partition_count: Option<Partition>,
+    settings: Option<Changes>,
+) -> Result<bool, Error> {
+    let mut existing = store::catalog::topics::lock(connection, tenant, name).await?;
+    if existing.is_none() {
+        let wanted = partition_count.unwrap_or(1);
+        let limits = lock_tenant(connection, tenant).await?.settings;
+        // another may have made it meanwhile; from here on no other can
+        existing = store::catalog::topics::lock(connection, tenant, name).await?;
+        if existing.is_none() {
+            check_quota(connection, tenant, &limits, (1, wanted)).await?;
+            let changes = settings.unwrap_or_default();
+            check_maxima(&changes, &limits)?;
+            let settings = own(&changes);
+            store::catalog::topics::insert(connection, tenant, name, wanted, &settings).await?;
+            store::catalog::tenants::topics_changed(connection, tenant).await?;
+            return Ok(true);
+        }
+    }
+    let Some((id, count, former)) = existing else { return Ok(false) };
+    if partition_count.is_some_and(|wanted| wanted != count) {
+        let detail = format!(
+            "Topic {name} exists with partition_count {count}. PATCH raises it; it never shrinks."
+        );
+        return Err(Error::new(Code::TopicExists, detail));
+    }
+    let settings = settings.map(|changes| (own(&changes), changes));
+    if let Some((settings, changes)) = settings.filter(|(settings, _)| *settings != former) {
+        check_maxima(&changes, &store::catalog::tenants::settings(connection, tenant).await?.0)?;
+        store::catalog::topics::update(connection, tenant, id, count, &settings).await?;
+    }
+    Ok(false)
+}
+
+fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Error> {
+    rules::settings::check_maxima(changes, tenant).map_err(|refusal| match refusal {
+        Refusal::AboveMaxima { settings } => Error::above_maxima("/settings", &settings),
+        other => other.into(),
+    })
+}
+
+/// All that a topic is to have of its own.
+fn own(settings: &Changes) -> OwnSettings {
+    rules::settings::patched(&OwnSettings::default(), settings)
+}
+
+/// The tenant's row must be locked, with these settings.
+async fn check_quota(
+    connection: &mut Connection,
+    tenant: TenantId,
+    limits: &OwnSettings,
+    (topics, partitions): (i64, Partition),
+) -> Result<(), Error> {
+    let counts = store::catalog::topics::counts(connection, tenant).await?;
+    let more = (topics, i64::from(partitions));
+    let Some((key, limit)) = rules::settings::exceeded(limits, counts, more) else { return Ok(()) };
+    let detail = format!("{} is {limit}. Delete topics that are not needed any more.", key.name());
+    Err(Error::new(Code::QuotaExceeded, detail).fact("limit", limit))
+}
+
+async fn patch_locked(
+    connection: &mut Connection,
+    tenant: TenantId,
+    name: &Name,
+    patch: TopicPatch,
+) -> Result<(), Error> {
+    // the tenant's row comes before the topic's, as in `put`
+    let limits = match patch.partition_count {
+        Some(_) => lock_tenant(connection, tenant).await?.settings,
+        None => store::catalog::tenants::settings(connection, tenant).await?.0,
+    };
+    let Some((id, count, former)) = store::catalog::topics::lock(connection, tenant, name).await?
+    else {
+        return Err(Error::topic_not_found(name));
+    };
+    let wanted = patch.partition_count.unwrap_or(count);
+    if wanted < count {
+        let detail = format!("Topic {name} has {count} partitions; partition_count never shrinks.");
+        return Err(Error::new(Code::TopicExists, detail));
+    }
+    if wanted > count {
+        check_quota(connection, tenant, &limits, (0, wanted - count)).await?;
+        // whoever decided how to spread records decides anew
+        let logs = store::catalog::topics::log_ids(connection, tenant, id).await?;
+        store::catalog::logs::lock(connection, tenant, &logs).await?;
+        store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
+        store::catalog::topics::add_partitions(connection, tenant, id, count, wanted).await?;
+        store::catalog::tenants::topics_changed(connection, tenant).await?;
+    }
+    check_maxima(&patch.settings, &limits)?;
+    let settings = rules::settings::patched(&former, &patch.settings);
+    store::catalog::topics::update(connection, tenant, id, wanted, &settings).await?;
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! Operating groups: seen, reset, deleted.
+//!
+//! A reset holds the group's row, so nobody joins, and the rows it moves, as a commit does. A deletion
+//! locks the group's row and all of its offsets. Commits in flight hold one of these: they come before
+//! it, or find their rows gone and make the group anew.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    broker::{Broker, Error},
+    model::{
+        LogId, Name, Offset, Partition, TenantId,
+        group::{
+            CommittedOffset,
+            view::{GroupDescription, GroupSummary, OffsetsReset, ResetTo},
+        },
+        topic::{Listed, Page},
+    },
+    rules::{
+        Refusal,
+        group::{
+            offsets::Place,
+            reset::{self, Ground},
+        },
+    },
+    store::{self, Connection, group::offsets::Commit},
+};
+
+/// How often a reset or a deletion starts again when others came between.
+const ATTEMPTS: usize = 5;
+
+/// A partition that is to be reset.
+#[derive(Clone)]
+struct Target {
+    log_id: LogId,
+    topic: Name,
+    partition: Partition,
+    /// The first record of the instant asked for.
+    found: Option<Offset>,
+}
+
+/// Why one attempt ended without a result.
+enum Stop {
+    Failed(Error),
+    HasMembers,
+    /// A log has vanished since its name was resolved.
+    Vanished,
+    /// It was not to be done: this is what it would answer.
+    Rehearsed(Vec<CommittedOffset>),
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+/// `what`: what was refused.
+fn stop(refusal: Refusal, what: &str) -> Stop {
+    if refusal == Refusal::GroupNotEmpty {
+        return Stop::HasMembers;
+    }
+    let mut error = Error::from(refusal);
+    error.detail = format!("{} {what}", error.detail);
+    Stop::Failed(error)
+}
+
+fn not_empty(what: &str) -> Error {
+    let mut error = Error::from(Refusal::GroupNotEmpty);
+    error.detail = format!(
+        "The group has members. Stop them first: they leave, or their leases run out. {what}"
+    );
+    error
+}
+
+const NOTHING_RESET: &str = "Nothing was reset.";
+const NOT_DELETED: &str = "The group was not deleted.";
+
+impl Broker {
+    pub async fn groups(
+        &self,
+        tenant: TenantId,
+        page: Page,
+    ) -> Result<Listed<GroupSummary>, Error> {
+        let Page { limit, after } = page;
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move {
+                let after = after.unwrap_or_default();
+                store::group::admin::list(connection, tenant, &after, limit + 1).await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |group| group.group.to_string()))
+    }
+
+    pub async fn group(&self, tenant: TenantId, group: &Name) -> Result<GroupDescription, Error> {
+        let name = group.clone();
+        let describe = self.store.of(tenant).snapshot(move |connection| {
+            Box::pin(async move { store::group::admin::describe(connection, tenant, &name).await })
+        });
+        let found = describe.await?.ok_or_else(|| Error::group_not_found(group))?;
+        let (mut description, grounds) = found;
+        for (place, ground) in description.places.iter_mut().zip(&grounds) {
+            place.lag = reset::lag(ground);
+        }
+        Ok(description)
+    }
+
+    /// Moves the group's offsets, all or none; answers where they are then, by topic and partition.
+    pub async fn reset_offsets(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        asked: OffsetsReset,
+    ) -> Result<Vec<CommittedOffset>, Error> {
+        let asked = Arc::new(asked);
+        for attempt in 0..ATTEMPTS {
+            let targets = self.targets(tenant, group, &asked, attempt > 0).await?;
+            let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
+            let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
+            let reset = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(
+                    async move { reset(connection, tenant, &name, &targets, to, dry_run).await },
+                )
+            });
+            match reset.await {
+                Ok(offsets) => {
+                    let count = offsets.len();
+                    tracing::info!(tenant_id = tenant.0, %group, count, to = ?asked.to, "offsets were reset");
+                    return Ok(offsets);
+                }
+                Err(Stop::Rehearsed(offsets)) => return Ok(offsets),
+                // they may be gone, and nobody has noticed yet
+                Err(Stop::HasMembers) if attempt == 0 => {
+                    self.settle_group(tenant, group, "late").await;
+                }
+                Err(Stop::HasMembers) => return Err(not_empty(NOTHING_RESET)),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Vanished) => {}
+            }
+        }
+        let detail = "Topics were deleted or trimmed meanwhile. Nothing was reset.";
+        Err(Error::unavailable(detail))
+    }
+
+    /// The partitions that are meant, by topic and partition.
+    async fn targets(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        asked: &OffsetsReset,
+        anew: bool,
+    ) -> Result<Vec<Target>, Error> {
+        // before its topics: as the path comes before the body
+        let found = self.group_ids.find(tenant, group, |_, _| false).await?;
+        found.ok_or_else(|| Error::group_not_found(group))?;
+        let target = |(log_id, topic, partition)| Target { log_id, topic, partition, found: None };
+        let Some(topics) = &asked.topics else {
+            let name = group.clone();
+            let subscribed = self.store.of(tenant).run(move |connection| {
+                Box::pin(
+                    async move { store::group::admin::subscribed(connection, tenant, &name).await },
+                )
+            });
+            return Ok(subscribed.await?.into_iter().map(target).collect());
+        };
+        let mut targets = Vec::new();
+        for name in topics {
+            let topic = self.topics.resolve(tenant, name, anew).await?;
+            let partitions = (0..).zip(&topic.logs);
+            targets.extend(partitions.map(|(n, log_id)| target((*log_id, name.clone(), n))));
+        }
+        Ok(targets)
+    }
+
+    /// With the first records of the instant that is meant, before anything is locked. None: a log
+    /// has vanished, or was trimmed meanwhile.
+    async fn searched(
+        &self,
+        tenant: TenantId,
+        mut targets: Vec<Target>,
+        to: ResetTo,
+    ) -> Result<Option<Vec<Target>>, Error> {
+        let ResetTo::Timestamp(instant) = to else { return Ok(Some(targets)) };
+        let search = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move {
+                let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
+                let ends = ends(connection, tenant, &logs).await?;
+                for target in &mut targets {
+                    let log = target.log_id;
+                    let Some((start, end)) = ends.get(&log).copied() else { return Ok(None) };
+                    let found =
+                        store::read::search(connection, tenant, log, start, end, instant).await?;
+                    let Some(found) = found else { return Ok(None) };
+                    target.found = Some(found);
+                }
+                Ok::<_, store::Error>(Some(targets))
+            })
+        });
+        Ok(search.await?)
+    }
+
+    /// The name is free at once; a group of that name is another one.
+    pub async fn delete_group(&self, tenant: TenantId, group: &Name) -> Result<(), Error> {
+        let mut attempt = 0;
+        loop {
+            let name = group.clone();
+            let delete = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(async move { delete(connection, tenant, &name).await })
+            });
+            match delete.await {
+                Ok(()) => {
+                    tracing::info!(tenant_id = tenant.0, %group, "a group was deleted");
+                    return Ok(());
+                }
+                // they may be gone, and nobody has noticed yet
+                Err(Stop::HasMembers) if attempt == 0 => {
+                    self.settle_group(tenant, group, "late").await;
+                }
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(_) => return Err(not_empty(NOT_DELETED)),
+            }
+            attempt += 1;
+        }
+    }
+}
+
+async fn reset(
+    connection: &mut Connection,
+    tenant: TenantId,
+    group: &Name,
+    targets: &[Target],
+    to: ResetTo,
+    dry_run: bool,
+) -> Result<Vec<CommittedOffset>, Stop> {
+    let held = store::group::admin::hold(connection, tenant, group).await?;
+    let auto_offset_reset = held.ok_or_else(|| Error::group_not_found(group))?;
+    let (groups, nobody) = (std::slice::from_ref(group), Default::default());
+    let facts = store::group::offsets::groups(connection, tenant, groups, &nobody).await?;
+    let has_members = facts.get(group).is_some_and(|facts| !facts.members.is_empty());
+    reset::check(has_members, None).map_err(|refusal| stop(refusal, NOTHING_RESET))?;
+    let place = |target: &Target| Place { group: group.clone(), log_id: target.log_id };
+    let places: Vec<Place> = targets.iter().map(place).collect();
+    let rows = store::group::offsets::lock(connection, tenant, &places).await?;
+    let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
+    let ends = ends(connection, tenant, &logs).await?;
+    let starts = store::group::admin::starts(connection, tenant, group).await?;
+    let (mut commits, mut offsets) = (Vec::new(), Vec::new());
+    for (target, place) in targets.iter().zip(places) {
+        let Target { log_id, topic, partition, found } = target;
+        let at = format!("{topic}/{partition}: {NOTHING_RESET}");
+        let found_row = rows.get(&place).zip(ends.get(log_id));
+        let (row, log) = found_row.ok_or(Stop::Vanished)?;
+        let pinned = row.pinned_by.map(|id| (row.committed_offset, id));
+        reset::check(false, pinned).map_err(|refusal| stop(refusal, &at))?;
+        let ground = Ground {
+            committed_offset: row.committed_offset,
+            starts: starts.get(log_id).copied(),
+            auto_offset_reset,
+            log: *log,
+            found: *found,
+        };
+        let offset = reset::target(to, &ground).map_err(|refusal| stop(refusal, &at))?;
+        let (topic, partition) = (topic.clone(), *partition);
+        offsets.push(CommittedOffset { topic, partition, offset, metadata: None });
+        commits.push(Commit { place, offset, metadata: None });
+    }
+    if dry_run {
+        return Err(Stop::Rehearsed(offsets));
+    }
+    if !store::group::offsets::commit(connection, tenant, &commits).await? {
+        return Err(Stop::Vanished);
+    }
+    Ok(offsets)
+}
+
+/// What the logs hold: [start, end).
+async fn ends(
+    connection: &mut Connection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<BTreeMap<LogId, (Offset, Offset)>, store::Error> {
+    let ends = store::catalog::logs::watermarks(connection, tenant, logs).await?;
+    Ok(ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end))).collect())
+}
+
+async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Stop> {
+    let locked = store::group::admin::lock(connection, tenant, group, true).await?;
+    let locked = locked.ok_or_else(|| Error::group_not_found(group))?;
+    reset::check(locked.has_members, locked.pinned)
+        .map_err(|refusal| stop(refusal, NOT_DELETED))?;
+    store::group::admin::delete(connection, tenant, group).await?;
+    Ok(())
+}

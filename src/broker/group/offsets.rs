@@ -1,0 +1,322 @@
+//! Committed offsets of groups, outside of transactions: committed whole or not at all, and shown.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::try_join_all;
+
+use crate::{
+    broker::{
+        Answer, Broker, Error,
+        idempotency::{Looked, Once, count_replay},
+        read::watermarks::Watermarks,
+    },
+    model::{
+        Code, LogId, Name, Partition, TenantId,
+        cursor::Position,
+        dedup::RequestKey,
+        group::{CommittedOffset, Member, OffsetCommit, OffsetItem},
+    },
+    rules::{
+        Refusal,
+        group::offsets::{Asked, Place, Refused, Right, Row, Verdict, judge_all},
+    },
+    store::{self, Connection},
+    telemetry,
+};
+
+/// How often a commit starts again when a topic has vanished under it.
+const COMMIT_ATTEMPTS: usize = 5;
+/// How many partitions a refusal names.
+const NAMED_PARTITIONS: usize = 20;
+
+/// Why one attempt of a commit ended without a result.
+enum Stop {
+    Failed(Error),
+    /// A log has vanished since its name was resolved.
+    Vanished,
+    /// It was done before, under the same key.
+    Before(Vec<CommittedOffset>),
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+/// What has been committed, and whether that changed anything.
+struct Committed {
+    offsets: Answer<Vec<CommittedOffset>>,
+    is_new: bool,
+}
+
+impl Committed {
+    fn before(offsets: Vec<CommittedOffset>) -> Self {
+        count_replay("offsets");
+        Self { offsets: Answer { value: offsets, is_replay: true }, is_new: false }
+    }
+}
+
+impl Broker {
+    /// Answers what is committed now where something was to be committed, by topic and partition. `key`:
+    /// under which it is done once.
+    pub async fn commit_offsets(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        commit: OffsetCommit,
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
+        let committed = self.commit_whole(tenant, group, &commit, key).await;
+        let outcome = match &committed {
+            Ok(Committed { is_new: true, .. }) => "committed",
+            Ok(_) => "unchanged",
+            Err(error) if error.code.status() < 500 => "refused",
+            Err(_) => "failed",
+        };
+        metrics::counter!(telemetry::OFFSET_COMMITS_TOTAL, "outcome" => outcome).increment(1);
+        if let Err(error) = &committed {
+            count_fenced("plain", error);
+        }
+        let committed = committed?;
+        if let OffsetCommit::Cursor { member, cursor } = &commit {
+            self.let_go_with(tenant, group, member, cursor).await;
+        }
+        Ok(committed.offsets)
+    }
+
+    async fn commit_whole(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        commit: &OffsetCommit,
+        key: Option<RequestKey>,
+    ) -> Result<Committed, Error> {
+        let once = match self.look_once(tenant, key).await? {
+            Looked::Before(offsets) => return Ok(Committed::before(offsets)),
+            Looked::New(once) => once,
+        };
+        // all with a key wait for the group's row
+        let _turn = match once.is_keyed() {
+            true => Some(self.turns.take(tenant, Some(group)).await),
+            false => None,
+        };
+        for attempt in 0..COMMIT_ATTEMPTS {
+            let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
+            let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
+            let group = group.clone();
+            let write = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
+            });
+            match write.await {
+                Ok(committed) => return Ok(committed),
+                Err(Stop::Before(offsets)) => return Ok(Committed::before(offsets)),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Vanished) => {}
+            }
+        }
+        Err(Error::unavailable(
+            "Topics were deleted and made again meanwhile. Nothing was changed.",
+        ))
+    }
+
+    /// What is to be committed, by topic and partition. `anew`: a log has vanished since its name was
+    /// resolved.
+    async fn wanted(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        commit: &OffsetCommit,
+        anew: bool,
+    ) -> Result<Vec<Wanted>, Error> {
+        match commit {
+            OffsetCommit::Items { member, items } => {
+                // the last item for a partition wins
+                let key = |item: &OffsetItem| ((item.topic.clone(), item.partition), item.clone());
+                let items: BTreeMap<_, _> = items.iter().map(key).collect();
+                let (mut wanted, mut former) = (Vec::with_capacity(items.len()), None);
+                for ((topic, partition), item) in items {
+                    let is_next = former.replace(topic.clone()).as_ref() != Some(&topic);
+                    let anew = anew && is_next;
+                    let found = self.topics.partition(tenant, &topic, partition, anew).await?;
+                    let log_id = found.logs[partition as usize];
+                    let right = match (member, item.expected_offset) {
+                        (Some(member), _) => Right::Member(member.clone()),
+                        (None, Some(expected)) => Right::Expected(expected),
+                        (None, None) => Right::Free,
+                    };
+                    wanted.push(Wanted { log_id, item, right, by_cursor: false });
+                }
+                Ok(wanted)
+            }
+            OffsetCommit::Cursor { member, cursor } => {
+                let cursor = self.cursor(tenant, group, member, cursor, "/cursor").await?;
+                let positions = cursor.positions;
+                let logs = positions.iter().map(|position| position.log_id).collect();
+                let names = self.names.of(tenant, logs).await?;
+                let wanted = positions.into_iter().filter_map(|position| {
+                    let Position { log_id, owned_since: generation, offset, .. } = position;
+                    // where a topic is gone a cursor has nothing to say any more
+                    let (topic, partition) = names.get(&log_id)?.clone();
+                    let (metadata, expected_offset) = (None, None);
+                    let item = OffsetItem { topic, partition, offset, metadata, expected_offset };
+                    let right = Right::Member(Member { generation, ..member.clone() });
+                    Some(Wanted { log_id, item, right, by_cursor: true })
+                });
+                let mut wanted: Vec<Wanted> = wanted.collect();
+                wanted.sort_by(|one, other| one.place().cmp(&other.place()));
+                Ok(wanted)
+            }
+        }
+    }
+
+    /// All must lie in their logs as of now. None: a log has vanished since its name was resolved.
+    async fn within_logs(
+        &self,
+        tenant: TenantId,
+        wanted: Vec<Wanted>,
+    ) -> Result<Option<Vec<Wanted>>, Error> {
+        let looks = wanted.iter().map(|wanted| self.looks.look(tenant, wanted.log_id));
+        let looks = try_join_all(looks).await?;
+        let mut within = Vec::with_capacity(wanted.len());
+        for (wanted, seen) in wanted.into_iter().zip(looks) {
+            let OffsetItem { topic, partition, offset, .. } = &wanted.item;
+            let Some(Watermarks { log_start_offset, high_watermark, .. }) = seen else {
+                if wanted.by_cursor {
+                    continue;
+                }
+                return Ok(None);
+            };
+            if *offset > high_watermark {
+                let detail = format!(
+                    "Offset {offset} lies above the high watermark {high_watermark} of \
+                     {topic}/{partition}: nothing is there to go on from. Nothing was committed."
+                );
+                return Err(Error::new(Code::OffsetOutOfRange, detail)
+                    .fact("log_start_offset", log_start_offset)
+                    .fact("high_watermark", high_watermark));
+            }
+            within.push(wanted);
+        }
+        Ok(Some(within))
+    }
+
+    /// All that the group has committed, by topic and partition, as of now.
+    pub async fn group_offsets(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+    ) -> Result<Vec<CommittedOffset>, Error> {
+        let name = group.clone();
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move { store::group::offsets::list(connection, tenant, &name).await })
+        });
+        list.await?.ok_or_else(|| Error::group_not_found(group))
+    }
+}
+
+/// An offset that is to be committed, and by what right.
+struct Wanted {
+    log_id: LogId,
+    item: OffsetItem,
+    right: Right,
+    by_cursor: bool,
+}
+
+impl Wanted {
+    fn place(&self) -> (&Name, Partition) {
+        (&self.item.topic, self.item.partition)
+    }
+}
+
+/// Counts a refused commit, if it was of a member that had lost what it was to commit.
+pub(in crate::broker) fn count_fenced(form: &'static str, refused: &Error) {
+    if matches!(refused.code, Code::UnknownMember | Code::IllegalGeneration) {
+        metrics::counter!(telemetry::FENCED_COMMITS_TOTAL, "form" => form).increment(1);
+    }
+}
+
+async fn write(
+    connection: &mut Connection,
+    tenant: TenantId,
+    group: &Name,
+    wanted: Vec<Wanted>,
+    once: Once,
+) -> Result<Committed, Stop> {
+    if once.is_keyed() {
+        store::group::make(connection, tenant, group).await?;
+        // deleted since it was made
+        let held = store::group::admin::hold(connection, tenant, group).await?;
+        held.ok_or(Stop::Vanished)?;
+    }
+    let once = match once.look(connection, tenant).await? {
+        Looked::Before(offsets) => return Err(Stop::Before(offsets)),
+        Looked::New(once) => once,
+    };
+    let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
+    let places: Vec<Place> = wanted.iter().map(place).collect();
+    let mut rows = store::group::offsets::lock(connection, tenant, &places).await?;
+    let members = wanted.iter().filter_map(|wanted| match &wanted.right {
+        Right::Member(member) => Some(member.member_id.as_str()),
+        Right::Expected(_) | Right::Free => None,
+    });
+    let (groups, members) = (std::slice::from_ref(group), members.collect());
+    let facts = store::group::offsets::groups(connection, tenant, groups, &members).await?;
+    let rows: Option<Vec<Row>> = places.iter().map(|place| rows.remove(place)).collect();
+    let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
+    let asked: Vec<Asked<'_>> = wanted
+        .iter()
+        .zip(&rows)
+        .map(|(wanted, row)| Asked { row, right: &wanted.right, offset: wanted.item.offset })
+        .collect();
+    let verdicts = judge_all(&asked, facts).map_err(|refused| refusal(refused, &wanted))?;
+    let (mut commits, mut offsets) = (Vec::new(), Vec::new());
+    for (((wanted, row), place), verdict) in wanted.into_iter().zip(rows).zip(places).zip(verdicts)
+    {
+        let OffsetItem { topic, partition, offset, metadata, .. } = wanted.item;
+        let (offset, metadata) = match (verdict, row.committed_offset) {
+            (Verdict::Keep, Some(committed)) => (committed, row.metadata),
+            _ => {
+                // where a group has no members every commit tells that it lives
+                let by_member = matches!(wanted.right, Right::Member(_));
+                let is_new = row.committed_offset != Some(offset) || row.metadata != metadata;
+                if is_new || !by_member {
+                    let metadata = metadata.clone();
+                    commits.push(store::group::offsets::Commit { place, offset, metadata });
+                }
+                (offset, metadata)
+            }
+        };
+        offsets.push(CommittedOffset { topic, partition, offset, metadata });
+    }
+    if !store::group::offsets::commit(connection, tenant, &commits).await? {
+        return Err(Stop::Vanished);
+    }
+    once.remember(connection, tenant, &offsets).await?;
+    Ok(Committed { offsets: Answer::new(offsets), is_new: !commits.is_empty() })
+}
+
+/// What was refused, by name where that tells more.
+fn refusal(refused: Refused, wanted: &[Wanted]) -> Stop {
+    let Refused { refusal, items: concerned } = refused;
+    let named = concerned.iter().take(NAMED_PARTITIONS).filter_map(|index| wanted.get(*index));
+    let named: Vec<_> = named.map(|w| format!("{}/{}", w.item.topic, w.item.partition)).collect();
+    let more = match concerned.len().saturating_sub(NAMED_PARTITIONS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let named = named.join(", ") + &more;
+    let is_of_partitions =
+        matches!(refusal, Refusal::IllegalGeneration { .. } | Refusal::OffsetCommitConflict { .. });
+    let mut error = Error::from(refusal);
+    if is_of_partitions {
+        error.detail = format!("{named}: {} Nothing was committed.", error.detail);
+    }
+    Stop::Failed(error)
+}

@@ -1,0 +1,83 @@
+//! How many tenants, groups and members there are, and how far the groups are behind: the same on every
+//! replica, and measured by each as seldom as it is worth.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Seldom, Task};
+use crate::{
+    broker::Broker,
+    model::group::view::Lag,
+    store::{self, janitor::Chunk},
+    telemetry::{self, OTHERS},
+};
+
+/// The statement goes over all offsets of all groups.
+const INTERVAL: Duration = Duration::from_secs(15);
+
+pub struct Lags {
+    /// Groups and topics that are shown by name; 0: the lag is not measured.
+    max_series: usize,
+    seldom: Seldom,
+}
+
+impl Lags {
+    pub fn new(max_series: usize) -> Self {
+        if max_series > 0 {
+            show(&[], 0);
+        }
+        Self { max_series, seldom: Seldom::every(INTERVAL) }
+    }
+}
+
+impl Task for Lags {
+    const NAME: &'static str = "lag";
+    type Item = ();
+
+    async fn due(&self, _: &Broker) -> Result<Vec<()>, store::Error> {
+        Ok(self.seldom.due())
+    }
+
+    async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
+        let begun = Instant::now();
+        let limit = i64::try_from(self.max_series).unwrap_or(i64::MAX);
+        let read = broker.store.run(move |connection| {
+            Box::pin(async move {
+                let tenants = store::catalog::tenants::count(connection).await?;
+                let counts = (tenants, store::group::admin::count(connection).await?);
+                if limit == 0 {
+                    return Ok((counts, None));
+                }
+                let lags = store::group::admin::lags(connection, limit).await?;
+                Ok::<_, store::Error>((counts, Some(lags)))
+            })
+        });
+        let ((tenants, (alive, empty, members)), lags) = read.await?;
+        let (active, suspended, deleted) = tenants;
+        for (state, count) in [("active", active), ("suspended", suspended), ("deleted", deleted)] {
+            metrics::gauge!(telemetry::TENANTS, "state" => state).set(count as f64);
+        }
+        if let Some((lags, others)) = lags {
+            show(&lags, others);
+        }
+        for (state, count) in [("alive", alive), ("empty", empty)] {
+            metrics::gauge!(telemetry::CONSUMER_GROUPS, "state" => state).set(count as f64);
+        }
+        metrics::gauge!(telemetry::CONSUMER_GROUP_MEMBERS).set(members as f64);
+        self.seldom.done(begun);
+        Ok(Chunk::default())
+    }
+}
+
+/// By name, and the sum of all others.
+fn show(lags: &[Lag], others: i64) {
+    let mut series: Vec<(Vec<&str>, i64)> = lags
+        .iter()
+        .map(|Lag { tenant, group, topic, records }| {
+            (vec![tenant.as_str(), group.as_str(), topic.as_str()], *records)
+        })
+        .collect();
+    series.push((vec![OTHERS; 3], others));
+    telemetry::show_named(telemetry::CONSUMER_LAG_RECORDS, &series);
+}

@@ -1,0 +1,179 @@
+//! The janitor's part that forgets producers: those that have been idle for longer than their
+//! tenant allows, each as a whole and in one transaction.
+//!
+//! An expiry locks like an open: the session row, then the heads of every log the producer is
+//! registered in. With them it holds all that could make the producer active: a first append and any
+//! call on a transaction wait for the session row, any other append for a head. What is in flight
+//! holds one of them and is waited for and seen, or finds the fence moved, reads the session row
+//! anew, and there is none. All heads are held at once, however many: only those of a producer that
+//! a look without them found idle.
+
+use uuid::Uuid;
+
+use super::{Task, Tenants, transaction};
+use crate::{
+    broker::Broker,
+    model::{LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS},
+    rules::{
+        self,
+        expiry::{Activity, Verdict, judge, limited_by},
+        session::SessionRow,
+    },
+    store::{
+        self, Connection,
+        janitor::{Chunk, producers::IdleSince},
+    },
+    telemetry,
+};
+
+/// Producers looked at, and open ids dropped, in one round.
+const PRODUCERS_PER_ROUND: i64 = 1_000;
+
+/// Forgets producers that have been idle too long.
+#[derive(Default)]
+pub struct Producers {
+    tenants: Tenants,
+}
+
+impl Task for Producers {
+    const NAME: &'static str = "expiry";
+    type Item = (TenantId, ProducerId);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let (tenants, now) = self.tenants.next(&broker.store).await?;
+        let mut wanted = Vec::new();
+        for (tenant, settings) in &tenants {
+            for named in [false, true] {
+                let limit = rules::settings::in_force(limited_by(named), &[settings]).number();
+                let since = |limit_ms| Timestamp(now.0 - limit_ms);
+                let idle_since = |ms| IdleSince { tenant: *tenant, named, instant: since(ms) };
+                wanted.extend(limit.map(idle_since));
+            }
+        }
+        let idle = broker.store.run(|connection| {
+            Box::pin(async move {
+                store::janitor::producers::idle(connection, &wanted, PRODUCERS_PER_ROUND).await
+            })
+        });
+        idle.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, producer): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let look = transaction(&broker.store, move |c| Box::pin(look(c, tenant, producer)));
+        let Some((expired, chunk)) = look.await? else { return Ok(Chunk::default()) };
+        tell(tenant, &expired);
+        Ok(chunk)
+    }
+}
+
+/// Drops the open ids that expired producers have left, once no open is accepted by them.
+pub struct OpenIds;
+
+impl Task for OpenIds {
+    const NAME: &'static str = "open_ids";
+    type Item = (TenantId, Uuid);
+
+    async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
+        let orphaned = broker.store.run(|connection| {
+            Box::pin(async move {
+                let now = store::session::clock(connection).await?;
+                let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
+                store::janitor::producers::orphaned_opens(
+                    connection,
+                    made_before,
+                    PRODUCERS_PER_ROUND,
+                )
+                .await
+            })
+        });
+        orphaned.await
+    }
+
+    async fn chunk(
+        &self,
+        broker: &Broker,
+        (tenant, open_id): Self::Item,
+        _: i64,
+    ) -> Result<Chunk, store::Error> {
+        let drop = broker.store.run(move |c| {
+            Box::pin(store::janitor::producers::drop_orphaned_open(c, tenant, open_id))
+        });
+        drop.await
+    }
+}
+
+/// Forgets the producer if it has been idle too long, and answers what it was; else notes when it
+/// was active.
+async fn look(
+    connection: &mut Connection,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Option<(SessionRow, Chunk)>, store::Error> {
+    let Some(session) = store::janitor::producers::lock(connection, tenant, producer).await? else {
+        return Ok(None);
+    };
+    let (settings, _) = store::catalog::tenants::settings(connection, tenant).await?;
+    let limit_ms = rules::expiry::limit_ms(&session, &settings);
+    let since = since(store::session::clock(connection).await?, limit_ms);
+    let activity =
+        store::janitor::producers::transacted(connection, tenant, producer, since).await?;
+    let locked = Locked { session, limit_ms, activity };
+    let logs = store::session::registered_logs(connection, tenant, producer).await?;
+    let mut verdict = verdict(connection, tenant, &locked, &logs).await?;
+    if verdict == Verdict::Expired {
+        store::catalog::logs::lock(connection, tenant, &logs).await?;
+        verdict = self::verdict(connection, tenant, &locked, &logs).await?;
+    }
+    if let Verdict::ActiveAt(at) = verdict {
+        store::janitor::producers::move_activity(connection, tenant, producer, at).await?;
+        return Ok(None);
+    }
+    store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
+    let chunk = store::janitor::producers::forget(connection, tenant, producer).await?;
+    Ok(Some((locked.session, chunk)))
+}
+
+/// What does not change while the session is locked.
+struct Locked {
+    session: SessionRow,
+    limit_ms: Option<i64>,
+    /// But for its rows. Whoever begins a transaction holds the session, too; one that is ended
+    /// meanwhile was open.
+    activity: Activity,
+}
+
+async fn verdict(
+    connection: &mut Connection,
+    tenant: TenantId,
+    locked: &Locked,
+    logs: &[LogId],
+) -> Result<Verdict, store::Error> {
+    let Locked { session, limit_ms, activity } = locked;
+    let now = store::session::clock(connection).await?;
+    let (id, since) = (session.producer_id, since(now, *limit_ms));
+    let last_appended_at =
+        store::janitor::producers::last_appended_at(connection, tenant, id, logs, since).await?;
+    Ok(judge(session, &Activity { last_appended_at, ..*activity }, *limit_ms, now))
+}
+
+/// Nothing older can matter.
+fn since(now: Timestamp, limit_ms: Option<i64>) -> Timestamp {
+    Timestamp(now.0 - limit_ms.unwrap_or(0))
+}
+
+fn tell(tenant: TenantId, expired: &SessionRow) {
+    let kind = if expired.transactional_id.is_some() { "named" } else { "unnamed" };
+    metrics::counter!(telemetry::EXPIRED_PRODUCERS_TOTAL, "kind" => kind).increment(1);
+    let transactional_id = expired.transactional_id.as_ref().map(ToString::to_string);
+    tracing::debug!(
+        tenant_id = tenant.0,
+        producer_id = expired.producer_id.0,
+        transactional_id,
+        "a producer has expired"
+    );
+}

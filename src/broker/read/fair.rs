@@ -1,0 +1,236 @@
+//! Records of one log or of several in one answer.
+//!
+//! Several share its room: each that has records gets an equal part of it first, at least one record
+//! while there is room, and what others leave goes to those that have more. The part of a log is
+//! always the beginning of what it has, so the same positions give the same records again. Whose turn
+//! is first moves on with every answer that has records, and never past a log that went without: so
+//! each gets its records within as many answers as there are logs.
+//!
+//! Nothing comes from behind the watermarks that were seen, though others may have read on: the records
+//! of an answer are of the instant of its watermarks.
+
+use std::sync::Arc;
+
+use futures_util::stream::{StreamExt, TryStreamExt, iter};
+
+use super::{
+    budget::Room,
+    page_cache::{Loaded, LogOf, PAGE_BYTES, Pages},
+};
+use crate::{
+    broker::{Broker, Error},
+    model::{
+        LogId, Offset, TenantId,
+        transfer::{Row, Slice},
+    },
+    store::History,
+};
+
+/// Most logs whose records one answer holds: each may cost it a page.
+const MAX_LOGS: usize = 100;
+/// How many pages an answer has loaded at once.
+const PAGES_AT_ONCE: usize = 4;
+/// Pages of logs that share an answer hold as much as some such answers need ...
+const ANSWERS_PER_PAGE: usize = 4;
+/// ... and this much at least.
+const MIN_PAGE_BYTES: usize = 64 * 1024;
+/// Who takes so many bytes at once reads in bulk, and will want the next ones.
+const BULK_BYTES: usize = 64 * 1024;
+
+/// A log to be read from `from` on, which lies within its watermarks.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    pub log: LogId,
+    pub from: Offset,
+    pub high_watermark: Offset,
+    /// In which the watermark was seen.
+    pub history: History,
+    /// Bytes of what each of its lines says about where it is from.
+    pub origin_bytes: usize,
+}
+
+/// What an answer holds of several sources.
+#[derive(Debug, Default)]
+pub struct Several {
+    /// In the order they are to be answered in.
+    pub parts: Vec<Taken>,
+    /// Which source has its turn first next time.
+    pub first: usize,
+}
+
+/// What an answer holds of one source; no records if there is nothing before `next_offset`.
+#[derive(Debug)]
+pub struct Taken {
+    /// By its place among the sources.
+    pub source: usize,
+    pub slices: Vec<Slice>,
+    pub next_offset: Offset,
+}
+
+impl Several {
+    pub fn records(&self) -> u64 {
+        let slices = self.parts.iter().flat_map(|part| &part.slices);
+        slices.map(|slice| slice.record_count() as u64).sum()
+    }
+
+    pub fn has_records(&self) -> bool {
+        self.parts.iter().any(|part| !part.slices.is_empty())
+    }
+
+    pub fn size_bytes(&self) -> usize {
+        self.parts.iter().map(|part| size_bytes(&part.slices)).sum()
+    }
+}
+
+fn size_bytes(slices: &[Slice]) -> usize {
+    slices.iter().map(|slice| slice.end - slice.start).sum()
+}
+
+impl Broker {
+    /// Records of several logs, `first` before the others, as far as there is room. None: the next
+    /// ones of a log are gone since its watermarks were seen.
+    pub(in crate::broker) async fn several(
+        &self,
+        tenant: TenantId,
+        sources: &[Source],
+        first: usize,
+        room: &mut Room,
+    ) -> Result<Option<Several>, Error> {
+        let first = if first < sources.len() { first } else { 0 };
+        let in_turn = (first..sources.len()).chain(0..first);
+        let active: Vec<usize> =
+            in_turn.filter(|index| sources[*index].has_more(sources[*index].from)).collect();
+        let Some(leader) = active.first() else {
+            return Ok(Some(Several { parts: Vec::new(), first }));
+        };
+        let (limit, max_bytes) =
+            (room.free_records() / active.len(), room.free_bytes() / active.len());
+        let page_bytes = if active.len() == 1 {
+            PAGE_BYTES
+        } else {
+            (max_bytes * ANSWERS_PER_PAGE).clamp(MIN_PAGE_BYTES, PAGE_BYTES)
+        };
+        let (seated, waiting) = active.split_at(active.len().min(MAX_LOGS));
+        let reading = Reading { sources, pages: &self.pages, tenant, page_bytes };
+        let mut turns = reading.begin(seated, room.free_records()).await?;
+        for turn in &mut turns {
+            if room.is_full() {
+                break;
+            }
+            let mut share = room.part(limit.max(1), max_bytes);
+            if !reading.take(turn, &mut share).await? {
+                return Ok(None);
+            }
+            room.add(&share);
+        }
+        for turn in turns.iter_mut().filter(|_| active.len() > 1) {
+            if room.is_full() {
+                break;
+            }
+            let mut rest = room.part(usize::MAX, usize::MAX);
+            reading.take(turn, &mut rest).await?;
+            room.add(&rest);
+        }
+        let without = turns.iter().find(|turn| turn.slices.is_empty()).map(|turn| turn.source);
+        let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
+        let parts: Vec<Taken> = turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
+        for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
+            let source = &sources[part.source];
+            let log = source.log_of(tenant);
+            self.pages.read_ahead(log, part.next_offset, source.high_watermark);
+        }
+        Ok(Some(Several { parts, first }))
+    }
+}
+
+impl Source {
+    fn has_more(&self, next: Offset) -> bool {
+        next < self.high_watermark
+    }
+
+    fn log_of(&self, tenant: TenantId) -> LogOf {
+        LogOf { history: self.history, tenant, log: self.log }
+    }
+}
+
+/// A source that takes its part of an answer.
+struct Turn {
+    source: usize,
+    next: Offset,
+    slices: Vec<Slice>,
+    /// Where it goes on, or did.
+    page: Option<Loaded>,
+}
+
+impl Turn {
+    /// What has moved on, by records or over a hole.
+    fn taken(self, sources: &[Source]) -> Option<Taken> {
+        let Turn { source, next: next_offset, slices, .. } = self;
+        (next_offset > sources[source].from).then_some(Taken { source, slices, next_offset })
+    }
+}
+
+/// How the sources of an answer are read.
+struct Reading<'a> {
+    sources: &'a [Source],
+    pages: &'a Pages,
+    tenant: TenantId,
+    page_bytes: usize,
+}
+
+impl Reading<'_> {
+    /// Gives these their turns, the first of them with the pages they begin in.
+    async fn begin(&self, sources: &[usize], first: usize) -> Result<Vec<Turn>, Error> {
+        let turns: Vec<_> = (0..).zip(sources).map(|(n, s)| self.turn(*s, n < first)).collect();
+        iter(turns).buffered(PAGES_AT_ONCE).try_collect().await
+    }
+
+    async fn turn(&self, source: usize, with_page: bool) -> Result<Turn, Error> {
+        let next = self.sources[source].from;
+        let page = match with_page {
+            true => self.page(&self.sources[source], next).await?,
+            false => None,
+        };
+        Ok(Turn { source, next, slices: Vec::new(), page })
+    }
+
+    async fn page(&self, source: &Source, next: Offset) -> Result<Option<Loaded>, Error> {
+        let log = source.log_of(self.tenant);
+        self.pages.covering(log, next, source.high_watermark, self.page_bytes).await
+    }
+
+    /// Takes what fits into the room. False: nothing has been taken yet, and nothing is there any
+    /// more.
+    async fn take(&self, turn: &mut Turn, room: &mut Room) -> Result<bool, Error> {
+        let source = &self.sources[turn.source];
+        while source.has_more(turn.next) && room.free_records() > 0 {
+            let page = turn.page.take().filter(|page| covers(page, turn.next));
+            turn.page = match page {
+                None => self.page(source, turn.next).await?,
+                page => page,
+            };
+            let Some(page) = turn.page.as_ref().and_then(|page| page.get()) else {
+                return Ok(turn.next > source.from);
+            };
+            let begin = page.rows.partition_point(|row| !row.reaches(turn.next));
+            let seen = |row: &&Arc<Row>| row.base_offset < source.high_watermark;
+            for row in page.rows[begin..].iter().take_while(seen) {
+                let Some(slice) = room.take(row, turn.next, source.origin_bytes) else {
+                    return Ok(true);
+                };
+                turn.next = slice.end_offset;
+                turn.slices.push(slice);
+                if turn.next < row.end() {
+                    return Ok(true);
+                }
+            }
+            // behind its last record there is nothing up to where the page ends
+            turn.next = turn.next.max(page.end.min(source.high_watermark));
+        }
+        Ok(true)
+    }
+}
+
+fn covers(page: &Loaded, offset: Offset) -> bool {
+    page.get().is_some_and(|page| page.end > offset)
+}

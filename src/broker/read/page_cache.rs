@@ -1,0 +1,347 @@
+//! Rows below the high watermark never change but for what compaction takes out of them, so all
+//! readers share them: pages of a log, found by any offset they cover, holes as well, each read from the database once however many wait for it, and forgotten
+//! least recently used first. Who reads in bulk has the page after his loaded while he is busy.
+//!
+//! A page is of one history of the database, and is given only to who has seen the log's watermarks
+//! in the same one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use metrics::Counter;
+use tokio::sync::OnceCell;
+
+use crate::{
+    broker::Error,
+    model::{LogId, Offset, TenantId, transfer::Row},
+    rules::compaction::PAGE_LIFE_MS,
+    store::{self, History, Store},
+    telemetry,
+};
+
+/// A page takes rows until it has this many bytes of lines ...
+pub const PAGE_BYTES: usize = 512 * 1024;
+/// ... or covers this many offsets.
+const PAGE_RECORDS: i64 = 4_096;
+/// Rows of a page behind a hole: there its offsets say nothing of how many they are.
+const SPARSE_ROWS: i64 = 1_000;
+/// It is read anew then: a tombstone that is still to be read may vanish later, but what it says is
+/// gone must not be read for longer.
+const PAGE_LIFE: Duration = Duration::from_millis(PAGE_LIFE_MS.unsigned_abs());
+/// What a page or a row costs beside its lines.
+const OVERHEAD_BYTES: usize = 256;
+
+/// Neighbouring rows.
+pub struct Page {
+    pub rows: Vec<Arc<Row>>,
+    /// The offset behind its last record, and behind the hole that follows, as far as it is known.
+    pub end: Offset,
+}
+
+/// A page that is there.
+pub type Loaded = Arc<OnceCell<Page>>;
+
+#[derive(Clone)]
+struct Entry {
+    page: Arc<OnceCell<Page>>,
+    last_used: u64,
+    made_at: Instant,
+    /// 0 until it is loaded.
+    size_bytes: usize,
+}
+
+impl Entry {
+    fn is_outdated(&self) -> bool {
+        self.made_at.elapsed() > PAGE_LIFE
+    }
+}
+
+/// A log as it is in one history; its id may be given again in the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LogOf {
+    pub history: History,
+    pub tenant: TenantId,
+    pub log: LogId,
+}
+
+type Key = (LogOf, Offset);
+
+#[derive(Default)]
+struct Shelf {
+    pages: BTreeMap<Key, Entry>,
+    by_use: BTreeMap<u64, Key>,
+    size_bytes: usize,
+    clock: u64,
+}
+
+pub struct Pages {
+    store: Store,
+    capacity_bytes: usize,
+    shelf: Mutex<Shelf>,
+    hits: Counter,
+    misses: Counter,
+    loaded_bytes: Counter,
+    evictions: Counter,
+}
+
+impl Pages {
+    pub fn new(store: Store, capacity_bytes: usize) -> Self {
+        let lookups = |result: &'static str| metrics::counter!(telemetry::PAGE_LOOKUPS_TOTAL, "result" => result);
+        Self {
+            store,
+            capacity_bytes,
+            shelf: Mutex::default(),
+            hits: lookups("hit"),
+            misses: lookups("miss"),
+            loaded_bytes: metrics::counter!(telemetry::PAGE_LOADED_BYTES_TOTAL),
+            evictions: metrics::counter!(telemetry::PAGE_EVICTIONS_TOTAL),
+        }
+    }
+
+    /// Memory in use.
+    pub fn size_bytes(&self) -> usize {
+        self.shelf().size_bytes
+    }
+
+    /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
+    /// None: no row holds `from`; it was trimmed, or its topic deleted, or its history has ended, since
+    /// the watermarks were seen. `size_bytes`: of the page, if it is to be loaded.
+    pub async fn covering(
+        &self,
+        log: LogOf,
+        from: Offset,
+        high_watermark: Offset,
+        size_bytes: usize,
+    ) -> Result<Option<Loaded>, Error> {
+        let (key, cell) = self.shelf().find(log, from);
+        if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
+        let load = || async {
+            match self.load(log, from, high_watermark, size_bytes).await {
+                Ok(Some(page)) => Ok(page),
+                // another server answers
+                Ok(None) | Err(store::Error::Contended(_)) => Err(None),
+                Err(error) => Err(Some(Error::from(error))),
+            }
+        };
+        match cell.get_or_try_init(load).await {
+            Ok(page) => {
+                let evicted = self.shelf().loaded(key, page, self.capacity_bytes);
+                self.evictions.increment(evicted);
+                Ok(Some(cell))
+            }
+            Err(failed) => {
+                self.shelf().drop_empty(key);
+                failed.map_or(Ok(None), Err)
+            }
+        }
+    }
+
+    /// A window of rows; where that has ended in a hole, also what comes behind it.
+    async fn load(
+        &self,
+        log: LogOf,
+        from: Offset,
+        high_watermark: Offset,
+        size_bytes: usize,
+    ) -> Result<Option<Page>, store::Error> {
+        let to = high_watermark.min(from + PAGE_RECORDS);
+        let Read { mut rows, mut end } =
+            self.rows(log, (from, to), size_bytes, PAGE_RECORDS).await?;
+        let holds = rows.first().is_some_and(|row| row.base_offset <= from);
+        let is_dense = holds && rows.last().is_some_and(|row| row.end() >= end);
+        if is_dense {
+            return Ok(Some(Page { rows, end }));
+        }
+        // compacted; or trimmed or deleted since the watermarks were seen
+        let LogOf { history: History { server, .. }, tenant, log: id } = log;
+        let read = self.store.of(tenant).run(move |connection| {
+            Box::pin(store::read::is_compacted(connection, tenant, id, from, server))
+        });
+        if !read.await? {
+            return Ok(None);
+        }
+        let left_bytes = size_bytes.saturating_sub(size_of(&rows));
+        if end == to && end < high_watermark && left_bytes > 0 {
+            let range = (end, high_watermark);
+            let more = self.rows(log, range, left_bytes, SPARSE_ROWS).await?;
+            rows.extend(more.rows);
+            end = more.end;
+        }
+        Ok(Some(Page { rows, end }))
+    }
+
+    /// The rows of a range, as far as there is room for them, and up to where there are no others.
+    async fn rows(
+        &self,
+        LogOf { history: History { server, .. }, tenant, log }: LogOf,
+        (from, to): (Offset, Offset),
+        max_bytes: usize,
+        limit: i64,
+    ) -> Result<Read, store::Error> {
+        let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
+        let read = self.store.of(tenant).run(move |connection| {
+            let most = (bytes, limit);
+            Box::pin(store::read::rows(connection, tenant, log, (from, to), most, server))
+        });
+        let rows = read.await?;
+        let size_bytes = size_of(&rows);
+        self.loaded_bytes.increment(size_bytes as u64);
+        let is_full = size_bytes >= max_bytes || rows.len() as i64 >= limit;
+        let end = match rows.last() {
+            Some(last) if is_full => last.end(),
+            last => last.map_or(to, |last| last.end().max(to)),
+        };
+        Ok(Read { rows, end })
+    }
+
+    /// Loads the page after the one that covers `from` in the background, if it is not there.
+    pub fn read_ahead(self: &Arc<Self>, log: LogOf, from: Offset, high_watermark: Offset) {
+        let missing = self.shelf().first_missing(log, from);
+        if missing < high_watermark {
+            let pages = self.clone();
+            // whoever wants the page loads it again if this fails
+            tokio::spawn(
+                async move { pages.covering(log, missing, high_watermark, PAGE_BYTES).await },
+            );
+        }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Rows as they were read.
+struct Read {
+    rows: Vec<Arc<Row>>,
+    /// There are no others before it.
+    end: Offset,
+}
+
+/// Bytes of their lines.
+fn size_of(rows: &[Arc<Row>]) -> usize {
+    rows.iter().map(|row| row.lines.len()).sum()
+}
+
+impl Shelf {
+    /// The page that covers an offset, or an empty one to be loaded from there on.
+    fn find(&mut self, log: LogOf, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
+        let before = self.pages.range(..=(log, from)).next_back();
+        let covering = before.filter(|((found, start), entry)| {
+            let end = entry.page.get().map(|page| page.end);
+            let covers = *found == log && end.map_or(*start == from, |end| end > from);
+            covers && !entry.is_outdated()
+        });
+        let key = covering.map_or((log, from), |(key, _)| *key);
+        if self.pages.get(&key).is_some_and(Entry::is_outdated) {
+            self.remove(key);
+        }
+        self.clock += 1;
+        let clock = self.clock;
+        let entry = self.pages.entry(key).or_insert_with(|| Entry {
+            page: Arc::default(),
+            last_used: clock,
+            made_at: Instant::now(),
+            size_bytes: 0,
+        });
+        self.by_use.remove(&entry.last_used);
+        entry.last_used = clock;
+        self.by_use.insert(clock, key);
+        (key, entry.page.clone())
+    }
+
+    /// The end of the page that covers an offset, or that offset; `Offset::MAX` if the page there
+    /// is loaded or being loaded.
+    fn first_missing(&self, log: LogOf, from: Offset) -> Offset {
+        let before = self.pages.range(..=(log, from)).next_back();
+        let page = before.filter(|((found, _), _)| *found == log);
+        let end = page.and_then(|(_, entry)| entry.page.get()).map(|page| page.end);
+        let missing = end.map_or(from, |end| end.max(from));
+        if self.pages.contains_key(&(log, missing)) { Offset::MAX } else { missing }
+    }
+
+    /// Makes room for a page; answers how many had to go.
+    fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) -> u64 {
+        let Some(entry) = self.pages.get_mut(&key) else { return 0 };
+        if entry.size_bytes == 0 {
+            let places = |row: &Row| row.kept.as_ref().map_or(0, |kept| kept.count() * 4);
+            let size = |row: &Arc<Row>| row.lines.len() + places(row) + OVERHEAD_BYTES;
+            let rows = page.rows.iter().map(size);
+            entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();
+            self.size_bytes += entry.size_bytes;
+        }
+        let mut evicted = 0;
+        while self.size_bytes > capacity_bytes
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            let gone = self.pages.remove(&oldest);
+            self.size_bytes -= gone.map_or(0, |entry| entry.size_bytes);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    fn drop_empty(&mut self, key: Key) {
+        if self.pages.get(&key).is_some_and(|entry| entry.page.get().is_none()) {
+            self.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(entry) = self.pages.remove(&key) {
+            self.by_use.remove(&entry.last_used);
+            self.size_bytes -= entry.size_bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(id: i64) -> LogOf {
+        LogOf { history: History::default(), tenant: TenantId(1), log: LogId(id) }
+    }
+
+    #[test]
+    fn the_page_after_is_loaded_once() {
+        let (log, other) = (log(1), log(2));
+        let mut shelf = Shelf::default();
+        let mut load = |log, from, end| {
+            let page = Page { rows: Vec::new(), end };
+            assert!(shelf.find(log, from).1.set(page).is_ok());
+        };
+        load(log, 0, 10);
+        load(log, 10, 20);
+        load(other, 0, 5);
+        assert_eq!(shelf.first_missing(log, 4), Offset::MAX, "its next page is there");
+        assert_eq!(shelf.first_missing(log, 14), 20);
+        assert_eq!(shelf.first_missing(log, 20), 20);
+        assert_eq!(shelf.first_missing(other, 3), 5);
+        assert_eq!(shelf.first_missing(LogOf { log: LogId(3), ..log }, 7), 7);
+        assert_eq!(shelf.first_missing(LogOf { tenant: TenantId(2), ..log }, 7), 7);
+        // being loaded
+        shelf.find(log, 20);
+        assert_eq!(shelf.first_missing(log, 14), Offset::MAX);
+    }
+
+    #[test]
+    fn an_outdated_page_is_read_anew() {
+        let log = log(1);
+        let mut shelf = Shelf::default();
+        let (key, cell) = shelf.find(log, 0);
+        assert!(cell.set(Page { rows: Vec::new(), end: 10 }).is_ok());
+        shelf.loaded(key, cell.get().unwrap(), 1 << 20);
+        assert!(shelf.find(log, 4).1.initialized());
+        let long_ago = Instant::now().checked_sub(PAGE_LIFE + Duration::from_secs(1));
+        shelf.pages.get_mut(&key).unwrap().made_at = long_ago.unwrap();
+        // from within, and from its start
+        assert!(!shelf.find(log, 4).1.initialized());
+        assert_eq!(shelf.size_bytes, OVERHEAD_BYTES);
+        assert!(!shelf.find(log, 0).1.initialized());
+        assert_eq!(shelf.size_bytes, 0);
+    }
+}

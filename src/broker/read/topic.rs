@@ -1,0 +1,244 @@
+//! Reading all partitions of a topic: fresh, fair, waiting without a connection, and growing with it.
+//! An answer is of one instant: that of the last look, and who has waited looks again.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::stream::{StreamExt, TryStreamExt, iter};
+use tokio::time::Instant;
+
+use super::{
+    GROUND_ATTEMPTS, RESOLVE_ATTEMPTS,
+    budget::Room,
+    fair::{Several, Source, Taken},
+    watermarks::Watermarks,
+};
+use crate::{
+    broker::{
+        Broker, Error,
+        wakeup::{
+            Awaited, Wake, patient,
+            watch::{Heard, News},
+        },
+    },
+    model::{
+        Code, Name, Offset, Partition, TenantId, Timestamp,
+        cursor::TopicCursor,
+        transfer::{
+            Part, PartitionEnds, Start, TopicFetched, TopicRead, TopicStart, origin, origin_bytes,
+        },
+    },
+    store::{self, catalog::topics::StoredTopic},
+};
+
+/// How many partitions are searched for an instant at once.
+const SEARCHES_AT_ONCE: usize = 4;
+
+/// What a read stands on after a look.
+struct Ground {
+    topic: Arc<StoredTopic>,
+    /// By partition.
+    watermarks: Vec<Watermarks>,
+    /// Registered before the look, if the read may wait: the partitions, and behind them the journal,
+    /// which tells of more of them.
+    awaited: Vec<Awaited>,
+}
+
+impl Broker {
+    pub async fn read_topic(
+        &self,
+        tenant: TenantId,
+        topic: &Name,
+        read: TopicRead,
+    ) -> Result<TopicFetched, Error> {
+        let begun = Instant::now();
+        let deadline = begun + Duration::from_millis(read.wait_ms);
+        let (mut cursor, mut woken) = (None, None);
+        let mut attempts = 0..GROUND_ATTEMPTS;
+        while attempts.next().is_some() {
+            let patience = if cursor.is_some() { deadline } else { begun };
+            let ground = || self.topic_ground(tenant, topic, read.wait_ms > 0);
+            let mut ground = patient(patience, ground).await?;
+            if cursor.is_none() {
+                cursor = self.beginning(tenant, &ground, &read.start).await?;
+            }
+            let Some(cursor) = &cursor else { continue };
+            let is_given = matches!(read.start, TopicStart::Cursor(_));
+            let positions = positions(cursor, &ground, is_given)?;
+            let may_wait = Instant::now() < deadline && !self.draining();
+            if may_wait && ground.is_read_up_to(&positions) {
+                woken = match self.wait(tenant, &mut ground.awaited, deadline).await? {
+                    Wake::Log(_, Heard { news: News::Gone, .. }) => {
+                        return Err(Error::topic_not_found(topic));
+                    }
+                    Wake::Log(index, heard) => Some(heard).filter(|_| index < positions.len()),
+                    Wake::Nothing => None,
+                };
+                attempts.start = 0;
+                continue;
+            }
+            let sources = ground.sources(&positions);
+            let found = || async {
+                let mut room = Room::new(read.limit, read.max_bytes);
+                self.several(tenant, &sources, cursor.first, &mut room).await
+            };
+            // without: rows are gone since the look, so the ground is another
+            let Some(found) = patient(deadline, found).await? else { continue };
+            self.reads.answered(found.records(), found.size_bytes());
+            if let Some(Heard { source, since, .. }) = woken {
+                self.reads.woken(source, since);
+            }
+            return Ok(ground.answer(tenant, positions, found));
+        }
+        let what = format!("topic {topic} lacks rows it should have");
+        Err(Error::from(store::Error::Corrupt(what)))
+    }
+
+    /// Resolves, registers, looks; in that order, so that no commit slips between. What was
+    /// remembered of the name may lag, but not behind the look.
+    async fn topic_ground(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        may_wait: bool,
+    ) -> Result<Ground, Error> {
+        for attempt in 0..RESOLVE_ATTEMPTS {
+            let topic = self.topics.resolve(tenant, name, attempt > 0).await?;
+            let logs: Vec<_> = topic.logs.iter().chain([&topic.journal]).copied().collect();
+            let watched = logs.iter().filter(|_| may_wait);
+            let watches: Vec<_> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
+            let seen_at = Instant::now();
+            let seen = self.looks.look_at_all(tenant, logs).await?;
+            let Some(mut watermarks) = seen.into_iter().collect::<Option<Vec<_>>>() else {
+                continue;
+            };
+            // under another history the name may mean another topic
+            if watermarks.iter().any(|seen| seen.history.server != topic.server) {
+                continue;
+            }
+            let ends = watermarks.iter().map(|seen| seen.high_watermark);
+            let awaited = watches.into_iter().zip(ends);
+            let awaited =
+                awaited.map(|(watch, beyond)| Awaited { watch, beyond, seen_at }).collect();
+            let count = watermarks.pop().map(|journal| journal.high_watermark);
+            if count.and_then(|count| usize::try_from(count).ok()) == Some(topic.logs.len()) {
+                return Ok(Ground { topic, watermarks, awaited });
+            }
+        }
+        Err(Error::topic_not_found(name))
+    }
+
+    /// What the start means now. None: the rows that would tell are gone since the look.
+    async fn beginning(
+        &self,
+        tenant: TenantId,
+        ground: &Ground,
+        start: &TopicStart,
+    ) -> Result<Option<TopicCursor>, Error> {
+        let positions = match start {
+            TopicStart::Earliest => Some(Vec::new()),
+            TopicStart::Latest => {
+                Some(ground.watermarks.iter().map(|seen| seen.high_watermark).collect())
+            }
+            TopicStart::Timestamp(instant) => self.search(tenant, ground, *instant).await?,
+            TopicStart::Cursor(text) => {
+                let cursor = TopicCursor::parse(text, tenant, ground.topic.topic_id);
+                return cursor.map(Some).ok_or_else(|| invalid_cursor(&ground.topic.summary.topic));
+            }
+        };
+        Ok(positions.map(|positions| TopicCursor { positions, first: 0 }))
+    }
+
+    async fn search(
+        &self,
+        tenant: TenantId,
+        ground: &Ground,
+        instant: Timestamp,
+    ) -> Result<Option<Vec<Offset>>, Error> {
+        let logs = ground.topic.logs.iter().zip(&ground.watermarks);
+        let searches: Vec<_> = logs
+            .map(|(log, seen)| self.position(tenant, *log, seen, Start::Timestamp(instant)))
+            .collect();
+        let found: Vec<_> = iter(searches).buffered(SEARCHES_AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().collect())
+    }
+}
+
+impl Ground {
+    fn is_read_up_to(&self, positions: &[Offset]) -> bool {
+        let mut ends = self.watermarks.iter().zip(positions);
+        ends.all(|(seen, position)| seen.high_watermark == *position)
+    }
+
+    fn sources(&self, positions: &[Offset]) -> Vec<Source> {
+        let logs = self.topic.logs.iter().zip(&self.watermarks).zip(positions);
+        let sources = logs.zip(0..).map(|(((log, seen), from), partition)| Source {
+            log: *log,
+            from: *from,
+            high_watermark: seen.high_watermark,
+            history: seen.history,
+            origin_bytes: origin_bytes(None, partition),
+        });
+        sources.collect()
+    }
+
+    fn answer(self, tenant: TenantId, mut positions: Vec<Offset>, found: Several) -> TopicFetched {
+        let Several { parts, first } = found;
+        for part in &parts {
+            positions[part.source] = part.next_offset;
+        }
+        let partitions = (0..).zip(&self.watermarks).zip(&positions);
+        let partitions = partitions.map(|((partition, seen), next_offset)| PartitionEnds {
+            partition,
+            next_offset: *next_offset,
+            log_start_offset: seen.log_start_offset,
+            high_watermark: seen.high_watermark,
+        });
+        let partitions = partitions.collect();
+        let part = |part: Taken| Part {
+            origin: origin(None, Partition::try_from(part.source).unwrap_or(Partition::MAX)),
+            slices: part.slices,
+        };
+        let parts = parts.into_iter().map(part).collect();
+        let cursor = TopicCursor { positions, first }.encode(tenant, self.topic.topic_id);
+        TopicFetched { parts, partitions, cursor }
+    }
+}
+
+/// Where every partition is read from. A place that a cursor names must be there; one that was found
+/// in this read is kept, as far as the log still holds it. What has come since begins at its log
+/// start.
+fn positions(cursor: &TopicCursor, ground: &Ground, is_given: bool) -> Result<Vec<Offset>, Error> {
+    let mut named = cursor.positions.iter();
+    let position = |(partition, seen): (Partition, &Watermarks)| {
+        let range = seen.log_start_offset..=seen.high_watermark;
+        match named.next() {
+            None => Ok(seen.log_start_offset),
+            Some(named) if is_given && !range.contains(named) => {
+                Err(out_of_range(partition, *named, seen))
+            }
+            Some(named) => Ok(*named.clamp(range.start(), range.end())),
+        }
+    };
+    (0..).zip(&ground.watermarks).map(position).collect()
+}
+
+fn invalid_cursor(topic: &Name) -> Error {
+    let detail = format!(
+        "This is not a cursor of topic {topic} as it is now: it is mangled, or of another topic or \
+         tenant, or of a topic of this name that was deleted. Send one as an answer gave it, or none."
+    );
+    Error::new(Code::InvalidCursor, detail)
+}
+
+fn out_of_range(partition: Partition, offset: Offset, seen: &Watermarks) -> Error {
+    let Watermarks { log_start_offset, high_watermark, .. } = *seen;
+    let detail = format!(
+        "The cursor goes on at offset {offset} of partition {partition}, which lies outside the \
+         log: its first offset is {log_start_offset}, the next to be given is {high_watermark}. \
+         What lay before has been trimmed; start anew without a cursor."
+    );
+    Error::new(Code::OffsetOutOfRange, detail)
+        .fact("partition", partition)
+        .fact("log_start_offset", log_start_offset)
+        .fact("high_watermark", high_watermark)
+}

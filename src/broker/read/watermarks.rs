@@ -1,0 +1,234 @@
+//! Fresh looks at heads. A read that arrives asks for a look that begins after it; all reads of a
+//! tenant that arrived before a look begins share its one statement. All that a read asks for is in one
+//! statement, so what it is told is of one instant.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use metrics::Histogram;
+use tokio::{sync::oneshot, time::Instant};
+
+use crate::{
+    broker::Error,
+    model::{GroupId, LogId, Offset, TenantId},
+    store::{self, History, Store},
+    telemetry,
+};
+
+/// Most heads that reads look at together, but for those that a single one of them asks for.
+const LOGS_PER_LOOK: usize = 1_000;
+
+/// Where a partition's log starts and ends. The high watermark of a journal is the partition count
+/// of its topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    pub log_start_offset: Offset,
+    pub high_watermark: Offset,
+    /// Of which they are.
+    pub history: History,
+}
+
+impl Watermarks {
+    pub fn ends(&self) -> (Offset, Offset) {
+        (self.log_start_offset, self.high_watermark)
+    }
+}
+
+/// None: the log has vanished with its topic.
+pub type Seen = Option<Watermarks>;
+
+type Asked = (Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>);
+type Waiting = HashMap<(TenantId, Begins), Vec<Asked>>;
+
+/// When a look begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Begins {
+    AtOnce,
+    /// When a window has passed, with all that came meanwhile.
+    Later,
+}
+
+/// A crowd that is woken takes so long to ask.
+const CROWD_WINDOW: Duration = Duration::from_millis(5);
+
+#[derive(Clone)]
+pub struct Looks {
+    store: Store,
+    /// What waits for the next look of a tenant; an entry means that somebody makes it.
+    waiting: Arc<Mutex<Waiting>>,
+    duration: Histogram,
+    reads: Histogram,
+}
+
+impl Looks {
+    pub fn new(store: Store) -> Self {
+        Self {
+            store,
+            waiting: Arc::default(),
+            duration: metrics::histogram!(telemetry::LOOK_DURATION_SECONDS),
+            reads: metrics::histogram!(telemetry::LOOK_READS),
+        }
+    }
+
+    /// The log's watermarks, as of now or later.
+    pub async fn look(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+        Ok(self.look_at_all(tenant, vec![log]).await?.pop().flatten())
+    }
+
+    /// The same, for one of many that were woken together.
+    pub async fn look_in_crowd(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+        Ok(self.ask((tenant, Begins::Later), vec![log]).await?.pop().flatten())
+    }
+
+    /// The watermarks of each of the logs, as of one instant, now or later.
+    pub async fn look_at_all(
+        &self,
+        tenant: TenantId,
+        logs: Vec<LogId>,
+    ) -> Result<Vec<Seen>, Error> {
+        self.ask((tenant, Begins::AtOnce), logs).await
+    }
+
+    async fn ask(&self, queue: (TenantId, Begins), logs: Vec<LogId>) -> Result<Vec<Seen>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let idle = {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let idle = !waiting.contains_key(&queue);
+            waiting.entry(queue).or_default().push((logs, answer));
+            idle
+        };
+        if idle {
+            // not owned by this read: others wait for it as well
+            tokio::spawn(self.clone().serve(queue));
+        }
+        answered.await.unwrap_or_else(|_| Err(Error::internal()))
+    }
+
+    async fn serve(self, queue: (TenantId, Begins)) {
+        let (tenant, begins) = queue;
+        loop {
+            if begins == Begins::Later {
+                tokio::time::sleep(CROWD_WINDOW).await;
+            }
+            let lot = {
+                let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                match waiting.get_mut(&queue) {
+                    Some(lot) if !lot.is_empty() => {
+                        let rest = lot.split_off(together(lot));
+                        std::mem::replace(lot, rest)
+                    }
+                    _ => {
+                        waiting.remove(&queue);
+                        return;
+                    }
+                }
+            };
+            let mut logs: Vec<LogId> = lot.iter().flat_map(|(logs, _)| logs).copied().collect();
+            logs.sort_unstable();
+            logs.dedup();
+            let begun = Instant::now();
+            let seen = self.read(tenant, logs).await;
+            self.duration.record(begun.elapsed().as_secs_f64());
+            self.reads.record(lot.len() as f64);
+            match seen {
+                Ok(seen) => lot.into_iter().for_each(|(logs, answer)| {
+                    let seen = logs.iter().map(|log| seen.get(log).copied()).collect();
+                    let _ = answer.send(Ok(seen));
+                }),
+                Err(error) => {
+                    let error = Error::from(error);
+                    lot.into_iter().for_each(|(_, answer)| {
+                        let _ = answer.send(Err(error.clone()));
+                    });
+                }
+            }
+        }
+    }
+
+    /// The high watermarks of those of these that are logs, and the generations of those that are
+    /// groups.
+    pub async fn numbers(
+        &self,
+        tenant: TenantId,
+        watched: Vec<LogId>,
+    ) -> Result<HashMap<LogId, i64>, store::Error> {
+        let mut seen = HashMap::with_capacity(watched.len());
+        for logs in watched.chunks(LOGS_PER_LOOK) {
+            seen.extend(self.read(tenant, logs.to_vec()).await?);
+        }
+        let others = watched.into_iter().filter(|id| !seen.contains_key(id));
+        let groups: Vec<GroupId> = others.map(|id| GroupId(id.0)).collect();
+        let mut numbers: HashMap<LogId, i64> =
+            seen.into_iter().map(|(log, watermarks)| (log, watermarks.high_watermark)).collect();
+        if !groups.is_empty() {
+            let read = self.store.run(move |connection| {
+                Box::pin(async move {
+                    store::group::leases::generations(connection, tenant, &groups).await
+                })
+            });
+            let number = |(group, generation): (GroupId, i64)| (LogId(group.0), generation);
+            numbers.extend(read.await?.into_iter().map(number));
+        }
+        Ok(numbers)
+    }
+
+    /// The watermarks of those logs that exist, as of one instant.
+    pub async fn read(
+        &self,
+        tenant: TenantId,
+        logs: Vec<LogId>,
+    ) -> Result<HashMap<LogId, Watermarks>, store::Error> {
+        let read = self.store.run(move |connection| {
+            Box::pin(
+                async move { store::catalog::logs::watermarks(connection, tenant, &logs).await },
+            )
+        });
+        let seen = |(log, log_start_offset, high_watermark, server)| {
+            let history = self.store.saw(server);
+            (log, Watermarks { log_start_offset, high_watermark, history })
+        };
+        Ok(read.await?.into_iter().map(seen).collect())
+    }
+}
+
+/// How many of these reads look together, the first of them always.
+fn together(lot: &[Asked]) -> usize {
+    let most = lot.first().map_or(0, |(logs, _)| logs.len()).max(LOGS_PER_LOOK);
+    let mut asked: BTreeSet<LogId> = BTreeSet::new();
+    let fits = |(logs, _): &&Asked| {
+        asked.extend(logs);
+        asked.len() <= most
+    };
+    lot.iter().take_while(fits).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_together() {
+        let most = LOGS_PER_LOOK as i64;
+        let table = [
+            // logs that are asked for, from and to, and how many of them look together
+            (vec![(0, 1)], 1),
+            (vec![(0, 1); 5_000], 5_000),
+            (vec![(0, most), (0, most), (5, 10)], 3),
+            (vec![(0, most), (0, most + 1), (0, 1)], 1),
+            (vec![(0, most - 1), (most - 1, most), (most, most + 1)], 2),
+            // more than are looked at together, but by one
+            (vec![(0, 9 * most), (0, 9 * most), (7, 8), (0, 9 * most + 1)], 3),
+            (vec![(0, 1), (0, 9 * most)], 1),
+        ];
+        for (ranges, want) in table {
+            let asked = |(from, to): (i64, i64)| -> Asked {
+                ((from..to).map(LogId).collect(), oneshot::channel().0)
+            };
+            let lot: Vec<Asked> = ranges.into_iter().map(asked).collect();
+            assert_eq!(together(&lot), want);
+        }
+    }
+}

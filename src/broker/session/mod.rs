@@ -1,0 +1,242 @@
+//! Describing and ending sessions, and fencing the logs of their producers.
+
+pub mod open;
+
+use super::{
+    Broker, Error, janitor,
+    transaction::fence::{abort_ongoing, transactions},
+};
+use crate::{
+    model::{
+        Epoch, LogId, Name, ProducerId, TenantId,
+        session::{MAX_LISTED_SCOPES, NextSequence, Opened, Session},
+        topic::{Listed, Page},
+    },
+    rules::{
+        Refusal,
+        session::{self, End, SessionRow},
+    },
+    store::{
+        self, Connection,
+        session::{Standing, Standings},
+    },
+    telemetry,
+};
+
+/// Up to so many logs are fenced in the transaction that raises the epoch; more are fenced in
+/// chunks of it, before the open answers.
+pub const LOGS_FENCED_AT_ONCE: usize = 200;
+impl Broker {
+    /// `next_sequences` as of now.
+    pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
+        let (row, standings) = self.session_row(tenant, id).await?;
+        let opened_at = row.opened_at;
+        let seen = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
+        });
+        let transactions = seen.await?;
+        let reset_epoch = row.facts.reset_epoch;
+        Ok(Opened {
+            session: store::session::session(row),
+            next_sequences: next_sequences(reset_epoch, standings, MAX_LISTED_SCOPES as usize),
+            aborted_transaction: transactions.aborted,
+            prepared_transactions: transactions.prepared,
+            duplicate: false,
+        })
+    }
+
+    /// All sessions by producer id, or the one of a transactional id.
+    pub async fn sessions(
+        &self,
+        tenant: TenantId,
+        transactional_id: Option<&Name>,
+        page: Page,
+    ) -> Result<Listed<Session>, Error> {
+        let name = transactional_id.cloned();
+        let Page { limit, after } = page;
+        let after = match after.as_deref().map(str::parse::<i64>) {
+            None => -1,
+            Some(Ok(after)) => after,
+            Some(Err(_)) => return Err(Error::invalid("?after", "expected a producer id")),
+        };
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(async move {
+                store::session::list(connection, tenant, name.as_ref(), after, limit + 1).await
+            })
+        });
+        Ok(Listed::cut(list.await?, limit, |session| session.producer_id.0.to_string()))
+    }
+
+    /// The next sequence of every scope, by topic and partition; a page starts behind `topic` or
+    /// `topic/partition`.
+    pub async fn session_sequences(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        page: Page,
+    ) -> Result<Listed<NextSequence>, Error> {
+        let (row, standings) = self.session_row(tenant, id).await?;
+        let mut scopes = next_sequences(row.facts.reset_epoch, standings, usize::MAX);
+        if let Some(after) = &page.after {
+            let (topic, partition) = match after.split_once('/') {
+                Some((topic, partition)) => (topic, partition.parse().ok()),
+                None => (after.as_str(), None),
+            };
+            scopes.retain(|scope| (scope.topic.as_str(), scope.partition) > (topic, partition));
+        }
+        Ok(Listed::cut(scopes, page.limit, |scope| match scope.partition {
+            Some(partition) => format!("{}/{partition}", scope.topic),
+            None => scope.topic.to_string(),
+        }))
+    }
+
+    /// Ends the session, if it is still in this epoch: it goes on without an owner. Ending it again
+    /// changes nothing.
+    pub async fn end_session(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        epoch: Option<Epoch>,
+    ) -> Result<(), Error> {
+        let close = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move { close(connection, tenant, id, epoch).await })
+        });
+        let Closed { anew, unfinished } = close.await?;
+        if anew {
+            count("ended");
+        }
+        if let Some(epoch) = unfinished {
+            self.fence_in_chunks(tenant, id, epoch).await?;
+        }
+        Ok(())
+    }
+
+    async fn session_row(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+    ) -> Result<(SessionRow, Vec<Standing>), Error> {
+        loop {
+            let read = self.store.of(tenant).run(move |connection| {
+                Box::pin(async move {
+                    let Some(row) = store::session::read(connection, tenant, id).await? else {
+                        return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
+                    };
+                    Ok((row, store::session::standings(connection, tenant, id).await?))
+                })
+            });
+            match read.await? {
+                (row, Standings::Known(standings)) => return Ok((row, standings)),
+                (_, Standings::Behind(logs)) => self.catch_up(tenant, logs).await?,
+            }
+        }
+    }
+
+    /// Takes snapshots of logs whose tails are too long to be read at once.
+    pub(super) async fn catch_up(&self, tenant: TenantId, logs: Vec<LogId>) -> Result<(), Error> {
+        for log in logs {
+            janitor::snapshot(&self.store, tenant, log).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn standings(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+    ) -> Result<Vec<Standing>, Error> {
+        loop {
+            let read = self
+                .store
+                .of(tenant)
+                .run(move |connection| Box::pin(store::session::standings(connection, tenant, id)));
+            match read.await? {
+                Standings::Known(standings) => return Ok(standings),
+                Standings::Behind(logs) => self.catch_up(tenant, logs).await?,
+            }
+        }
+    }
+
+    /// Fences the logs of a producer whose epoch has been raised already, chunk by chunk. Whoever
+    /// registers now reads the new epoch, so the list is complete.
+    pub(super) async fn fence_in_chunks(
+        &self,
+        tenant: TenantId,
+        producer: ProducerId,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(store::session::registered_logs(connection, tenant, producer))
+        });
+        let logs: Vec<LogId> = list.await?;
+        for chunk in logs.chunks(LOGS_FENCED_AT_ONCE) {
+            let chunk = chunk.to_vec();
+            let fence = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(async move {
+                    store::catalog::logs::lock(connection, tenant, &chunk).await?;
+                    store::catalog::logs::raise_fences(connection, tenant, &chunk).await
+                })
+            });
+            fence.await?;
+        }
+        let done = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(store::session::fenced(connection, tenant, producer, epoch))
+        });
+        Ok(done.await?)
+    }
+}
+
+pub(super) fn count(event: &'static str) {
+    metrics::counter!(telemetry::SESSIONS_TOTAL, "event" => event).increment(1);
+}
+
+#[derive(Default)]
+struct Closed {
+    /// False: it was ended before, or is another's by now.
+    anew: bool,
+    /// The epoch whose logs are still to be fenced, if there are many.
+    unfinished: Option<Epoch>,
+}
+
+async fn close(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+    epoch: Option<Epoch>,
+) -> Result<Closed, Error> {
+    let Some(row) = store::session::lock(connection, tenant, id).await? else {
+        return Err(Refusal::UnknownProducer { producer_id: id }.into());
+    };
+    match session::end(&row, epoch)? {
+        End::Now => {}
+        End::Before => {
+            let unfinished = row.fencing.then_some(row.facts.epoch);
+            return Ok(Closed { anew: false, unfinished });
+        }
+        End::Stale => return Ok(Closed::default()),
+    }
+    abort_ongoing(connection, tenant, id).await?;
+    let logs = store::session::registered_logs(connection, tenant, id).await?;
+    let fencing = logs.len() > LOGS_FENCED_AT_ONCE;
+    if !fencing {
+        store::catalog::logs::lock(connection, tenant, &logs).await?;
+        store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
+    }
+    store::session::close(connection, tenant, id, fencing).await?;
+    Ok(Closed { anew: true, unfinished: fencing.then_some(row.facts.epoch + 1) })
+}
+
+/// What comes next in every scope the producer has appended to.
+pub(super) fn next_sequences(
+    reset_epoch: Epoch,
+    standings: Vec<Standing>,
+    limit: usize,
+) -> Vec<NextSequence> {
+    let known = standings.into_iter().filter(|standing| standing.state.last_sequence.is_some());
+    let next = |standing: Standing| NextSequence {
+        topic: standing.topic,
+        partition: standing.partition,
+        next_sequence: standing.state.next_sequence(reset_epoch),
+    };
+    known.take(limit).map(next).collect()
+}

@@ -1,0 +1,368 @@
+//! Opening sessions.
+//!
+//! An open locks the session row, then the heads of every log the producer is registered in, and
+//! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
+//! counted in the next sequences, or finds the fence moved and is refused.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LOGS_FENCED_AT_ONCE, count, next_sequences};
+use crate::{
+    broker::{
+        Answer, Broker, Error,
+        idempotency::{self, Looked, Once, count_replay},
+        janitor::transactions::count_aborted,
+        transaction::fence::{Transactions, abort_ongoing, transactions},
+    },
+    model::{
+        Epoch, LogId, ProducerId, TenantId,
+        dedup::RequestKey,
+        session::{MAX_LISTED_SCOPES, Open, Opened, Session},
+        settings::OwnSettings,
+        transaction::Reason,
+    },
+    rules::{self, Refusal, session::SessionRow},
+    store::{
+        self, Connection,
+        session::{Standing, Standings},
+    },
+};
+
+/// How often an open starts again when another open took its name or id meanwhile.
+const OPEN_ATTEMPTS: usize = 8;
+
+/// Why one attempt of an open ended without a result.
+enum Stop {
+    Failed(Error),
+    /// Another open came between.
+    Again,
+    /// It was done before, under the same key.
+    Before(Attempt),
+    /// The snapshots of these logs have to come nearer first.
+    Behind(Vec<LogId>),
+}
+
+impl From<store::Error> for Stop {
+    fn from(error: store::Error) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Failed(refusal.into())
+    }
+}
+
+/// An open as its first transaction left it, and as its key remembers it.
+#[derive(Clone, Serialize, Deserialize)]
+struct Attempt {
+    opened: Opened,
+    reset_epoch: Epoch,
+    /// Its logs are still to be fenced; only then its next sequences are known.
+    is_fencing: bool,
+}
+
+impl Attempt {
+    fn new(
+        row: SessionRow,
+        standings: Vec<Standing>,
+        transactions: Transactions,
+        duplicate: bool,
+    ) -> Self {
+        let (reset_epoch, is_fencing) = (row.facts.reset_epoch, row.fencing);
+        let opened = Opened {
+            session: store::session::session(row),
+            next_sequences: next_sequences(reset_epoch, standings, MAX_LISTED_SCOPES as usize),
+            aborted_transaction: transactions.aborted,
+            prepared_transactions: transactions.prepared,
+            duplicate,
+        };
+        Self { opened, reset_epoch, is_fencing }
+    }
+}
+
+impl Broker {
+    /// `key`: under which the open is done once.
+    pub async fn open_session(
+        &self,
+        tenant: TenantId,
+        open: Open,
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Opened>, Error> {
+        let once = match self.look_once(tenant, key).await? {
+            Looked::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
+            Looked::New(once) => once,
+        };
+        let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
+        // all with a key wait for the tenant's row
+        let _turn = match once.is_keyed() {
+            true => Some(self.turns.take(tenant, None).await),
+            false => None,
+        };
+        for _ in 0..OPEN_ATTEMPTS {
+            let attempt = match self.open_once(tenant, &open, &timeout_ms, once).await {
+                Ok(attempt) => attempt,
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Again) => continue,
+                Err(Stop::Behind(logs)) => {
+                    self.catch_up(tenant, logs).await?;
+                    continue;
+                }
+                Err(Stop::Before(attempt)) => {
+                    return self.opened_before(tenant, attempt, key).await;
+                }
+            };
+            let opened = self.fenced(tenant, attempt, key).await?;
+            count(match (opened.duplicate, opened.session.epoch) {
+                (true, _) => "repeated",
+                (false, 0) => "opened",
+                (false, _) => "reopened",
+            });
+            if !opened.duplicate && opened.aborted_transaction.is_some() {
+                count_aborted(Reason::Fenced, 1);
+            }
+            return Ok(Answer::new(opened));
+        }
+        Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
+    }
+
+    /// The answer to an open that its key remembers.
+    async fn opened_before(
+        &self,
+        tenant: TenantId,
+        attempt: Attempt,
+        key: Option<RequestKey>,
+    ) -> Result<Answer<Opened>, Error> {
+        let value = self.fenced(tenant, attempt, key).await?;
+        count("repeated");
+        count_replay("open");
+        Ok(Answer { value, is_replay: true })
+    }
+
+    /// An open with all its logs fenced. Who finds them unfenced does it, also if another has
+    /// died over it; what the first of those with this key answers holds for all.
+    async fn fenced(
+        &self,
+        tenant: TenantId,
+        attempt: Attempt,
+        key: Option<RequestKey>,
+    ) -> Result<Opened, Error> {
+        if !attempt.is_fencing {
+            return Ok(attempt.opened);
+        }
+        let producer = attempt.opened.session.producer_id;
+        self.fence_in_chunks(tenant, producer, attempt.opened.session.epoch).await?;
+        let standings = self.standings(tenant, producer).await?;
+        let mut whole = Attempt { is_fencing: false, ..attempt.clone() };
+        whole.opened.next_sequences =
+            next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
+        let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
+        let complete = self.store.of(tenant).write(move |connection| {
+            Box::pin(async move {
+                idempotency::complete(connection, tenant, &key, (&attempt, &whole)).await
+            })
+        });
+        if complete.await? {
+            return Ok(opened);
+        }
+        Ok(match self.look_once(tenant, Some(key)).await? {
+            Looked::Before(Attempt { opened, is_fencing: false, .. }) => opened,
+            // forgotten meanwhile
+            Looked::Before(_) | Looked::New(_) => opened,
+        })
+    }
+
+    async fn open_once(
+        &self,
+        tenant: TenantId,
+        open: &Open,
+        timeout_ms: &Result<i64, Error>,
+        once: Once,
+    ) -> Result<Attempt, Stop> {
+        if let Some(attempt) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
+            return Ok(attempt);
+        }
+        let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
+        let attempt = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move {
+                let once = take_turn(connection, tenant, once).await?;
+                let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
+                once.remember(connection, tenant, &attempt).await?;
+                Ok(attempt)
+            })
+        });
+        attempt.await
+    }
+
+    /// Most opens are of new producers: one statement makes one. None: it is not a new one.
+    async fn open_new(
+        &self,
+        tenant: TenantId,
+        open: Open,
+        timeout_ms: &Result<i64, Error>,
+        once: Once,
+    ) -> Result<Option<Attempt>, Stop> {
+        let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
+        let timeout_ms = *timeout_ms;
+        if once.is_keyed() {
+            let make = self.store.of(tenant).transaction(move |connection| {
+                Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+            });
+            return make.await;
+        }
+        let make = self.store.of(tenant).write(move |connection| {
+            Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+        });
+        make.await
+    }
+}
+
+async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), Error> {
+    if open.open_id.is_some() {
+        rules::session::check_open_id(open, store::session::clock(connection).await?)?;
+    }
+    Ok(())
+}
+
+/// How long transactions of the session may stay open. It is judged when the open turns out to be
+/// no repeat, whose answer the tenant's settings of today do not change.
+fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
+    let asked = open.transaction_timeout_ms;
+    rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
+        Refusal::TimeoutTooLong { maximum, received } => {
+            Error::timeout_too_long("/transaction_timeout_ms", maximum, received)
+        }
+        other => other.into(),
+    })
+}
+
+/// Opens with a key follow each other: whether it is known by now, the one before has said.
+async fn take_turn(
+    connection: &mut Connection,
+    tenant: TenantId,
+    once: Once,
+) -> Result<Once, Stop> {
+    if once.is_keyed() {
+        store::catalog::tenants::lock(connection, tenant).await?;
+    }
+    match once.look(connection, tenant).await? {
+        Looked::Before(attempt) => Err(Stop::Before(attempt)),
+        Looked::New(once) => Ok(once),
+    }
+}
+
+async fn open_new(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    timeout_ms: i64,
+    once: Once,
+) -> Result<Option<Attempt>, Stop> {
+    let once = take_turn(connection, tenant, once).await?;
+    check_open_id(connection, open).await?;
+    let made = store::session::open_new(connection, tenant, open, timeout_ms).await?;
+    let Some(row) = made else { return Ok(None) };
+    let attempt = Attempt::new(row, Vec::new(), Transactions::default(), false);
+    once.remember(connection, tenant, &attempt).await?;
+    Ok(Some(attempt))
+}
+
+/// An open of a producer that there is, the repeat of an open, or one to be refused.
+async fn open_known(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    timeout_ms: Result<i64, Error>,
+) -> Result<Attempt, Stop> {
+    check_open_id(connection, open).await?;
+    let row = match (&open.condition, &open.transactional_id) {
+        (Some((id, _)), _) => store::session::lock(connection, tenant, *id).await?,
+        (None, Some(name)) => store::session::lock_by_name(connection, tenant, name).await?,
+        (None, None) => None,
+    };
+    // under the lock: the same open may have been at work when this one came
+    if let Some(open_id) = open.open_id
+        && let Some(made) = store::session::find_open(connection, tenant, open_id).await?
+    {
+        return repeat(connection, tenant, open, row, made).await;
+    }
+    let timeout_ms = timeout_ms?;
+    let next = rules::session::open(open, row.as_ref())?;
+    // gone since: it is a new one now
+    let mut row = row.ok_or(Stop::Again)?;
+    row.transaction_timeout_ms = timeout_ms;
+    let attempt = reopen(connection, tenant, open, row, next).await?;
+    if let Some(open_id) = open.open_id {
+        let Session { producer_id: id, epoch, .. } = attempt.opened.session;
+        if !store::session::remember_open(connection, tenant, open_id, id, epoch).await? {
+            return Err(Stop::Again);
+        }
+    }
+    Ok(attempt)
+}
+
+/// Answers an open that was made as this one. `row`: of the session it names, locked.
+async fn repeat(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    row: Option<SessionRow>,
+    made: (ProducerId, Epoch),
+) -> Result<Attempt, Stop> {
+    let id = made.0;
+    let row = match row {
+        Some(row) if row.producer_id == id => Some(row),
+        // to be refused: nobody waits for one session who holds another
+        Some(_) => store::session::read(connection, tenant, id).await?,
+        None => store::session::lock(connection, tenant, id).await?,
+    };
+    let row = rules::session::repeat(open, row, made)?;
+    let standings = standings(connection, tenant, id).await?;
+    let transactions = transactions(connection, tenant, id, row.opened_at).await?;
+    Ok(Attempt::new(row, standings, transactions, true))
+}
+
+async fn reopen(
+    connection: &mut Connection,
+    tenant: TenantId,
+    open: &Open,
+    mut row: SessionRow,
+    next: rules::session::NextEpoch,
+) -> Result<Attempt, Stop> {
+    let id = row.producer_id;
+    row.opened_at = abort_ongoing(connection, tenant, id).await?;
+    let logs = store::session::registered_logs(connection, tenant, id).await?;
+    row.facts.epoch = next.epoch;
+    row.facts.reset_epoch = next.reset_epoch;
+    row.facts.closed = false;
+    row.facts.sequencing = open.sequencing;
+    row.fencing = logs.len() > LOGS_FENCED_AT_ONCE;
+    let transactions = transactions(connection, tenant, id, row.opened_at).await?;
+    if row.fencing {
+        store::session::advance(connection, tenant, &row).await?;
+        return Ok(Attempt::new(row, Vec::new(), transactions, false));
+    }
+    store::catalog::logs::lock(connection, tenant, &logs).await?;
+    store::session::advance(connection, tenant, &row).await?;
+    store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
+    let standings = standings(connection, tenant, id).await?;
+    Ok(Attempt::new(row, standings, transactions, false))
+}
+
+async fn standings(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: ProducerId,
+) -> Result<Vec<Standing>, Stop> {
+    match store::session::standings(connection, tenant, id).await? {
+        Standings::Known(standings) => Ok(standings),
+        Standings::Behind(logs) => Err(Stop::Behind(logs)),
+    }
+}

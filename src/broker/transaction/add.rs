@@ -1,0 +1,283 @@
+//! Adding to a transaction: records, which are staged, and offsets.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+use uuid::Uuid;
+
+use super::{Asked, Done, Stop, batcher, enter};
+use crate::{
+    broker::Broker,
+    model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Caller},
+    rules::{
+        Refusal,
+        transaction::{self, Numbering, Row, Verb},
+    },
+    store::{self, Connection, transaction::staging},
+};
+
+/// When a call that waits for those before it is tried again, if they do not come here: they may be
+/// another replica's. Each time is twice as long as the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Most calls that wait so, of all transactions and of one.
+const WAITING_CALLS: usize = 1_024;
+const WAITING_CALLS_PER_TRANSACTION: usize = 16;
+
+/// Records to be staged.
+pub struct Staging {
+    tenant: TenantId,
+    id: Uuid,
+    session: Option<(ProducerId, Epoch)>,
+    sequence: Option<Sequence>,
+    asked: Arc<Asked>,
+    max_batches: i64,
+}
+
+impl batcher::Call for Staging {
+    fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    fn id(&self) -> Uuid {
+        self.id
+    }
+
+    fn size_bytes(&self) -> i64 {
+        self.asked.size_bytes()
+    }
+
+    fn make<'a>(
+        calls: &'a [Self],
+        connection: &'a mut Connection,
+    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>> {
+        Box::pin(async move {
+            let Some(Staging { tenant, max_batches, .. }) = calls.first() else {
+                return Ok(Vec::new());
+            };
+            let call = |call: &'a Staging| call.asked.call(call.id, call.session, call.sequence);
+            let staged: Vec<staging::Call<'_>> = calls.iter().map(call).collect();
+            let rows = staging::stage(connection, *tenant, &staged, *max_batches).await?;
+            Ok(rows.into_iter().map(Done::now).collect())
+        })
+    }
+}
+
+impl Broker {
+    pub(super) async fn add_records(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        sequence: Option<Sequence>,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        let settings = self.settings.of(tenant).await?;
+        if asked.too_large.is_none() {
+            let staging = Staging {
+                tenant,
+                id,
+                session: super::session_of(caller),
+                sequence,
+                asked: asked.clone(),
+                max_batches: transaction::max_batches(&settings),
+            };
+            if let Some(done) = self.staging.make(staging).await? {
+                return Ok(done);
+            }
+        }
+        let asked = asked.clone();
+        let judge = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move {
+                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+                if let Some(sequence) = sequence
+                    && let Some(known) = number(connection, tenant, &row, sequence, &asked).await?
+                {
+                    return Ok(known);
+                }
+                stage(connection, tenant, &row, sequence, &asked, &settings).await.map(Done::now)
+            })
+        });
+        judge.await
+    }
+
+    pub(super) async fn add_offsets(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        caller: Caller,
+        asked: &Arc<Asked>,
+    ) -> Result<Done, Stop> {
+        let asked = asked.clone();
+        let add = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move {
+                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+                staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+                Ok(Done::now(row))
+            })
+        });
+        add.await
+    }
+
+    /// Lets a call wait for those before it; false: it has waited long enough, or too many do.
+    pub(super) async fn wait_for_calls(
+        &self,
+        id: Uuid,
+        sequence: Sequence,
+        wait: &mut Option<Wait>,
+    ) -> bool {
+        if wait.is_none() {
+            *wait = self.waits.enter(id, self.gap_wait);
+        }
+        let Some(wait) = wait.as_mut().filter(|wait| Instant::now() < wait.until) else {
+            return false;
+        };
+        wait.pause(sequence).await;
+        true
+    }
+}
+
+/// A numbered call to a locked transaction that is not new: it was made before, or must wait.
+async fn number(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    sequence: Sequence,
+    asked: &Asked,
+) -> Result<Option<Done>, Stop> {
+    match transaction::number(row, sequence)? {
+        Numbering::New => Ok(None),
+        Numbering::Ahead => Err(Stop::Ahead { expected: row.next_sequence, received: sequence }),
+        Numbering::Known => {
+            let id = row.transaction_id;
+            let digest = staging::call_digest(connection, tenant, id, sequence).await?;
+            if digest != Some(asked.digest) {
+                return Err(Refusal::SequenceReused { sequence }.into());
+            }
+            Ok(Some(Done::before(row.clone())))
+        }
+    }
+}
+
+/// Stages the records of a call to a locked transaction; answers its row then.
+pub(super) async fn stage(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    sequence: Option<Sequence>,
+    asked: &Asked,
+    settings: &OwnSettings,
+) -> Result<Row, Stop> {
+    if let Some(refusal) = &asked.too_large {
+        return Err(refusal.clone().into());
+    }
+    transaction::check_size(row.batch_count, asked.batch_count(), settings)?;
+    if staging::moved(connection, tenant, &asked.spreads).await? {
+        return Err(Stop::Stale);
+    }
+    let call = asked.call(row.transaction_id, row.session, sequence);
+    let staged = staging::stage(connection, tenant, &[call], transaction::max_batches(settings))
+        .await?
+        .pop();
+    staged.ok_or(Stop::Again)
+}
+
+/// Calls that wait for those before them, by their transactions.
+#[derive(Default)]
+pub struct Waits(Mutex<HashMap<Uuid, Waiting>>);
+
+struct Waiting {
+    calls: usize,
+    /// The next sequence of the transaction, as it was last heard of here.
+    next: watch::Sender<Sequence>,
+}
+
+/// One that waits, as long as it lives.
+pub struct Wait {
+    until: Instant,
+    pause: Duration,
+    next: watch::Receiver<Sequence>,
+    id: Uuid,
+    waits: Arc<Waits>,
+}
+
+impl Waits {
+    fn enter(self: &Arc<Self>, id: Uuid, longest: Duration) -> Option<Wait> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = waiting.values().map(|waiting| waiting.calls).sum();
+        let same = waiting.get(&id).map_or(0, |waiting| waiting.calls);
+        if same >= WAITING_CALLS_PER_TRANSACTION || all >= WAITING_CALLS {
+            return None;
+        }
+        let new = || Waiting { calls: 0, next: watch::Sender::new(0) };
+        let same = waiting.entry(id).or_insert_with(new);
+        same.calls += 1;
+        Some(Wait {
+            until: Instant::now() + longest,
+            pause: FIRST_PAUSE,
+            next: same.next.subscribe(),
+            id,
+            waits: self.clone(),
+        })
+    }
+
+    /// A call of this transaction was made: who waits for it goes on.
+    pub fn moved(&self, id: Uuid, next: Sequence) {
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = waiting.get(&id) {
+            waiting.next.send_replace(next);
+        }
+    }
+}
+
+impl Wait {
+    /// Until this sequence is the next, or it is time to look.
+    async fn pause(&mut self, sequence: Sequence) {
+        let until = self.until.min(Instant::now() + self.pause);
+        self.pause = LONGEST_PAUSE.min(self.pause * 2);
+        let _ = timeout_at(until, self.next.wait_for(|next| *next == sequence)).await;
+        // what was heard was for this one time
+        self.next.mark_unchanged();
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let mut waiting = self.waits.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = waiting.get_mut(&self.id) {
+            same.calls -= 1;
+            if same.calls == 0 {
+                waiting.remove(&self.id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_bounded_for_each_transaction_and_in_all() {
+        let waits = Arc::new(Waits::default());
+        let enter = |id: u128| waits.enter(Uuid::from_u128(id), Duration::ZERO);
+        let mut waiting: Vec<Wait> =
+            (0..WAITING_CALLS_PER_TRANSACTION).map(|_| enter(0).unwrap()).collect();
+        assert!(enter(0).is_none());
+        waiting.pop();
+        waiting.push(enter(0).unwrap());
+        let others = WAITING_CALLS_PER_TRANSACTION..WAITING_CALLS;
+        waiting.extend(others.map(|id| enter(id as u128).unwrap()));
+        assert!(enter(u128::MAX).is_none());
+        waiting.clear();
+        assert!(waits.0.lock().unwrap().is_empty());
+    }
+}

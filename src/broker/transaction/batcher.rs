@@ -1,0 +1,165 @@
+//! Calls of many transactions, made together: all that waits for one tenant goes with one statement,
+//! in which each call is done by itself or not; one that is not is judged under its locks. The
+//! statements wait for no transaction that is held elsewhere.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
+
+use super::Done;
+use crate::{
+    broker::{
+        Error,
+        append::fair_queue::{InTurn, Places},
+        wakeup::watch::Herald,
+    },
+    model::TenantId,
+    store::{self, Connection, Store},
+    telemetry,
+};
+
+/// Calls of one kind that may wait; of one tenant half as many, and as many as it leaves free.
+const QUEUED_CALLS: usize = 16_384;
+/// Most calls, and bytes of their records, of one statement.
+const GROUP_CALLS: usize = 256;
+const GROUP_BYTES: i64 = 8 << 20;
+/// Far beyond the lock timeout: only a silent peer takes so long.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A call that is made together with others of its kind.
+pub trait Call: Send + Sync + 'static {
+    fn tenant(&self) -> TenantId;
+    fn id(&self) -> Uuid;
+    fn size_bytes(&self) -> i64;
+
+    /// Makes calls of one tenant, of different transactions; answers those that were done.
+    fn make<'a>(
+        calls: &'a [Self],
+        connection: &'a mut Connection,
+    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>>
+    where
+        Self: Sized;
+}
+
+/// None: it was not done.
+type Made = Result<Option<Done>, Error>;
+type Waiting<C> = (C, oneshot::Sender<Made>);
+
+/// The way to those that make calls of one kind.
+pub struct Calls<C> {
+    sender: mpsc::UnboundedSender<Waiting<C>>,
+    places: Arc<Places>,
+}
+
+impl<C: Call> Calls<C> {
+    pub fn start(
+        store: &Store,
+        herald: &Herald,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let (store, herald) = (store.clone(), herald.clone());
+        let maker = Maker { store, herald, connection: None, queue: InTurn::default() };
+        tasks.spawn(maker.run(receiver, stop.clone()));
+        Self { sender, places: Places::new(QUEUED_CALLS) }
+    }
+
+    pub async fn make(&self, call: C) -> Made {
+        let (answer, answered) = oneshot::channel();
+        let Some(_place) = self.places.take(call.tenant()) else {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_calls")
+                .increment(1);
+            let detail = "Too many calls are waiting here already. Nothing was changed.";
+            return Err(Error::unavailable(detail));
+        };
+        // one that has ended drops the answer's sender
+        let _ = self.sender.send((call, answer));
+        answered.await.unwrap_or_else(|_| Err(Error::internal()))
+    }
+}
+
+struct Maker<C> {
+    store: Store,
+    herald: Herald,
+    connection: Option<Connection>,
+    queue: InTurn<Waiting<C>>,
+}
+
+impl<C: Call> Maker<C> {
+    async fn run(
+        mut self,
+        mut receiver: mpsc::UnboundedReceiver<Waiting<C>>,
+        stop: CancellationToken,
+    ) {
+        loop {
+            if self.queue.is_empty() {
+                let call = tokio::select! {
+                    biased;
+                    call = receiver.recv() => call,
+                    () = stop.cancelled() => None,
+                };
+                let Some(call) = call else { return };
+                self.queue.push(call.0.tenant(), call);
+            }
+            while let Ok(call) = receiver.try_recv() {
+                self.queue.push(call.0.tenant(), call);
+            }
+            let (calls, answers) = self.next_group();
+            self.serve(calls, answers).await;
+        }
+    }
+
+    /// What waits for the tenant whose turn it is, one call of each transaction.
+    fn next_group(&mut self) -> (Vec<C>, Vec<oneshot::Sender<Made>>) {
+        let Some(tenant) = self.queue.next() else { return (Vec::new(), Vec::new()) };
+        let (mut ids, mut count, mut bytes) = (HashSet::new(), 0, 0);
+        let group = self.queue.take(tenant, |(call, _)| {
+            let takes = count < GROUP_CALLS && bytes < GROUP_BYTES && ids.insert(call.id());
+            if takes {
+                count += 1;
+                bytes += call.size_bytes();
+            }
+            takes
+        });
+        group.into_iter().unzip()
+    }
+
+    async fn serve(&mut self, calls: Vec<C>, answers: Vec<oneshot::Sender<Made>>) {
+        let made = timeout(STATEMENT_TIMEOUT, self.try_make(&calls)).await;
+        let waiting = calls.iter().zip(answers);
+        match made.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
+            Ok(mut done) => waiting.for_each(|(call, answer)| {
+                let at = done.iter().position(|done| done.row.transaction_id == call.id());
+                let done = at.map(|at| done.swap_remove(at));
+                done.iter().for_each(|done| done.tell(call.tenant(), &self.herald));
+                let _ = answer.send(Ok(done));
+            }),
+            // judged one by one
+            Err(store::Error::Contended(_)) => waiting.for_each(|(_, answer)| {
+                let _ = answer.send(Ok(None));
+            }),
+            Err(error) => {
+                self.connection = None;
+                let error = Error::from(error);
+                waiting.for_each(|(_, answer)| {
+                    let _ = answer.send(Err(error.clone()));
+                });
+            }
+        }
+    }
+
+    async fn try_make(&mut self, calls: &[C]) -> Result<Vec<Done>, store::Error> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            closed => closed.insert(self.store.connection().await?),
+        };
+        C::make(calls, connection).await
+    }
+}

@@ -1,0 +1,99 @@
+//! Seeing transactions: what a client shall be told of one is first written down.
+
+use uuid::Uuid;
+
+use crate::{
+    broker::{Broker, Error},
+    model::{
+        TenantId,
+        topic::{Listed, Page},
+        transaction::{Filter, Reason, Transaction},
+    },
+    rules::{
+        Refusal,
+        transaction::{self, Row},
+    },
+    store,
+};
+
+/// Transactions past their deadlines that a list writes down first, at most.
+const LATE_PER_LIST: i64 = 1_000;
+
+/// What is known of an id.
+enum Seen {
+    Row(Box<Row>),
+    Expired,
+    Absent(Refusal),
+}
+
+impl Broker {
+    pub async fn transaction(&self, tenant: TenantId, id: Uuid) -> Result<Transaction, Error> {
+        loop {
+            let see = self.store.of(tenant).run(move |connection| {
+                Box::pin(async move {
+                    // the row first: what was forgotten since has moved the horizon
+                    let row = store::transaction::read(connection, tenant, id).await?;
+                    let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
+                    let Some(row) = row else {
+                        let (settings, _) =
+                            store::catalog::tenants::settings(connection, tenant).await?;
+                        let retention_ms = transaction::retention_ms(&settings);
+                        let absent = transaction::absent(&id, horizon, retention_ms, now);
+                        return Ok::<_, Error>(Seen::Absent(absent));
+                    };
+                    Ok(if row.has_expired(now) { Seen::Expired } else { Seen::Row(Box::new(row)) })
+                })
+            });
+            match see.await? {
+                Seen::Row(row) => return Ok(row.into_transaction()),
+                Seen::Absent(refusal) => return Err(refusal.into()),
+                // a commit may hold it that was in time: its end is waited for
+                Seen::Expired => self.expire_transactions(tenant, vec![id]).await?,
+            }
+        }
+    }
+
+    /// By id; without where their appends lie.
+    pub async fn transactions(
+        &self,
+        tenant: TenantId,
+        filter: Filter,
+        page: Page,
+    ) -> Result<Listed<Transaction>, Error> {
+        let Page { limit, after } = page;
+        let after = match after.as_deref().map(Uuid::try_parse) {
+            None => Uuid::nil(),
+            Some(Ok(after)) => after,
+            Some(Err(_)) => return Err(Error::invalid("?after", "expected a transaction id")),
+        };
+        let late = self.store.of(tenant).run(move |connection| {
+            Box::pin(store::transaction::late(connection, tenant, LATE_PER_LIST))
+        });
+        let late = late.await?;
+        if !late.is_empty() {
+            self.expire_transactions(tenant, late).await?;
+        }
+        let list = self.store.of(tenant).run(move |connection| {
+            Box::pin(store::transaction::list(connection, tenant, filter, after, limit + 1))
+        });
+        let rows = list.await?;
+        let transactions = rows.into_iter().map(Row::into_transaction).collect();
+        Ok(Listed::cut(transactions, limit, |t: &Transaction| t.transaction_id.to_string()))
+    }
+
+    /// Writes down that these are past their deadlines.
+    pub(super) async fn expire_transactions(
+        &self,
+        tenant: TenantId,
+        ids: Vec<Uuid>,
+    ) -> Result<(), Error> {
+        let expire = self.store.of(tenant).write(move |connection| {
+            Box::pin(async move {
+                let expired = store::transaction::end::expire(connection, tenant, &ids).await;
+                expired.map_err(store::Error::of_a_write)
+            })
+        });
+        crate::broker::janitor::transactions::count_aborted(Reason::Timeout, expire.await?);
+        Ok(())
+    }
+}

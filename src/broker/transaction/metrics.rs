@@ -1,0 +1,45 @@
+//! The numbers of transactions.
+
+use metrics::{Counter, Histogram};
+use tokio::time::Instant;
+
+use crate::telemetry;
+
+/// Calls of transactions that succeeded, and what became of the transactions.
+pub struct Transactions {
+    committed: Counter,
+    committed_whole: Counter,
+    commit_duration: Histogram,
+    commit_duration_whole: Histogram,
+}
+
+impl Transactions {
+    pub fn new() -> Self {
+        let committed = |form: &'static str| metrics::counter!(telemetry::TRANSACTIONS_COMMITTED_TOTAL, "form" => form);
+        let duration = |form: &'static str| metrics::histogram!(telemetry::TRANSACTION_COMMIT_DURATION_SECONDS, "form" => form);
+        Self {
+            committed: committed("staged"),
+            committed_whole: committed("whole"),
+            commit_duration: duration("staged"),
+            commit_duration_whole: duration("whole"),
+        }
+    }
+
+    /// A transaction of several requests was committed.
+    pub fn committed(&self, begun: Instant) {
+        self.committed.increment(1);
+        self.commit_duration.record(begun.elapsed().as_secs_f64());
+    }
+
+    /// A transaction of one request was committed.
+    pub fn committed_whole(&self, begun: Instant) {
+        self.committed_whole.increment(1);
+        self.commit_duration_whole.record(begun.elapsed().as_secs_f64());
+    }
+
+    pub fn called(&self, call: &'static str, duplicate: bool) {
+        let outcome = if duplicate { "duplicate" } else { "done" };
+        metrics::counter!(telemetry::TRANSACTION_CALLS_TOTAL, "call" => call, "outcome" => outcome)
+            .increment(1);
+    }
+}

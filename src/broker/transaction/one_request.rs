@@ -1,0 +1,124 @@
+//! Transactions of one request: handed to a lane, where they share commits with appends; without
+//! records there is nothing to share, and they are begun and committed in one database transaction.
+
+use std::sync::Arc;
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{Asked, Done, Stop, begin, end};
+use crate::{
+    broker::{
+        Broker, Error,
+        append::batch::{Job, Outcome, Ticket},
+    },
+    model::{TenantId, TopicId, settings::OwnSettings},
+    rules::{
+        append::Request,
+        transaction::{self, one_request::Whole},
+    },
+    store::transaction::New,
+};
+
+impl Broker {
+    pub(super) async fn whole(
+        &self,
+        tenant: TenantId,
+        new: &Arc<New>,
+        asked_timeout_ms: Option<i64>,
+        asked: Asked,
+        settings: Arc<OwnSettings>,
+    ) -> Result<Done, Stop> {
+        let begun = Instant::now();
+        let done = match asked.topic {
+            Some(topic) => self.submit(tenant, topic, new, asked, &settings).await?,
+            None => self.without_records(tenant, new, asked_timeout_ms, asked, settings).await?,
+        };
+        if !done.duplicate {
+            self.transactions.committed_whole(begun);
+        }
+        Ok(done)
+    }
+
+    async fn submit(
+        &self,
+        tenant: TenantId,
+        topic: TopicId,
+        new: &New,
+        asked: Asked,
+        settings: &OwnSettings,
+    ) -> Result<Done, Stop> {
+        let size = transaction::check_size(0, asked.batch_count(), settings);
+        let too_large = asked.too_large.clone().or(size.err());
+        let (parts, lines): (Vec<_>, Vec<_>) = asked.parts.into_iter().unzip();
+        let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
+        let whole = Whole {
+            transaction_id: new.id,
+            chosen: new.chosen,
+            session: new.session,
+            append_count: asked.append_count,
+            retention_ms: transaction::retention_ms(settings),
+            journals: asked.journals,
+            topics: asked.topics,
+            offsets: asked.offsets,
+        };
+        let request = Request {
+            home,
+            numbered: None,
+            digest: new.digest,
+            expected_offset: None,
+            parts,
+            spread: None,
+            too_large,
+            whole: Some(whole),
+            dedups: asked.dedups,
+        };
+        let (answer, answered) = oneshot::channel();
+        let arrived_at = Instant::now();
+        let _held = asked.held;
+        let ticket = Ticket {
+            lines,
+            answer,
+            arrived_at,
+            maybe_written: false,
+            place: None,
+            parked: None,
+            _held,
+        };
+        self.lanes.submit(topic, Job { tenant, request, ticket })?;
+        match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
+            Outcome::Committed { row, duplicate: false } => Ok(Done::now(*row)),
+            Outcome::Committed { row, duplicate: true } => Ok(Done::before(*row)),
+            Outcome::Refused(refusal) => Err(refusal.into()),
+            Outcome::Failed(error) => Err(error.into()),
+            Outcome::Stale => Err(Stop::Stale),
+            Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => {
+                Err(Error::internal().into())
+            }
+        }
+    }
+
+    async fn without_records(
+        &self,
+        tenant: TenantId,
+        new: &Arc<New>,
+        asked_timeout_ms: Option<i64>,
+        asked: Asked,
+        settings: Arc<OwnSettings>,
+    ) -> Result<Done, Stop> {
+        let new = new.clone();
+        let run = self.store.of(tenant).transaction(move |connection| {
+            Box::pin(async move {
+                let begun =
+                    begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+                match begun {
+                    begin::Begun::Before(row) => Ok(Done::before(row)),
+                    begin::Begun::Now(row) => {
+                        let row = begin::add(connection, tenant, row, &asked, &settings).await?;
+                        end::finish(connection, tenant, row, None, &settings).await
+                    }
+                }
+            })
+        });
+        run.await
+    }
+}

@@ -1,0 +1,174 @@
+//! Ids of the records that a transaction has staged: it claims them when it is prepared, else when it
+//! is committed, under the heads of all its logs and of the journals of their topics. Until then it
+//! holds up nobody, and an aborted one leaves nothing behind.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use uuid::Uuid;
+
+use super::{Stop, end::topic_gone};
+use crate::{
+    broker::append::dedup::{self, Way},
+    model::{LogId, TenantId, TopicId, dedup::Ring, settings::OwnSettings, transaction::State},
+    rules::{
+        append::dedup::{Dedup, Known, Stopped},
+        transaction::{
+            Row,
+            record_ids::{self, NewId, Topic},
+        },
+    },
+    store::{self, Connection, dedup::NewKey, transaction::staging::Logs},
+};
+
+/// What a transaction claims; the heads of the journals are held.
+#[derive(Default)]
+pub struct Claims {
+    topics: BTreeMap<TopicId, Topic>,
+    new: Vec<NewId>,
+    known: Known,
+}
+
+impl From<Stopped> for Stop {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Refused(refusal) => refusal.into(),
+            Stopped::Later => Stop::Again,
+        }
+    }
+}
+
+/// Claims the ids of a locked transaction, by the settings of now; what is stored elsewhere under the
+/// same id leaves it. A prepared one has claimed its ids: they are released, to be remembered.
+pub async fn claim(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &Row,
+    logs: &Logs,
+    settings: &OwnSettings,
+) -> Result<Claims, Stop> {
+    if logs.with_ids.is_empty() {
+        return Ok(Claims::default());
+    }
+    let id = row.transaction_id;
+    let of_logs = topics(connection, tenant, &logs.with_ids, settings).await?;
+    let topics: BTreeMap<TopicId, Topic> =
+        of_logs.values().map(|topic| (topic.topic_id, *topic)).collect();
+    let journals = topics.values().map(|topic| topic.journal);
+    let heads: BTreeSet<LogId> = logs.all.iter().copied().chain(journals).collect();
+    let heads: Vec<LogId> = heads.into_iter().collect();
+    if store::catalog::logs::lock(connection, tenant, &heads).await?.len() < heads.len() {
+        return Err(topic_gone().into());
+    }
+    if row.state == State::Prepared {
+        let new = store::transaction::record_ids::release(connection, tenant, id).await?;
+        let dedups: Vec<Dedup> = topics.values().map(|topic| topic.dedup()).collect();
+        let known = look(connection, tenant, &dedups).await?;
+        return Ok(Claims { topics, new, known });
+    }
+    let rows = store::transaction::record_ids::read(connection, tenant, id, &of_logs).await?;
+    let dedups = record_ids::dedups(&rows);
+    let known = look(connection, tenant, &dedups).await?;
+    let record_ids::Claims { new, skipped } = record_ids::judge(&known, &rows, &dedups)?;
+    skip(connection, tenant, id, &skipped).await?;
+    Ok(Claims { topics, new, known })
+}
+
+/// The topics of these logs that remember ids now.
+async fn topics(
+    connection: &mut Connection,
+    tenant: TenantId,
+    logs: &[LogId],
+    settings: &OwnSettings,
+) -> Result<HashMap<LogId, Topic>, Stop> {
+    let found = store::transaction::record_ids::topics(connection, tenant, logs).await?;
+    let remembering = found.into_iter().filter_map(|(log_id, topic)| {
+        let Way { window_ms, .. } = Way::of(&topic.settings, settings)?;
+        let store::transaction::record_ids::TopicOf { topic_id, journal, .. } = topic;
+        Some((log_id, Topic { topic_id, journal, window_ms }))
+    });
+    Ok(remembering.collect())
+}
+
+async fn look(
+    connection: &mut Connection,
+    tenant: TenantId,
+    dedups: &[Dedup],
+) -> Result<Known, store::Error> {
+    let journals = dedup::journals(dedups.iter());
+    let of_journal = store::dedup::journals(connection, tenant, &journals).await?;
+    let of_journal = |journal| of_journal.get(&journal).copied().unwrap_or_default();
+    dedup::look(connection, tenant, dedups.iter(), of_journal).await
+}
+
+/// Lines that are stored elsewhere leave their rows.
+async fn skip(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    skipped: &[(i64, Vec<u32>)],
+) -> Result<(), store::Error> {
+    if skipped.is_empty() {
+        return Ok(());
+    }
+    let ordinals: Vec<i64> = skipped.iter().map(|(ordinal, _)| *ordinal).collect();
+    let lines = store::transaction::record_ids::lines(connection, tenant, id, &ordinals).await?;
+    let left = skipped.iter().filter_map(|(ordinal, skipped)| {
+        let (records, record_count) = record_ids::left(lines.get(ordinal)?, skipped);
+        Some((*ordinal, record_count, records))
+    });
+    store::transaction::record_ids::keep(connection, tenant, id, &left.collect::<Vec<_>>()).await
+}
+
+impl Claims {
+    /// Until a prepared transaction has ended nobody else stores records of these ids.
+    pub async fn hold(
+        &self,
+        connection: &mut Connection,
+        tenant: TenantId,
+        id: Uuid,
+    ) -> Result<(), store::Error> {
+        if self.new.is_empty() {
+            return Ok(());
+        }
+        store::transaction::record_ids::hold(connection, tenant, id, &self.new).await?;
+        let journals: Vec<_> = self.topics.values().map(|topic| (topic.journal, 0)).collect();
+        store::dedup::claimed(connection, tenant, &journals).await
+    }
+
+    /// What a transaction has claimed is remembered: it is committed.
+    pub async fn remember(
+        &self,
+        connection: &mut Connection,
+        tenant: TenantId,
+        committed: &Row,
+    ) -> Result<(), store::Error> {
+        let appends = committed.appends.as_deref().unwrap_or_default();
+        if appends.iter().any(|append| append.record_count == 0) {
+            store::transaction::record_ids::drop_empty(
+                connection,
+                tenant,
+                committed.transaction_id,
+            )
+            .await?;
+        }
+        let key = |id: &NewId| {
+            let Topic { window_ms, .. } = self.topics.get(&id.topic_id)?;
+            let base_offset = appends.get(usize::try_from(id.ordinal).ok()?)?.base_offset?;
+            Some(NewKey {
+                slot: self.known.slot(Ring::of(*window_ms)),
+                topic_id: id.topic_id,
+                key: id.key,
+                digest: id.digest,
+                lifetime_ms: *window_ms,
+                record: Some((id.log_id, base_offset + i64::from(id.position))),
+                answer: None,
+            })
+        };
+        let keys: Vec<NewKey> = self.new.iter().filter_map(key).collect();
+        let (Some(ended_at), false) = (committed.ended_at, keys.is_empty()) else { return Ok(()) };
+        store::dedup::remember(connection, tenant, &keys, ended_at).await?;
+        let rings = |topic: &Topic| (topic.journal, Ring::of(topic.window_ms).bit());
+        let journals: Vec<_> = self.topics.values().map(rings).collect();
+        store::dedup::claimed(connection, tenant, &journals).await
+    }
+}

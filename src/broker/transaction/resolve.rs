@@ -1,0 +1,219 @@
+//! What a call asks for, with names resolved and records spread: everything that needs no lock.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::{
+    broker::{
+        Broker, Error,
+        append::{batch::Lines, dedup, place, too_large},
+        memory_budget::Held,
+    },
+    model::{
+        Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
+        cursor::Position,
+        transaction::{AppendItem, Claim, OffsetItem, appends_digest},
+        transfer::Scope,
+    },
+    rules::{
+        self, Refusal,
+        append::{Part, Request, dedup::Dedup},
+        group::offsets::{Claimed, Place},
+        transaction::record_ids,
+    },
+    store::transaction::staging::{self, Spread},
+};
+
+pub struct Asked {
+    /// In the order of the items, then of each partition's first record.
+    pub parts: Vec<(Part, Lines)>,
+    /// What ids the records of each part have, as they are staged.
+    pub ids: Vec<Option<Vec<u8>>>,
+    /// Of each part.
+    pub topics: Vec<Name>,
+    /// The first one appended to.
+    pub topic: Option<TopicId>,
+    /// The topics, as the records were spread over them.
+    pub spreads: Vec<Spread>,
+    /// The journals of those spread over, with the partitions they had.
+    pub journals: Vec<(LogId, Partition)>,
+    pub append_count: i64,
+    /// Of the appends.
+    pub digest: Digest,
+    /// An append breaks a limit: refused if it would be appended.
+    pub too_large: Option<Refusal>,
+    /// What of the records may be known by keys, by topic.
+    pub dedups: Vec<Dedup>,
+    /// The last one for each place.
+    pub offsets: Vec<Claimed>,
+    /// What all of it is counted for.
+    pub held: Held,
+}
+
+impl Broker {
+    /// `anew`: what is remembered of the topics has proved wrong. `in_pass`: a pass looks whether the
+    /// offsets lie in their logs.
+    pub async fn ask(
+        &self,
+        tenant: TenantId,
+        (appends, offsets): (&[AppendItem], &[OffsetItem]),
+        held: &Held,
+        in_pass: bool,
+        anew: bool,
+    ) -> Result<Asked, Error> {
+        let mut asked = Asked {
+            parts: Vec::new(),
+            ids: Vec::new(),
+            topics: Vec::new(),
+            topic: None,
+            spreads: Vec::new(),
+            journals: Vec::new(),
+            append_count: appends.len() as i64,
+            digest: appends_digest(appends),
+            too_large: None,
+            dedups: Vec::new(),
+            offsets: self.ask_offsets(tenant, offsets, in_pass, anew).await?,
+            held: held.clone(),
+        };
+        if appends.is_empty() {
+            return Ok(asked);
+        }
+        let settings = self.settings.of(tenant).await?;
+        for (index, AppendItem { topic, scope, batch }) in appends.iter().enumerate() {
+            let resolved = match scope {
+                Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
+                Scope::Partition(p) => self.topics.partition(tenant, topic, *p, anew).await?,
+            };
+            let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
+            asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
+            let (request, lines) = place(&resolved, *scope, batch);
+            let way = dedup::Way::of(&resolved.summary.settings, &settings);
+            let dedup = way.and_then(|way| dedup::dedup(&resolved, way, batch, &request, None));
+            if let Some(dedup) = dedup {
+                dedup::add(&mut asked.dedups, dedup, index, asked.parts.len());
+            }
+            let Request { parts, spread, .. } = request;
+            asked.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
+            asked.topic.get_or_insert(resolved.topic_id);
+            let journal = spread.map(|spread| (resolved.journal, spread.partition_count));
+            asked.journals.extend(journal);
+            asked.topics.extend(parts.iter().map(|_| topic.clone()));
+            asked.parts.extend(parts.into_iter().zip(lines));
+        }
+        asked.ids = record_ids::pack(asked.parts.len(), &asked.dedups);
+        asked.spreads.sort_unstable();
+        asked.spreads.dedup();
+        asked.journals.sort_unstable();
+        asked.journals.dedup();
+        Ok(asked)
+    }
+
+    /// The last one for each place; all must lie in their logs as they are now, unless a pass will
+    /// look.
+    async fn ask_offsets(
+        &self,
+        tenant: TenantId,
+        offsets: &[OffsetItem],
+        in_pass: bool,
+        anew: bool,
+    ) -> Result<Vec<Claimed>, Error> {
+        let mut last: BTreeMap<Place, (Claimed, Option<&Name>)> = BTreeMap::new();
+        for (index, item) in offsets.iter().enumerate() {
+            for (claimed, topic) in self.claims(tenant, index, item, anew).await? {
+                let claimed = match last.get(&claimed.place) {
+                    Some((former, _)) => claimed.after(former),
+                    None => claimed,
+                };
+                last.insert(claimed.place.clone(), (claimed, topic));
+            }
+        }
+        if last.is_empty() || in_pass && !anew {
+            return Ok(last.into_values().map(|(claimed, _)| claimed).collect());
+        }
+        let logs = last.keys().map(|place| place.log_id).collect();
+        let seen = self.looks.read(tenant, logs).await?;
+        let mut claims = Vec::with_capacity(last.len());
+        for (claimed, topic) in last.into_values() {
+            match (seen.get(&claimed.place.log_id), topic) {
+                (Some(watermarks), _) => {
+                    rules::group::offsets::check_range(claimed.offset, watermarks.ends())?;
+                    claims.push(claimed);
+                }
+                // where a topic is gone a cursor has nothing to say any more
+                (None, None) => {}
+                (None, Some(_)) if !anew => {
+                    return Box::pin(self.ask_offsets(tenant, offsets, in_pass, true)).await;
+                }
+                (None, Some(topic)) => return Err(Error::topic_not_found(topic)),
+            }
+        }
+        Ok(claims)
+    }
+
+    /// What an item claims, with its topic where it names one.
+    async fn claims<'a>(
+        &self,
+        tenant: TenantId,
+        index: usize,
+        item: &'a OffsetItem,
+        anew: bool,
+    ) -> Result<Vec<(Claimed, Option<&'a Name>)>, Error> {
+        match item {
+            OffsetItem::At { group, topic, partition, offset, claim } => {
+                let found = self.topics.partition(tenant, topic, *partition, anew).await?;
+                let log_id = found.logs[*partition as usize];
+                let place = Place { group: group.clone(), log_id };
+                let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
+                Ok(vec![(claimed, Some(topic))])
+            }
+            OffsetItem::Cursor { group, member, cursor } => {
+                let pointer = format!("/offsets/{index}/cursor");
+                let cursor = self.cursor(tenant, group, member, cursor, &pointer).await?;
+                let claimed = |position: Position| {
+                    let Position { log_id, owned_since: generation, offset, began } = position;
+                    let place = Place { group: group.clone(), log_id };
+                    let (member_id, expected) = (member.member_id.clone(), None);
+                    let claim = Claim::Member { member_id, generation, expected, began };
+                    (Claimed { place, offset, claim }, None)
+                };
+                Ok(cursor.positions.into_iter().map(claimed).collect())
+            }
+        }
+    }
+}
+
+impl Asked {
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.offsets.is_empty()
+    }
+
+    /// Bytes of its records.
+    pub fn size_bytes(&self) -> i64 {
+        self.parts.iter().map(|(part, _)| part.size_bytes).sum()
+    }
+
+    /// How many batches it stages.
+    pub fn batch_count(&self) -> i64 {
+        self.parts.len() as i64
+    }
+
+    /// The call as it is staged.
+    pub fn call(
+        &self,
+        id: Uuid,
+        session: Option<(ProducerId, Epoch)>,
+        sequence: Option<Sequence>,
+    ) -> staging::Call<'_> {
+        let parts = self.parts.iter().zip(&self.ids).map(staged).collect();
+        let Asked { digest, append_count, ref spreads, .. } = *self;
+        let records = self.dedups.iter().flat_map(|dedup| &dedup.records);
+        let id_count = records.filter(|record| record.key.is_some()).count() as i64;
+        staging::Call { id, session, sequence, digest, append_count, id_count, parts, spreads }
+    }
+}
+
+fn staged<'a>(((part, lines), ids): (&'a (Part, Lines), &'a Option<Vec<u8>>)) -> staging::Part<'a> {
+    let Part { log_id, record_count, .. } = *part;
+    staging::Part { log_id, record_count, records: lines.as_str(), ids: ids.as_deref() }
+}

@@ -1,0 +1,89 @@
+//! Waiting for news of logs: without a connection, however many logs there are.
+
+pub mod notify;
+pub mod permits;
+pub mod watch;
+
+use std::{future::Future, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, timeout_at};
+
+use self::watch::{Heard, News, Watch};
+use super::{Broker, Error, read::metrics::Waited};
+use crate::{
+    model::{Code, Offset, TenantId},
+    telemetry,
+};
+
+/// How soon a woken read tries again when the database is away.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+/// Who waits for many logs counts as often as he has this many.
+const LOGS_PER_SEAT: usize = 16;
+
+/// A log that is waited for until it reaches beyond an offset, up to which it was seen to reach.
+pub struct Awaited {
+    pub watch: Watch,
+    pub beyond: Offset,
+    /// Before the look began.
+    pub seen_at: Instant,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug)]
+pub enum Wake {
+    /// A log, by its place among those awaited, has grown or is gone, or has lost its end.
+    Log(usize, Heard),
+    /// The time is over, the server drains, or others need the place of one who has many.
+    Nothing,
+}
+
+impl Broker {
+    /// Waits until one of the logs has grown or is gone.
+    pub(super) async fn wait(
+        &self,
+        tenant: TenantId,
+        logs: &mut [Awaited],
+        deadline: Instant,
+    ) -> Result<Wake, Error> {
+        let Some(seat) = self.waiting_reads.take(tenant, logs.len().div_ceil(LOGS_PER_SEAT)) else {
+            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
+                .increment(1);
+            return Err(Error::unavailable("Too many reads are waiting here already."));
+        };
+        let _counted = self.reads.waiting();
+        let begun = Instant::now();
+        let news = logs.iter_mut().enumerate().map(|(index, log)| async move {
+            (index, log.watch.beyond(log.beyond, log.seen_at).await)
+        });
+        let mut news: FuturesUnordered<_> = news.collect();
+        let news = seat.revoked.run_until_cancelled(news.next());
+        let woken = timeout_at(deadline, self.drain.run_until_cancelled(news)).await;
+        let woken = match woken.ok().flatten().flatten().flatten() {
+            Some((index, heard)) => Wake::Log(index, heard),
+            None => Wake::Nothing,
+        };
+        let how = match woken {
+            Wake::Log(_, Heard { news: News::HighWatermark(_), .. }) => Waited::Records,
+            Wake::Log(_, Heard { news: News::Gone, .. }) => Waited::Gone,
+            Wake::Nothing => Waited::Nothing,
+        };
+        self.reads.waited(begun, &how);
+        Ok(woken)
+    }
+}
+
+/// A read that may still wait does not fail because the database is just away.
+pub async fn patient<T, F: Future<Output = Result<T, Error>>>(
+    deadline: Instant,
+    attempt: impl Fn() -> F,
+) -> Result<T, Error> {
+    loop {
+        match attempt().await {
+            Err(error) if error.code == Code::Unavailable && Instant::now() < deadline => {
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+            result => return result,
+        }
+    }
+}

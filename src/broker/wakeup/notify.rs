@@ -1,0 +1,166 @@
+//! Notices between replicas: which logs have changed, coalesced, from a connection of their own and
+//! never inside an append (NOTIFY takes a database-wide lock at commit). A lost notice costs time,
+//! never truth.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::watch::{Source, Watches};
+use crate::{
+    model::{LogId, TenantId},
+    store::{self, Store},
+    telemetry::{self, Counted},
+};
+
+/// At most one notice in this time.
+const NOTICE_INTERVAL: Duration = Duration::from_millis(2);
+/// Postgres takes less than 8,000 bytes; beyond this a notice says "everything".
+const MAX_NOTICE_BYTES: usize = 7_500;
+const EVERYTHING: &str = "*";
+/// How often a replica that has not heard itself yet says that it is there.
+const GREETING_INTERVAL: Duration = Duration::from_secs(1);
+const RECONNECT_AFTER: Duration = Duration::from_millis(250);
+
+type Key = (TenantId, LogId);
+
+pub struct Signals {
+    store: Store,
+    /// Tells this replica's notices from others'.
+    replica: String,
+    changed: Mutex<BTreeSet<Key>>,
+    wake: Notify,
+    /// Whether this replica listens and has not heard itself yet.
+    unheard: AtomicBool,
+}
+
+impl Signals {
+    pub fn new(store: Store) -> Self {
+        let replica = uuid::Uuid::now_v7().simple().to_string();
+        Self {
+            store,
+            replica,
+            changed: Mutex::default(),
+            wake: Notify::new(),
+            unheard: AtomicBool::new(false),
+        }
+    }
+
+    /// Other replicas learn of it within milliseconds.
+    pub fn changed(&self, keys: impl IntoIterator<Item = Key>) {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.wake.notify_one();
+    }
+
+    /// Until there is something to tell: a change, or only that this replica is there, as long as it
+    /// has not heard itself.
+    async fn wait(&self) {
+        if self.unheard.load(Ordering::Relaxed) {
+            let _ = timeout(GREETING_INTERVAL, self.wake.notified()).await;
+        } else {
+            self.wake.notified().await;
+        }
+    }
+
+    fn take(&self) -> Option<String> {
+        let changed =
+            std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner));
+        if changed.is_empty() && !self.unheard.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut payload = self.replica.clone();
+        for (tenant, log) in changed {
+            payload.push_str(&format!(" {}:{}", tenant.0, log.0));
+            if payload.len() > MAX_NOTICE_BYTES {
+                return Some(format!("{} {EVERYTHING}", self.replica));
+            }
+        }
+        Some(payload)
+    }
+
+    /// Listens from now on, or no longer; what was heard before counts no more.
+    fn listens(&self, listens: bool) {
+        self.unheard.store(listens, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+}
+
+/// Sends what has changed, until stopped.
+pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
+    let sent = metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "sent");
+    let mut connection = None;
+    while stop.run_until_cancelled(signals.wait()).await.is_some() {
+        if connection.is_none() {
+            connection = signals.store.connection().await.ok();
+        }
+        let (Some(open), Some(payload)) = (&mut connection, signals.take()) else { continue };
+        match store::notify::notify(open, &payload).await {
+            Ok(()) => sent.increment(1),
+            Err(error) => {
+                tracing::debug!(%error, "a notice was not sent; readers elsewhere wait for their poll");
+                connection = None;
+            }
+        }
+        tokio::time::sleep(NOTICE_INTERVAL).await;
+    }
+}
+
+/// Hears other replicas, until stopped. After a lost connection everything may have changed. That it
+/// listens is said only once it has heard itself: a LISTEN that was answered proves nothing where
+/// something lies between.
+pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: CancellationToken) {
+    let gauge = metrics::gauge!(telemetry::LISTENING);
+    gauge.set(0.0);
+    while !stop.is_cancelled() {
+        let mut listener = match store::notify::listen(&signals.store).await {
+            Ok(Some(listener)) => listener,
+            Ok(None) => {
+                tracing::warn!(
+                    "a connection pooler shares connections between transactions: other replicas' \
+                     records reach waiting reads by the slow poll"
+                );
+                return;
+            }
+            Err(_) => {
+                stop.run_until_cancelled(tokio::time::sleep(RECONNECT_AFTER)).await;
+                continue;
+            }
+        };
+        signals.listens(true);
+        let mut listening = None;
+        watches.refresh_all(Source::Poll).await;
+        while let Some(heard) = stop.run_until_cancelled(listener.try_recv()).await {
+            // None and Err alike: the connection was lost, and notices with it
+            let Ok(Some(notice)) = heard else { break };
+            if notice.payload().starts_with(&signals.replica) {
+                signals.unheard.store(false, Ordering::Relaxed);
+                listening.get_or_insert_with(|| Counted::new(&gauge));
+            } else {
+                hear(&watches, notice.payload()).await;
+            }
+        }
+        signals.listens(false);
+    }
+}
+
+/// What another replica tells: who it is, and what has changed.
+async fn hear(watches: &Watches, payload: &str) {
+    metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "received").increment(1);
+    let words: Vec<&str> = payload.split(' ').skip(1).collect();
+    if words.contains(&EVERYTHING) {
+        return watches.refresh_all(Source::Notice).await;
+    }
+    let key = |word: &str| {
+        let (tenant, log) = word.split_once(':')?;
+        Some((TenantId(tenant.parse().ok()?), LogId(log.parse().ok()?)))
+    };
+    watches.refresh(words.into_iter().filter_map(key)).await;
+}

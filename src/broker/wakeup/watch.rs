@@ -1,0 +1,282 @@
+//! Waiting reads. A read registers its watch before it looks, or a wake-up between the two would be
+//! lost. Commits of this replica wake at once; notices and the slow poll only ask for a look.
+//!
+//! A group is watched as a log is: its generation only grows, and its number is never a log's.
+//!
+//! What is known only grows, but for one case: a look that began after it was heard sees less. Then the
+//! database has lost its last commits, and who waits for more than there was would wait in vain.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::notify::Signals;
+use crate::{
+    broker::read::watermarks::Looks,
+    model::{GroupId, LogId, Offset, TenantId},
+};
+
+/// How often watched heads are looked at even if nobody called: covers lost notices.
+const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
+
+/// What is known to a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The log reaches at least up to here; the topic of a journal has at least so many partitions;
+    /// the generation of a group is at least this.
+    HighWatermark(Offset),
+    /// The log's topic, or the group, was deleted.
+    Gone,
+}
+
+/// How this replica learned of news.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    Commit,
+    Notice,
+    Poll,
+}
+
+/// News, how this replica learned of it, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    pub news: News,
+    pub source: Source,
+    pub since: Instant,
+}
+
+impl Heard {
+    /// Whether it changes what is known.
+    fn moves(&self, known: &Self) -> bool {
+        let grows = match (known.news, self.news) {
+            (News::Gone, _) => false,
+            (News::HighWatermark(_), News::Gone) => true,
+            (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
+        };
+        // a commit is told after it was done, so looks may know of it, and of more, before
+        let is_look = !matches!(self.source, Source::Commit);
+        grows || is_look && self.since > known.since && self.news != known.news
+    }
+}
+
+type Key = (TenantId, LogId);
+
+pub struct Watches {
+    looks: Looks,
+    logs: Mutex<HashMap<Key, Watched>>,
+}
+
+/// A log of which news are told. It stays until a poll finds that nobody watches it: who has read
+/// something comes back for more.
+struct Watched {
+    sender: watch::Sender<Heard>,
+    /// Most that have watched it at once since a poll.
+    most: usize,
+}
+
+/// A registered interest in a log.
+pub struct Watch {
+    receiver: watch::Receiver<Heard>,
+    /// With how many others the log is watched, or was lately.
+    pub company: usize,
+}
+
+impl Watch {
+    /// Waits for news that has not been seen by this watch.
+    pub async fn news(&mut self) -> Heard {
+        // the sender lives in `Watches` as long as this watch does
+        let _ = self.receiver.changed().await;
+        *self.receiver.borrow_and_update()
+    }
+
+    /// Waits until the log has grown past an offset that was seen at an instant, or is gone, or does
+    /// not reach so far any more.
+    pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Heard {
+        loop {
+            let heard = self.news().await;
+            let is_lost = |now| now < offset && heard.since > seen_at;
+            match heard.news {
+                News::HighWatermark(now) if now <= offset && !is_lost(now) => {}
+                _ => return heard,
+            }
+        }
+    }
+
+    /// What is known already.
+    pub fn known(&self) -> News {
+        self.receiver.borrow().news
+    }
+}
+
+impl Watches {
+    pub fn new(looks: Looks) -> Self {
+        Self { looks, logs: Mutex::default() }
+    }
+
+    pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = logs.entry((tenant, log)).or_insert_with(|| {
+            let (news, source) = (News::HighWatermark(0), Source::Poll);
+            let known = Heard { news, source, since: Instant::now() };
+            Watched { sender: watch::Sender::new(known), most: 0 }
+        });
+        let company = watched.most.max(watched.sender.receiver_count());
+        let receiver = watched.sender.subscribe();
+        watched.most = watched.most.max(watched.sender.receiver_count());
+        Watch { receiver, company }
+    }
+
+    /// A commit of this replica.
+    pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
+        self.heard(tenant, log, Heard { news, source: Source::Commit, since: Instant::now() });
+    }
+
+    fn heard(&self, tenant: TenantId, log: LogId, heard: Heard) {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(watched) = logs.get(&(tenant, log)) else { return };
+        watched.sender.send_if_modified(|known| {
+            let moves = heard.moves(known);
+            if moves {
+                *known = heard;
+            }
+            moves
+        });
+    }
+
+    /// Looks at those of the logs that are watched here, after a notice.
+    pub async fn refresh(&self, changed: impl IntoIterator<Item = Key>) {
+        let watched: Vec<Key> = {
+            let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            changed.into_iter().filter(|key| logs.contains_key(key)).collect()
+        };
+        self.look_at(watched, Source::Notice).await;
+    }
+
+    pub async fn refresh_all(&self, source: Source) {
+        let watched = {
+            let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+            logs.retain(|_, watched| {
+                watched.most = watched.sender.receiver_count();
+                watched.most > 0
+            });
+            logs.keys().copied().collect()
+        };
+        self.look_at(watched, source).await;
+    }
+
+    async fn look_at(&self, watched: Vec<Key>, source: Source) {
+        let since = Instant::now();
+        let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
+        for (tenant, log) in watched {
+            by_tenant.entry(tenant).or_default().push(log);
+        }
+        for (tenant, logs) in by_tenant {
+            // away: the next poll looks again
+            let Ok(seen) = self.looks.numbers(tenant, logs.clone()).await else { return };
+            for log in logs {
+                let news = seen.get(&log).map_or(News::Gone, |now| News::HighWatermark(*now));
+                self.heard(tenant, log, Heard { news, source, since });
+            }
+        }
+    }
+}
+
+/// As it is watched.
+pub fn number(group: GroupId) -> LogId {
+    LogId(group.0)
+}
+
+/// Tells those that wait, here and on other replicas, what has changed. It goes with the work, not
+/// with the request: a client that hangs up keeps nobody waiting.
+#[derive(Clone)]
+pub struct Herald {
+    pub watches: Arc<Watches>,
+    pub signals: Arc<Signals>,
+}
+
+impl Herald {
+    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, News)]) {
+        for (log_id, news) in news {
+            self.watches.tell(tenant, *log_id, *news);
+        }
+        self.signals.changed(news.iter().map(|(log_id, _)| (tenant, *log_id)));
+    }
+
+    pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
+        self.logs_changed(tenant, &[(number(group), News::HighWatermark(generation))]);
+    }
+}
+
+/// The slow poll.
+pub async fn poll(watches: Arc<Watches>, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        watches.refresh_all(Source::Poll).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_known_shrinks_only_by_a_later_look() {
+        use {
+            News::{Gone, HighWatermark},
+            Source::{Commit, Notice, Poll},
+        };
+        let begun = Instant::now();
+        let heard = |news, source, after_ms| Heard {
+            news,
+            source,
+            since: begun + Duration::from_millis(after_ms),
+        };
+        let table = [
+            // known at 5, what is heard, and whether it is news
+            (HighWatermark(7), HighWatermark(8), Commit, 9, true),
+            (HighWatermark(7), HighWatermark(8), Poll, 1, true),
+            (HighWatermark(7), HighWatermark(7), Poll, 9, false),
+            (HighWatermark(7), HighWatermark(6), Commit, 9, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 4, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 5, false),
+            (HighWatermark(7), HighWatermark(6), Poll, 6, true),
+            (HighWatermark(7), HighWatermark(6), Notice, 6, true),
+            (HighWatermark(7), Gone, Commit, 1, true),
+            (HighWatermark(7), Gone, Poll, 1, true),
+            (Gone, Gone, Poll, 9, false),
+            (Gone, HighWatermark(7), Commit, 9, false),
+            (Gone, HighWatermark(7), Poll, 4, false),
+            (Gone, HighWatermark(7), Poll, 6, true),
+        ];
+        for (known, news, source, after_ms, want) in table {
+            let moves = heard(news, source, after_ms).moves(&heard(known, Poll, 5));
+            assert_eq!(moves, want, "{known:?}, {news:?} by {source:?} at {after_ms}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_learns_that_the_log_became_shorter() {
+        let store = crate::store::Store::new(Default::default(), 1);
+        let watches = Watches::new(Looks::new(store));
+        let (tenant, log, earlier) = (TenantId(1), LogId(1), Instant::now());
+        let mut watch = watches.watch(tenant, log);
+        let seen_at = Instant::now();
+        let heard =
+            |now, since| Heard { news: News::HighWatermark(now), source: Source::Poll, since };
+        let tell = |now, since| watches.heard(tenant, log, heard(now, since));
+        tell(3, earlier);
+        assert!(watch.beyond(5, seen_at).now_or_never().is_none(), "it was so before");
+        tell(4, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(4));
+        tell(6, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(6));
+    }
+}

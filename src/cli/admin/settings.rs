@@ -1,0 +1,130 @@
+//! `oncelog settings`.
+
+use std::io::{IsTerminal, stdout};
+
+use clap::Subcommand;
+use reqwest::Method;
+use serde_json::{Map, Value, json};
+
+use crate::cli::common::{Common, OUTPUT, PATIENCE};
+use crate::{
+    cli::{
+        block_on,
+        client::{Answer, Client},
+        output::{print, table, text},
+    },
+    model::settings::{self, Key},
+};
+
+const ORIGINS: &str = "\
+Each value is the tenant's own, or the default, or `operator`: then it is held down by the maximum that an operator has
+set for the tenant, the default's or the tenant's own value being more than that.";
+
+#[derive(Subcommand)]
+pub(in crate::cli) enum Command {
+    /// Show the tenant's settings, and where each comes from
+    #[command(after_help = format!("{ORIGINS}\n{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
+    Show {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Change settings of the tenant, all of them or none
+    #[command(after_help = format!("\
+A value is a number, `default`, which removes the tenant's own value, or `null`, which is for ever.
+{OUTPUT}
+
+{}
+Example:
+  oncelog settings set max_batch_records=5000 producer_expiry_ms=null max_topics=default", explained()))]
+    Set {
+        #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
+        changes: Vec<(Key, Value)>,
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+/// What each setting is.
+fn explained() -> String {
+    let mut settings = String::from("Settings:\n");
+    for key in Key::ALL {
+        let setting = key.setting();
+        let null = if setting.nullable { ", or null" } else { "" };
+        let range = match setting.choices {
+            [] => format!("{} to {}{null}", setting.minimum, setting.maximum),
+            choices => choices.join(" or "),
+        };
+        settings += &format!(
+            "  {}: {range}; {} unless set\n      {}\n",
+            setting.name, setting.default, setting.help
+        );
+    }
+    settings
+}
+
+/// `key=maximum`, within the setting's range.
+pub(in crate::cli) fn maximum(text: &str) -> Result<(Key, Value), String> {
+    let (key, most) = change(text)?;
+    match most {
+        _ if !key.setting().choices.is_empty() => Err(format!("{} has no maximum", key.name())),
+        Value::Null => Err("null is no maximum; `default` removes one".into()),
+        most => Ok((key, most)),
+    }
+}
+
+/// `key=value`, within its range: else it is wrong usage before any server is asked.
+fn change(text: &str) -> Result<(Key, Value), String> {
+    let (name, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    let key = Key::parse(name).ok_or_else(|| {
+        let names: Vec<&str> = Key::ALL.iter().map(|key| key.name()).collect();
+        format!("{name} is none of {}", names.join(", "))
+    })?;
+    let value = match value {
+        "default" => return Ok((key, json!("default"))),
+        "null" => settings::Value::Unlimited,
+        text => match (key.choice(text), text.parse(), key.setting().choices) {
+            (Some(choice), ..) => choice,
+            (None, Ok(number), []) => settings::Value::Number(number),
+            (.., []) => return Err("a value is a number, `default` or `null`".into()),
+            (.., choices) => {
+                return Err(format!("a value is `default` or one of {}", choices.join(", ")));
+            }
+        },
+    };
+    key.check(value)?;
+    Ok((key, json!(value)))
+}
+
+pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+    block_on(async {
+        match command {
+            Command::Show { common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let answer = client.send(client.request(Method::GET, &["settings"], &[])).await?;
+                show(&answer, common.json)
+            }
+            Command::Set { changes, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let body: Map<String, Value> = changes
+                    .into_iter()
+                    .map(|(key, value)| (key.name().to_owned(), value))
+                    .collect();
+                let patch = client.request(Method::PATCH, &["settings"], &[]).json(&body);
+                show(&client.send(patch).await?, common.json)
+            }
+        }
+    })
+}
+
+fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
+    if as_json || !stdout().is_terminal() {
+        return print(&[&answer.body, &b"\n"[..]].concat());
+    }
+    let answer: Value = answer.json()?;
+    let mut settings = table(&["setting", "value", "from", "maximum"]);
+    for (name, value) in answer["settings"].as_object().into_iter().flatten() {
+        let members = [&json!(name), value, &answer["origins"][name], &answer["maxima"][name]];
+        settings.add_row(members.map(text));
+    }
+    print(format!("{settings}\n").as_bytes())
+}

@@ -1,0 +1,237 @@
+//! `oncelog tenant`, for operators.
+
+use std::io::{IsTerminal, stdout};
+
+use clap::Subcommand;
+use reqwest::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::{
+    delete::{Kind, delete},
+    settings::maximum,
+};
+use crate::cli::common::{Common, OUTPUT, PATIENCE, name};
+use crate::{
+    cli::{
+        block_on,
+        client::{Answer, Client, ServerFlags, counted},
+        output::{print, table, text},
+    },
+    model::{Name, settings::Key},
+};
+
+const MAXIMA: &str = "\
+A maximum is a number, or `default`, which removes it: the server's range is all that holds then. What a setting is
+and its range: `oncelog settings set --help`.";
+
+pub(in crate::cli) const EXAMPLE: &str = "\
+All of them need a token with the scope `operator`, of whatever tenant.
+
+Example:
+  oncelog tenant set acme max_topics=50";
+
+const KIND: Kind = Kind { noun: "tenant", path: "tenants", with: "all it has" };
+
+#[derive(Subcommand)]
+pub(in crate::cli) enum Command {
+    /// List all tenants
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant list --json | jq -r .tenant"))]
+    List {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Make a tenant, or see that it is there
+    #[command(after_help = format!("\
+With maxima, they are all that it has from then on.
+{MAXIMA}
+{OUTPUT}
+
+Example:
+  oncelog tenant create acme max_topics=20 retention_ms=604800000"))]
+    Create {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        /// The largest values that its settings may have
+        #[arg(value_name = "KEY=MAXIMUM", value_parser = maximum)]
+        maxima: Vec<(Key, Value)>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Show a tenant with its own settings and its maxima
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant show acme"))]
+    Show {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Change maxima of a tenant, all of them or none
+    #[command(after_help = format!("\
+{MAXIMA}
+A maximum holds within a second, also for values that the tenant has had before.
+{OUTPUT}
+
+Example:
+  oncelog tenant set acme max_topics=50 retention_ms=default"))]
+    Set {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        #[arg(required = true, value_name = "KEY=MAXIMUM", value_parser = maximum)]
+        maxima: Vec<(Key, Value)>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Refuse all requests of a tenant from now on
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant suspend acme"))]
+    Suspend {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Serve a suspended tenant again
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant resume acme"))]
+    Resume {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Delete a tenant with all it has
+    #[command(after_help = "\
+It asks before it deletes; without a terminal to ask on, --yes is needed.
+
+Example:
+  oncelog tenant delete acme --yes")]
+    Delete {
+        /// The tenant
+        #[arg(value_parser = name)]
+        name: Name,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+        #[command(flatten)]
+        server: ServerFlags,
+    },
+}
+
+pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+    block_on(async {
+        match command {
+            Command::List { common } => list(common).await,
+            Command::Create { name, maxima, common } => create(&name, maxima, common).await,
+            Command::Show { name, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let get = client.request(Method::GET, &["tenants", name.as_str()], &[]);
+                show(&client.send(get).await?, common.json)
+            }
+            Command::Set { name, maxima, common } => {
+                patch(&name, json!({"maxima": object(maxima)}), None, common).await
+            }
+            Command::Suspend { name, common } => {
+                patch(&name, json!({"suspended": true}), Some("suspended"), common).await
+            }
+            Command::Resume { name, common } => {
+                patch(&name, json!({"suspended": false}), Some("served"), common).await
+            }
+            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+        }
+    })
+}
+
+fn object(maxima: Vec<(Key, Value)>) -> Map<String, Value> {
+    maxima.into_iter().map(|(key, most)| (key.name().to_owned(), most)).collect()
+}
+
+async fn create(name: &Name, maxima: Vec<(Key, Value)>, common: Common) -> anyhow::Result<()> {
+    let client = Client::new(common.server, Some(PATIENCE))?;
+    let put = client.request(Method::PUT, &["tenants", name.as_str()], &[]);
+    let put = if maxima.is_empty() { put } else { put.json(&json!({"maxima": object(maxima)})) };
+    let answer = client.send(put).await?;
+    let was_there = answer.status == StatusCode::OK;
+    client.notice(&format!(
+        "tenant {name} {}",
+        if was_there { "was there already" } else { "is made" }
+    ));
+    show(&answer, common.json)
+}
+
+/// `now`: what is to be said of the tenant after it.
+async fn patch(name: &Name, body: Value, now: Option<&str>, common: Common) -> anyhow::Result<()> {
+    let client = Client::new(common.server, Some(PATIENCE))?;
+    let patch = client.request(Method::PATCH, &["tenants", name.as_str()], &[]).json(&body);
+    let answer = client.send(patch).await?;
+    if let Some(now) = now {
+        client.notice(&format!("tenant {name} is {now}"));
+    }
+    show(&answer, common.json)
+}
+
+fn state(tenant: &Value) -> String {
+    let since = |member: &str| tenant[member].as_str();
+    match (since("deleted_at"), since("suspended_at")) {
+        (Some(at), _) => format!("being deleted since {at}"),
+        (None, Some(at)) => format!("suspended since {at}"),
+        (None, None) => "served".into(),
+    }
+}
+
+fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
+    if as_json || !stdout().is_terminal() {
+        return print(&[&answer.body, &b"\n"[..]].concat());
+    }
+    let tenant: Value = answer.json()?;
+    let word = |member: &str| tenant[member].as_str().unwrap_or_default();
+    let count = |member: &str, one: &str| counted(tenant[member].as_u64().unwrap_or_default(), one);
+    let mut shown = format!(
+        "{}, made {}, {}\n{} with {}\n\n",
+        word("tenant"),
+        word("created_at"),
+        state(&tenant),
+        count("topic_count", "topic"),
+        count("partition_count", "partition")
+    );
+    let has = |member: &str, name: &str| tenant[member].get(name).is_some();
+    let said: Vec<&str> = Key::ALL
+        .iter()
+        .map(|key| key.name())
+        .filter(|name| has("settings", name) || has("maxima", name))
+        .collect();
+    if said.is_empty() {
+        shown += "no settings of its own, and no maxima\n";
+    } else {
+        let mut rows = table(&["setting", "its own", "maximum"]);
+        for name in said {
+            let cell = |member: &str| match tenant[member].get(name) {
+                Some(value) => text(value),
+                None => text(&json!("")),
+            };
+            rows.add_row([text(&json!(name)), cell("settings"), cell("maxima")]);
+        }
+        shown += &format!("{rows}\n");
+    }
+    print(shown.as_bytes())
+}
+
+async fn list(common: Common) -> anyhow::Result<()> {
+    let client = Client::new(common.server, Some(PATIENCE))?;
+    let as_json = common.json || !stdout().is_terminal();
+    let mut tenants = table(&["tenant", "made", "is"]);
+    let each = |tenant: &serde_json::value::RawValue| {
+        if as_json {
+            print(format!("{tenant}\n").as_bytes())?;
+        } else {
+            let tenant: Value = serde_json::from_str(tenant.get())?;
+            let members = [&tenant["tenant"], &tenant["created_at"], &json!(state(&tenant))];
+            tenants.add_row(members.map(text));
+        }
+        Ok(true)
+    };
+    client.list(&["tenants"], &[], "tenants", each).await?;
+    if as_json { Ok(()) } else { print(format!("{tenants}\n").as_bytes()) }
+}

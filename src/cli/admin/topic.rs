@@ -1,0 +1,140 @@
+//! `oncelog topic`.
+
+use std::io::{IsTerminal, stdout};
+
+use clap::Subcommand;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::delete::{Kind, delete};
+use crate::{
+    cli::{
+        block_on,
+        client::{Answer, Client, ServerFlags},
+        common::{Common, OUTPUT, PATIENCE, name},
+        output::{print, table, text},
+    },
+    model::{Name, topic::MAX_PARTITION_COUNT},
+};
+
+pub(in crate::cli) const EXAMPLE: &str = "\
+Example:
+  oncelog topic create orders --partitions 4";
+
+const KIND: Kind = Kind { noun: "topic", path: "topics", with: "all its records" };
+
+#[derive(Subcommand)]
+pub(in crate::cli) enum Command {
+    /// Make a topic, or see that it is there
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
+    Create {
+        /// The topic
+        #[arg(value_parser = name)]
+        name: Name,
+        /// How many partitions it must have; without it a new topic has 1, and one that exists
+        /// may have any number
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
+        partitions: Option<i64>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// List all topics that the token covers
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic list --json | jq -r .topic"))]
+    List {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Show a topic with its partitions
+    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic describe orders"))]
+    Describe {
+        /// The topic
+        #[arg(value_parser = name)]
+        name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Delete a topic with all its records
+    #[command(after_help = "\
+It asks before it deletes; without a terminal to ask on, --yes is needed.
+
+Example:
+  oncelog topic delete orders --yes")]
+    Delete {
+        /// The topic
+        #[arg(value_parser = name)]
+        name: Name,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+        #[command(flatten)]
+        server: ServerFlags,
+    },
+}
+
+pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+    block_on(async {
+        match command {
+            Command::Create { name, partitions, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let put = client.request(Method::PUT, &["topics", name.as_str()], &[]);
+                let put = match partitions {
+                    Some(count) => put.json(&json!({"partition_count": count})),
+                    None => put,
+                };
+                let answer = client.send(put).await?;
+                let was_there = answer.status == StatusCode::OK;
+                let done = if was_there { "was there already" } else { "is made" };
+                client.notice(&format!("topic {name} {done}"));
+                describe(&answer, common.json)
+            }
+            Command::Describe { name, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let get = client.request(Method::GET, &["topics", name.as_str()], &[]);
+                describe(&client.send(get).await?, common.json)
+            }
+            Command::List { common } => list(common).await,
+            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+        }
+    })
+}
+
+fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
+    if as_json || !stdout().is_terminal() {
+        return print(&[&answer.body, &b"\n"[..]].concat());
+    }
+    let topic: Value = answer.json()?;
+    let mut partitions =
+        table(&["partition", "log start", "high watermark", "records", "size in bytes"]);
+    for partition in topic["partitions"].as_array().into_iter().flatten() {
+        let members =
+            ["partition", "log_start_offset", "high_watermark", "record_count", "size_bytes"];
+        partitions.add_row(members.map(|member| text(&partition[member])));
+    }
+    let word = |member: &str| topic[member].as_str().unwrap_or_default().to_owned();
+    let head = format!("{}, made {}", word("topic"), word("created_at"));
+    let settings = match topic["settings"].as_object() {
+        Some(settings) if !settings.is_empty() => format!("settings {}\n", topic["settings"]),
+        _ => String::new(),
+    };
+    print(format!("{head}\n{settings}\n{partitions}\n").as_bytes())
+}
+
+async fn list(common: Common) -> anyhow::Result<()> {
+    let client = Client::new(common.server, Some(PATIENCE))?;
+    let as_json = common.json || !stdout().is_terminal();
+    let mut topics = table(&["topic", "partitions", "made"]);
+    client
+        .list(&["topics"], &[], "topics", |topic| {
+            if as_json {
+                print(format!("{topic}\n").as_bytes())?;
+            } else {
+                let topic: Value = serde_json::from_str(topic.get())?;
+                topics.add_row(
+                    ["topic", "partition_count", "created_at"].map(|member| text(&topic[member])),
+                );
+            }
+            Ok(true)
+        })
+        .await?;
+    if as_json { Ok(()) } else { print(format!("{topics}\n").as_bytes()) }
+}

@@ -1,0 +1,303 @@
+//! `oncelog bench`: how fast a server is, measured by clients that each wait for their answer.
+//!
+//! The generator shares its machine with what it measures, so it is made to cost little: one
+//! thread, connections that write prepared bytes and read just enough of the answers
+//! (`connection`), events that are copied together (`events`). Whatever is not a 2xx counts as an
+//! error, and any error makes the run fail: a figure that hides refusals says nothing.
+
+mod append;
+mod connection;
+mod events;
+mod heartbeat;
+mod measure;
+mod read;
+mod session;
+mod transaction;
+mod transform;
+mod wake;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use reqwest::Url;
+use secrecy::SecretString;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use self::{
+    connection::Server,
+    measure::{Phases, Report},
+};
+use super::{
+    WrongUsage, block_on,
+    client::{DEFAULT_URL, counted, url},
+    common::name,
+    output::print,
+};
+use crate::model::{Name, topic::MAX_PARTITION_COUNT};
+
+const APPEND_EXAMPLE: &str = "\
+Examples:
+  oncelog bench append
+  oncelog bench append --connections 16 --records-per-request 100 --partitions 16
+  oncelog bench append --url http://10.0.0.1:8080 --url http://10.0.0.2:8080 --json
+
+At the end the log must hold exactly the events that were acknowledged, or the run has failed.";
+
+const READ_EXAMPLE: &str = "\
+Example:
+  oncelog bench read --events 1000000";
+
+const WAKE_EXAMPLE: &str = "\
+Examples:
+  oncelog bench wake --rate 200
+  oncelog bench wake --rate 20 --readers 1000
+
+Both latencies end when the reader has the record; one begins when the append is sent, the other
+when its answer has come. A reader may have the record before that answer: this counts as 0.";
+
+const SESSION_EXAMPLE: &str = "\
+Example:
+  oncelog bench session --connections 16";
+
+const TRANSACTION_EXAMPLE: &str = "\
+Examples:
+  oncelog bench transaction
+  oncelog bench transaction --form three
+  oncelog bench transaction --form staged --appends 10 --records-per-append 100";
+
+const TRANSFORM_EXAMPLE: &str = "\
+Example:
+  oncelog bench transform --members 4 --partitions 16
+
+The members read the topic TOPIC-source, which is filled before, and commit to the topic.";
+
+const HEARTBEAT_EXAMPLE: &str = "\
+Examples:
+  oncelog bench heartbeat --partitions 12 --duration-s 30
+  oncelog bench heartbeat --groups 1 --members 100 --partitions 1000
+
+First all members join, which takes its time. A heartbeat's latency begins when it is due, and its
+answer must be that of the one before: the same assignment in the same generation. At the end members
+leave and groups are deleted; where the topic is named they stay, until their leases have run out.";
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Append as fast as the answers come
+    #[command(after_help = APPEND_EXAMPLE)]
+    Append(append::Flags),
+    /// Read stored events from the first to the last, page by page
+    #[command(after_help = READ_EXAMPLE)]
+    Read(read::Flags),
+    /// Append at a fixed rate, and see how soon waiting readers have it
+    #[command(after_help = WAKE_EXAMPLE)]
+    Wake(wake::Flags),
+    /// Open a fresh session and append once with it, again and again
+    #[command(after_help = SESSION_EXAMPLE)]
+    Session(session::Flags),
+    /// Commit transactions, in one request or in several
+    #[command(after_help = TRANSACTION_EXAMPLE)]
+    Transaction(transaction::Flags),
+    /// Commit what members of a group read to another topic, with how far they have come
+    #[command(after_help = TRANSFORM_EXAMPLE)]
+    Transform(transform::Flags),
+    /// Keep the members of many groups alive
+    #[command(after_help = HEARTBEAT_EXAMPLE)]
+    Heartbeat(heartbeat::Flags),
+}
+
+/// What all workloads ask.
+#[derive(Args)]
+struct Common {
+    /// Where oncelog is; given several times, the connections are spread over all of them
+    #[arg(long = "url", value_name = "URL", env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
+    urls: Vec<Url>,
+    /// The bearer token; better in the environment, where other users do not see it
+    #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
+    token: Option<SecretString>,
+    /// Use this topic, made if there is none, and leave it there; without it one is made with a
+    /// random name, and deleted at the end
+    #[arg(long, value_parser = name)]
+    topic: Option<Name>,
+    /// Partitions of a topic that is made
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
+    partitions: i64,
+    /// Bytes of one event: its whole JSON value
+    #[arg(long, value_name = "BYTES", default_value = "160", value_parser = clap::value_parser!(u32).range(80..=900_000))]
+    record_bytes: u32,
+    /// How long to measure
+    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
+    duration_s: Duration,
+    /// How long to run before measuring
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    warmup_s: Duration,
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse::<f64>().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
+    number.map(Duration::from_secs_f64).ok_or_else(|| "it must be 0 to 3600 seconds".into())
+}
+
+/// The servers, and the topic that is worked on.
+struct Stage {
+    servers: Vec<Arc<Server>>,
+    topic: Name,
+    /// It is ours to delete.
+    made: bool,
+    partitions: i64,
+    /// Events that were there before.
+    events_before: i64,
+    record_bytes: usize,
+    phases: Phases,
+}
+
+pub(super) fn run(command: Command) -> anyhow::Result<()> {
+    block_on(async {
+        let (Command::Append(append::Flags { common, .. })
+        | Command::Read(read::Flags { common, .. })
+        | Command::Wake(wake::Flags { common, .. })
+        | Command::Session(session::Flags { common, .. })
+        | Command::Transaction(transaction::Flags { common, .. })
+        | Command::Transform(transform::Flags { common, .. })
+        | Command::Heartbeat(heartbeat::Flags { common, .. })) = &command;
+        let stage = Stage::set(common).await?;
+        let work = async {
+            match &command {
+                Command::Append(flags) => append::run(flags, &stage).await,
+                Command::Read(flags) => read::run(flags, &stage).await,
+                Command::Wake(flags) => wake::run(flags, &stage).await,
+                Command::Session(flags) => session::run(flags, &stage).await,
+                Command::Transaction(flags) => transaction::run(flags, &stage).await,
+                Command::Transform(flags) => transform::run(flags, &stage).await,
+                Command::Heartbeat(flags) => heartbeat::run(flags, &stage).await,
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        };
+        let struck = stage.strike().await;
+        let report = outcome?;
+        print(report.text(common.json)?.as_bytes())?;
+        struck?;
+        report.verdict()
+    })
+}
+
+impl Stage {
+    async fn set(common: &Common) -> anyhow::Result<Self> {
+        let mut servers = Vec::new();
+        for url in &common.urls {
+            if url.scheme() != "http" {
+                let what = format!("{url}: bench measures oncelog and not TLS, give a http:// URL");
+                return Err(WrongUsage(what).into());
+            }
+            servers.push(Arc::new(Server::new(url, common.token.as_ref())?));
+        }
+        let made = common.topic.is_none();
+        let topic = match &common.topic {
+            Some(topic) => topic.clone(),
+            None => Name::parse(&format!("bench-{}", Uuid::now_v7().simple()))
+                .map_err(anyhow::Error::msg)?,
+        };
+        let mut stage = Self {
+            servers,
+            topic,
+            made,
+            partitions: common.partitions,
+            events_before: 0,
+            record_bytes: common.record_bytes as usize,
+            phases: Phases { warmup: common.warmup_s, measured: common.duration_s },
+        };
+        stage.find_or_make().await?;
+        stage.events_before = stage.events().await?;
+        Ok(stage)
+    }
+
+    async fn find_or_make(&mut self) -> anyhow::Result<()> {
+        let path = self.topic_path();
+        match self.first().call("GET", &path, None).await {
+            Ok(found) => {
+                let count = found["partition_count"].as_i64();
+                self.partitions = count.context("a topic without its partition_count")?;
+            }
+            Err(error) if connection::is_refused(&error, "topic_not_found") => {
+                let wanted = json!({"partition_count": self.partitions});
+                let put = self.first().call("PUT", &path, Some(&wanted)).await;
+                put.context("cannot make the topic")?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Sets how long a topic that was made remembers ids.
+    async fn remember_for(&self, window_ms: i64) -> anyhow::Result<()> {
+        if self.made {
+            let settings = json!({"settings": {"dedup_window_ms": window_ms}});
+            let patched = self.first().call("PATCH", &self.topic_path(), Some(&settings)).await;
+            patched.context("cannot set the dedup window")?;
+        }
+        Ok(())
+    }
+
+    fn first(&self) -> &Server {
+        &self.servers[0]
+    }
+
+    /// Of one of many connections.
+    fn server(&self, connection: usize) -> Arc<Server> {
+        self.servers[connection % self.servers.len()].clone()
+    }
+
+    fn topic_path(&self) -> String {
+        format!("/topics/{}", self.topic)
+    }
+
+    fn partition_path(&self, partition: i64) -> String {
+        format!("/topics/{}/partitions/{partition}/records", self.topic)
+    }
+
+    /// How many events the topic has ever held.
+    async fn events(&self) -> anyhow::Result<i64> {
+        let described = self.first().call("GET", &self.topic_path(), None).await?;
+        let partitions =
+            described["partitions"].as_array().context("a topic without partitions")?;
+        let marks = partitions.iter().map(|partition| partition["high_watermark"].as_i64());
+        marks.sum::<Option<i64>>().context("a partition without a high watermark")
+    }
+
+    /// Holds what the log has got against what was acknowledged; `unresolved` events may be there.
+    async fn check(&self, acknowledged: u64, unresolved: u64) -> anyhow::Result<Value> {
+        let stored = self.events().await? - self.events_before;
+        let (acknowledged, unresolved) = (acknowledged.cast_signed(), unresolved.cast_signed());
+        if stored < acknowledged || stored > acknowledged + unresolved {
+            bail!(
+                "{stored} events are stored, but {acknowledged} were acknowledged, and of \
+                 {unresolved} nothing is known"
+            );
+        }
+        Ok(json!({"stored": stored, "acknowledged": acknowledged, "unresolved": unresolved}))
+    }
+
+    async fn strike(&self) -> anyhow::Result<()> {
+        if self.made {
+            let deleted = self.first().call("DELETE", &self.topic_path(), None).await;
+            deleted.with_context(|| format!("cannot delete the topic {}", self.topic))?;
+        }
+        Ok(())
+    }
+
+    fn report(&self, workload: &'static str, connections: usize) -> Report {
+        let mut report = Report::new(workload);
+        report.note("servers", self.servers.len());
+        report.note("connections", connections);
+        report.note("partitions", self.partitions);
+        report.note("record_bytes", self.record_bytes);
+        report
+    }
+}

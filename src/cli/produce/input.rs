@@ -1,0 +1,263 @@
+//! Lines in, batches out: the input of `produce`, cut the same way every time.
+//!
+//! Batch n holds the records n·size up to (n+1)·size, whatever was read how fast, so that a
+//! producer that starts again finds its place by counting.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    io::{BufRead, Read},
+};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, value::RawValue};
+
+/// No topic takes a larger batch.
+const MAX_BATCH_BYTES: usize = 16 << 20;
+
+/// What a line of the input is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum Kind {
+    /// A record: `{"key": ..., "value": ...}`.
+    Record,
+    /// The value of a record, any JSON.
+    Value,
+    /// The value of a record, as a string.
+    Text,
+}
+
+/// Records of one request.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Batch {
+    /// NDJSON.
+    pub body: Vec<u8>,
+    /// Where each record stands in the input, from 1.
+    pub lines: Vec<u64>,
+    /// How far into the input it reaches.
+    pub end_byte: u64,
+}
+
+pub(in crate::cli) struct Cutter<R> {
+    input: R,
+    kind: Kind,
+    key_field: Option<String>,
+    batch_size: usize,
+    /// The flag that `batch_size` was given by.
+    size_flag: &'static str,
+    /// Lines read.
+    line: u64,
+    bytes: u64,
+    buffer: Vec<u8>,
+}
+
+impl<R: BufRead> Cutter<R> {
+    pub fn new(
+        input: R,
+        kind: Kind,
+        key_field: Option<String>,
+        (batch_size, size_flag): (usize, &'static str),
+    ) -> Self {
+        let (line, bytes, buffer) = (0, 0, Vec::new());
+        Self { input, kind, key_field, batch_size, size_flag, line, bytes, buffer }
+    }
+
+    /// The next batch; none at the end of the input.
+    pub fn next(&mut self) -> anyhow::Result<Option<Batch>> {
+        let mut batch = Batch { body: Vec::new(), lines: Vec::new(), end_byte: 0 };
+        while batch.lines.len() < self.batch_size && self.read_record()? {
+            let text = std::str::from_utf8(&self.buffer);
+            let text = text.with_context(|| format!("line {} is not UTF-8", self.line))?;
+            let shape = shape(text, self.kind, self.key_field.as_deref());
+            let record = shape.with_context(|| format!("line {}", self.line))?;
+            batch.body.extend_from_slice(record.as_deref().unwrap_or(text).as_bytes());
+            batch.body.push(b'\n');
+            batch.lines.push(self.line);
+            if batch.body.len() > MAX_BATCH_BYTES {
+                bail!(
+                    "the batch that ends in line {} is larger than {MAX_BATCH_BYTES} bytes: give a \
+                     smaller {}",
+                    self.line,
+                    self.size_flag
+                );
+            }
+        }
+        batch.end_byte = self.bytes;
+        Ok((!batch.lines.is_empty()).then_some(batch))
+    }
+
+    /// Passes over whole batches without a look into them; how many there were.
+    pub fn skip(&mut self, batches: i64) -> anyhow::Result<i64> {
+        for skipped in 0..batches {
+            for record in 0..self.batch_size {
+                if !self.read_record()? {
+                    return Ok(skipped + i64::from(record > 0));
+                }
+            }
+        }
+        Ok(batches)
+    }
+
+    /// Reads the next line that is a record into the buffer; false at the end.
+    fn read_record(&mut self) -> anyhow::Result<bool> {
+        loop {
+            self.buffer.clear();
+            let most = MAX_BATCH_BYTES as u64 + 1;
+            let mut input = Read::take(&mut self.input, most);
+            let read = input.read_until(b'\n', &mut self.buffer);
+            let read = read.context("cannot read the input")?;
+            if read == 0 {
+                return Ok(false);
+            }
+            self.line += 1;
+            self.bytes += read as u64;
+            let ending = if self.buffer.ends_with(b"\r\n") { 2 } else { 1 };
+            if self.buffer.last() == Some(&b'\n') {
+                self.buffer.truncate(read - ending);
+            } else if read as u64 == most {
+                bail!("line {} is longer than {MAX_BATCH_BYTES} bytes", self.line);
+            }
+            // an empty text is a text; an empty line of JSON is nothing
+            if self.kind == Kind::Text || !self.buffer.trim_ascii().is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+/// The record of a line; none if the line is the record itself.
+fn shape(line: &str, kind: Kind, key_field: Option<&str>) -> anyhow::Result<Option<String>> {
+    match kind {
+        Kind::Text => Ok(Some(format!("{{\"value\":{}}}", Value::from(line)))),
+        Kind::Value => {
+            let value: &RawValue = serde_json::from_str(line).context("not JSON")?;
+            let key = key_field.map(|field| key(value.get(), field)).transpose()?;
+            let key = key.map(|key| format!("\"key\":{},", Value::from(key))).unwrap_or_default();
+            Ok(Some(format!("{{{key}\"value\":{value}}}")))
+        }
+        Kind::Record => {
+            let Some(field) = key_field else { return Ok(None) };
+            with_key(line, field)
+        }
+    }
+}
+
+/// The record with the key from its value; one that has a key, and be it null, keeps it.
+fn with_key(line: &str, field: &str) -> anyhow::Result<Option<String>> {
+    let record: BTreeMap<Cow<str>, &RawValue> =
+        serde_json::from_str(line).context("not a record")?;
+    if record.contains_key("key") {
+        return Ok(None);
+    }
+    let Some(value) = record.get("value") else {
+        bail!("without a `value` there is no field to take the key from");
+    };
+    let key = Value::from(key(value.get(), field)?);
+    // it has a member, so another may stand before it
+    let rest = line.trim_start().strip_prefix('{').unwrap_or_default();
+    Ok(Some(format!("{{\"key\":{key},{rest}")))
+}
+
+/// A string as it is, a number or a truth value as JSON writes it.
+fn key(value: &str, field: &str) -> anyhow::Result<String> {
+    let value: Value = serde_json::from_str(value)?;
+    match value.get(field) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(plain @ (Value::Number(_) | Value::Bool(_))) => Ok(plain.to_string()),
+        Some(_) => bail!("the value's field `{field}` is no string and no number, so it is no key"),
+        None => bail!("the value has no field `{field}` to take the key from"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cutter<'a>(
+        input: &'a str,
+        kind: Kind,
+        key_field: Option<&str>,
+        size: usize,
+    ) -> Cutter<&'a [u8]> {
+        let key_field = key_field.map(str::to_owned);
+        Cutter::new(input.as_bytes(), kind, key_field, (size, "--batch-size"))
+    }
+
+    fn cut(input: &str, kind: Kind, key_field: Option<&str>, size: usize) -> Vec<Batch> {
+        let mut cutter = cutter(input, kind, key_field, size);
+        std::iter::from_fn(|| cutter.next().unwrap()).collect()
+    }
+
+    fn one(line: &str, kind: Kind, key_field: Option<&str>) -> String {
+        let [batch] = &cut(line, kind, key_field, 10)[..] else { panic!("{line}") };
+        String::from_utf8(batch.body.clone()).unwrap()
+    }
+
+    #[test]
+    fn batches_hold_so_many_records_and_know_their_lines() {
+        let batches = cut("{1}\n\n{2}\r\n  \n{3}\n{4}\n{5}", Kind::Record, None, 2);
+        let bodies: Vec<_> = batches.iter().map(|batch| batch.body.as_slice()).collect();
+        assert_eq!(bodies, [&b"{1}\n{2}\n"[..], b"{3}\n{4}\n", b"{5}\n"]);
+        let lines: Vec<_> = batches.iter().map(|batch| batch.lines.clone()).collect();
+        assert_eq!(lines, [vec![1, 3], vec![5, 6], vec![7]]);
+        assert_eq!(batches[2].end_byte, 24);
+        assert_eq!(cut("", Kind::Record, None, 2), []);
+    }
+
+    #[test]
+    fn skipping_lands_where_cutting_would() {
+        let input = "1\n\n2\n3\n\n\n4\n5\n";
+        for skipped in 0..3 {
+            let mut cutter = cutter(input, Kind::Value, None, 2);
+            assert_eq!(cutter.skip(skipped).unwrap(), skipped);
+            let next = cutter.next().unwrap().unwrap();
+            assert_eq!(next, cut(input, Kind::Value, None, 2)[skipped as usize]);
+        }
+        // the last one is not full
+        let skip = |batches| cutter(input, Kind::Value, None, 2).skip(batches);
+        assert_eq!((skip(3).unwrap(), skip(4).unwrap()), (3, 3));
+    }
+
+    #[test]
+    fn texts_are_strings_to_the_byte() {
+        assert_eq!(
+            one("say \"hi\"\\\n\n", Kind::Text, None),
+            "{\"value\":\"say \\\"hi\\\"\\\\\"}\n{\"value\":\"\"}\n"
+        );
+    }
+
+    #[test]
+    fn keys_come_from_a_field() {
+        let table = [
+            (
+                Kind::Value,
+                r#"{"id":"a\"b","n":1.50}"#,
+                r#"{"key":"a\"b","value":{"id":"a\"b","n":1.50}}"#,
+            ),
+            (Kind::Value, r#"{"id":7}"#, r#"{"key":"7","value":{"id":7}}"#),
+            (Kind::Record, r#" {"value":{"id":true}}"#, r#"{"key":"true","value":{"id":true}}"#),
+            (Kind::Record, r#"{"key":"k","value":{"id":1}}"#, r#"{"key":"k","value":{"id":1}}"#),
+            (Kind::Record, r#"{"key":null,"value":{"id":1}}"#, r#"{"key":null,"value":{"id":1}}"#),
+        ];
+        for (kind, line, want) in table {
+            assert_eq!(one(line, kind, Some("id")), format!("{want}\n"));
+        }
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        let long = "x".repeat(MAX_BATCH_BYTES + 1);
+        let table = [
+            ("\n1,\"key\":\"x\"", Kind::Value, None, "line 2"),
+            ("{\"a\":1}", Kind::Value, Some("id"), "no field `id`"),
+            ("{\"id\":[]}", Kind::Value, Some("id"), "so it is no key"),
+            ("{\"id\":1}", Kind::Record, Some("id"), "without a `value`"),
+            ("7", Kind::Record, Some("id"), "not a record"),
+            (&long, Kind::Text, None, "line 1 is longer"),
+        ];
+        for (input, kind, field, want) in table {
+            let mut cutter = cutter(input, kind, field, 10);
+            let error = format!("{:#}", cutter.next().unwrap_err());
+            assert!(error.contains(want), "{error}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Requests numbered by the sequences of a session, which fences every older run of its name.
+
+use anyhow::Context;
+use bytes::Bytes;
+use reqwest::{Method, RequestBuilder, header::CONTENT_TYPE};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use uuid::Uuid;
+
+use super::window::Scope;
+use crate::{
+    cli::client::{Client, Problem},
+    model::Name,
+};
+
+const NDJSON: &str = "application/x-ndjson";
+
+#[derive(Deserialize)]
+struct Opened {
+    producer_id: i64,
+    epoch: i64,
+    next_sequences: Vec<Value>,
+}
+
+pub struct Session {
+    path: Vec<String>,
+    producer_id: i64,
+    epoch: i64,
+}
+
+impl Session {
+    /// Opens the session, which ends every older run of the same transactional id; answers also the
+    /// next sequence.
+    pub async fn open(
+        client: &Client,
+        scope: &Scope,
+        transactional_id: Option<&Name>,
+    ) -> anyhow::Result<(Self, i64)> {
+        let mut asked = json!({"open_id": Uuid::now_v7()});
+        if let Some(name) = transactional_id {
+            asked["transactional_id"] = name.as_str().into();
+        }
+        let open = client.request(Method::POST, &["sessions"], &[]).json(&asked);
+        let opened: Opened = client.send(open).await.context("cannot open the session")?.json()?;
+        let next_sequence = next_sequence(client, scope, &opened).await?;
+        let Opened { producer_id, epoch, .. } = opened;
+        Ok((Self { path: path(scope), producer_id, epoch }, next_sequence))
+    }
+
+    pub fn request(&self, client: &Client, sequence: i64, body: Vec<u8>) -> RequestBuilder {
+        let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
+        let [producer, epoch, sequence] =
+            [self.producer_id, self.epoch, sequence].map(|number| number.to_string());
+        let query = [("producer_id", &*producer), ("epoch", &*epoch), ("sequence", &*sequence)];
+        let request = client.request(Method::POST, &path, &query);
+        request.header(CONTENT_TYPE, NDJSON).body(Bytes::from(body))
+    }
+}
+
+fn path(scope: &Scope) -> Vec<String> {
+    let topic = scope.topic.to_string();
+    match scope.partition {
+        Some(partition) => {
+            ["topics", &topic, "partitions", &partition.to_string(), "records"].map(String::from)
+        }
+        .into(),
+        None => ["topics", &topic, "records"].map(String::from).into(),
+    }
+}
+
+fn is_of(scope: &Scope, item: &Value) -> bool {
+    item["topic"] == scope.topic.as_str()
+        && item["partition"].as_i64() == scope.partition.map(i64::from)
+}
+
+async fn next_sequence(client: &Client, scope: &Scope, opened: &Opened) -> anyhow::Result<i64> {
+    let number = |item: &Value| item["next_sequence"].as_i64().context("no next_sequence");
+    if let Some(found) = opened.next_sequences.iter().find(|item| is_of(scope, item)) {
+        return number(found);
+    }
+    // an open lists a thousand; nearly always that is all
+    let mut found = None;
+    if opened.next_sequences.len() >= crate::model::session::MAX_LISTED_SCOPES as usize {
+        let path = ["sessions", &opened.producer_id.to_string(), "sequences"];
+        let each = |item: &RawValue| {
+            found = Some(serde_json::from_str(item.get())?).filter(|item| is_of(scope, item));
+            Ok(found.is_none())
+        };
+        client.list(&path, &[], "sequences", each).await?;
+    }
+    found.as_ref().map_or(Ok(0), number)
+}
+
+/// What to do about a refusal.
+pub fn hint(problem: &Problem) -> Option<&'static str> {
+    Some(match problem.code.as_str() {
+        "producer_fenced" => {
+            "another run with the same --transactional-id was started since, and this one is over. \
+             If that was not meant, give each producer an id of its own"
+        }
+        "out_of_order_sequence" | "unknown_producer_state" => {
+            "the log no longer knows what it has acknowledged to this run: was the topic deleted \
+             and made again? Start with another --transactional-id"
+        }
+        "unknown_producer" => "the session is gone; start again to open another",
+        "batch_too_large" | "payload_too_large" => {
+            "give a smaller --batch-size; with the same --transactional-id only if nothing was \
+             stored yet"
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,285 @@
+//! Each request a whole transaction, of an id made here: sent again as it stands, it runs once.
+//!
+//! The ids of a run count on from the first one, and each transaction is sent when the one before
+//! it is committed. So a run that is started again with the same first id finds its place by asking
+//! for a few of them, needs no session, and can harm no other: whoever sends a transaction, it is
+//! the same one.
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use reqwest::{Method, RequestBuilder, header::CONTENT_TYPE};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::{Value, value::RawValue};
+use uuid::Uuid;
+
+use super::window::Scope;
+use crate::cli::client::{Client, Failure, Problem};
+
+/// An append of a transaction is closed before it is larger: half of what a topic takes unless set.
+/// Like all that decides what a request holds, it must not change between two runs.
+const APPEND_BYTES: usize = 1 << 19;
+/// A server takes no more, unless configured otherwise.
+const MAX_BODY_BYTES: usize = 16 << 20;
+/// What a read adds to a record.
+const OF_A_READ: [&str; 5] = ["offset", "partition", "topic", "appended_at", "transaction_id"];
+
+const EXPIRED: &str = "\
+a transaction is remembered for the tenant's transaction_retention_ms (7 days unless set), and an id \
+is taken for as long as that after the instant in it, which this machine's clock gave it; from then \
+on nobody can tell whether it has run. See with `oncelog consume` how far the log goes, and send the rest of the input with a new \
+--transaction-id (`oncelog txn id` makes one)";
+
+pub struct Transactions {
+    /// None: each gets an id of its own.
+    first: Option<Uuid>,
+    batch_size: usize,
+    /// What each append begins with.
+    head: String,
+}
+
+impl Transactions {
+    /// Answers also how many transactions the log holds of a run that began with the same id.
+    pub async fn open(
+        client: &Client,
+        scope: &Scope,
+        first: Option<Uuid>,
+        batch_size: usize,
+    ) -> anyhow::Result<(Self, i64)> {
+        let partition = scope.partition.map(|number| format!("\"partition\":{number},"));
+        let partition = partition.unwrap_or_default();
+        let head = format!("{{\"topic\":\"{}\",{partition}\"records\":[", scope.topic);
+        let committed = match first {
+            Some(first) => committed(client, first).await?,
+            None => 0,
+        };
+        Ok((Self { first, batch_size, head }, committed))
+    }
+
+    /// The whole transaction `number`, and where each of its appends begins.
+    pub fn request(
+        &self,
+        client: &Client,
+        number: i64,
+        ndjson: &[u8],
+        lines: &[u64],
+    ) -> anyhow::Result<(RequestBuilder, Vec<usize>)> {
+        let id = self.first.map_or_else(Uuid::now_v7, |first| nth(first, number));
+        let (body, starts) = self.body(id, std::str::from_utf8(ndjson)?, lines)?;
+        let request = client.request(Method::POST, &["transactions"], &[]);
+        let request = request.header(CONTENT_TYPE, "application/json").body(Bytes::from(body));
+        Ok((request, starts))
+    }
+
+    fn body(&self, id: Uuid, ndjson: &str, lines: &[u64]) -> anyhow::Result<(String, Vec<usize>)> {
+        let mut body =
+            format!("{{\"transaction_id\":\"{id}\",\"commit\":true,\"appends\":[{}", self.head);
+        let (mut starts, mut records, mut bytes) = (vec![0], 0, 0);
+        for (index, (text, line)) in ndjson.split_terminator('\n').zip(lines).enumerate() {
+            let record = record(text).with_context(|| format!("line {line}: not a record"))?;
+            if records == self.batch_size || records > 0 && bytes + record.len() > APPEND_BYTES {
+                body.push_str("]},");
+                body.push_str(&self.head);
+                starts.push(index);
+                (records, bytes) = (0, 0);
+            }
+            if records > 0 {
+                body.push(',');
+            }
+            body.push_str(&record);
+            (records, bytes) = (records + 1, bytes + record.len());
+        }
+        body.push_str("]}]}");
+        if body.len() > MAX_BODY_BYTES {
+            bail!(
+                "lines {} to {} make a request of more than {MAX_BODY_BYTES} bytes: give a smaller \
+                 --transaction-size",
+                lines.first().copied().unwrap_or_default(),
+                lines.last().copied().unwrap_or_default()
+            );
+        }
+        Ok((body, starts))
+    }
+}
+
+/// The ids of a run count on from the first, in the last 62 bits: its instant stays, and lists have
+/// them in the order of the input.
+fn nth(first: Uuid, number: i64) -> Uuid {
+    const COUNTED: u128 = (1 << 62) - 1;
+    let first = first.as_u128();
+    let counted = first.wrapping_add(u128::from(number.unsigned_abs())) & COUNTED;
+    Uuid::from_u128(first & !COUNTED | counted)
+}
+
+/// How many of a run are committed. None is sent before the one before it is committed, so the
+/// first that is missing is found by doubling and halving.
+async fn committed(client: &Client, first: Uuid) -> anyhow::Result<i64> {
+    let (mut held, mut step) = (0, 1);
+    while is_committed(client, nth(first, held + step - 1)).await? {
+        held += step;
+        step *= 2;
+    }
+    while step > 1 {
+        step /= 2;
+        if is_committed(client, nth(first, held + step - 1)).await? {
+            held += step;
+        }
+    }
+    Ok(held)
+}
+
+async fn is_committed(client: &Client, id: Uuid) -> anyhow::Result<bool> {
+    let text = id.to_string();
+    let get = client.request(Method::GET, &["transactions", &text], &[]);
+    match client.send(get).await {
+        Ok(answer) => match answer.json::<Value>()?["state"].as_str() {
+            Some("committed") => Ok(true),
+            state => bail!(
+                "transaction {id} is {}, so it is not of an earlier run: give each input a \
+                 --transaction-id of its own (`oncelog txn id` makes one)",
+                state.unwrap_or("in no state")
+            ),
+        },
+        Err(Failure::Refused(problem)) if problem.code == "transaction_not_found" => Ok(false),
+        Err(failure) => {
+            let hint = match &failure {
+                Failure::Refused(problem) => hint(problem),
+                _ => None,
+            };
+            let hint = hint.map(|hint| format!("\n{hint}")).unwrap_or_default();
+            bail!("cannot ask for transaction {id}: {failure}{hint}")
+        }
+    }
+}
+
+/// The record of a line, without what a read adds: the lines of an append may have that, the records
+/// of a transaction may not. One line is one record, whatever it holds.
+fn record(line: &str) -> anyhow::Result<String> {
+    let Members(members) = serde_json::from_str(line)?;
+    if !members.iter().any(|(name, _)| OF_A_READ.contains(&name.as_str())) {
+        return Ok(line.to_owned());
+    }
+    let kept = members.iter().filter(|(name, _)| !OF_A_READ.contains(&name.as_str()));
+    let kept = kept.map(|(name, value)| format!("{}:{value}", Value::from(name.as_str())));
+    Ok(format!("{{{}}}", kept.collect::<Vec<_>>().join(",")))
+}
+
+/// Of an object, in order, also those given twice: the server is to see and refuse them.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        json.deserialize_map(Object)
+    }
+}
+
+/// What to do about a refusal.
+pub fn hint(problem: &Problem) -> Option<&'static str> {
+    Some(match problem.code.as_str() {
+        "transaction_expired" => EXPIRED,
+        "invalid_transaction_id" => {
+            "ids are made of this machine's time, unless --transaction-id is given: is its clock \
+             right?"
+        }
+        "transaction_reused" => {
+            "the id was used for other lines: give each input a --transaction-id of its own \
+             (`oncelog txn id` makes one)"
+        }
+        "transaction_too_large" => {
+            "give a smaller --transaction-size; a larger --batch-size makes fewer appends of it. \
+             With the same --transaction-id only if nothing was stored yet"
+        }
+        "batch_too_large" => {
+            "the limits of the topic hold for each append of a transaction: give a smaller \
+             --batch-size (a single record above max_record_bytes fits nowhere); with the same \
+             --transaction-id only if nothing was stored yet"
+        }
+        "payload_too_large" => {
+            "a transaction is one request: give a smaller --transaction-size, or have the server \
+             take more (max_body_bytes, 16 MiB unless configured); with the same --transaction-id \
+             only if nothing was stored yet"
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "019aa5b6-5c00-7000-8000-000000000000";
+
+    fn body(batch_size: usize, ndjson: &str) -> anyhow::Result<(Value, Vec<usize>)> {
+        let head = "{\"topic\":\"t\",\"records\":[".to_owned();
+        let transactions = Transactions { first: None, batch_size, head };
+        let lines: Vec<u64> = (1..).take(ndjson.lines().count()).collect();
+        let (body, starts) = transactions.body(FIRST.parse().unwrap(), ndjson, &lines)?;
+        Ok((serde_json::from_str(&body).unwrap(), starts))
+    }
+
+    #[test]
+    fn a_transaction_is_cut_into_appends_by_records_and_by_bytes() {
+        let (whole, starts) = body(2, "{\"value\":1}\n{\"value\":2}\n{\"value\":3}\n").unwrap();
+        assert_eq!((&whole["transaction_id"], &whole["commit"]), (&FIRST.into(), &true.into()));
+        assert_eq!(
+            whole["appends"].to_string(),
+            "[{\"records\":[{\"value\":1},{\"value\":2}],\"topic\":\"t\"},\
+             {\"records\":[{\"value\":3}],\"topic\":\"t\"}]"
+        );
+        assert_eq!(starts, [0, 2]);
+        let large = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES / 2));
+        assert_eq!(body(9, &large.repeat(3)).unwrap().1, [0, 1, 2]);
+        // one that is larger than an append should be is an append all the same
+        let larger = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES));
+        assert_eq!(body(9, &larger.repeat(2)).unwrap().1, [0, 1]);
+        let error = body(9, &larger.repeat(32)).unwrap_err().to_string();
+        assert!(error.contains("lines 1 to 32") && error.contains("--transaction-size"), "{error}");
+    }
+
+    #[test]
+    fn a_line_is_one_record_without_what_a_read_adds() {
+        let table = [
+            (r#" {"value":1.50} "#, r#" {"value":1.50} "#),
+            (
+                r#"{"offset":1,"partition":0,"topic":"t","k\u0065y":"a","appended_at":"x","value":{"offset": 1}}"#,
+                r#"{"key":"a","value":{"offset": 1}}"#,
+            ),
+            (r#"{"transaction_id":"x","value":1,"value":2}"#, r#"{"value":1,"value":2}"#),
+            (r#"{"offset":1}"#, "{}"),
+        ];
+        for (line, want) in table {
+            assert_eq!(record(line).unwrap(), want);
+        }
+        for line in [r#"{"value":1},{"value":2}"#, r#"{"value":1"#, "7", "", "]}"] {
+            let error = body(9, &format!("{{\"value\":0}}\n{line}\n")).unwrap_err();
+            assert!(format!("{error:#}").starts_with("line 2: not a record: "), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn ids_count_on_and_stay_ids_of_the_same_instant() {
+        let first: Uuid = FIRST.parse().unwrap();
+        assert_eq!(nth(first, 0), first);
+        assert_eq!(nth(first, 258).to_string(), "019aa5b6-5c00-7000-8000-000000000102");
+        let last: Uuid = "019aa5b6-5c00-7000-bfff-ffffffffffff".parse().unwrap();
+        assert_eq!(nth(last, 1), first);
+    }
+}

@@ -1,0 +1,271 @@
+//! A run of `produce`: numbered requests, of which a few are in flight. Answers are taken in the order
+//! of the numbers, so what is acknowledged has no gaps.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use anyhow::{Context, bail};
+use reqwest::RequestBuilder;
+use serde::Deserialize;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use super::{input::Batch, session::Session, transactions::Transactions};
+use crate::{
+    cli::client::{Client, Failure, Problem},
+    model::Name,
+};
+
+/// What is appended to.
+pub(in crate::cli) struct Scope {
+    pub topic: Name,
+    pub partition: Option<i32>,
+}
+
+/// How a run is told from others, and its requests from each other.
+pub(in crate::cli) enum Identity {
+    /// By the sequences of a session, which may have a name.
+    Session { transactional_id: Option<Name>, in_flight: usize },
+    /// Each is a transaction, and they may have a first id. They go one after the other.
+    Transactions { first: Option<Uuid>, batch_size: usize },
+}
+
+/// What people know it by.
+pub(in crate::cli) struct Words {
+    /// A request.
+    pub unit: &'static str,
+    /// The flag that says how many lines one has.
+    pub size: &'static str,
+    /// The flag that says who runs.
+    pub id: &'static str,
+}
+
+impl Identity {
+    pub fn words(&self) -> &'static Words {
+        match self {
+            Self::Session { .. } => {
+                &Words { unit: "request", size: "--batch-size", id: "--transactional-id" }
+            }
+            Self::Transactions { .. } => {
+                &Words { unit: "transaction", size: "--transaction-size", id: "--transaction-id" }
+            }
+        }
+    }
+
+    /// Whether a run started again goes on where this one ended.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Session { transactional_id, .. } => transactional_id.is_some(),
+            Self::Transactions { first, .. } => first.is_some(),
+        }
+    }
+}
+
+/// What was acknowledged of one batch.
+#[derive(Deserialize)]
+pub(in crate::cli) struct Stored {
+    /// It had been stored before.
+    pub duplicate: bool,
+    #[serde(skip)]
+    pub records: u64,
+    #[serde(skip)]
+    pub end_byte: u64,
+}
+
+/// A run and its requests in flight.
+pub(in crate::cli) struct Window {
+    run: Arc<Run>,
+    /// The number of the next batch: so many the log holds, or they are on their way.
+    pub next: i64,
+    limit: usize,
+    in_flight: VecDeque<JoinHandle<anyhow::Result<Stored>>>,
+}
+
+struct Run {
+    client: Arc<Client>,
+    way: Way,
+    words: &'static Words,
+}
+
+enum Way {
+    Session(Session),
+    Transactions(Transactions),
+}
+
+impl Window {
+    pub async fn open(
+        client: Arc<Client>,
+        scope: &Scope,
+        identity: &Identity,
+    ) -> anyhow::Result<Self> {
+        let (way, next, limit) = match identity {
+            Identity::Session { transactional_id, in_flight } => {
+                let opened = Session::open(&client, scope, transactional_id.as_ref()).await?;
+                (Way::Session(opened.0), opened.1, *in_flight)
+            }
+            Identity::Transactions { first, batch_size } => {
+                let opened = Transactions::open(&client, scope, *first, *batch_size).await?;
+                (Way::Transactions(opened.0), opened.1, 1)
+            }
+        };
+        let run = Arc::new(Run { client, way, words: identity.words() });
+        Ok(Self { run, next, limit, in_flight: VecDeque::new() })
+    }
+
+    /// Sends the last batch that the log holds again: its digest tells whether this input is the
+    /// one that was sent before.
+    pub async fn check(&self, batch: Batch) -> anyhow::Result<()> {
+        let number = self.next - 1;
+        let (first, last) = (batch.lines.first().copied(), batch.lines.last().copied());
+        let (request, _) = self.run.request(number, batch.body, &batch.lines)?;
+        let Words { unit, size, id } = self.run.words;
+        match self.run.client.send(request).await {
+            Err(Failure::Refused(problem))
+                if ["sequence_reused", "transaction_reused"].contains(&&*problem.code) =>
+            {
+                bail!(
+                    "lines {} to {} are not what was sent before as {unit} {number}: give the same \
+                     input and {size} as the run that is gone on with (also not a longer input, \
+                     unless it ended with a full {unit}), or another {id}",
+                    first.unwrap_or_default(),
+                    last.unwrap_or_default()
+                )
+            }
+            answer => answer.context("cannot check the input").map(drop),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.in_flight.len() < self.limit
+    }
+
+    /// Sends the next batch, for which there must be room.
+    pub fn send(&mut self, batch: Batch) {
+        let (run, number) = (self.run.clone(), self.next);
+        // all before these were acknowledged
+        let known = number - self.in_flight.len() as i64;
+        let Batch { body, lines, end_byte } = batch;
+        self.in_flight.push_back(tokio::spawn(async move {
+            let (request, starts) = run.request(number, body, &lines)?;
+            let stored = append(&run.client, request, known).await;
+            let stored = stored.map_err(|failure| run.explain(failure, number, &lines, &starts))?;
+            Ok(Stored { records: lines.len() as u64, end_byte, ..stored })
+        }));
+        self.next += 1;
+    }
+
+    /// Waits for the oldest request; none when all are answered. Given up, it loses nothing.
+    pub async fn oldest(&mut self) -> anyhow::Result<Option<Stored>> {
+        let Some(oldest) = self.in_flight.front_mut() else { return Ok(None) };
+        let stored = oldest.await.context("a request panicked")?;
+        self.in_flight.pop_front();
+        stored.map(Some)
+    }
+}
+
+/// What is in flight when a run fails must not go on without it.
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.in_flight.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// One batch, until it is stored. That the log waits for a sequence at or above `known` is no
+/// failure: that one is on its way, and is being tried again like this one.
+async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<Stored, Failure> {
+    let overtook = |problem: &Problem| {
+        ["out_of_order_sequence", "unknown_producer_state"].contains(&problem.code.as_str())
+            && problem.expected.is_some_and(|expected| expected >= known)
+    };
+    let answer = client.send_while(request, overtook).await?;
+    answer.json().map_err(|error| Failure::Foreign(format!("{error:#}")))
+}
+
+impl Run {
+    /// The request, the same whenever it is asked for; and of a transaction, which record each of
+    /// its appends begins with.
+    fn request(
+        &self,
+        number: i64,
+        ndjson: Vec<u8>,
+        lines: &[u64],
+    ) -> anyhow::Result<(RequestBuilder, Vec<usize>)> {
+        match &self.way {
+            Way::Session(session) => {
+                Ok((session.request(&self.client, number, ndjson), Vec::new()))
+            }
+            Way::Transactions(transactions) => {
+                transactions.request(&self.client, number, &ndjson, lines)
+            }
+        }
+    }
+
+    /// The failure in words of the input.
+    fn explain(
+        &self,
+        failure: Failure,
+        number: i64,
+        lines: &[u64],
+        starts: &[usize],
+    ) -> anyhow::Error {
+        let Failure::Refused(problem) = &failure else { return failure.into() };
+        let hint = match (&self.way, problem.code.as_str()) {
+            (_, "invalid_request") => Some(
+                "a line is a record such as {\"key\": \"a\", \"value\": 1}; for lines that are \
+                 values themselves there is --values, for lines of text --plain",
+            ),
+            (Way::Session(_), _) => crate::cli::produce::session::hint(problem),
+            (Way::Transactions(_), _) => crate::cli::produce::transactions::hint(problem),
+        };
+        let Some(hint) = hint else { return failure.into() };
+        let record = problem.errors.first().and_then(|fault| record_at(&fault.pointer, starts));
+        let place = match (record.and_then(|record| lines.get(record)), lines.first()) {
+            (Some(line), _) => format!("line {line}"),
+            (None, first) => {
+                let first = first.copied().unwrap_or_default();
+                format!("{} {number}, from line {first}", self.words.unit)
+            }
+        };
+        anyhow::anyhow!("{place}: {failure}\n{hint}")
+    }
+}
+
+/// Which record of the request a pointer leads to: `/records/7/value`, or in a transaction
+/// `/appends/1/records/7/value`.
+fn record_at(pointer: &str, starts: &[usize]) -> Option<usize> {
+    let mut parts = pointer.split('/').skip(1);
+    let mut start = 0;
+    let mut part = parts.next()?;
+    if part == "appends" {
+        start = *starts.get(parts.next()?.parse::<usize>().ok()?)?;
+        part = parts.next()?;
+    }
+    let index: usize = parts.next().filter(|_| part == "records")?.parse().ok()?;
+    Some(start + index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::record_at;
+
+    #[test]
+    fn pointers_lead_to_records() {
+        let starts = [0, 100];
+        let table = [
+            ("/records/7/value", Some(7)),
+            ("/records/7", Some(7)),
+            ("/appends/0/records/7", Some(7)),
+            ("/appends/1/records/7/value", Some(107)),
+            ("/appends/2/records/7", None),
+            ("/appends/1/topic", None),
+            ("/producer_id", None),
+            ("", None),
+        ];
+        for (pointer, want) in table {
+            assert_eq!(record_at(pointer, &starts), want, "{pointer}");
+        }
+    }
+}

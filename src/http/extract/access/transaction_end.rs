@@ -1,0 +1,71 @@
+//! Access to the end of a transaction, which is its client's or an operator's.
+
+use std::sync::Arc;
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{Door, Permission, Produce, SeeTransactions, admit, forbidden};
+use crate::{
+    broker::{Broker, Error},
+    http::extract::{
+        auth::{Grant, Word},
+        query,
+    },
+    model::{Invalid, TenantId},
+};
+
+const OPERATE: &[Word] = &[Word::Operator];
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EndQuery {
+    /// As an operator, whose scope it needs: whatever session began the transaction, none is named.
+    #[serde(rename = "as")]
+    #[param(inline)]
+    role: Option<Role>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Operator,
+}
+
+/// Access as the request asks for it: a client's, or with `?as=operator` an operator's.
+pub struct EndAccess {
+    pub broker: Arc<Broker>,
+    pub tenant: TenantId,
+    pub grant: Arc<Grant>,
+    asked: Result<EndQuery, Invalid>,
+}
+
+impl EndAccess {
+    /// Whether an operator asks; a malformed query is refused in its turn, which is not the scope's.
+    pub fn by_operator(&self) -> Result<bool, Invalid> {
+        let asked = self.asked.as_ref().map_err(Invalid::clone)?;
+        Ok(asked.role.is_some())
+    }
+}
+
+impl FromRequestParts<Door> for EndAccess {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+        let asked: Result<EndQuery, Invalid> = query::parse(parts.uri.query());
+        let by_operator = asked.as_ref().map(|asked| asked.role.is_some());
+        let any_of = match by_operator {
+            Ok(true) => OPERATE,
+            Ok(false) => Produce::ANY_OF,
+            Err(_) => SeeTransactions::ANY_OF,
+        };
+        let grant = admit(&door.gate, parts, any_of).await?;
+        if by_operator == Ok(true) && !grant.has_whole(OPERATE) {
+            return Err(forbidden(OPERATE, None));
+        }
+        let tenant = door.enter(&grant).await?;
+        Ok(Self { broker: door.broker.clone(), tenant, grant, asked })
+    }
+}

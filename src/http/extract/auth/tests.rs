@@ -1,0 +1,173 @@
+use axum::http::HeaderValue;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::{Value, json};
+
+use super::*;
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+// Made for these tests alone; nothing else trusts them.
+const ED25519: &[u8] = include_bytes!("../../../../tests/keys/ed25519.pem");
+const P256: &[u8] = include_bytes!("../../../../tests/keys/p256.pem");
+const RSA: &[u8] = include_bytes!("../../../../tests/keys/rsa2048.pem");
+
+fn shared() -> Keys {
+    Keys::hs256(&SECRET.into(), "oncelog", "issuer").unwrap()
+}
+
+fn claims() -> Value {
+    json!({"aud": "oncelog", "iss": "issuer", "exp": now_s() + 60, "tenant": "t",
+        "scope": "produce:orders.* consume openid admin:"})
+}
+
+fn signed(header: &Header, claims: &Value, key: &EncodingKey) -> HeaderMap {
+    headers(&encode(header, claims, key).unwrap())
+}
+
+fn headers(token: &str) -> HeaderMap {
+    let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+    [(AUTHORIZATION, value)].into_iter().collect()
+}
+
+fn secret() -> EncodingKey {
+    EncodingKey::from_secret(SECRET.as_bytes())
+}
+
+async fn refusal(keys: &Keys, headers: &HeaderMap) -> String {
+    let error = keys.grant(headers).await.unwrap_err();
+    assert_eq!(error.code, Code::Unauthenticated);
+    error.detail
+}
+
+#[tokio::test]
+async fn a_good_token_grants_its_scopes_twice() {
+    let (keys, headers) = (shared(), signed(&Header::default(), &claims(), &secret()));
+    for _ in 0..2 {
+        let grant = keys.grant(&headers).await.unwrap();
+        let [eu, other] = ["orders.eu", "other"].map(|name| Name::parse(name).unwrap());
+        assert_eq!(grant.tenant.as_str(), "t");
+        assert!(grant.covers(&[Word::Produce], &eu));
+        assert!(!grant.covers(&[Word::Produce], &other));
+        assert!(grant.covers(&[Word::Produce, Word::Consume], &other));
+        assert!(grant.has(&[Word::Produce]) && !grant.has(&[Word::Admin, Word::Operator]));
+    }
+}
+
+#[tokio::test]
+async fn a_remembered_token_still_expires() {
+    let keys = shared();
+    let mut claims = claims();
+    claims["exp"] = json!(now_s() - LEEWAY_S + 1);
+    let headers = signed(&Header::default(), &claims, &secret());
+    let grant = keys.grant(&headers).await.unwrap();
+    let print: [u8; 32] = Sha256::digest(&headers[AUTHORIZATION].as_bytes()[7..]).into();
+    let old = Grant { tenant: grant.tenant.clone(), scopes: vec![], expires_at_s: 1 };
+    keys.verified.insert(print, Arc::new(old)).await;
+    assert!(refusal(&keys, &headers).await.contains("expired"));
+}
+
+#[tokio::test]
+async fn a_bad_token_is_told_what_is_wrong() {
+    let keys = shared();
+    let table: [(&str, Value, &str); 9] = [
+        ("exp", json!(1), "expired"),
+        ("exp", Value::Null, "exp"),
+        ("aud", json!("other"), "audience"),
+        ("aud", Value::Null, "aud"),
+        ("iss", json!("other"), "issuer"),
+        ("iss", Value::Null, "iss"),
+        ("nbf", json!(now_s() + 1000), "not valid yet"),
+        ("tenant", json!("a b"), "tenant"),
+        ("tenant", Value::Null, "tenant"),
+    ];
+    for (claim, value, want) in table {
+        let mut claims = claims();
+        claims[claim] = value;
+        if claims[claim].is_null() {
+            claims.as_object_mut().unwrap().remove(claim);
+        }
+        let detail = refusal(&keys, &signed(&Header::default(), &claims, &secret())).await;
+        assert!(detail.contains(want), "{claim}: {detail}");
+    }
+    let stranger = EncodingKey::from_secret(b"another secret of thirty-two byt");
+    let detail = refusal(&keys, &signed(&Header::default(), &claims(), &stranger)).await;
+    assert!(detail.contains("signature"), "{detail}");
+    let hs512 = Header::new(Algorithm::HS512);
+    let detail = refusal(&keys, &signed(&hs512, &claims(), &secret())).await;
+    assert!(detail.contains("alg"), "{detail}");
+    // {"alg":"none"}
+    let none = headers("eyJhbGciOiJub25lIn0.e30.");
+    assert!(refusal(&keys, &none).await.contains("JWT"));
+    for broken in ["a", "a.b.c", "", &"x".repeat(MAX_TOKEN_BYTES + 1)] {
+        refusal(&keys, &headers(broken)).await;
+    }
+    refusal(&keys, &HeaderMap::new()).await;
+    let basic = HeaderValue::from_static("Basic eDp5");
+    refusal(&keys, &[(AUTHORIZATION, basic)].into_iter().collect()).await;
+}
+
+fn jwk(key: &EncodingKey, algorithm: Algorithm, kid: &str) -> Value {
+    let mut jwk = Jwk::from_encoding_key(key, algorithm).unwrap();
+    jwk.common.key_id = Some(kid.into());
+    serde_json::to_value(jwk).unwrap()
+}
+
+fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
+    [
+        (EncodingKey::from_ed_pem(ED25519).unwrap(), Algorithm::EdDSA, "ed"),
+        (EncodingKey::from_ec_pem(P256).unwrap(), Algorithm::ES256, "ec"),
+        (EncodingKey::from_rsa_pem(RSA).unwrap(), Algorithm::RS256, "rsa"),
+    ]
+}
+
+#[tokio::test]
+async fn a_jwks_pins_key_and_algorithm() {
+    let jwks: Vec<Value> =
+        pairs().iter().map(|(key, algorithm, kid)| jwk(key, *algorithm, kid)).collect();
+    let keys = Keys::jwks(&json!({"keys": jwks}).to_string(), "oncelog", "issuer").unwrap();
+    for (key, algorithm, kid) in pairs() {
+        let mut header = Header { kid: Some(kid.into()), ..Header::new(algorithm) };
+        keys.grant(&signed(&header, &claims(), &key)).await.unwrap();
+        header.kid = None;
+        assert!(refusal(&keys, &signed(&header, &claims(), &key)).await.contains("kid"));
+        header.kid = Some("gone".into());
+        assert!(refusal(&keys, &signed(&header, &claims(), &key)).await.contains("kid"));
+    }
+    // The public key as a shared secret: the oldest trick.
+    let header = Header { kid: Some("rsa".into()), ..Header::new(Algorithm::HS256) };
+    let forged = signed(&header, &claims(), &EncodingKey::from_secret(RSA));
+    assert!(refusal(&keys, &forged).await.contains("alg"));
+    let header = Header { kid: Some("rsa".into()), ..Header::new(Algorithm::RS512) };
+    let [.., (rsa, _, _)] = pairs();
+    assert!(refusal(&keys, &signed(&header, &claims(), &rsa)).await.contains("alg"));
+}
+
+#[tokio::test]
+async fn a_single_key_needs_no_kid() {
+    let [(key, algorithm, kid), ..] = pairs();
+    let jwks = json!({"keys": [jwk(&key, algorithm, kid)]}).to_string();
+    let keys = Keys::jwks(&jwks, "oncelog", "issuer").unwrap();
+    keys.grant(&signed(&Header::new(algorithm), &claims(), &key)).await.unwrap();
+}
+
+#[test]
+fn useless_keys_are_refused_at_start() {
+    assert!(Keys::hs256(&"short".into(), "a", "i").is_err());
+    let [(ed, ..), (ec, ..), _] = pairs();
+    let mut encrypts = jwk(&ed, Algorithm::EdDSA, "a");
+    encrypts["use"] = json!("enc");
+    let oct = json!({"kty": "oct", "k": "AAAA", "kid": "o", "alg": "HS256"});
+    let mut mislabelled = jwk(&ec, Algorithm::ES256, "b");
+    mislabelled["alg"] = json!("ES384");
+    let twice = jwk(&ed, Algorithm::EdDSA, "c");
+    for set in [json!([encrypts]), json!([oct]), json!([mislabelled]), json!([twice, twice])] {
+        assert!(Keys::jwks(&json!({"keys": set}).to_string(), "a", "i").is_err(), "{set}");
+    }
+    assert!(Keys::jwks("{}", "a", "i").is_err());
+}
+
+#[tokio::test]
+async fn open_keys_look_at_no_token() {
+    let grant = Keys::open().unwrap().grant(&headers("rubbish")).await.unwrap();
+    assert_eq!(grant.tenant.as_str(), "default");
+    assert!(Word::ALL.iter().all(|word| grant.has(&[*word])));
+}

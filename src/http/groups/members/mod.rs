@@ -1,0 +1,273 @@
+//! Members of groups: join, stay, leave.
+
+use std::collections::BTreeSet;
+
+use axum::{Json, http::StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::{
+    broker::{Answer, Error},
+    http::extract::{
+        access::{Group, GroupAccess, MemberPath},
+        auth::Word,
+        body::{JsonBody, KeyedBody},
+        json::{AtMost, Faults},
+        media::AnswersJson,
+        query::{NoParameters, Query},
+    },
+    model::{
+        Invalid, MAX_INTEGER, Name, Partition,
+        group::{
+            self, Join, Joined, MAX_INSTANCE_ID_BYTES, MAX_TOPICS, Partitions, Subscription,
+            TopicPattern,
+        },
+    },
+};
+
+/// Where the group begins in a partition without a committed offset: at the first record there is
+/// (`earliest`), at the next one to come (`latest`), or nowhere, which is an error (`error`).
+#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AutoOffsetReset {
+    Earliest,
+    Latest,
+    Error,
+}
+
+impl From<AutoOffsetReset> for group::AutoOffsetReset {
+    fn from(reset: AutoOffsetReset) -> Self {
+        match reset {
+            AutoOffsetReset::Earliest => Self::Earliest,
+            AutoOffsetReset::Latest => Self::Latest,
+            AutoOffsetReset::Error => Self::Error,
+        }
+    }
+}
+
+/// What a member subscribes to: `topics`, `topic_pattern`, or both together.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinGroup {
+    /// Topics by name; each must be there.
+    #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
+    topics: Option<AtMost<String, MAX_TOPICS>>,
+    /// Topics by a regular expression (RE2 syntax), also those that are made later. It is found
+    /// anywhere in a name unless it is anchored with `^` and `$`.
+    #[schema(min_length = 1, max_length = 1000)]
+    topic_pattern: Option<String>,
+    /// The stable name of the member: who joins with it takes the place of the one before, which is
+    /// `unknown_member` from then on. A restart within the lease so comes back to its partitions.
+    #[schema(min_length = 1, max_length = 255)]
+    instance_id: Option<String>,
+    /// How long the member may be silent before its partitions go to others, from the tenant's
+    /// `session_timeout_min_ms` to its `session_timeout_max_ms`; 45000 if it does not say.
+    #[schema(minimum = 1)]
+    session_timeout_ms: Option<i64>,
+    auto_offset_reset: Option<AutoOffsetReset>,
+}
+
+impl JoinGroup {
+    fn checked(self) -> Result<Join, Invalid> {
+        let mut faults = Faults::default();
+        if self.topics.as_ref().is_none_or(AtMost::is_empty) && self.topic_pattern.is_none() {
+            faults.add("/topics", "topics are expected, or a topic_pattern, or both");
+        }
+        let topics = self.topics.map(|sent| faults.names("/topics", sent)).unwrap_or_default();
+        let pattern = self.topic_pattern.as_deref().map(TopicPattern::parse);
+        let pattern = match pattern.transpose() {
+            Ok(pattern) => pattern,
+            Err(why) => {
+                faults.add("/topic_pattern", why);
+                None
+            }
+        };
+        // PostgreSQL's text has no U+0000
+        let fits = |id: &str| (1..=MAX_INSTANCE_ID_BYTES).contains(&id.len()) && !id.contains('\0');
+        if self.instance_id.as_deref().is_some_and(|id| !fits(id)) {
+            let detail =
+                format!("an instance id has 1 to {MAX_INSTANCE_ID_BYTES} bytes, none of them 0");
+            faults.add("/instance_id", detail);
+        }
+        faults.range("/session_timeout_ms", self.session_timeout_ms, 1..=MAX_INTEGER);
+        faults.finish()?;
+        Ok(Join {
+            subscription: Subscription { topics, pattern },
+            instance_id: self.instance_id,
+            session_timeout_ms: self.session_timeout_ms,
+            auto_offset_reset: self.auto_offset_reset.map(Into::into),
+        })
+    }
+}
+
+/// Partitions of one topic.
+#[derive(Serialize, ToSchema)]
+pub struct TopicPartitions {
+    /// The topic's name.
+    topic: String,
+    /// Their numbers.
+    partitions: Vec<i32>,
+}
+
+/// By topic, then partition.
+pub fn by_topic(partitions: Partitions) -> Vec<TopicPartitions> {
+    let of = |(topic, numbers): (Name, BTreeSet<Partition>)| TopicPartitions {
+        topic: topic.to_string(),
+        partitions: numbers.into_iter().collect(),
+    };
+    partitions.into_iter().map(of).collect()
+}
+
+/// A member that has joined.
+#[derive(Serialize, ToSchema)]
+pub struct JoinedGroup {
+    /// Names it in its calls; it is new at every join.
+    member_id: String,
+    /// The newest generation; it goes with what the member commits.
+    generation: i64,
+    /// What it owns.
+    assignment: Vec<TopicPartitions>,
+    /// Within this time it is to fetch or send a heartbeat: a third of its lease.
+    heartbeat_interval_ms: i64,
+    /// When it is gone, if nothing is heard of it.
+    #[schema(format = DateTime)]
+    lease_expires_at: String,
+    /// True when the join had been done before, under the same `Idempotency-Key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
+}
+
+impl From<Answer<Joined>> for JoinedGroup {
+    fn from(Answer { value: joined, is_replay }: Answer<Joined>) -> Self {
+        Self {
+            member_id: joined.member_id,
+            generation: joined.generation,
+            assignment: by_topic(joined.assignment),
+            heartbeat_interval_ms: joined.heartbeat_interval_ms,
+            lease_expires_at: joined.lease_expires_at.to_string(),
+            duplicate: is_replay.then_some(true),
+        }
+    }
+}
+
+/// What every call tells a member.
+#[derive(Serialize, ToSchema)]
+pub struct Membership {
+    /// The newest generation; it goes with what the member commits.
+    generation: i64,
+    /// What it owns and keeps.
+    assignment: Vec<TopicPartitions>,
+    /// What it is to let go of: commit there now what is processed; a call that shows this answer
+    /// gives it away.
+    revoked: Vec<TopicPartitions>,
+}
+
+impl From<group::Membership> for Membership {
+    fn from(membership: group::Membership) -> Self {
+        Self {
+            generation: membership.generation,
+            assignment: by_topic(membership.assignment),
+            revoked: by_topic(membership.revoked),
+        }
+    }
+}
+
+/// It says that the member lives, and perhaps what it knows.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Heartbeat {
+    /// The `generation` of an answer: the member lets go of what that told it to.
+    #[schema(minimum = 0)]
+    generation: Option<i64>,
+}
+
+/// The only member of the group of the document's story.
+pub const MEMBER: &str = "019aa5b6-5c00-7000-8000-00000000000a";
+
+pub fn assignment() -> Value {
+    json!([{"topic": "orders", "partitions": [0, 1, 2, 3]}])
+}
+
+/// Join a group
+///
+/// The member's lease begins, and with it a new generation, unless it comes back as the same
+/// `instance_id` to the same topics. Partitions that are free it owns at once; others move to it as
+/// soon as their owners let go of them, and are in the `assignment` of a later answer. The group is
+/// made at its first join. The token needs `group` for the group, and `consume` for every topic that
+/// is named.
+#[utoipa::path(post, path = "/v1/groups/{group}/members", operation_id = "join_group",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
+    request_body(content = JoinGroup, description = "What to subscribe to", examples(
+        ("by_name" = (summary = "One topic, for any pod of a deployment",
+            value = json!({"topics": ["orders"]}))),
+        ("static" = (summary = "All topics of a kind, for a pod with a stable name",
+            value = json!({"topic_pattern": "^orders", "instance_id": "pod-1",
+                "session_timeout_ms": 30000, "auto_offset_reset": "earliest"}))))),
+    responses((status = 201, description = "Joined", body = JoinedGroup, example = json!({
+        "member_id": MEMBER, "generation": 1, "assignment": assignment(),
+        "heartbeat_interval_ms": 15000, "lease_expires_at": "2026-11-21T08:00:00.000Z"}))),
+    security(("bearer" = ["group", "consume"])))]
+pub async fn join_group(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    sent: KeyedBody<JoinGroup>,
+) -> Result<(StatusCode, Json<JoinedGroup>), Error> {
+    let key = sent.request_key(&format!("/v1/groups/{}/members", access.group))?;
+    let join = sent.body.checked()?;
+    for topic in &join.subscription.topics {
+        access.grant.demand(Word::Consume, topic)?;
+    }
+    let joined = access.broker.join_group(access.tenant, &access.group, join, key).await?;
+    Ok((StatusCode::CREATED, Json(joined.into())))
+}
+
+/// Stay in a group
+///
+/// Renews the lease, as every fetch does: only a member that fetches nothing for longer than its
+/// `heartbeat_interval_ms` needs heartbeats. The answer is what a fetch tells: what the member owns
+/// now, and what it is to let go of. With the `generation` of such an answer it lets go of that;
+/// without, of nothing.
+#[utoipa::path(post, path = "/v1/groups/{group}/members/{member_id}/heartbeat",
+    operation_id = "heartbeat", tag = "groups",
+    params(("group" = String, Path, description = "The group's name"),
+        ("member_id" = String, Path, description = "The `member_id` of the join")),
+    request_body(content = Heartbeat, description = "May be left out", example = json!({})),
+    responses((status = 200, description = "Still a member", body = Membership,
+        example = json!({"generation": 1, "assignment": assignment(), "revoked": []}))),
+    security(("bearer" = ["group"])))]
+pub async fn heartbeat(
+    access: GroupAccess<Group>,
+    MemberPath(member_id): MemberPath,
+    _: AnswersJson,
+    sent: JsonBody<Heartbeat>,
+) -> Result<Json<Membership>, Error> {
+    let mut faults = Faults::default();
+    let shown = faults.count("/generation", sent.body.generation);
+    faults.finish()?;
+    let told = access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
+    Ok(Json(told.into()))
+}
+
+/// Leave a group
+///
+/// What the member owns goes to the others at once, from its committed offsets on.
+#[utoipa::path(delete, path = "/v1/groups/{group}/members/{member_id}",
+    operation_id = "leave_group", tag = "groups",
+    params(("group" = String, Path, description = "The group's name"),
+        ("member_id" = String, Path, description = "The `member_id` of the join")),
+    responses((status = 204, description = "Not a member any more")),
+    security(("bearer" = ["group"])))]
+pub async fn leave_group(
+    access: GroupAccess<Group>,
+    MemberPath(member_id): MemberPath,
+    _: Query<NoParameters>,
+) -> Result<StatusCode, Error> {
+    access.broker.leave_group(access.tenant, &access.group, &member_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! Groups: where they go on in each partition (and, by `reset`, elsewhere); their members; how they
+//! are operated (`admin`).
+
+pub mod admin;
+pub mod fetch;
+pub mod members;
+pub mod reset;
+
+use axum::Json;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::extract::{
+    access::{Group, GroupAccess},
+    body::KeyedBody,
+    json::{AtMost, Faults, Object, given},
+    media::AnswersJson,
+    query::{NoParameters, Query},
+};
+use crate::{
+    broker::{Answer, Error},
+    model::{
+        Code, Name, Partition,
+        group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
+        transaction::MAX_MEMBER_ID_BYTES,
+    },
+};
+
+/// Offsets, or a cursor that stands for some.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommitOffsets {
+    /// The member that commits, which must own the partitions. Without: the group has no members.
+    #[schema(min_length = 1, max_length = 255)]
+    member_id: Option<String>,
+    /// Comes with `member_id`: the newest generation it knows.
+    #[schema(minimum = 0)]
+    generation: Option<i64>,
+    /// By a member, instead of `offsets`: the cursor that came with the records it has processed.
+    cursor: Option<String>,
+    /// Where to go on; of two for one partition the last one wins.
+    #[schema(value_type = Option<Vec<OffsetToCommit>>, min_items = 1, max_items = 10000)]
+    offsets: Option<AtMost<Object<OffsetToCommit>, MAX_OFFSETS>>,
+}
+
+/// Where to go on in one partition.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OffsetToCommit {
+    /// The topic's name.
+    topic: String,
+    /// The partition's number, from 0.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    partition: i64,
+    /// The next offset to process: one more than the last one processed.
+    #[schema(minimum = 0)]
+    offset: i64,
+    /// Kept with the offset, and answered with it; at most 4096 bytes.
+    #[schema(max_length = 4096)]
+    metadata: Option<String>,
+    /// Not by a member: only if this is the committed offset, or (null) if there is none yet.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<i64>, minimum = 0)]
+    expected_offset: Option<Option<i64>>,
+}
+
+impl CommitOffsets {
+    fn checked(self) -> Result<OffsetCommit, Error> {
+        let mut faults = Faults::default();
+        let by_member = self.member_id.is_some();
+        let member = member(self.member_id, self.generation, &mut faults);
+        let mut items = Vec::new();
+        match (self.offsets, &self.cursor) {
+            (None, None) => faults.add("/offsets", "offsets are expected, or a cursor"),
+            (Some(_), Some(_)) => faults.add("/cursor", "offsets and cursor exclude each other"),
+            (None, Some(_)) if !by_member => {
+                faults.add("/member_id", "a cursor is committed by a member")
+            }
+            (None, Some(_)) => {}
+            (Some(sent), None) if sent.is_empty() => {
+                faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"))
+            }
+            (sent, None) => {
+                let sent = faults.elements("/offsets", sent, Code::PayloadTooLarge);
+                for (index, Object(sent)) in sent.into_iter().enumerate() {
+                    let at = format!("/offsets/{index}");
+                    items.extend(sent.checked(&at, by_member, &mut faults));
+                }
+            }
+        }
+        faults.finish()?;
+        Ok(match (self.cursor, member) {
+            (Some(cursor), Some(member)) => OffsetCommit::Cursor { member, cursor },
+            (_, member) => OffsetCommit::Items { member, items },
+        })
+    }
+}
+
+/// `member_id` and `generation` together or not at all.
+fn member(
+    member_id: Option<String>,
+    generation: Option<i64>,
+    faults: &mut Faults,
+) -> Option<Member> {
+    match (&member_id, generation) {
+        (Some(_), None) => faults.add("/generation", "member_id comes with generation"),
+        (None, Some(_)) => faults.add("/member_id", "generation comes with member_id"),
+        _ => {}
+    }
+    let generation = faults.count("/generation", generation);
+    // PostgreSQL's text has no U+0000
+    let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
+    if member_id.as_deref().is_some_and(|id| !fits(id)) {
+        let detail = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+        faults.add("/member_id", detail);
+    }
+    Some(Member { member_id: member_id?, generation: generation? })
+}
+
+impl OffsetToCommit {
+    fn checked(self, at: &str, by_member: bool, faults: &mut Faults) -> Option<OffsetItem> {
+        let topic = faults.name(&format!("{at}/topic"), Some(&self.topic));
+        let partitions = 0..=i64::from(Partition::MAX);
+        let partition = faults.range(&format!("{at}/partition"), Some(self.partition), partitions);
+        let offset = faults.count(&format!("{at}/offset"), Some(self.offset));
+        let expected_at = format!("{at}/expected_offset");
+        if let Some(expected) = self.expected_offset {
+            faults.count(&expected_at, expected);
+            if by_member {
+                faults.add(&expected_at, "a member's commit takes none");
+            }
+        }
+        if let Some(why) = self.metadata.as_deref().and_then(unfit) {
+            faults.add(&format!("{at}/metadata"), why);
+        }
+        Some(OffsetItem {
+            topic: topic?,
+            partition: Partition::try_from(partition?).ok()?,
+            offset: offset?,
+            metadata: self.metadata,
+            expected_offset: self.expected_offset,
+        })
+    }
+}
+
+/// Why this metadata cannot be kept.
+fn unfit(metadata: &str) -> Option<String> {
+    if metadata.len() > MAX_METADATA_BYTES {
+        return Some(format!("at most {MAX_METADATA_BYTES} bytes are kept"));
+    }
+    // PostgreSQL's text has none
+    metadata.contains('\0').then(|| "U+0000 cannot be kept".to_owned())
+}
+
+/// Where a group goes on, by topic and partition.
+#[derive(Serialize, ToSchema)]
+pub struct GroupOffsets {
+    /// Its name.
+    group: String,
+    /// One a partition.
+    offsets: Vec<CommittedOffset>,
+    /// True in the answer to a commit that had been done before, under the same `Idempotency-Key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
+}
+
+/// Where a group goes on in one partition.
+#[derive(Serialize, ToSchema)]
+pub struct CommittedOffset {
+    /// The topic's name.
+    topic: String,
+    /// The partition's number.
+    partition: i32,
+    /// The committed offset: the next one to process.
+    offset: i64,
+    /// What was committed with it; null: nothing.
+    #[schema(required = true)]
+    metadata: Option<String>,
+}
+
+impl GroupOffsets {
+    fn new(group: &Name, offsets: Vec<group::CommittedOffset>) -> Self {
+        let offset = |committed: group::CommittedOffset| CommittedOffset {
+            topic: committed.topic.to_string(),
+            partition: committed.partition,
+            offset: committed.offset,
+            metadata: committed.metadata,
+        };
+        let offsets = offsets.into_iter().map(offset).collect();
+        Self { group: group.to_string(), offsets, duplicate: None }
+    }
+}
+
+/// The group of the document's story, which has processed all there is.
+fn example() -> serde_json::Value {
+    json!({"group": "billing", "offsets": [
+        {"topic": "orders", "partition": 0, "offset": 2, "metadata": "worker-1"}]})
+}
+
+/// Commit offsets
+///
+/// Where the group is to go on; all of them or, when one is refused, none. A group that is not there
+/// is made. With `expected_offset` only over that committed offset, so that of two that process the
+/// same records one learns that it came too late; without, whatever is committed. A member commits
+/// only in partitions that it owns, and never moves back: an offset that is smaller than the
+/// committed one changes nothing, and the greater one is answered.
+#[utoipa::path(post, path = "/v1/groups/{group}/offsets", operation_id = "commit_group_offsets",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
+    request_body(content = CommitOffsets, description = "Where to go on", examples(
+        ("compare_and_set" = (summary = "Only if nothing was committed yet",
+            value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
+                "metadata": "worker-1", "expected_offset": null}]}))),
+        ("unconditional" = (summary = "Whatever is committed",
+            value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
+                "metadata": "worker-1"}]}))),
+        ("by_cursor" = (summary = "By a member, all that a fetch answered",
+            value = json!({"member_id": members::MEMBER, "generation": 1,
+                "cursor": fetch::CURSOR}))))),
+    responses((status = 200, description = "What is committed now in these partitions",
+        body = GroupOffsets, example = json!(example()))),
+    security(("bearer" = ["group"])))]
+pub async fn commit_group_offsets(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    sent: KeyedBody<CommitOffsets>,
+) -> Result<Json<GroupOffsets>, Error> {
+    let group = &access.group;
+    let key = sent.request_key(&format!("/v1/groups/{group}/offsets"))?;
+    let commit = sent.body.checked()?;
+    let Answer { value: offsets, is_replay } =
+        access.broker.commit_offsets(access.tenant, group, commit, key).await?;
+    let duplicate = is_replay.then_some(true);
+    Ok(Json(GroupOffsets { duplicate, ..GroupOffsets::new(group, offsets) }))
+}
+
+/// List committed offsets
+///
+/// All that the group has committed in topics that there are, as of now.
+#[utoipa::path(get, path = "/v1/groups/{group}/offsets", operation_id = "list_group_offsets",
+    tag = "groups",
+    params(("group" = String, Path, description = "The group's name")),
+    responses((status = 200, description = "Where the group goes on", body = GroupOffsets,
+        example = json!(example()))),
+    security(("bearer" = ["group"])))]
+pub async fn list_group_offsets(
+    access: GroupAccess<Group>,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+) -> Result<Json<GroupOffsets>, Error> {
+    let offsets = access.broker.group_offsets(access.tenant, &access.group).await?;
+    Ok(Json(GroupOffsets::new(&access.group, offsets)))
+}

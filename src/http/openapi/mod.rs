@@ -1,0 +1,263 @@
+//! The OpenAPI 3.1 document: what the handlers say of themselves, which problems each may answer,
+//! and an example of everything.
+//!
+//! The examples tell one story: on a server that is new, each can be sent as it stands, in the
+//! order of `tests/it/openapi.rs`, and is answered as the document shows.
+
+pub mod examples;
+pub mod page;
+mod problems;
+pub mod schemas;
+pub mod settings;
+
+use std::sync::LazyLock;
+
+use utoipa::{
+    OpenApi, PartialSchema, ToSchema,
+    openapi::{
+        Content, Ref, RefOr, Required, Response, Schema,
+        path::{Operation, Parameter, ParameterBuilder},
+        schema::{ObjectBuilder, SchemaType, Type},
+        security::{Http, HttpAuthScheme, SecurityScheme},
+    },
+};
+
+use super::{constant::Constant, problem, routes};
+use crate::model::{
+    Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES,
+};
+
+const DESCRIPTION: &str = "\
+An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
+
+**In short.** Make a topic (`PUT /v1/topics/orders`), open a session (`POST /v1/sessions`), append with \
+its `producer_id`, its `epoch` and a `sequence` that you count from 0 \
+(`POST /v1/topics/orders/records`), and read \
+(`GET /v1/topics/orders/partitions/0/records?offset=0&wait_ms=20000`).
+
+**Conventions.** Names are 1 to 249 of `A-Z a-z 0-9 . _ -`, but not `.` or `..`. Durations end in `_ms`, sizes in \
+`_bytes`. Instants are RFC 3339, in UTC with milliseconds when answered. Offsets, sequences, \
+epochs and ids are integers below 2^53. Fields and parameters that are not listed here are \
+refused, not ignored. Lists take `limit` and `after`, and answer `next_after` (null at the end) \
+and a `Link` header. Bodies may be sent with `Content-Encoding: gzip` or `zstd`; answers are \
+compressed when `Accept-Encoding` asks for it. `X-Request-Id` is taken or made, and answered.
+
+**Errors.** Every error is `application/problem+json` (RFC 9457). Its `code` is stable, `detail` \
+is for people, `side_effects` tells whether something may have changed, and `retry` what to do: \
+`never` (change the request), `same` (send the same again), `reopen` (open the session again, \
+then go on), `later` (send the same after `Retry-After` seconds).
+
+**Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
+replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of a \
+group or a commit of offsets with an `Idempotency-Key` are done once, however often they are sent: \
+the repeat answers what the first one answered, with `\"duplicate\": true`. A transaction is repeated by \
+its `transaction_id`, and its outcome can always be asked for. Without any of these, an append is \
+stored as often as it arrives (but for records known by their `id`), an open raises the epoch each \
+time, and a join makes another member. All other requests can be repeated as they are.";
+
+/// The document, served and committed.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut api = routes().into_openapi();
+    api.info.version = env!("CARGO_PKG_VERSION").into();
+    let components = api.components.get_or_insert_default();
+    let mut bearer = Http::new(HttpAuthScheme::Bearer);
+    bearer.bearer_format = Some("JWT".into());
+    bearer.description = Some(
+        "A JWT with `aud`, `iss`, `exp`, `tenant`, and `scope`: the words `produce`, `consume`, \
+         `group` and `admin`, separated by spaces, each perhaps narrowed to a pattern of names of \
+         topics (`produce:orders.*`) or groups (`group:billing`), and `operator`. `oncelog token \
+         mint` makes one. A server without a token key (embedded mode) asks for none: leave this \
+         empty."
+            .into(),
+    );
+    components.security_schemes.insert("bearer".into(), SecurityScheme::Http(bearer).into());
+    components.schemas.insert(problem::Problem::name().into(), problem::Problem::schema());
+    for item in api.paths.paths.values_mut() {
+        for operation in
+            [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]
+                .into_iter()
+                .flatten()
+        {
+            let codes = describe_problems(operation);
+            let named = |code: Code| (code.as_str().to_owned(), examples::problem(code));
+            components.examples.extend(codes.into_iter().map(named));
+            describe_parameters(operation);
+        }
+    }
+    api
+}
+
+/// The serialised document.
+pub fn document() -> &'static Constant {
+    static DOCUMENT: LazyLock<Constant> = LazyLock::new(|| {
+        Constant::new("application/json", openapi().to_json().unwrap_or_default())
+    });
+    &DOCUMENT
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "oncelog",
+        description = DESCRIPTION,
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    servers((url = "/", description = "This server")),
+    tags(
+        (name = "topics", description = "Named sets of partitions. A partition is a log: its \
+            records have the offsets 0, 1, 2 and so on, without holes, and never change."),
+        (name = "sessions", description = "Who appends. A session names a producer, and opening \
+            it again raises its `epoch`: whatever an older run still sends is refused. It also \
+            answers the next `sequence` of every scope, so that a restarted producer knows what \
+            arrived."),
+        (name = "appends", description = "Records in, exactly once: a `sequence` numbers the \
+            requests of a producer in one scope (the URL appended to) from 0, and a repeat is \
+            stored once and answered as the first time."),
+        (name = "transactions", description = "Records for many topics, and offsets of groups, \
+            in one instant or not at all: in one request, or in many. Until the commit nobody \
+            sees them, and nobody waits for them. A transaction has an id of its own, a UUIDv7 \
+            that its client may choose, by which each call can be repeated and the outcome \
+            asked for."),
+        (name = "reads", description = "Records out: by offset or from an instant on, waiting \
+            for those that are not there yet."),
+        (name = "groups", description = "Consumers that share partitions. Each is a member: a lease \
+            on a share of them, which every call renews, whatever replica answers it. A group's \
+            committed offsets are where it goes on after a restart."),
+        (name = "settings", description = "What holds for the tenant: the limits of its appends \
+            and topics, and how long producers may be idle before they are forgotten."),
+        (name = "tenants", description = "For operators: who there is, how large each may make its \
+            settings, and whether it is served."),
+        (name = "service", description = "Probes, metrics, this document and its page. They \
+            take no token.")
+    )
+)]
+pub struct Document;
+
+/// One response a status, with its codes in words and an example of each. Answers the codes.
+fn describe_problems(operation: &mut Operation) -> Vec<Code> {
+    let id = operation.operation_id.as_deref().unwrap_or_default();
+    let codes = problems::of(id).unwrap_or_default();
+    for same in codes.chunk_by(|a, b| a.status() == b.status()) {
+        let Some(first) = same.first() else { continue };
+        let words: Vec<_> = same
+            .iter()
+            .map(|code| {
+                let retry = code.retry().as_str();
+                format!("`{}`: {} (retry: {retry})", code.as_str(), code.title())
+            })
+            .collect();
+        let mut content = Content::new(Some(Ref::from_schema_name(problem::Problem::name())));
+        let shared = |code: &Code| {
+            let name = code.as_str();
+            let at = Ref::new(format!("#/components/examples/{name}"));
+            (name.to_owned(), RefOr::Ref(at))
+        };
+        content.examples = same.iter().map(shared).collect();
+        let mut response = Response::new(words.join("; "));
+        response.content.insert(problem::MEDIA_TYPE.into(), content.into());
+        let status = first.status().to_string();
+        operation.responses.responses.insert(status, response.into());
+    }
+    codes
+}
+
+const IDEMPOTENCY_KEY: &str = "\
+Makes the call safe to repeat: all with the same key, path and payload are done once, and the repeats \
+answered as the first one was, with `\"duplicate\": true`, as long as `dedup_window_ms` says (0: no key is \
+taken). 1 to 255 printable ASCII characters, new for every call. A UUIDv7 that is too old to be \
+remembered is refused, not done again.";
+
+/// What parameters of this name are everywhere, and an example of each.
+fn describe_parameters(operation: &mut Operation) {
+    let id = operation.operation_id.clone().unwrap_or_default();
+    for parameter in operation.parameters.iter_mut().flatten() {
+        let RefOr::T(parameter) = parameter else { continue };
+        let of = |kind| ObjectBuilder::new().schema_type(SchemaType::new(kind));
+        match parameter.name.as_str() {
+            // what `Name::parse` takes
+            "topic" | "group" | "tenant" => {
+                let name = of(Type::String)
+                    .min_length(Some(1))
+                    .max_length(Some(MAX_NAME_BYTES))
+                    .pattern(Some("^[A-Za-z0-9._-]+$"));
+                parameter.schema = Some(name.into());
+            }
+            "partition" => {
+                parameter.schema =
+                    Some(of(Type::Integer).minimum(Some(0)).maximum(Some(i32::MAX)).into());
+            }
+            "member_id" => {
+                let id = of(Type::String).min_length(Some(1)).max_length(Some(MAX_MEMBER_ID_BYTES));
+                parameter.schema = Some(id.into());
+            }
+            "Idempotency-Key" => {
+                parameter.description = Some(IDEMPOTENCY_KEY.into());
+                let longest = MAX_IDEMPOTENCY_KEY_BYTES;
+                let key = of(Type::String).min_length(Some(1)).max_length(Some(longest));
+                parameter.schema = Some(key.into());
+            }
+            _ => {}
+        }
+        if let Some(example) = examples::parameter(&id, &parameter.name) {
+            show(parameter, example);
+        }
+    }
+}
+
+/// Pages that send requests fill in the example of a parameter, so only what is required has
+/// one there: `offset` and `timestamp`, say, exclude each other. The others' are their schemas'.
+fn show(parameter: &mut Parameter, example: serde_json::Value) {
+    if parameter.required == Required::True {
+        let built = ParameterBuilder::from(std::mem::take(parameter));
+        *parameter = built.example(Some(example)).build();
+    } else if let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema {
+        schema.examples = vec![example];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_described() {
+        let api = serde_json::to_value(openapi()).unwrap();
+        assert!(api["openapi"].as_str().unwrap().starts_with("3.1"));
+        let mut ids = Vec::new();
+        for (path, item) in api["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                let id = operation["operationId"].as_str().unwrap().to_owned();
+                let at = format!("{method} {path} ({id})");
+                for text in ["summary", "description"] {
+                    assert!(
+                        !operation[text].as_str().unwrap_or_default().is_empty(),
+                        "{at} {text}"
+                    );
+                }
+                assert!(problems::of(&id).is_some(), "{at} has no row of problems");
+                assert!(operation["security"].is_array(), "{at} security");
+                let open = !path.starts_with("/v1/");
+                assert_eq!(operation["responses"].get("401").is_none(), open, "{at}");
+                let body = operation.get("requestBody");
+                assert_eq!(body.is_some(), matches!(method.as_str(), "post" | "put" | "patch"));
+                let responses = operation["responses"].as_object().unwrap();
+                for part in responses.values().chain(body) {
+                    let described = part["description"].as_str().unwrap_or_default();
+                    assert!(!described.is_empty(), "{at}: {part}");
+                }
+                assert!(!ids.contains(&id), "{id} twice");
+                ids.push(id);
+            }
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        let text = openapi().to_json().unwrap();
+        let api: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for part in text.split("\"#/components/schemas/").skip(1) {
+            let name = part.split('"').next().unwrap();
+            assert!(api["components"]["schemas"].get(name).is_some(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Reads of all partitions of a topic.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::State,
+    http::{HeaderValue, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    bounds::Bounds,
+    cursors,
+    records::{self, drop_last, write_records},
+};
+use crate::{
+    broker::Error,
+    http::{
+        extract::{
+            access::{Consume, Gate, TopicAccess},
+            body::JsonBody,
+            json::Faults,
+            media::{AnswersRecords, Media},
+            query::{Place, Query},
+        },
+        openapi::schemas::TopicReadAnswer,
+    },
+    model::{
+        Invalid, Name, Timestamp,
+        transfer::{PartitionEnds, TopicFetched, TopicRead, TopicStart},
+    },
+};
+
+/// What a read of a topic asks for, in the URL or in a body.
+#[derive(Default, Deserialize, IntoParams, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TopicReadParameters {
+    /// Where to read on: the `cursor` of an answer, as it stands.
+    cursor: Option<String>,
+    /// Without a cursor: at every partition's first record (`earliest`, the default), or at the next
+    /// to come (`latest`).
+    #[param(inline)]
+    #[schema(inline)]
+    offset: Option<Beginning>,
+    /// Without a cursor: at every partition's first record appended at or after this instant (RFC
+    /// 3339).
+    #[param(format = DateTime)]
+    #[schema(format = DateTime)]
+    timestamp: Option<String>,
+    /// Most records to answer, of all partitions together.
+    #[param(minimum = 1, maximum = 10000, default = 500)]
+    #[schema(minimum = 1, maximum = 10000, default = 500)]
+    limit: Option<i64>,
+    /// Most bytes of records to answer, of all partitions together; the first one always comes.
+    #[param(minimum = 1, maximum = 16777216, default = 1048576)]
+    #[schema(minimum = 1, maximum = 16777216, default = 1048576)]
+    max_bytes: Option<i64>,
+    /// How long to wait for a record when there is none yet in any partition (a long poll).
+    #[param(minimum = 0, maximum = 60000, default = 0)]
+    #[schema(minimum = 0, maximum = 60000, default = 0)]
+    wait_ms: Option<i64>,
+    /// There is nothing else here; what is staged is read partition by partition.
+    #[param(inline)]
+    #[schema(inline)]
+    isolation: Option<Committed>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Beginning {
+    Earliest,
+    Latest,
+}
+
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Committed {
+    ReadCommitted,
+}
+
+impl<'de> Deserialize<'de> for Committed {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        if String::deserialize(text)? == "read_committed" {
+            return Ok(Self::ReadCommitted);
+        }
+        let why = "a read of all partitions is read_committed; what is staged is shown by reads of \
+                   one partition";
+        Err(de::Error::custom(why))
+    }
+}
+
+impl TopicReadParameters {
+    fn checked(self, place: Place) -> Result<TopicRead, Invalid> {
+        // there is nothing else
+        let (None | Some(Committed::ReadCommitted)) = self.isolation;
+        let mut faults = Faults::default();
+        let Bounds { limit, max_bytes, wait_ms } =
+            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
+        let start = match (self.cursor, self.offset, self.timestamp) {
+            (None, None | Some(Beginning::Earliest), None) => TopicStart::Earliest,
+            (None, Some(Beginning::Latest), None) => TopicStart::Latest,
+            (Some(cursor), None, None) => TopicStart::Cursor(cursor),
+            (None, None, Some(instant)) => match Timestamp::parse(&instant) {
+                Ok(instant) => TopicStart::Timestamp(instant),
+                Err(why) => {
+                    faults.add(&place.of("timestamp"), why);
+                    TopicStart::Earliest
+                }
+            },
+            (cursor, ..) => {
+                let pointer = place.of(if cursor.is_some() { "cursor" } else { "timestamp" });
+                faults.add(&pointer, "cursor, offset and timestamp exclude each other");
+                TopicStart::Earliest
+            }
+        };
+        faults.finish()?;
+        Ok(TopicRead { start, limit, max_bytes, wait_ms })
+    }
+}
+
+/// What takes a cursor that is too long for a URL.
+const LONG_CURSORS: &str = "POST /v1/topics/{topic}/reads";
+
+/// What the read of the document's story answers.
+const CURSOR: &str = "AXQBBAEBAlqhJaQ";
+const LINES: &str = "{\"partition\":0,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
+     {\"partition\":0,\"offset\":1,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":null}\n\
+     {\"partition\":1,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value_base64\":\"AAEC\",\"key\":\"customer-1\"}\n\
+     {\"partition\":3,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
+     \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n";
+
+fn example() -> Value {
+    json!({"topic": "orders",
+    "records": [{"partition": 0, "offset": 0,
+        "appended_at": "2026-11-21T08:00:00.000Z", "key": "customer-7",
+        "value": {"total": 12.5}, "headers": {"source": "web"}},
+        {"partition": 0, "offset": 1, "appended_at": "2026-11-21T08:00:00.000Z",
+        "value": null},
+        {"partition": 1, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
+        "key": "customer-1", "value_base64": "AAEC"},
+        {"partition": 3, "offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
+        "key": "customer-7", "value": {"total": 12.5}, "headers": {"source": "web"}}],
+    "partitions": [
+        {"partition": 0, "next_offset": 2, "log_start_offset": 0, "high_watermark": 2},
+        {"partition": 1, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1},
+        {"partition": 2, "next_offset": 0, "log_start_offset": 0, "high_watermark": 0},
+        {"partition": 3, "next_offset": 1, "log_start_offset": 0, "high_watermark": 1}],
+    "cursor": CURSOR})
+}
+
+/// The next answer.
+fn nothing_new() -> Value {
+    let mut answer = example();
+    answer["records"] = json!([]);
+    answer
+}
+
+/// Read a topic
+///
+/// Committed records of all partitions: those of one partition together and in order, each partition
+/// a fair part. Read on with the answer's `cursor`; the same cursor gives the same records again (of
+/// each partition as many, or more, or fewer). With `wait_ms` an empty answer waits for the first
+/// record of any partition, also of one that is added meanwhile: partitions that appear later are
+/// read from their beginning. `Accept: application/x-ndjson` asks for the records alone, one a line.
+#[utoipa::path(get, path = "/v1/topics/{topic}/records", operation_id = "read_topic", tag = "reads",
+    params(("topic" = String, Path, description = "The topic's name"), TopicReadParameters),
+    responses((status = 200, description = "Records, perhaps none",
+        content(
+            (TopicReadAnswer = "application/json", example = json!(example())),
+            (String = "application/x-ndjson", example = json!(LINES))),
+        headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
+    security(("bearer" = ["consume"])))]
+pub async fn read_topic(
+    access: TopicAccess<Consume>,
+    State(gate): State<Arc<Gate>>,
+    AnswersRecords(media): AnswersRecords,
+    Query(query): Query<TopicReadParameters>,
+) -> Result<Response, Error> {
+    answer(access, &gate, media, query.checked(Place::Query)?).await
+}
+
+/// Read a topic with a long cursor
+///
+/// The same as `GET /v1/topics/{topic}/records`, with its parameters as a JSON body: for cursors that are
+/// too long for a URL (of more than 8 KiB), as those of very many partitions are. It changes nothing, and
+/// can be repeated as it is.
+#[utoipa::path(post, path = "/v1/topics/{topic}/reads", operation_id = "read_topic_by_body",
+    tag = "reads",
+    params(("topic" = String, Path, description = "The topic's name")),
+    request_body(content = TopicReadParameters, description = "The parameters of the read",
+        example = json!({"cursor": CURSOR, "limit": 500, "wait_ms": 0})),
+    responses((status = 200, description = "Records, perhaps none",
+        content(
+            (TopicReadAnswer = "application/json", example = json!(nothing_new())),
+            (String = "application/x-ndjson", example = json!(""))),
+        headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
+    security(("bearer" = ["consume"])))]
+pub async fn read_topic_by_body(
+    access: TopicAccess<Consume>,
+    State(gate): State<Arc<Gate>>,
+    AnswersRecords(media): AnswersRecords,
+    sent: JsonBody<TopicReadParameters>,
+) -> Result<Response, Error> {
+    answer(access, &gate, media, sent.body.checked(Place::Body)?).await
+}
+
+async fn answer(
+    access: TopicAccess<Consume>,
+    gate: &Gate,
+    media: Media,
+    read: TopicRead,
+) -> Result<Response, Error> {
+    let fetched = access.broker.read_topic(access.tenant, &access.topic, read).await?;
+    let body = gate.answer(capacity(&fetched), || match media {
+        Media::Json => json_body(&access.topic, &fetched),
+        Media::Ndjson => ndjson_body(&fetched),
+    })?;
+    let content_type = HeaderValue::from_static(media.as_str());
+    let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
+    if media == Media::Ndjson {
+        answer.headers_mut().insert("oncelog-cursor", cursors::header(fetched.cursor)?);
+    }
+    Ok(answer)
+}
+
+/// Longest text of a partition in an answer.
+const PARTITION_BYTES: usize = r#"{"partition":2147483647,"next_offset":0123456789012345,"log_start_offset":0123456789012345,"high_watermark":0123456789012345},"#
+    .len();
+/// Longest text around the lists and the cursor, but for the topic's name.
+const ENVELOPE_BYTES: usize = r#"{"topic":"","records":[],"partitions":[],"cursor":""}"#.len();
+
+fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {
+    let mut body = Vec::with_capacity(topic.as_str().len() + capacity(fetched));
+    // Names are plain ASCII, and cursors base64: they need no escapes.
+    body.extend_from_slice(format!("{{\"topic\":\"{topic}\",\"records\":[").as_bytes());
+    for part in &fetched.parts {
+        write_records(&mut body, &part.origin, &part.slices, b',');
+    }
+    drop_last(&mut body, b',');
+    body.extend_from_slice(b"],\"partitions\":[");
+    for ends in &fetched.partitions {
+        let PartitionEnds { partition, next_offset, log_start_offset, high_watermark } = ends;
+        let ends = format!(
+            "{{\"partition\":{partition},\"next_offset\":{next_offset},\
+             \"log_start_offset\":{log_start_offset},\"high_watermark\":{high_watermark}}},"
+        );
+        body.extend_from_slice(ends.as_bytes());
+    }
+    drop_last(&mut body, b',');
+    body.extend_from_slice(format!("],\"cursor\":\"{}\"}}", fetched.cursor).as_bytes());
+    body
+}
+
+fn ndjson_body(fetched: &TopicFetched) -> Vec<u8> {
+    let mut body = Vec::with_capacity(capacity(fetched));
+    for part in &fetched.parts {
+        write_records(&mut body, &part.origin, &part.slices, b'\n');
+    }
+    body
+}
+
+fn capacity(fetched: &TopicFetched) -> usize {
+    let parts = fetched.parts.iter();
+    let records: usize = parts.map(|part| records::capacity(&part.origin, &part.slices)).sum();
+    let partitions = fetched.partitions.len() * PARTITION_BYTES;
+    records + partitions + fetched.cursor.len() + ENVELOPE_BYTES
+}
+
+#[cfg(test)]
+mod tests;

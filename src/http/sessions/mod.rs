@@ -1,0 +1,375 @@
+//! Sessions: open, see, find, end.
+
+pub mod end;
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::extract::{
+    access::{Access, Produce, ProducerPath},
+    body::KeyedBody,
+    json::Faults,
+    list::{self, ListQuery},
+    media::AnswersJson,
+    query::{self, NoParameters, Query, escape},
+};
+use crate::http::openapi::examples::sessions as examples;
+use crate::{
+    broker::{Answer, Error},
+    model::{
+        Invalid, MAX_INTEGER, Name, ProducerId,
+        session::{self, Open, Opened},
+        uuid_v7,
+    },
+};
+
+/// How sequences follow each other: each is the last one plus 1 (`contiguous`, the default), or
+/// any greater one (`monotonic`).
+#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sequencing {
+    Contiguous,
+    Monotonic,
+}
+
+/// Where the next sequences start: behind the last ones (`continue`, the default), or at 0 in
+/// every scope (`reset`).
+#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sequences {
+    Continue,
+    Reset,
+}
+
+/// All fields are optional; those left out are defaults, not the former values.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenSession {
+    /// The stable name of a logical producer. Without it, or `producer_id`, the producer is new.
+    transactional_id: Option<String>,
+    /// With `epoch`: open only if this is the producer and that its current epoch.
+    #[schema(minimum = 0)]
+    producer_id: Option<i64>,
+    /// Comes with `producer_id`.
+    #[schema(minimum = 0)]
+    epoch: Option<i64>,
+    /// A new UUIDv7, of about now, that makes this open repeatable; always send one.
+    #[schema(value_type = Option<Uuid>)]
+    open_id: Option<String>,
+    /// How long a transaction of this session may stay open, if its begin does not say: at most the
+    /// tenant's `max_transaction_timeout_ms`; without it the tenant's `transaction_timeout_ms`.
+    #[schema(minimum = 1)]
+    transaction_timeout_ms: Option<i64>,
+    sequencing: Option<Sequencing>,
+    sequences: Option<Sequences>,
+}
+
+impl OpenSession {
+    fn checked(self) -> Result<Open, Invalid> {
+        let mut faults = Faults::default();
+        let transactional_id = faults.name("/transactional_id", self.transactional_id.as_deref());
+        let producer_id = faults.count("/producer_id", self.producer_id);
+        let epoch = faults.count("/epoch", self.epoch);
+        match (self.producer_id, self.epoch) {
+            (Some(_), None) => faults.add("/epoch", "producer_id comes with epoch"),
+            (None, Some(_)) => faults.add("/producer_id", "epoch comes with producer_id"),
+            _ => {}
+        }
+        let open_id = self.open_id.as_deref().and_then(uuid_v7);
+        if self.open_id.is_some() && open_id.is_none() {
+            faults.add("/open_id", "a UUIDv7 is expected");
+        }
+        let transaction_timeout_ms = self.transaction_timeout_ms;
+        faults.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
+        faults.finish()?;
+        Ok(Open {
+            transactional_id,
+            condition: producer_id.map(ProducerId).zip(epoch),
+            open_id,
+            transaction_timeout_ms,
+            sequencing: match self.sequencing {
+                None | Some(Sequencing::Contiguous) => session::Sequencing::Contiguous,
+                Some(Sequencing::Monotonic) => session::Sequencing::Monotonic,
+            },
+            sequences: match self.sequences {
+                None | Some(Sequences::Continue) => session::Sequences::Continue,
+                Some(Sequences::Reset) => session::Sequences::Reset,
+            },
+        })
+    }
+}
+
+/// A session as it stands.
+#[derive(Serialize, ToSchema)]
+pub struct Session {
+    /// To be sent with every append.
+    producer_id: i64,
+    /// To be sent with every append; opening again raises it and fences this one.
+    epoch: i64,
+    /// The producer's stable name; null when it has none.
+    #[schema(required = true)]
+    transactional_id: Option<String>,
+    sequencing: Sequencing,
+    /// How long a transaction of this session may stay open, if its begin does not say.
+    transaction_timeout_ms: i64,
+    /// True when the session was ended and not opened since.
+    closed: bool,
+    /// When this epoch was opened.
+    #[schema(format = DateTime)]
+    opened_at: String,
+    /// By topic, then partition; at most 1000, the rest under `/sequences`.
+    next_sequences: Vec<NextSequence>,
+    /// The ongoing transaction of the epoch before, which this open aborted.
+    #[schema(required = true)]
+    aborted_transaction: Option<Uuid>,
+    /// Prepared transactions of this producer: it is to commit or abort them.
+    prepared_transactions: Vec<Uuid>,
+    /// In the answer to an open: whether it repeats one, by `open_id` or `Idempotency-Key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
+}
+
+/// A session as lists show it.
+#[derive(Serialize, ToSchema)]
+pub struct SessionItem {
+    /// The producer.
+    producer_id: i64,
+    /// Its current epoch.
+    epoch: i64,
+    /// The producer's stable name; null when it has none.
+    #[schema(required = true)]
+    transactional_id: Option<String>,
+    sequencing: Sequencing,
+    /// How long a transaction of this session may stay open, if its begin does not say.
+    transaction_timeout_ms: i64,
+    /// True when the session was ended and not opened since.
+    closed: bool,
+    /// When this epoch was opened.
+    #[schema(format = DateTime)]
+    opened_at: String,
+}
+
+/// The next sequence of a scope: a topic, or one partition of it.
+#[derive(Serialize, ToSchema)]
+pub struct NextSequence {
+    /// The topic appended to.
+    topic: String,
+    /// The partition, when it was appended to directly; absent for the topic as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition: Option<i32>,
+    /// The sequence of the next append there.
+    next_sequence: i64,
+}
+
+/// A page of sessions, by producer id.
+#[derive(Serialize, ToSchema)]
+pub struct SessionList {
+    /// At most `limit` of them.
+    sessions: Vec<SessionItem>,
+    /// Where the next page starts; null at the end.
+    #[schema(required = true)]
+    next_after: Option<String>,
+}
+
+/// A page of scopes, by topic, then partition.
+#[derive(Serialize, ToSchema)]
+pub struct SequenceList {
+    /// At most `limit` of them.
+    sequences: Vec<NextSequence>,
+    /// Where the next page starts; null at the end.
+    #[schema(required = true)]
+    next_after: Option<String>,
+}
+
+impl From<session::Session> for SessionItem {
+    fn from(session: session::Session) -> Self {
+        Self {
+            producer_id: session.producer_id.0,
+            epoch: session.epoch,
+            transactional_id: session.transactional_id.map(|name| name.to_string()),
+            sequencing: match session.sequencing {
+                session::Sequencing::Contiguous => Sequencing::Contiguous,
+                session::Sequencing::Monotonic => Sequencing::Monotonic,
+            },
+            transaction_timeout_ms: session.transaction_timeout_ms,
+            closed: session.closed,
+            opened_at: session.opened_at.to_string(),
+        }
+    }
+}
+
+impl From<session::NextSequence> for NextSequence {
+    fn from(next: session::NextSequence) -> Self {
+        let topic = next.topic.to_string();
+        Self { topic, partition: next.partition, next_sequence: next.next_sequence }
+    }
+}
+
+impl From<Opened> for Session {
+    fn from(opened: Opened) -> Self {
+        let item = SessionItem::from(opened.session);
+        Self {
+            producer_id: item.producer_id,
+            epoch: item.epoch,
+            transactional_id: item.transactional_id,
+            sequencing: item.sequencing,
+            transaction_timeout_ms: item.transaction_timeout_ms,
+            closed: item.closed,
+            opened_at: item.opened_at,
+            next_sequences: opened.next_sequences.into_iter().map(NextSequence::from).collect(),
+            aborted_transaction: opened.aborted_transaction,
+            prepared_transactions: opened.prepared_transactions,
+            duplicate: None,
+        }
+    }
+}
+
+/// Open a session
+///
+/// Fences every older session of the producer and answers the next sequence of every scope, so
+/// that a restarted producer knows what arrived before it died. Without `transactional_id` the
+/// producer is new and its sequences start at 0. With `producer_id` and `epoch` it is opened only
+/// if that is its current epoch.
+#[utoipa::path(post, path = "/v1/sessions", operation_id = "open_session", tag = "sessions",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
+    request_body(content = OpenSession, description = "Who opens, and how", examples(
+        ("by_name" = (summary = "A producer with a stable name",
+            value = json!({"transactional_id": "payment-service"}))),
+        ("repeatable" = (summary = "The same, safe to repeat: a new UUIDv7 for every open",
+            value = json!({"transactional_id": "payment-service",
+                "open_id": "019aa5b6-5c00-7000-8000-000000000001"}))))),
+    responses(
+        (status = 201, description = "The session is open, by this request or by the first with \
+            its Idempotency-Key", body = Session,
+            example = json!(examples::session(Some(false)))),
+        (status = 200, description = "This open_id had opened it already", body = Session,
+            example = json!(examples::session(Some(true))))),
+    security(("bearer" = ["produce"])))]
+pub async fn open_session(
+    access: Access<Produce>,
+    _: AnswersJson,
+    sent: KeyedBody<OpenSession>,
+) -> Result<Response, Error> {
+    let key = sent.request_key("/v1/sessions")?;
+    let open = sent.body.checked()?;
+    let Answer { value: opened, is_replay } =
+        access.broker.open_session(access.tenant, open, key).await?;
+    let (was_known, id) = (opened.duplicate, opened.session.producer_id.0);
+    let session = Session { duplicate: Some(was_known || is_replay), ..Session::from(opened) };
+    let mut answer = Json(session).into_response();
+    if !was_known {
+        *answer.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/sessions/{id}")) {
+            answer.headers_mut().insert(header::LOCATION, location);
+        }
+    }
+    Ok(answer)
+}
+
+/// Describe a session
+///
+/// As it stands, with the next sequence of each of its scopes as of now.
+#[utoipa::path(get, path = "/v1/sessions/{producer_id}", operation_id = "get_session",
+    tag = "sessions",
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session")),
+    responses((status = 200, description = "The session", body = Session,
+        example = json!(examples::session(None)))),
+    security(("bearer" = ["produce"])))]
+pub async fn get_session(
+    access: Access<Produce>,
+    ProducerPath(id): ProducerPath,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+) -> Result<Json<Session>, Error> {
+    Ok(Json(access.broker.session(access.tenant, id).await?.into()))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SessionsQuery {
+    /// Only the session of this transactional id.
+    transactional_id: Option<String>,
+    /// Most items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<i64>,
+    /// `next_after` of the page before; without it the list starts at its beginning.
+    after: Option<String>,
+}
+
+impl SessionsQuery {
+    fn name(&self) -> Result<Option<Name>, Invalid> {
+        let mut faults = Faults::default();
+        let name = faults.name("?transactional_id", self.transactional_id.as_deref());
+        let id = self.after.as_deref().map(query::integer);
+        if id.is_some_and(|id| !id.is_ok_and(|id| (0..=MAX_INTEGER).contains(&id))) {
+            faults.add("?after", "a producer id is expected");
+        }
+        faults.finish()?;
+        Ok(name)
+    }
+}
+
+/// List sessions
+///
+/// All of the tenant by producer id, page by page, or the one of a transactional id.
+#[utoipa::path(get, path = "/v1/sessions", operation_id = "list_sessions", tag = "sessions",
+    params(SessionsQuery),
+    responses((status = 200, description = "A page of sessions", body = SessionList,
+        example = json!({"sessions": [{"producer_id": 1, "epoch": 0,
+            "transactional_id": "payment-service", "sequencing": "contiguous",
+            "transaction_timeout_ms": 60000, "closed": false,
+            "opened_at": "2026-11-21T08:00:00.000Z"}], "next_after": null}))),
+    security(("bearer" = ["produce"])))]
+pub async fn list_sessions(
+    access: Access<Produce>,
+    _: AnswersJson,
+    Query(query): Query<SessionsQuery>,
+) -> Result<Response, Error> {
+    let name = query.name()?;
+    let page = list::page(query.limit, query.after)?;
+    let limit = page.limit;
+    let listed = access.broker.sessions(access.tenant, name.as_ref(), page).await?;
+    let base = match &name {
+        Some(name) => format!("/v1/sessions?transactional_id={}&", escape(name.as_str())),
+        None => "/v1/sessions?".to_owned(),
+    };
+    let next = listed.next_after.clone();
+    let sessions = listed.items.into_iter().map(SessionItem::from).collect();
+    let list = SessionList { sessions, next_after: listed.next_after };
+    Ok(list::answer(list, &base, limit, next.as_deref()))
+}
+
+/// List a session's sequences
+///
+/// The next sequence of every scope the producer has appended to, by topic, then partition.
+#[utoipa::path(get, path = "/v1/sessions/{producer_id}/sequences",
+    operation_id = "list_session_sequences", tag = "sessions",
+    params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), ListQuery),
+    responses((status = 200, description = "A page of scopes", body = SequenceList,
+        example = json!({"sequences": examples::sequences(), "next_after": null}))),
+    security(("bearer" = ["produce"])))]
+pub async fn list_session_sequences(
+    access: Access<Produce>,
+    ProducerPath(id): ProducerPath,
+    _: AnswersJson,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, Error> {
+    let page = query.page()?;
+    let limit = page.limit;
+    let listed = access.broker.session_sequences(access.tenant, id, page).await?;
+    let base = format!("/v1/sessions/{}/sequences?", id.0);
+    let next = listed.next_after.clone();
+    let sequences = listed.items.into_iter().map(NextSequence::from).collect();
+    let list = SequenceList { sequences, next_after: listed.next_after };
+    Ok(list::answer(list, &base, limit, next.as_deref()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! What a call brings to a transaction: appends and offsets. Records stay text here: the model reads
+//! each array of them once.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::{
+    broker::{Error, Taken},
+    http::{
+        extract::{
+            auth::{Grant, Word},
+            body::count,
+            json::{AtMost, Faults, Object, given},
+        },
+        openapi::schemas::Record,
+    },
+    model::{
+        Batch, Code,
+        group::{MAX_OFFSETS, Member},
+        transaction::{AppendItem, Claim, MAX_MEMBER_ID_BYTES, OffsetItem, Work},
+        transfer::Scope,
+    },
+};
+
+/// Most appends of one call.
+pub const MAX_APPENDS: usize = 10_000;
+
+pub type Appends<'a> = AtMost<Object<TransactionAppend<'a>>, MAX_APPENDS>;
+pub type Offsets<'a> = AtMost<Object<TransactionOffset<'a>>, MAX_OFFSETS>;
+
+/// Records for a topic, or for one partition of it.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TransactionAppend<'a> {
+    /// The topic appended to.
+    #[serde(borrow)]
+    topic: Cow<'a, str>,
+    /// All records go there; without it they are spread by key.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    partition: Option<i64>,
+    /// One to `max_batch_records` of them, in the order they are stored in.
+    #[schema(value_type = Vec<Record>, min_items = 1)]
+    records: &'a RawValue,
+}
+
+/// Where a group is to go on, in one of three forms: of a member (`member_id`, `generation`), by
+/// compare-and-set (`expected_offset`; a member may add it), or of a member by `cursor` alone. In a
+/// transaction with appends, what a member gives by cursor is committed only if that is still committed
+/// where the cursor's run began, and of what members give some offset must move; else
+/// `offset_commit_conflict`.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TransactionOffset<'a> {
+    /// The group; it is made if there is none of this name.
+    #[serde(borrow)]
+    group: Cow<'a, str>,
+    /// The member that owns the partition. It comes with `generation`.
+    #[schema(min_length = 1, max_length = 255)]
+    member_id: Option<String>,
+    /// The member's generation.
+    #[schema(minimum = 0)]
+    generation: Option<i64>,
+    /// The topic read.
+    topic: Option<String>,
+    /// Its partition.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    partition: Option<i64>,
+    /// The offset of the next record to process.
+    #[schema(minimum = 0)]
+    offset: Option<i64>,
+    /// Only if this is the committed offset; null: none yet. By a member beside `offset`, not beside
+    /// `cursor`; without members it is what the commit is by right of.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<i64>, minimum = 0)]
+    expected_offset: Option<Option<i64>>,
+    /// In the place of topic, partition and offset: what a fetch of the member answered.
+    cursor: Option<String>,
+}
+
+/// Work as read: it is nobody's yet.
+pub struct Asked {
+    work: Work,
+}
+
+impl Asked {
+    /// `held`: what the request counts for; its records are added, each before the next is read.
+    pub fn read(
+        (appends, offsets): (Option<Appends>, Option<Offsets>),
+        traceparent: Option<&str>,
+        held: &mut Taken,
+        faults: &mut Faults,
+    ) -> Result<Self, Error> {
+        let mut work = Work::default();
+        let appends = faults.elements("/appends", appends, Code::TransactionTooLarge);
+        let offsets = faults.elements("/offsets", offsets, Code::TransactionTooLarge);
+        for (index, Object(append)) in appends.into_iter().enumerate() {
+            let at = format!("/appends/{index}");
+            if let Some(item) = append.checked(&at, traceparent, faults) {
+                count(held, held.bytes() + item.batch.held_bytes())?;
+                work.appends.push(item);
+            }
+        }
+        for (index, Object(offset)) in offsets.into_iter().enumerate() {
+            work.offsets.extend(offset.checked(&format!("/offsets/{index}"), faults));
+        }
+        Ok(Self { work })
+    }
+
+    /// The work, if the token reaches all that it names.
+    pub fn permitted(self, grant: &Grant) -> Result<Work, Error> {
+        for append in &self.work.appends {
+            grant.demand(Word::Produce, &append.topic)?;
+        }
+        for offset in &self.work.offsets {
+            grant.demand(Word::Group, offset.group())?;
+        }
+        Ok(self.work)
+    }
+}
+
+impl TransactionAppend<'_> {
+    fn checked(
+        self,
+        at: &str,
+        traceparent: Option<&str>,
+        faults: &mut Faults,
+    ) -> Option<AppendItem> {
+        let topic = faults.name(&format!("{at}/topic"), Some(&self.topic));
+        let partition = faults.partition(&format!("{at}/partition"), self.partition);
+        let batch = faults.part(Batch::from_array(self.records, at, traceparent));
+        let scope = partition.map_or(Scope::Topic, Scope::Partition);
+        Some(AppendItem { topic: topic?, scope, batch: batch?.into() })
+    }
+}
+
+impl TransactionOffset<'_> {
+    fn checked(self, at: &str, faults: &mut Faults) -> Option<OffsetItem> {
+        let of = |name: &str| format!("{at}/{name}");
+        let group = faults.name(&of("group"), Some(&self.group));
+        let topic = faults.name(&of("topic"), self.topic.as_deref());
+        let partition = faults.partition(&of("partition"), self.partition);
+        let offset = faults.count(&of("offset"), self.offset);
+        let place = [
+            ("topic", self.topic.is_some()),
+            ("partition", self.partition.is_some()),
+            ("offset", self.offset.is_some()),
+        ];
+        for (name, is_given) in place {
+            match (&self.cursor, is_given) {
+                (Some(_), true) => faults.add(&of(name), "the cursor says that; leave it out"),
+                (None, false) => faults.add(&of(name), "missing"),
+                _ => {}
+            }
+        }
+        let cursor = self.cursor.as_deref().map(str::to_owned);
+        let claim = self.claim(at, faults);
+        let group = group?;
+        match (cursor, claim?) {
+            (None, claim) => {
+                let (topic, partition, offset) = (topic?, partition?, offset?);
+                Some(OffsetItem::At { group, topic, partition, offset, claim })
+            }
+            (Some(cursor), Claim::Member { member_id, generation, .. }) => {
+                let member = Member { member_id, generation };
+                Some(OffsetItem::Cursor { group, member, cursor })
+            }
+            // which was refused above
+            (Some(_), Claim::Expected(_)) => None,
+        }
+    }
+
+    fn claim(self, at: &str, faults: &mut Faults) -> Option<Claim> {
+        let of = |name: &str| format!("{at}/{name}");
+        // PostgreSQL's text has no U+0000
+        let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
+        if self.member_id.as_deref().is_some_and(|id| !fits(id)) {
+            let detail =
+                format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+            faults.add(&of("member_id"), detail);
+        }
+        faults.count(&of("generation"), self.generation);
+        faults.count(&of("expected_offset"), self.expected_offset.flatten());
+        let member = self.cursor.is_some() || self.member_id.is_some() || self.generation.is_some();
+        if self.cursor.is_some() && self.expected_offset.is_some() {
+            faults.add(&of("expected_offset"), "the cursor says that; leave it out");
+        }
+        if let Some(expected) = self.expected_offset.filter(|_| !member) {
+            return Some(Claim::Expected(expected));
+        } else if !member {
+            let detail = "by what right? Give member_id and generation, or expected_offset (null: \
+                          none committed yet)";
+            faults.add(at, detail);
+            return None;
+        }
+        let missing = "missing: a member gives member_id and generation";
+        if self.member_id.is_none() {
+            faults.add(&of("member_id"), missing);
+        }
+        if self.generation.is_none() {
+            faults.add(&of("generation"), missing);
+        }
+        Some(Claim::Member {
+            member_id: self.member_id?,
+            generation: self.generation?,
+            expected: self.expected_offset,
+            began: None,
+        })
+    }
+}

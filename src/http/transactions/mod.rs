@@ -1,0 +1,324 @@
+//! Transactions: begin, add to, prepare, end, see.
+
+mod items;
+mod request;
+mod response;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use self::{
+    request::{
+        AddOffsetsToTransaction, AppendToTransaction, BeginTransaction, CallTransaction, Called,
+        CommitTransaction,
+    },
+    response::{Transaction, TransactionList, TransactionState},
+};
+use super::extract::{
+    access::{
+        Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
+    },
+    body::TransactionBody,
+    json::Faults,
+    list,
+    media::AnswersJson,
+    query::{NoParameters, Query},
+};
+use crate::http::openapi::examples::transactions as examples;
+use crate::{
+    broker::{Broker, Error, Taken},
+    model::{
+        Invalid, ProducerId, TenantId,
+        transaction::{self, Filter},
+        uuid_v7,
+    },
+};
+
+/// Begin a transaction
+///
+/// Its records appear in all topics, and its offsets are committed, in one instant or not at all.
+/// With `"commit": true` this request is the whole transaction: no session, nothing to keep between
+/// calls, and an id to ask for its outcome. With `producer_id` and `epoch` it is bound to a session:
+/// one at a time, aborted when the session is opened anew. Repeated with the same `transaction_id`
+/// it answers how the transaction stands now, whatever has changed since: its topics may be gone,
+/// its session opened by another. Every topic of `appends` needs `produce`, every group of `offsets`
+/// needs `group`.
+#[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
+    tag = "transactions",
+    request_body(content = BeginTransaction, description = "What it begins with", examples(
+        ("one_request" = (summary = "A whole transaction in one request",
+            value = json!(examples::one_request()))),
+        ("compare_and_set" = (summary = "A step of a pipeline: what it made of the records it read, \
+            and how far it has read, if nobody else was faster",
+            value = json!(examples::compare_and_set()))),
+        ("of_a_session" = (summary = "Of a session, to be continued",
+            value = json!(examples::of_a_session()))),
+        ("by_id" = (summary = "Without a session, to be continued by its id alone",
+            value = json!(examples::by_id()))))),
+    responses(
+        (status = 201, description = "It was begun, and with `commit` committed",
+            body = Transaction, example = json!(examples::whole(false))),
+        (status = 200, description = "It had been begun already; this is how it stands",
+            body = Transaction, example = json!(examples::whole(true)))),
+    security(("bearer" = ["produce"])))]
+pub async fn begin_transaction(
+    access: Access<Produce>,
+    _: AnswersJson,
+    TransactionBody(sent, mut held): TransactionBody,
+) -> Result<Response, Error> {
+    let NoParameters {} = sent.query()?;
+    let body: BeginTransaction = sent.object()?;
+    let traceparent = sent.traceparent.as_deref();
+    let begin = body.checked(traceparent, &access.grant, &mut held)?;
+    let held = Some(Arc::new(held));
+    let answered = access.broker.begin_transaction(access.tenant, begin, held).await?;
+    let (duplicate, id) = (answered.duplicate, answered.transaction.transaction_id);
+    let mut answer = Json(Transaction::from(answered)).into_response();
+    if !duplicate {
+        *answer.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/transactions/{id}")) {
+            answer.headers_mut().insert(header::LOCATION, location);
+        }
+    }
+    Ok(answer)
+}
+
+async fn call(
+    broker: &Broker,
+    tenant: TenantId,
+    id: Uuid,
+    (caller, call): Called,
+    held: Taken,
+) -> Result<Json<Transaction>, Error> {
+    let held = Some(Arc::new(held));
+    Ok(Json(broker.call_transaction(tenant, id, caller, call, held).await?.into()))
+}
+
+/// Append in a transaction
+///
+/// To any topics and partitions. The records get their offsets when the transaction is committed;
+/// until then they delay nobody. With a `sequence`, counted from 0 in this transaction, a repeat is
+/// taken once; without, as often as it arrives. Every topic needs `produce`.
+#[utoipa::path(post, path = "/v1/transactions/{transaction_id}/records",
+    operation_id = "append_to_transaction", tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
+    request_body(content = AppendToTransaction, description = "The records",
+        example = json!(examples::append())),
+    responses((status = 200, description = "Taken, now or before", body = Transaction,
+        example = json!(examples::ongoing()))),
+    security(("bearer" = ["produce"])))]
+pub async fn append_to_transaction(
+    access: Access<Produce>,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    TransactionBody(sent, mut held): TransactionBody,
+) -> Result<Json<Transaction>, Error> {
+    let NoParameters {} = sent.query()?;
+    let body: AppendToTransaction = sent.object()?;
+    let called = body.checked(sent.traceparent.as_deref(), &access.grant, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
+}
+
+/// Add offsets of groups to a transaction
+///
+/// They are committed with it: by a member of the group, or, in a group without members, only if
+/// the committed offset is the expected one. Both are checked when it is prepared or committed.
+/// Every group needs `group`.
+#[utoipa::path(post, path = "/v1/transactions/{transaction_id}/offsets",
+    operation_id = "add_offsets_to_transaction", tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
+    request_body(content = AddOffsetsToTransaction, description = "The offsets", examples(
+        ("of_a_member" = (summary = "By a member, which owns the partition",
+            value = json!(examples::offsets_of_a_member()))),
+        ("compare_and_set" = (summary = "Without members: from the offset committed last to the \
+            next one", value = json!(examples::offsets()))))),
+    responses((status = 200, description = "Taken", body = Transaction,
+        example = json!(examples::ongoing()))),
+    security(("bearer" = ["produce"])))]
+pub async fn add_offsets_to_transaction(
+    access: Access<Produce>,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    TransactionBody(sent, mut held): TransactionBody,
+) -> Result<Json<Transaction>, Error> {
+    let NoParameters {} = sent.query()?;
+    let body: AddOffsetsToTransaction = sent.object()?;
+    let called = body.checked(&access.grant, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
+}
+
+/// Prepare a transaction
+///
+/// The first phase of two: from now on it takes nothing more, has no timeout, and can be committed.
+/// So a client can commit in its own database, with the `transaction_id`, and then here. Until then
+/// nobody else commits its offsets, and its topics cannot be deleted; no reader and no append waits.
+#[utoipa::path(post, path = "/v1/transactions/{transaction_id}/prepare",
+    operation_id = "prepare_transaction", tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
+    request_body(content = CallTransaction, description = "Who calls", example = json!({})),
+    responses((status = 200, description = "It is prepared, now or before", body = Transaction,
+        example = json!(examples::prepared()))),
+    security(("bearer" = ["produce"])))]
+pub async fn prepare_transaction(
+    access: Access<Produce>,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    TransactionBody(sent, held): TransactionBody,
+) -> Result<Json<Transaction>, Error> {
+    let NoParameters {} = sent.query()?;
+    let called = sent.object::<CallTransaction>()?.prepare()?;
+    call(&access.broker, access.tenant, id, called, held).await
+}
+
+/// Commit a transaction
+///
+/// In one instant its records appear, with their offsets, and its offsets are committed. It may
+/// bring the last of both. A refused commit leaves the transaction as it was. Committed once more it
+/// answers the same. With `as=operator`, what is prepared can be committed without its session.
+#[utoipa::path(post, path = "/v1/transactions/{transaction_id}/commit",
+    operation_id = "commit_transaction", tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id"), EndQuery),
+    request_body(content = CommitTransaction, description = "Who calls, and what comes with it",
+        examples(
+            ("with_the_last" = (summary = "With the last records, and a check that none is missing",
+                value = json!(examples::commit_with_the_last()))),
+            ("as_it_stands" = (summary = "What it holds", value = json!(examples::of_its_session()))))),
+    responses((status = 200, description = "It is committed, now or before", body = Transaction,
+        example = json!(examples::committed()))),
+    security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
+pub async fn commit_transaction(
+    access: EndAccess,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    TransactionBody(sent, mut held): TransactionBody,
+) -> Result<Json<Transaction>, Error> {
+    let by_operator = access.by_operator()?;
+    let body: CommitTransaction = sent.object()?;
+    let traceparent = sent.traceparent.as_deref();
+    let called = body.checked(traceparent, &access.grant, by_operator, &mut held)?;
+    call(&access.broker, access.tenant, id, called, held).await
+}
+
+/// Abort a transaction
+///
+/// Nothing of it is ever seen. Aborted once more, also one that has timed out, it answers the same.
+/// With `as=operator`, one that is stuck can be aborted without its session.
+#[utoipa::path(post, path = "/v1/transactions/{transaction_id}/abort",
+    operation_id = "abort_transaction", tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id"), EndQuery),
+    request_body(content = CallTransaction, description = "Who calls", example = json!({})),
+    responses((status = 200, description = "It is aborted, now or before", body = Transaction,
+        example = json!(examples::aborted()))),
+    security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
+pub async fn abort_transaction(
+    access: EndAccess,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    TransactionBody(sent, held): TransactionBody,
+) -> Result<Json<Transaction>, Error> {
+    let by_operator = access.by_operator()?;
+    let called = sent.object::<CallTransaction>()?.abort(by_operator)?;
+    call(&access.broker, access.tenant, id, called, held).await
+}
+
+/// Describe a transaction
+///
+/// How it stands, or what became of it. Outcomes are remembered for `transaction_retention_ms`
+/// after the end; then the answer is 410 `transaction_expired`, whatever it was.
+#[utoipa::path(get, path = "/v1/transactions/{transaction_id}", operation_id = "get_transaction",
+    tag = "transactions",
+    params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
+    responses((status = 200, description = "The transaction", body = Transaction,
+        example = json!(examples::described()))),
+    security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
+pub async fn get_transaction(
+    access: Access<SeeTransactions>,
+    TransactionPath(id): TransactionPath,
+    _: AnswersJson,
+    _: Query<NoParameters>,
+) -> Result<Json<Transaction>, Error> {
+    Ok(Json(access.broker.transaction(access.tenant, id).await?.into()))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TransactionsQuery {
+    /// Only those in this state.
+    #[param(inline)]
+    state: Option<TransactionState>,
+    /// Only those begun so long ago, or earlier.
+    #[param(minimum = 0)]
+    older_than_ms: Option<i64>,
+    /// Only those of this producer.
+    #[param(minimum = 0)]
+    producer_id: Option<i64>,
+    /// Most items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<i64>,
+    /// `next_after` of the page before; without it the list starts at its beginning.
+    after: Option<String>,
+}
+
+impl TransactionsQuery {
+    fn filter(&self) -> Result<Filter, Invalid> {
+        let mut faults = Faults::default();
+        let older_than_ms = faults.count("?older_than_ms", self.older_than_ms);
+        let producer_id = faults.count("?producer_id", self.producer_id);
+        if self.after.as_deref().is_some_and(|after| uuid_v7(after).is_none()) {
+            faults.add("?after", "a transaction id is expected");
+        }
+        faults.finish()?;
+        let state = self.state.map(transaction::State::from);
+        Ok(Filter { state, older_than_ms, producer_id: producer_id.map(ProducerId) })
+    }
+}
+
+/// The list's URL with its filter, ready for one more parameter.
+fn base(filter: &Filter) -> String {
+    let parameters = [
+        ("state", filter.state.map(|state| state.as_str().to_owned())),
+        ("older_than_ms", filter.older_than_ms.map(|age| age.to_string())),
+        ("producer_id", filter.producer_id.map(|id| id.0.to_string())),
+    ];
+    let given = parameters.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let given: String = given.map(|(name, value)| format!("{name}={value}&")).collect();
+    format!("/v1/transactions?{given}")
+}
+
+/// List transactions
+///
+/// All of the tenant by id, which is about the order they were begun in; or those in a state, of an
+/// age, of a producer. `state=prepared` lists what pins offsets and topics, and since when. A
+/// `produce` narrowed to some topics does not do.
+#[utoipa::path(get, path = "/v1/transactions", operation_id = "list_transactions",
+    tag = "transactions",
+    params(TransactionsQuery),
+    responses((status = 200, description = "A page of transactions", body = TransactionList,
+        example = json!(examples::list()))),
+    security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
+pub async fn list_transactions(
+    access: TenantAccess<SeeTransactions>,
+    _: AnswersJson,
+    Query(query): Query<TransactionsQuery>,
+) -> Result<Response, Error> {
+    let filter = query.filter()?;
+    let after = query.after.map(|after| after.to_ascii_lowercase());
+    let page = list::page(query.limit, after)?;
+    let limit = page.limit;
+    let listed = access.broker.transactions(access.tenant, filter, page).await?;
+    let next = listed.next_after.clone();
+    let transactions = listed.items.into_iter().map(Transaction::from).collect();
+    let list = TransactionList { transactions, next_after: listed.next_after };
+    Ok(list::answer(list, &base(&filter), limit, next.as_deref()))
+}

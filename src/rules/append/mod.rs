@@ -1,0 +1,373 @@
+//! Deciding a group of appends over the memory of their logs: who appends, who repeats, who waits,
+//! who is refused; and what is written where.
+//!
+//! The decision works straight on the memory. If its write does not hold, the memory of these logs
+//! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
+//! written, a read of the heads) has confirmed every log an answer stands on.
+
+pub mod cache;
+pub mod dedup;
+pub mod draft;
+pub mod encoding;
+pub mod placement;
+pub mod plan;
+pub mod producer_state;
+pub mod read_set;
+pub mod reservations;
+pub mod sequence;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use self::{
+    cache::{Memory, Producer},
+    dedup::Dedup,
+    draft::Draft,
+    plan::{Decision, LogWrite, Plan},
+    producer_state::{Entry, Placement, Remembered},
+    read_set::{Compare, Ground, compare, grounds},
+    reservations::{Claim, Verdicts},
+    sequence::Verdict,
+};
+use super::{
+    Refusal,
+    transaction::one_request::{Standing, Whole},
+};
+use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
+
+/// Longer than a request is tried by a server whose answers from the database are lost.
+pub const REDO_MS: i64 = 60_000;
+
+/// `appended_at` of what this very pass decides, until the statement answers.
+pub(super) const THIS_PASS: Timestamp = Timestamp(i64::MAX);
+
+/// The records of a request that go to one log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub log_id: LogId,
+    pub partition: Partition,
+    pub record_count: i64,
+    pub size_bytes: i64,
+}
+
+/// How a topic append was spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    pub partition_count: Partition,
+    pub keyless: Option<Partition>,
+}
+
+/// One append, as the rules see it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The log of its scope: the partition's log, or the topic's journal. Of a transaction, the first
+    /// one it appends to.
+    pub home: LogId,
+    pub numbered: Option<Numbered>,
+    pub digest: Digest,
+    pub expected_offset: Option<Offset>,
+    /// In the order of each partition's first record; never empty.
+    pub parts: Vec<Part>,
+    /// Topic scope only.
+    pub spread: Option<Spread>,
+    /// It breaks a limit: refused if it would be appended.
+    pub too_large: Option<Refusal>,
+    /// The request is a transaction: its parts, its offsets and its outcome go together.
+    pub whole: Option<Whole>,
+    /// What of it may be known by keys: one for each append that has some. (Only a transaction has
+    /// several.)
+    pub dedups: Vec<Dedup>,
+}
+
+impl Request {
+    /// Bytes of its records.
+    pub fn size_bytes(&self) -> i64 {
+        self.parts.iter().map(|part| part.size_bytes).sum()
+    }
+
+    /// How much it may add to what is remembered, in producers (`LogMemory::weight`).
+    pub fn weight(&self) -> usize {
+        let records = self.dedups.iter().map(|dedup| dedup.records.len()).sum();
+        1 + self.numbered.map_or(0, |_| Placement::weight_of(records))
+    }
+
+    /// Whether it has an `Idempotency-Key`.
+    pub fn is_keyed(&self) -> bool {
+        self.dedups.iter().any(|dedup| dedup.request_key.is_some())
+    }
+
+    /// Whether it may be done again when it is not known whether it was done: then the repeat tells. What
+    /// is remembered for less than that takes might be forgotten by then, and stored twice.
+    pub fn is_repeatable(&self) -> bool {
+        let is_kept = |lifetime_ms: Option<i64>| lifetime_ms.is_none_or(|ms| ms >= REDO_MS);
+        let has_keys = |dedup: &Dedup| {
+            let all_have = || dedup.records.iter().all(|record| record.key.is_some());
+            is_kept(dedup.window_ms) && (dedup.request_key.is_some() || all_have())
+        };
+        match &self.whole {
+            _ if self.numbered.is_some() => true,
+            // of an id of the client's its instant tells
+            Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
+            None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
+        }
+    }
+
+    pub fn transaction_id(&self) -> Option<Uuid> {
+        self.whole.as_ref().map(|whole| whole.transaction_id)
+    }
+}
+
+/// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
+/// (`is_known`, or loaded under the heads' locks), and what its transactions stand on in `standing`.
+pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -> Plan {
+    let grounds = grounds(group);
+    let compares: BTreeMap<LogId, Option<Compare>> = grounds
+        .iter()
+        .map(|(log_id, ground)| (*log_id, compare(memory, *log_id, *ground)))
+        .collect();
+    let mut draft = Drafts::default();
+    let mut decisions = Vec::with_capacity(group.len());
+    for (index, request) in group.iter().enumerate() {
+        let Approved { fresh, verdicts } = match judge(memory, request, standing) {
+            Ok(approved) => approved,
+            Err(decision) => {
+                decisions.push(decision);
+                continue;
+            }
+        };
+        let parts = reservations::stored_parts(request, &verdicts);
+        let deltas = draft.add_parts(&parts, index, request.transaction_id());
+        let placement = placement(request, &verdicts, &deltas, &compares);
+        if let Some(numbered) = request.numbered {
+            let entry = entry(request, numbered, fresh, placement.clone());
+            draft.number(memory, request, entry, &parts);
+        }
+        let keyed = Some(&placement).filter(|_| request.is_keyed());
+        let known = &standing.known;
+        draft.claims.extend(reservations::claims(request, &verdicts, &deltas, keyed, known));
+        for (dedup, verdicts) in request.dedups.iter().zip(&verdicts) {
+            standing.known.claim(dedup, verdicts);
+        }
+        request.whole.iter().for_each(|whole| standing.apply(whole));
+        draft.commits |= request.whole.is_some();
+        for part in &parts {
+            advance(memory, &grounds, part.log_id, part.record_count);
+        }
+        if request.numbered.is_some() && request.spread.is_some() {
+            advance(memory, &grounds, request.home, 1);
+        }
+        decisions.push(Decision::Appended { deltas, verdicts });
+    }
+    forget_unregistered(memory, group);
+    let mut writes: Vec<LogWrite> = (compares.into_iter())
+        .map(|(log_id, compare)| {
+            draft.logs.remove(&log_id).unwrap_or_default().into_write(log_id, compare)
+        })
+        .collect();
+    claim_journals(memory, group, &draft.claims, &mut writes);
+    Plan {
+        decisions,
+        writes,
+        registrations: draft.registrations.into_iter().collect(),
+        offsets: standing.moves(),
+        claims: draft.claims,
+        silent: draft.silent.into_iter().collect(),
+        commits: draft.commits,
+        touched: draft.touched.into_iter().collect(),
+    }
+}
+
+/// What is to be written, while a group is being decided.
+#[derive(Default)]
+struct Drafts {
+    logs: BTreeMap<LogId, Draft>,
+    registrations: BTreeSet<(LogId, ProducerId)>,
+    touched: BTreeSet<(LogId, ProducerId)>,
+    silent: BTreeSet<(LogId, ProducerId)>,
+    commits: bool,
+    claims: Vec<Claim>,
+}
+
+impl Drafts {
+    /// Adds what is stored of a request's parts; answers the distance of each from its log's base.
+    fn add_parts(&mut self, parts: &[Part], request: usize, whole: Option<Uuid>) -> Vec<i64> {
+        let mut add = |(part, p): (usize, &Part)| {
+            if p.record_count == 0 {
+                return 0;
+            }
+            self.logs.entry(p.log_id).or_default().add_part(p, (request, part), whole)
+        };
+        parts.iter().enumerate().map(&mut add).collect()
+    }
+
+    /// The producer's state goes on with the request; its entry goes into a row, if there is one.
+    fn number(&mut self, memory: &mut Memory, request: &Request, entry: Entry, parts: &[Part]) {
+        let home = (request.home, entry.producer_id);
+        if let Some(producer) = producer_mut(memory, home) {
+            self.touched.insert(home);
+            producer.state.apply(&entry, THIS_PASS);
+            if !std::mem::replace(&mut producer.registered, true) {
+                self.registrations.insert(home);
+            }
+        }
+        let in_journal = request.spread.is_some();
+        if in_journal || parts.iter().any(|part| part.record_count > 0) {
+            self.logs.entry(request.home).or_default().add_entry(entry, in_journal);
+        } else {
+            self.silent.insert(home);
+        }
+    }
+}
+
+/// Whoever decides by a topic's keys stands on what its journal says of them, and counts the new ones
+/// there.
+fn claim_journals(memory: &Memory, group: &[Request], claims: &[Claim], writes: &mut [LogWrite]) {
+    let journals: BTreeSet<LogId> =
+        group.iter().flat_map(|request| &request.dedups).map(|dedup| dedup.journal).collect();
+    for write in writes.iter_mut().filter(|write| journals.contains(&write.log_id)) {
+        let keys = memory.get(&write.log_id).and_then(|log| log.keys);
+        write.claims = keys.map(|keys| keys.claims);
+        let claims = claims.iter().filter(|claim| claim.journal == write.log_id);
+        write.claimed_rings = claims.fold(0, |rings, claim| rings | claim.ring.bit());
+    }
+}
+
+/// A request that is to be appended.
+struct Approved {
+    /// A numbered one was decided on "no state".
+    fresh: bool,
+    verdicts: Verdicts,
+}
+
+/// The order is the contract's.
+fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<Approved, Decision> {
+    let home = memory.get(&request.home);
+    if let (Some(spread), Some(home)) = (request.spread, home)
+        && spread.partition_count != home.partition_count
+    {
+        return Err(Decision::Respread);
+    }
+    if let Some(whole) = &request.whole {
+        standing.judge(whole, &request.digest)?;
+        let is_stale = |(journal, partition_count): &(LogId, Partition)| {
+            memory.get(journal).is_some_and(|log| log.partition_count != *partition_count)
+        };
+        if whole.journals.iter().any(is_stale) {
+            return Err(Decision::Respread);
+        }
+    }
+    let mut fresh = false;
+    if let Some(numbered) = &request.numbered {
+        let unknown = Refusal::UnknownProducer { producer_id: numbered.producer_id };
+        let producer = home.and_then(|log| log.producers.get(&numbered.producer_id));
+        let producer = producer.ok_or(Decision::Refused(unknown))?;
+        match sequence::judge(producer.session.as_ref(), &producer.state, numbered, &request.digest)
+        {
+            Ok(Verdict::Append { fresh: is_fresh }) => fresh = is_fresh,
+            Ok(Verdict::Duplicate(remembered)) => {
+                return Err(Decision::Repeated(remembered.clone()));
+            }
+            Ok(Verdict::Forgotten) => return Err(Decision::Forgotten),
+            Ok(Verdict::Ahead(refusal)) => return Err(Decision::Ahead(refusal)),
+            Err(refusal) => return Err(Decision::Refused(refusal)),
+        }
+    }
+    let verdicts = judge_keys(request, &standing.known)?;
+    let stores = request.dedups.is_empty() || reservations::stores_any(request, &verdicts);
+    if !stores && request.numbered.is_none() && request.whole.is_none() && !request.is_keyed() {
+        return Err(Decision::Known(verdicts.into_iter().flatten().collect()));
+    }
+    if let Some(refusal) = request.too_large.as_ref().filter(|_| stores) {
+        return Err(Decision::Refused(refusal.clone()));
+    }
+    if let (Some(expected_offset), Some(log), true) = (request.expected_offset, home, stores)
+        && expected_offset != log.next_offset
+    {
+        let next_offset = log.next_offset;
+        return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
+    }
+    if let Some(whole) = &request.whole {
+        standing.judge_offsets(whole)?;
+    }
+    Ok(Approved { fresh, verdicts })
+}
+
+/// What is known by the keys of a request and of its records.
+fn judge_keys(request: &Request, known: &dedup::Known) -> Result<Verdicts, Decision> {
+    for dedup in &request.dedups {
+        if let Some((answer, appended_at)) = known.judge_request(dedup)? {
+            let placement = encoding::decode_placement(answer);
+            let placement = placement.map_err(|_| Decision::Respread)?;
+            let (sequence, digest) = (0, request.digest);
+            let before = Remembered { sequence, digest, appended_at, placement };
+            return Err(Decision::Repeated(before));
+        }
+    }
+    Ok(request.dedups.iter().map(|dedup| known.judge(dedup)).collect::<Result<_, _>>()?)
+}
+
+fn entry(request: &Request, numbered: Numbered, fresh: bool, placement: Placement) -> Entry {
+    Entry {
+        producer_id: numbered.producer_id,
+        epoch: numbered.epoch,
+        sequence: numbered.sequence,
+        fresh,
+        digest: request.digest,
+        placement,
+    }
+}
+
+/// Where an appended request lies, if its logs are compared.
+fn placement(
+    request: &Request,
+    verdicts: &Verdicts,
+    deltas: &[i64],
+    compares: &BTreeMap<LogId, Option<Compare>>,
+) -> Placement {
+    let base = |part: usize| {
+        let (part, delta) = (&request.parts[part], deltas[part]);
+        let compare = compares.get(&part.log_id).copied().flatten();
+        let position = compare.and_then(|compare| compare.position);
+        position.map_or(0, |(next_offset, _)| next_offset) + delta
+    };
+    if reservations::skips_any(verdicts) {
+        return Placement::Records(reservations::places(request, verdicts, base));
+    }
+    let bases = (0..request.parts.len()).map(|part| (request.parts[part].partition, base(part)));
+    match request.spread {
+        Some(Spread { partition_count, keyless }) => {
+            Placement::Topic { partition_count, keyless, bases: bases.collect() }
+        }
+        None => Placement::Partition { base_offset: bases.map(|(_, base)| base).sum() },
+    }
+}
+
+pub(super) fn producer_mut(
+    memory: &mut Memory,
+    (log_id, producer_id): (LogId, ProducerId),
+) -> Option<&mut Producer> {
+    memory.get_mut(&log_id)?.producers.get_mut(&producer_id)
+}
+
+/// A log that is compared advances with the decision, so that the next request sees it.
+fn advance(memory: &mut Memory, grounds: &BTreeMap<LogId, Ground>, log_id: LogId, count: i64) {
+    if grounds.get(&log_id) == Some(&Ground::Position)
+        && let Some(log) = memory.get_mut(&log_id)
+    {
+        log.next_offset += count;
+    }
+}
+
+/// A producer that was loaded without a state and did not append stays unknown: an open of it would
+/// not fence this log.
+fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
+    for request in group {
+        if let (Some(numbered), Some(log)) = (request.numbered, memory.get_mut(&request.home)) {
+            let registered = log.producers.get(&numbered.producer_id).is_some_and(|p| p.registered);
+            if !registered {
+                log.producers.remove(&numbered.producer_id);
+            }
+        }
+    }
+}

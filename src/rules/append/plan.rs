@@ -1,0 +1,223 @@
+//! What was decided of a group: what becomes of each request, and what is to be written where.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::{
+    Part, Request, THIS_PASS,
+    cache::Memory,
+    dedup, producer_mut,
+    producer_state::{ProducerState, Remembered},
+    read_set::Compare,
+    reservations::{self, Claim, Verdicts},
+};
+use crate::{
+    model::{LogId, Offset, ProducerId, Timestamp},
+    rules::{
+        Refusal,
+        transaction::{
+            self,
+            one_request::{OffsetMove, Stopped, Whole},
+        },
+    },
+};
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Appended; for every part the distance of its first record from its log's base in this pass.
+    Appended {
+        deltas: Vec<i64>,
+        verdicts: Verdicts,
+    },
+    /// Each of its records is stored.
+    Known(Vec<dedup::Verdict>),
+    /// A request before it in this pass has one of its keys: the next pass knows more.
+    Later,
+    /// Stored before (or earlier in this pass), here.
+    Repeated(Remembered),
+    /// Stored before, too long ago to say where.
+    Forgotten,
+    /// A transaction committed before.
+    Before(Box<transaction::Row>),
+    /// It may wait for the sequences before it; this is the refusal if they do not come.
+    Ahead(Refusal),
+    Refused(Refusal),
+    /// The topic has another number of partitions than it was spread over.
+    Respread,
+}
+
+/// One row to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Distance from the log's base in this pass.
+    pub delta: i64,
+    pub record_count: i64,
+    pub size_bytes: i64,
+    pub producers: Option<Vec<u8>>,
+    /// The transaction whose records it holds.
+    pub transaction_id: Option<Uuid>,
+    /// (request, part) whose lines it holds, in order; none in a journal.
+    pub lines: Vec<(usize, usize)>,
+}
+
+/// What happens to one log in this pass; `rows` may be empty: then it is only compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogWrite {
+    pub log_id: LogId,
+    /// None: the head gives the offset, whatever it is.
+    pub compare: Option<Compare>,
+    pub record_count: i64,
+    pub size_bytes: i64,
+    pub rows: Vec<Row>,
+    /// Of a journal in whose topic keys were looked up: how often keys had been claimed there.
+    pub claims: Option<i64>,
+    /// The rings in which this pass claims some: a bit each.
+    pub claimed_rings: i32,
+}
+
+/// A decided group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// One a request, in order.
+    pub decisions: Vec<Decision>,
+    /// By log id.
+    pub writes: Vec<LogWrite>,
+    /// (log, producer) appending here for the first time: registered in the same transaction.
+    pub registrations: Vec<(LogId, ProducerId)>,
+    /// The offsets that its transactions commit.
+    pub offsets: Vec<OffsetMove>,
+    pub claims: Vec<Claim>,
+    /// (log, producer) whose newest request uses its number and stores nothing: no row says so, the
+    /// producer's state does.
+    pub silent: Vec<(LogId, ProducerId)>,
+    /// It commits transactions, which may store nothing.
+    pub commits: bool,
+    /// (log, producer) whose newest requests still lack their `appended_at`.
+    pub(in crate::rules) touched: Vec<(LogId, ProducerId)>,
+}
+
+impl From<dedup::Stopped> for Decision {
+    fn from(stopped: dedup::Stopped) -> Self {
+        match stopped {
+            dedup::Stopped::Refused(refusal) => Decision::Refused(refusal),
+            dedup::Stopped::Later => Decision::Later,
+        }
+    }
+}
+
+impl From<Stopped> for Decision {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Before(row) => Decision::Before(row),
+            Stopped::Refused(refusal) => Decision::Refused(refusal),
+            Stopped::Stale => Decision::Respread,
+        }
+    }
+}
+
+/// A transaction that a plan commits, and where its parts begin.
+pub type Committed<'a> = (&'a Request, &'a Whole, &'a Verdicts, Vec<Offset>);
+
+impl Plan {
+    /// The transactions it commits, and where each of their parts lies: their logs are compared.
+    pub fn committed<'a>(&'a self, group: &'a [Request]) -> impl Iterator<Item = Committed<'a>> {
+        group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
+            let (Some(whole), Decision::Appended { deltas, verdicts }) = (&request.whole, decision)
+            else {
+                return None;
+            };
+            let base = |part: &Part| {
+                let write = self.writes.iter().find(|write| write.log_id == part.log_id);
+                let compare = write.and_then(|write| write.compare?.position);
+                compare.map_or(0, |(next_offset, _)| next_offset)
+            };
+            let placed = request.parts.iter().zip(deltas).map(|(part, delta)| base(part) + delta);
+            Some((request, whole, verdicts, placed.collect()))
+        })
+    }
+
+    /// What is compared, by log.
+    pub fn compares(&self) -> impl Iterator<Item = (LogId, Compare)> {
+        self.writes.iter().filter_map(|write| Some((write.log_id, write.compare?)))
+    }
+
+    pub fn writes_anything(&self) -> bool {
+        self.writes_rows_or_keys() || !self.silent.is_empty() || self.commits
+    }
+
+    pub fn writes_rows_or_keys(&self) -> bool {
+        let has_rows = self.writes.iter().any(|write| !write.rows.is_empty());
+        has_rows || !self.claims.is_empty()
+    }
+
+    /// Which records of a (request, part) are stored. None: all.
+    pub fn kept(&self, group: &[Request], (request, part): (usize, usize)) -> Option<Vec<bool>> {
+        match self.decisions.get(request)? {
+            Decision::Appended { verdicts, .. } => {
+                reservations::kept(group.get(request)?, verdicts, part)
+            }
+            _ => None,
+        }
+    }
+
+    /// The states of the producers that no row tells of, after this pass.
+    pub fn silent_states<'a>(
+        &'a self,
+        memory: &'a Memory,
+        appended_at: Timestamp,
+    ) -> impl Iterator<Item = (LogId, ProducerId, Offset, ProducerState)> + 'a {
+        self.silent.iter().filter_map(move |(log_id, id)| {
+            let log = memory.get(log_id)?;
+            let mut state = log.producers.get(id)?.state.clone();
+            state.recent.iter_mut().for_each(|request| request.settle(appended_at));
+            Some((*log_id, *id, log.next_offset, state))
+        })
+    }
+
+    /// The write held: `appended_at` and every written log's base are known.
+    pub fn confirm(
+        &mut self,
+        memory: &mut Memory,
+        appended_at: Timestamp,
+        bases: &BTreeMap<LogId, Offset>,
+    ) {
+        for write in self.writes.iter().filter(|write| !write.rows.is_empty()) {
+            let Some(log) = memory.get_mut(&write.log_id) else { continue };
+            let compared = write.compare.is_some_and(|compare| compare.position.is_some());
+            if compared || bases.get(&write.log_id) == Some(&log.next_offset) {
+                log.last_appended_at = appended_at;
+                log.unfolded_rows += write.rows.len() as i64;
+                log.next_offset += if compared { 0 } else { write.record_count };
+            }
+        }
+        for write in self.writes.iter().filter(|write| write.claimed_rings != 0) {
+            let keys = memory.get_mut(&write.log_id).and_then(|log| log.keys.as_mut());
+            keys.into_iter().for_each(|keys| {
+                keys.claims += 1;
+                keys.rings |= write.claimed_rings;
+            });
+        }
+        // their fences were raised
+        self.silent.iter().for_each(|(log_id, _)| drop(memory.remove(log_id)));
+        for home in &self.touched {
+            let producer = producer_mut(memory, *home);
+            let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);
+            recent.for_each(|request| request.settle(appended_at));
+        }
+        for decision in &mut self.decisions {
+            if let Decision::Repeated(request) = decision {
+                request.settle(appended_at);
+            }
+        }
+    }
+}
+
+impl Remembered {
+    fn settle(&mut self, appended_at: Timestamp) {
+        if self.appended_at == THIS_PASS {
+            self.appended_at = appended_at;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What the answers of a group of appends stand on: nothing leaves before every log here is
+//! confirmed.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Request,
+    cache::{LogMemory, Memory},
+};
+use crate::model::{LogId, Offset, Partition, Timestamp};
+
+/// How much of a log's memory the answers of a group stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ground {
+    Nothing,
+    Fence,
+    Position,
+}
+
+/// What has to be unchanged in a head for the decision to stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compare {
+    pub fence: i64,
+    /// With the fingerprint of the history. None: only the fence counts.
+    pub position: Option<(Offset, Timestamp)>,
+}
+
+impl Compare {
+    pub fn holds(&self, log: &LogMemory) -> bool {
+        let position = (log.next_offset, log.last_appended_at);
+        log.fence == self.fence && self.position.is_none_or(|compared| compared == position)
+    }
+}
+
+/// What a group stands on, by log.
+pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
+    let mut grounds = BTreeMap::new();
+    let mut stand = |log_id, ground: Ground| {
+        let known = grounds.entry(log_id).or_insert(ground);
+        *known = ground.max(*known);
+    };
+    for request in group {
+        let numbered = request.numbered.is_some();
+        let home = match request.spread {
+            _ if numbered || request.expected_offset.is_some() => Ground::Position,
+            Some(_) => Ground::Fence,
+            None => Ground::Nothing,
+        };
+        stand(request.home, home);
+        request.dedups.iter().for_each(|dedup| stand(dedup.journal, Ground::Fence));
+        let journals = request.whole.iter().flat_map(|whole| &whole.journals);
+        journals.for_each(|(journal, _)| stand(*journal, Ground::Fence));
+        // the bases of a numbered topic append go into its provenance, those of a transaction into its
+        // outcome, those of a request with a key into what is remembered
+        let is_placed = numbered || request.whole.is_some() || request.is_keyed();
+        let parts = if is_placed { Ground::Position } else { Ground::Nothing };
+        request.parts.iter().for_each(|part| stand(part.log_id, parts));
+    }
+    grounds
+}
+
+pub fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
+    let log = memory.get(&log_id)?;
+    match ground {
+        Ground::Nothing => None,
+        Ground::Fence => Some(Compare { fence: log.fence, position: None }),
+        Ground::Position => Some(Compare {
+            fence: log.fence,
+            position: Some((log.next_offset, log.last_appended_at)),
+        }),
+    }
+}
+
+/// The logs whose memory the answers of a group stand on, by id.
+pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
+    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Ground::Nothing);
+    grounded.map(|(log_id, _)| log_id).collect()
+}
+
+/// Whether each of them is in the memory.
+pub fn remembers(memory: &Memory, group: &[Request]) -> bool {
+    grounded_logs(group).iter().all(|log_id| memory.contains_key(log_id))
+}
+
+/// Every log a group touches, by id: the order in which they are locked.
+pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
+    grounds(group).into_keys().collect()
+}
+
+/// Whether the memory can decide this group, and is likely to be right: it knows every log an answer
+/// would stand on, and read every producer's epoch under the log's present fence.
+pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
+    let likely = |log_id: &LogId| memory.get(log_id).is_some_and(|log| log.contended_passes == 0);
+    grounded_logs(group).iter().all(likely) && group.iter().all(|r| is_read(memory, r))
+}
+
+/// Whether a request that came after the heads of a group were locked and loaded may be decided with
+/// it: it touches and stands on nothing else, and its producer's epoch is read.
+pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request: &Request) -> bool {
+    let alone = std::slice::from_ref(request);
+    // what a transaction stands on is taken before the heads, and keys are looked up after them
+    let is_append = request.whole.is_none() && request.dedups.is_empty();
+    let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
+    is_append
+        && within(touched_logs(alone), touched)
+        && within(grounded_logs(alone), grounded)
+        && is_read(memory, request)
+}
+
+/// Whether what a request says of its topic and producer can be judged.
+fn is_read(memory: &Memory, request: &Request) -> bool {
+    let home = memory.get(&request.home);
+    let spread_known = request
+        .spread
+        .is_none_or(|spread| home.is_some_and(|log| log.partition_count == spread.partition_count));
+    let whole_known = request.whole.as_ref().is_none_or(|whole| {
+        let is_as_spread = |(journal, partition_count): &(LogId, Partition)| {
+            memory.get(journal).is_some_and(|log| log.partition_count == *partition_count)
+        };
+        request.too_large.is_none()
+            && whole.may_be_assumed()
+            && whole.journals.iter().all(is_as_spread)
+    });
+    let producer_known = request.numbered.is_none_or(|numbered| {
+        home.is_some_and(|log| {
+            let producer = log.producers.get(&numbered.producer_id);
+            producer.is_some_and(|p| p.registered && p.mark == log.fence)
+        })
+    });
+    // a statement confirms either what a transaction stands on or what was looked up
+    let dedups_known = request.dedups.iter().all(|dedup| {
+        let journal = memory.get(&dedup.journal);
+        request.whole.is_none() && journal.is_some_and(|log| log.keys.is_some())
+    });
+    spread_known && whole_known && producer_known && dedups_known
+}

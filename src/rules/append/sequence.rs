@@ -1,0 +1,83 @@
+//! The sequence table of the contract: what a numbered request means to a producer's state.
+//!
+//! | state | sequence | verdict |
+//! |---|---|---|
+//! | none | 0 | append |
+//! | none | > 0 | ahead (unknown producer state) |
+//! | last | last + 1 | append |
+//! | last | <= last, remembered, same digest | duplicate |
+//! | last | <= last, remembered, other digest | refused: reused |
+//! | last | <= last, forgotten | forgotten duplicate |
+//! | last | > last + 1 | ahead (out of order) |
+//!
+//! Monotonic sequencing turns both kinds of "ahead" into "append".
+
+use super::producer_state::{ProducerState, REMEMBERED_REQUESTS, Remembered};
+use crate::{
+    model::{Digest, Epoch, session::Sequencing, transfer::Numbered},
+    rules::Refusal,
+};
+
+/// What a session row says about its producer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SessionFacts {
+    pub epoch: Epoch,
+    /// The current epoch has no owner.
+    pub closed: bool,
+    /// States of an epoch before it count as none.
+    pub reset_epoch: Epoch,
+    pub sequencing: Sequencing,
+}
+
+/// What becomes of a numbered request that is not refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    /// New. `fresh`: decided on "no state".
+    Append { fresh: bool },
+    /// Stored before, and remembered.
+    Duplicate(&'a Remembered),
+    /// Stored before, too long ago to say where.
+    Forgotten,
+    /// Less than a window ahead: it may wait for those before it; this is the refusal if they
+    /// do not come.
+    Ahead(Refusal),
+}
+
+/// Rows 1 to 10 of the table, in their order. `session` none: the producer does not exist.
+pub fn judge<'a>(
+    session: Option<&SessionFacts>,
+    state: &'a ProducerState,
+    numbered: &Numbered,
+    digest: &Digest,
+) -> Result<Verdict<'a>, Refusal> {
+    let Numbered { producer_id, epoch, sequence } = *numbered;
+    let session = session.ok_or(Refusal::UnknownProducer { producer_id })?;
+    if epoch < session.epoch {
+        return Err(Refusal::ProducerFenced { current_epoch: session.epoch });
+    }
+    if epoch > session.epoch || session.closed {
+        return Err(Refusal::InvalidProducerEpoch { current_epoch: session.epoch });
+    }
+    let contiguous = session.sequencing == Sequencing::Contiguous;
+    let last = state.last_sequence.filter(|_| state.epoch >= session.reset_epoch);
+    let expected = last.map_or(0, |last| last + 1);
+    if sequence == expected || (sequence > expected && !contiguous) {
+        return Ok(Verdict::Append { fresh: last.is_none() });
+    }
+    if sequence < expected {
+        return match state.recent.iter().find(|request| request.sequence == sequence) {
+            Some(request) if request.digest == *digest => Ok(Verdict::Duplicate(request)),
+            Some(_) => Err(Refusal::SequenceReused { sequence }),
+            None => Ok(Verdict::Forgotten),
+        };
+    }
+    let refusal = match last {
+        None => Refusal::UnknownProducerState { received: sequence },
+        Some(_) => Refusal::OutOfOrderSequence { expected, received: sequence },
+    };
+    if sequence - expected < REMEMBERED_REQUESTS as i64 {
+        Ok(Verdict::Ahead(refusal))
+    } else {
+        Err(refusal)
+    }
+}

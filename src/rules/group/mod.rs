@@ -1,0 +1,386 @@
+//! Who shares the partitions of a group.
+//!
+//! A partition has an owner, which alone may commit there, and it is assigned to a member by the
+//! newest assignment. Where these differ, it is revoked: the owner is told in all of its answers, and
+//! lets go with a call that shows one of them, by its generation (cooperative: KIP-429). A call that
+//! shows none lets go of nothing: its answer before may have been lost. Who has been told and shows
+//! nothing for too long loses the partition. Whoever is gone owns nothing at once. Every assignment
+//! and every handover is a new generation, so a member and the generation in which it got a partition
+//! name one ownership, and no other.
+
+pub mod assign;
+pub mod offsets;
+pub mod position;
+pub mod reset;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
+
+use self::assign::{Piece, Subscriber, assign};
+use super::{Refusal, settings::limit};
+use crate::model::{
+    LogId, Name, Partition, Timestamp,
+    group::{
+        AutoOffsetReset, DEFAULT_SESSION_TIMEOUT_MS, Join, MAX_MEMBERS, MAX_PATTERNS, Membership,
+        Partitions, Subscription, TopicPattern,
+    },
+    settings::{Key, OwnSettings},
+};
+
+/// However short its lease is, a member may keep so long what it was told to let go of.
+pub const MIN_LETTING_GO_MS: i64 = 30_000;
+
+/// A group, all of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub generation: i64,
+    pub auto_offset_reset: AutoOffsetReset,
+    /// All that members have ever subscribed with.
+    pub patterns: Vec<TopicPattern>,
+    /// The topics as the newest assignment knows them.
+    pub topics_version: i64,
+    pub members: BTreeMap<String, Member>,
+    /// What it owns, has owned or has committed in, of topics that there are.
+    pub places: BTreeMap<LogId, Place>,
+}
+
+/// A member is a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub instance_id: Option<String>,
+    pub subscription: Subscription,
+    pub session_timeout_ms: i64,
+    pub joined_at: Timestamp,
+    pub lease_expires_at: Timestamp,
+}
+
+/// A partition in a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub topic: Name,
+    pub partition: Partition,
+    pub owner: Option<Owner>,
+    /// The member that the newest assignment gives it to.
+    pub assigned_to: Option<String>,
+    /// The owner is to let go of it.
+    pub revoked: Option<Revoked>,
+    /// None: the group has not subscribed to it.
+    pub starts: Option<Starts>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    pub member_id: String,
+    /// The generation in which it got the partition.
+    pub since: i64,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// A partition that is to go to another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revoked {
+    /// The generation that takes it from its owner: every answer of it or of a later one tells that.
+    pub since: i64,
+    /// Told once, the owner loses it then. None: not told yet.
+    pub let_go_by: Option<Timestamp>,
+}
+
+/// Where a group begins in a partition without a committed offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Starts {
+    /// It was there when the group first subscribed: where the group's `auto_offset_reset` says.
+    Reset,
+    /// It was made later: at the log's start, as all of its records came later.
+    Earliest,
+}
+
+/// The tenant's partitions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topics {
+    pub version: i64,
+    pub partitions: Vec<(LogId, Name, Partition)>,
+}
+
+impl Revoked {
+    /// Whether who owns it lets go of it with a call that shows an answer of a generation. One that
+    /// is none yet was never answered.
+    pub fn is_let_go(&self, shown: Option<i64>, newest: i64) -> bool {
+        shown.is_some_and(|shown| (self.since..=newest).contains(&shown))
+    }
+
+    pub fn is_overdue(&self, now: Timestamp) -> bool {
+        self.let_go_by.is_some_and(|let_go_by| let_go_by < now)
+    }
+}
+
+impl Member {
+    /// How long it may keep what it was told to let go of.
+    fn letting_go_ms(&self) -> i64 {
+        self.session_timeout_ms.max(MIN_LETTING_GO_MS)
+    }
+
+    /// A third of the lease.
+    pub fn heartbeat_interval_ms(&self) -> i64 {
+        self.session_timeout_ms / 3
+    }
+}
+
+/// How long a lease is to be; an error: what it may be.
+pub fn session_timeout_ms(
+    asked_ms: Option<i64>,
+    tenant: &OwnSettings,
+) -> Result<i64, RangeInclusive<i64>> {
+    let least = limit(Key::SessionTimeoutMinMs, &[tenant]);
+    let most = limit(Key::SessionTimeoutMaxMs, &[tenant]).max(least);
+    match asked_ms {
+        None => Ok(DEFAULT_SESSION_TIMEOUT_MS.clamp(least, most)),
+        Some(asked) if (least..=most).contains(&asked) => Ok(asked),
+        Some(_) => Err(least..=most),
+    }
+}
+
+/// When a lease that is renewed now ends; None: less than a third of it has passed.
+pub fn renewed(lease_expires_at: Timestamp, timeout_ms: i64, now: Timestamp) -> Option<Timestamp> {
+    let renewed = Timestamp(now.0 + timeout_ms);
+    (renewed.0 - lease_expires_at.0 >= timeout_ms / 3).then_some(renewed)
+}
+
+impl State {
+    /// A member joins; one of the same `instance_id` gives its place to it. Without another
+    /// subscription than that one's nothing moves but what was on its way.
+    pub fn join(
+        &mut self,
+        member_id: &str,
+        join: &Join,
+        session_timeout_ms: i64,
+        topics: &Topics,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let is_former = |(_, member): &(&String, &Member)| member.instance_id == join.instance_id;
+        let former = self.members.iter().filter(|_| join.instance_id.is_some()).find(is_former);
+        let former = former.map(|(id, _)| id.clone());
+        if former.is_none() && self.members.len() >= MAX_MEMBERS {
+            return Err(too_many("members of a group", MAX_MEMBERS));
+        }
+        let mut pattern =
+            join.subscription.pattern.iter().filter(|new| !self.patterns.contains(new));
+        let new_pattern = pattern.next().cloned();
+        if new_pattern.is_some() && self.patterns.len() >= MAX_PATTERNS {
+            return Err(too_many("patterns of a group", MAX_PATTERNS));
+        }
+        let known = self.subscribed(topics);
+        self.patterns.extend(new_pattern);
+        self.auto_offset_reset = join.auto_offset_reset.unwrap_or(self.auto_offset_reset);
+        let subscription = join.subscription.clone();
+        let same = former.and_then(|former| self.replace(&former, member_id));
+        let is_same = same.is_some_and(|same| same == subscription);
+        let member = Member {
+            instance_id: join.instance_id.clone(),
+            subscription,
+            session_timeout_ms,
+            joined_at: now,
+            lease_expires_at: Timestamp(now.0 + session_timeout_ms),
+        };
+        self.members.insert(member_id.to_owned(), member);
+        if !is_same {
+            self.rebalance(topics, Some(&known), now);
+        }
+        // what its answer does not give it, it never had
+        self.hand_over(now, |place| place.is_owned_by(member_id));
+        Ok(())
+    }
+
+    /// What the former had is the other's now. Answers what it subscribed to.
+    fn replace(&mut self, former: &str, by: &str) -> Option<Subscription> {
+        for place in self.places.values_mut() {
+            let owner = place.owner.as_mut().map(|owner| &mut owner.member_id);
+            for holder in owner.into_iter().chain(&mut place.assigned_to) {
+                if holder == former {
+                    by.clone_into(holder);
+                }
+            }
+        }
+        self.members.remove(former).map(|member| member.subscription)
+    }
+
+    pub fn leave(
+        &mut self,
+        member_id: &str,
+        topics: &Topics,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        self.members.remove(member_id).ok_or(Refusal::UnknownMember)?;
+        self.rebalance(topics, None, now);
+        Ok(())
+    }
+
+    /// Members whose lease has run out are gone; answers how many. So is what they were told to let go
+    /// of long ago.
+    pub fn expire(&mut self, topics: &Topics, now: Timestamp) -> usize {
+        let before = self.members.len();
+        self.members.retain(|_, member| member.lease_expires_at >= now);
+        let expired = before - self.members.len();
+        if expired > 0 {
+            self.rebalance(topics, None, now);
+        }
+        self.hand_over(now, |place| place.revoked.is_some_and(|revoked| revoked.is_overdue(now)));
+        expired
+    }
+
+    /// Partitions may have been made or deleted.
+    pub fn refresh(&mut self, topics: &Topics, now: Timestamp) {
+        if self.topics_version == topics.version {
+            return;
+        }
+        let (generation, places) = (self.generation, self.places.clone());
+        self.rebalance(topics, None, now);
+        if self.places == places {
+            self.generation = generation;
+        }
+    }
+
+    /// A call of a member. `shown`: the generation of an answer that it has.
+    pub fn beat(
+        &mut self,
+        member_id: &str,
+        shown: Option<i64>,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let member = self.members.get_mut(member_id).ok_or(Refusal::UnknownMember)?;
+        let renewed = renewed(member.lease_expires_at, member.session_timeout_ms, now);
+        member.lease_expires_at = renewed.unwrap_or(member.lease_expires_at);
+        let let_go_by = Timestamp(now.0 + member.letting_go_ms());
+        self.let_go(member_id, shown, now);
+        // the answer tells the rest
+        let owned = self.places.values_mut().filter(|place| place.is_owned_by(member_id));
+        for revoked in owned.filter_map(|place| place.revoked.as_mut()) {
+            revoked.let_go_by.get_or_insert(let_go_by);
+        }
+        Ok(())
+    }
+
+    /// The member lets go of what an answer of this generation has told it to.
+    pub fn let_go(&mut self, member_id: &str, shown: Option<i64>, now: Timestamp) {
+        let newest = self.generation;
+        let is_told = |revoked: Revoked| revoked.is_let_go(shown, newest);
+        self.hand_over(now, |place| {
+            place.is_owned_by(member_id) && place.revoked.is_some_and(is_told)
+        });
+    }
+
+    /// What is revoked goes to the members that it is assigned to.
+    fn hand_over(&mut self, now: Timestamp, is_let_go: impl Fn(&Place) -> bool) {
+        let since = self.generation + 1;
+        let mut moved = false;
+        let revoked = self.places.values_mut().filter(|place| place.revoked.is_some());
+        for place in revoked.filter(|place| is_let_go(place)) {
+            place.owner = None;
+            place.settle(since, now);
+            moved = true;
+        }
+        self.generation += i64::from(moved);
+    }
+
+    /// What the member is told.
+    pub fn membership(&self, member_id: &str) -> Membership {
+        let (mut assignment, mut revoked) = (Partitions::new(), Partitions::new());
+        for place in self.places.values().filter(|place| place.is_owned_by(member_id)) {
+            let told = if place.is_to_move() { &mut revoked } else { &mut assignment };
+            told.entry(place.topic.clone()).or_default().insert(place.partition);
+        }
+        Membership { generation: self.generation, assignment, revoked }
+    }
+
+    /// The topics that the group has subscribed to already.
+    fn subscribed(&self, topics: &Topics) -> BTreeSet<Name> {
+        let begun = self.places.values().filter(|place| place.starts.is_some());
+        let mut subscribed: BTreeSet<Name> = begun.map(|place| place.topic.clone()).collect();
+        let names: BTreeSet<&Name> = topics.partitions.iter().map(|(_, name, _)| name).collect();
+        subscribed.extend(names.into_iter().filter(|name| self.covers(name)).cloned());
+        subscribed
+    }
+
+    fn covers(&self, topic: &Name) -> bool {
+        self.patterns.iter().any(|pattern| pattern.matches(topic))
+            || self.members.values().any(|member| member.subscription.topics.contains(topic))
+    }
+
+    /// Assigns the partitions anew. `known`: what the group subscribed to before; None: all that it
+    /// does now.
+    fn rebalance(&mut self, topics: &Topics, known: Option<&BTreeSet<Name>>, now: Timestamp) {
+        let names: BTreeSet<&Name> = topics.partitions.iter().map(|(_, name, _)| name).collect();
+        let subscriber = |(member_id, member): (&String, &Member)| {
+            let covered = names.iter().filter(|name| member.subscription.covers(name));
+            let topics = covered.map(|name| (*name).clone()).collect();
+            Subscriber { member_id: member_id.clone(), topics }
+        };
+        let subscribers: Vec<Subscriber> = self.members.iter().map(subscriber).collect();
+        let covered: BTreeSet<&Name> = subscribers.iter().flat_map(|s| &s.topics).collect();
+        for (log_id, topic, partition) in &topics.partitions {
+            if covered.contains(topic) {
+                let place =
+                    self.places.entry(*log_id).or_insert_with(|| Place::new(topic, *partition));
+                let is_known = known.is_none_or(|known| known.contains(topic));
+                let starts = if is_known { Starts::Earliest } else { Starts::Reset };
+                place.starts.get_or_insert(starts);
+            }
+        }
+        let pieces: Vec<Piece<'_>> =
+            self.places.iter().map(|(log_id, place)| self.piece(*log_id, place)).collect();
+        let assigned = assign(&subscribers, &pieces);
+        let generation = self.generation + 1;
+        for (place, assigned_to) in self.places.values_mut().zip(assigned) {
+            let is_gone = |owner: &Owner| !self.members.contains_key(&owner.member_id);
+            place.owner.take_if(|owner| is_gone(owner));
+            place.assigned_to = assigned_to.map(str::to_owned);
+            place.settle(generation, now);
+        }
+        self.generation = generation;
+        self.topics_version = topics.version;
+    }
+}
+
+impl State {
+    /// A partition, and who of the members is to have it already, or else still has it.
+    fn piece<'a>(&self, log_id: LogId, place: &'a Place) -> Piece<'a> {
+        let owner = place.owner.as_ref().map(|owner| owner.member_id.as_str());
+        let may_hold = |holder: &&str| {
+            self.members.get(*holder).is_some_and(|m| m.subscription.covers(&place.topic))
+        };
+        let holder = [place.assigned_to.as_deref(), owner].into_iter().flatten().find(may_hold);
+        Piece { log_id, topic: &place.topic, partition: place.partition, holder }
+    }
+}
+
+impl Place {
+    pub fn new(topic: &Name, partition: Partition) -> Self {
+        let topic = topic.clone();
+        Self { topic, partition, owner: None, assigned_to: None, revoked: None, starts: None }
+    }
+
+    pub fn is_owned_by(&self, member_id: &str) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.member_id == member_id)
+    }
+
+    /// Its owner is to let go.
+    pub fn is_to_move(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| self.assigned_to.as_ref() != Some(&owner.member_id))
+    }
+
+    /// What nobody owns goes to the member that it is assigned to; what another owns is revoked.
+    fn settle(&mut self, since: i64, at: Timestamp) {
+        if self.owner.is_none() {
+            let owner = |member_id: &String| Owner { member_id: member_id.clone(), since, at };
+            self.owner = self.assigned_to.as_ref().map(owner);
+        }
+        let revoked = self.revoked.unwrap_or(Revoked { since, let_go_by: None });
+        self.revoked = self.is_to_move().then_some(revoked);
+    }
+}
+
+fn too_many(what: &'static str, limit: usize) -> Refusal {
+    Refusal::TooMany { what, limit: i64::try_from(limit).unwrap_or(i64::MAX) }
+}

@@ -1,0 +1,203 @@
+//! Text tables, a row an event, over the stand-in for the database:
+//!
+//! ```text
+//! open P1 [reset] [monotonic]    -> e0
+//! P1 e0 s0; P1 e0 s1             -> quick: ok 0; ok 1
+//! ```
+//!
+//! A row of requests is one group (`;` between). Words of a request: `P1 e0 s0` or `anon`, then
+//! `other` (other records), `x3` (three records), `9000b`, `large` (breaks a limit), `at5` (expected
+//! offset), `p1` (partition scope) or `topic`, `p0+p1` (where a topic append's records go), `of3`
+//! (the partition count it was spread over). Answers name the first offset in each partition, that
+//! of partition 0 as a bare number. Further events: `close P1`, `grow`, `snapshot`, `trim`,
+//! `forget`; a row that begins with `B` is another replica's.
+
+use super::ledger::{Ledger, Way};
+use crate::{
+    model::{LogId, Partition, ProducerId, Timestamp, session::Sequencing},
+    rules::{
+        Refusal,
+        append::{
+            Part, Request, Spread,
+            cache::Memory,
+            producer_state::{Placement, Remembered},
+        },
+        tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
+    },
+};
+
+pub const TOO_LARGE: Refusal =
+    Refusal::BatchTooLarge { limit_name: "max_batch_records", limit: 1, received: 2 };
+
+/// Where requests go that do not say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Partition,
+    Topic,
+}
+
+/// Runs a table in both scopes.
+pub fn check(table: &str) {
+    check_in(Scope::Partition, table);
+    check_in(Scope::Topic, table);
+}
+
+pub fn check_in(scope: Scope, table: &str) {
+    let mut world =
+        World { ledger: Ledger::new(2), replicas: [Memory::new(), Memory::new()], scope };
+    for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
+        let (event, want) = line.split_once("->").unwrap_or((line, ""));
+        let (want, at) = (want.trim(), format!("{scope:?} row {number}: {line}"));
+        let got = world.event(event.trim(), &at);
+        let got = if want.contains(": ") { got } else { got.split(": ").last().unwrap().into() };
+        assert_eq!(got, want, "{at}");
+    }
+}
+
+struct World {
+    ledger: Ledger,
+    replicas: [Memory; 2],
+    scope: Scope,
+}
+
+fn producer(word: &str) -> ProducerId {
+    ProducerId(word[1..].parse().unwrap())
+}
+
+impl World {
+    fn event(&mut self, event: &str, at: &str) -> String {
+        let (replica, event) = event.strip_prefix("B ").map_or((0, event), |rest| (1, rest));
+        let words: Vec<&str> = event.split_whitespace().collect();
+        let logs: Vec<LogId> = self.ledger.heads.keys().copied().collect();
+        match words[..] {
+            ["open", id, ..] => {
+                let monotonic = words.contains(&"monotonic");
+                let sequencing =
+                    if monotonic { Sequencing::Monotonic } else { Sequencing::Contiguous };
+                let reset = words.contains(&"reset");
+                return format!("e{}", self.ledger.open(producer(id), sequencing, reset).epoch);
+            }
+            ["close", id] => self.ledger.close(producer(id)),
+            ["grow"] => self.ledger.grow(),
+            ["snapshot"] => logs.iter().for_each(|log_id| self.ledger.snapshot(*log_id, 100)),
+            ["trim"] => logs.iter().for_each(|log_id| self.ledger.trim(*log_id)),
+            ["forget"] => self.replicas[replica].clear(),
+            _ => return self.group(replica, event, at),
+        }
+        String::new()
+    }
+
+    fn group(&mut self, replica: usize, event: &str, at: &str) -> String {
+        let group: Vec<Request> = event.split(';').map(|words| self.request(words, at)).collect();
+        let ids = vec![0; group.len()];
+        self.ledger.now.0 += 1;
+        let passed = self.ledger.pass(&mut self.replicas[replica], &group, &ids, false);
+        let answers = answers(&group, &passed.plan, passed.written.as_ref());
+        let way = match passed.way {
+            Way::Quick => "quick",
+            Way::Full if passed.overtaken => "overtaken",
+            Way::Full => "full",
+        };
+        format!("{way}: {}", answers.iter().map(show).collect::<Vec<_>>().join("; "))
+    }
+
+    fn request(&self, words: &str, at: &str) -> Request {
+        let (mut id, mut epoch, mut sequence) = (None, 0, 0);
+        let (mut records, mut bytes, mut what) = (1, 100, "same");
+        let (mut partition, mut scope, mut parts) = (0, self.scope, vec![0]);
+        let (mut expected_offset, mut too_large, mut count) =
+            (None, None, self.ledger.partition_count);
+        for word in words.split_whitespace() {
+            let number = || word[1..].parse::<i64>().unwrap_or_else(|_| panic!("{at}: {word}"));
+            match word {
+                "anon" => {}
+                "other" => what = "other",
+                "large" => too_large = Some(TOO_LARGE),
+                "topic" => scope = Scope::Topic,
+                _ if word.starts_with("at") => expected_offset = word[2..].parse().ok(),
+                _ if word.starts_with("of") => count = word[2..].parse().unwrap(),
+                _ if word.ends_with('b') => bytes = word[..word.len() - 1].parse().unwrap(),
+                _ if word.contains('+') => {
+                    scope = Scope::Topic;
+                    parts = word.split('+').map(|p| p[1..].parse().unwrap()).collect();
+                }
+                _ if word.starts_with('P') => id = Some(number()),
+                _ if word.starts_with('e') => epoch = number(),
+                _ if word.starts_with('s') => sequence = number(),
+                _ if word.starts_with('x') => records = number(),
+                _ if word.starts_with('p') => {
+                    scope = Scope::Partition;
+                    partition = number() as Partition;
+                }
+                _ => panic!("{at}: {word}?"),
+            }
+        }
+        let is_topic = scope == Scope::Topic;
+        let keyless = Some(parts[0]);
+        let parts = if is_topic { parts } else { vec![partition] };
+        let part = |partition: Partition| Part {
+            log_id: log_of(partition),
+            partition,
+            record_count: records,
+            size_bytes: bytes,
+        };
+        Request {
+            home: if is_topic { JOURNAL } else { log_of(partition) },
+            numbered: id.and_then(|id| numbered(id, epoch, sequence)),
+            digest: digest(&format!("{what} {sequence}")),
+            expected_offset,
+            parts: parts.into_iter().map(part).collect(),
+            spread: is_topic.then_some(Spread { partition_count: count, keyless }),
+            too_large,
+            whole: None,
+            dedups: Vec::new(),
+        }
+    }
+}
+
+fn show(answer: &Answer) -> String {
+    match answer {
+        Answer::Ok(placed) => format!("ok {}", show_place(placed)),
+        Answer::Dup(placed) => format!("dup {}", show_place(placed)),
+        Answer::Old => "old".into(),
+        Answer::Ahead(refusal) => format!("ahead, {}", show_refusal(refusal)),
+        Answer::Refused(refusal) => show_refusal(refusal),
+        Answer::Respread => "respread".into(),
+    }
+}
+
+fn show_place(placed: &Remembered) -> String {
+    assert!((1..1_000_000).contains(&placed.appended_at.0), "settled: {:?}", placed.appended_at);
+    assert_ne!(placed.appended_at, Timestamp(0));
+    let bases = match &placed.placement {
+        Placement::Partition { base_offset } => return base_offset.to_string(),
+        Placement::Topic { bases, .. } => bases,
+        Placement::Records(_) => unreachable!("no record has an id"),
+    };
+    let show = |(partition, base): &(Partition, i64)| match partition {
+        0 => base.to_string(),
+        _ => format!("p{partition}+{base}"),
+    };
+    bases.iter().map(show).collect::<Vec<_>>().join(" ")
+}
+
+fn show_refusal(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::UnknownProducer { producer_id } => format!("unknown P{}", producer_id.0),
+        Refusal::ProducerFenced { current_epoch } => format!("fenced by e{current_epoch}"),
+        Refusal::InvalidProducerEpoch { current_epoch } => format!("not issued, e{current_epoch}"),
+        Refusal::UnknownProducerState { received } => format!("no state for s{received}"),
+        Refusal::OutOfOrderSequence { expected, received } => {
+            format!("s{received} want s{expected}")
+        }
+        Refusal::SequenceReused { sequence } => format!("reused s{sequence}"),
+        Refusal::OffsetMismatch { expected_offset, next_offset } => {
+            format!("at {next_offset} not {expected_offset}")
+        }
+        Refusal::BatchTooLarge { .. } => "too large".into(),
+        Refusal::PreconditionFailed { .. } => "precondition failed".into(),
+        Refusal::OpenIdReused => "open id reused".into(),
+        Refusal::InvalidOpenId => "invalid open id".into(),
+        other => format!("{other:?}"),
+    }
+}

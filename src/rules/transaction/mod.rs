@@ -1,0 +1,269 @@
+//! Transactions: what may become of one, who may call it, and when its id is too old to run.
+//!
+//! ```text
+//!                  add
+//!                 +---+
+//!                 v   |
+//!    begin --->  ongoing  --- prepare --->  prepared
+//!                 |   |                      |    |
+//!          commit |   | abort, timeout,      |    | abort
+//!                 |   | newer session        |    |
+//!                 |   +------------------+   |    |
+//!                 |   +------------------|---+    |
+//!                 v   v  commit          v        v
+//!               committed              aborted <--+
+//! ```
+//!
+//! What has been done once may be asked for again, and changes nothing. An ongoing transaction past
+//! its deadline is an aborted one, whether anybody has written that down yet or not. While one is
+//! ongoing, the epoch it was begun in is its producer's: whatever raises the epoch aborts it in the
+//! same instant.
+
+pub mod one_request;
+pub mod record_ids;
+
+use uuid::Uuid;
+
+use super::{
+    Refusal,
+    append::{producer_state::REMEMBERED_REQUESTS, sequence::SessionFacts},
+    settings,
+};
+use crate::model::{
+    Digest, Epoch, ProducerId, Sequence, Timestamp,
+    settings::{Key, OwnSettings},
+    transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, State, Transaction},
+};
+
+/// A transaction's row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    pub transaction_id: Uuid,
+    pub state: State,
+    pub session: Option<(ProducerId, Epoch)>,
+    /// Of the request that began it.
+    pub digest: Digest,
+    pub created_at: Timestamp,
+    pub expires_at: Timestamp,
+    pub prepared_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub reason: Option<Reason>,
+    pub append_count: i64,
+    /// Batches staged.
+    pub batch_count: i64,
+    /// Of the next numbered call.
+    pub next_sequence: Sequence,
+    /// Of a committed one, where they were asked for.
+    pub appends: Option<Vec<PlacedAppend>>,
+}
+
+/// What a call wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Records or offsets.
+    Add,
+    Prepare,
+    Commit,
+    Abort,
+}
+
+/// Every legal move: from, by, to. One that leads back (and adds nothing) is a repeat.
+pub const MOVES: &[(State, Verb, State)] = &[
+    (State::Ongoing, Verb::Add, State::Ongoing),
+    (State::Ongoing, Verb::Prepare, State::Prepared),
+    (State::Ongoing, Verb::Commit, State::Committed),
+    (State::Ongoing, Verb::Abort, State::Aborted),
+    (State::Prepared, Verb::Prepare, State::Prepared),
+    (State::Prepared, Verb::Commit, State::Committed),
+    (State::Prepared, Verb::Abort, State::Aborted),
+    (State::Committed, Verb::Commit, State::Committed),
+    (State::Aborted, Verb::Abort, State::Aborted),
+];
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done, and the transaction is then in this state.
+    Go(State),
+    /// It was done before.
+    Repeat,
+}
+
+/// Whether a producer may act in this epoch: rows 1 to 3 of the sequence table.
+pub fn check_producer(
+    (producer_id, epoch): (ProducerId, Epoch),
+    session: Option<&SessionFacts>,
+) -> Result<(), Refusal> {
+    let session = session.ok_or(Refusal::UnknownProducer { producer_id })?;
+    let current_epoch = session.epoch;
+    if epoch < current_epoch {
+        return Err(Refusal::ProducerFenced { current_epoch });
+    }
+    if epoch > current_epoch || session.closed {
+        return Err(Refusal::InvalidProducerEpoch { current_epoch });
+    }
+    Ok(())
+}
+
+/// Whether an id may be begun that has no row: its instant is neither so old that it may have run
+/// and been forgotten, nor far ahead. `horizon`: outcomes of ids before it may have been dropped.
+pub fn check_id(
+    id: &Uuid,
+    horizon: Timestamp,
+    retention_ms: i64,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    let instant = Timestamp::of_uuid(id).ok_or(Refusal::InvalidTransactionId)?;
+    if is_forgotten(id, horizon, retention_ms, now) {
+        return Err(Refusal::TransactionExpired);
+    }
+    if instant.0 > now.0 + ID_AHEAD_MS { Err(Refusal::InvalidTransactionId) } else { Ok(()) }
+}
+
+/// Why there is no row of this id: it may have been forgotten, or never was.
+pub fn absent(id: &Uuid, horizon: Timestamp, retention_ms: i64, now: Timestamp) -> Refusal {
+    if is_forgotten(id, horizon, retention_ms, now) {
+        Refusal::TransactionExpired
+    } else {
+        Refusal::TransactionNotFound
+    }
+}
+
+fn is_forgotten(id: &Uuid, horizon: Timestamp, retention_ms: i64, now: Timestamp) -> bool {
+    let oldest = horizon.0.max(now.0 - retention_ms);
+    Timestamp::of_uuid(id).is_some_and(|instant| instant.0 < oldest)
+}
+
+/// How long a tenant remembers outcomes.
+pub fn retention_ms(tenant: &OwnSettings) -> i64 {
+    settings::limit(Key::TransactionRetentionMs, &[tenant])
+}
+
+/// The longest timeout a transaction may ask for.
+pub fn max_timeout_ms(tenant: &OwnSettings) -> i64 {
+    settings::limit(Key::MaxTransactionTimeoutMs, &[tenant])
+}
+
+/// The most batches of a transaction.
+pub fn max_batches(tenant: &OwnSettings) -> i64 {
+    settings::limit(Key::MaxTransactionBatches, &[tenant])
+}
+
+/// How long a new transaction may stay open.
+pub fn timeout_ms(
+    asked: Option<i64>,
+    session: Option<i64>,
+    tenant: &OwnSettings,
+) -> Result<i64, Refusal> {
+    let maximum = max_timeout_ms(tenant);
+    if let Some(received) = asked.filter(|asked| *asked > maximum) {
+        return Err(Refusal::TimeoutTooLong { maximum, received });
+    }
+    let default = settings::limit(Key::TransactionTimeoutMs, &[tenant]);
+    Ok(asked.or(session).unwrap_or(default).min(maximum))
+}
+
+/// A begin of an id that has a row.
+pub fn repeat(row: &Row, digest: &Digest) -> Result<(), Refusal> {
+    if row.digest == *digest { Ok(()) } else { Err(Refusal::TransactionReused) }
+}
+
+/// What becomes of a call; the row is as of now (`as_of`), and the caller's session, if it names
+/// one, has been checked.
+pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> {
+    match (caller, row.session) {
+        (Caller::Session(id, _), Some((owner, _))) if id == owner => {}
+        (Caller::Session(..), _) => return Err(Refusal::ProducerMismatch),
+        (Caller::Bearer, Some(_)) => return Err(Refusal::SessionMissing),
+        (Caller::Operator, _) if !may_operate(verb, row.state) => {
+            return Err(Refusal::OperatorMayNotCommit);
+        }
+        (Caller::Bearer, None) | (Caller::Operator, _) => {}
+    }
+    let to = MOVES.iter().find(|(from, by, _)| (*from, *by) == (row.state, verb));
+    match to {
+        Some((from, by, to)) if from == to && *by != Verb::Add => Ok(Verdict::Repeat),
+        Some((.., to)) => Ok(Verdict::Go(*to)),
+        None => Err(Refusal::InvalidTransactionState { state: row.state, reason: row.reason }),
+    }
+}
+
+/// An operator ends what is stuck: fenced or not, and without the session.
+fn may_operate(verb: Verb, state: State) -> bool {
+    verb == Verb::Abort || (verb == Verb::Commit && state != State::Ongoing)
+}
+
+/// What a numbered call to /records means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    New,
+    /// It was made before: hold its digest against the one stored.
+    Known,
+    /// It may wait for those before it.
+    Ahead,
+}
+
+/// Where the sequence of a call to /records stands; all are remembered while the transaction is
+/// open.
+pub fn number(row: &Row, sequence: Sequence) -> Result<Numbering, Refusal> {
+    let expected = row.next_sequence;
+    match sequence - expected {
+        0 => Ok(Numbering::New),
+        ..0 => Ok(Numbering::Known),
+        1.. if sequence - expected < REMEMBERED_REQUESTS as i64 => Ok(Numbering::Ahead),
+        _ => Err(Refusal::OutOfOrderSequence { expected, received: sequence }),
+    }
+}
+
+/// Whether so many batches more fit in.
+pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), Refusal> {
+    let limit = max_batches(tenant);
+    let received = batches + more;
+    // a limit lowered meanwhile leaves alone what is there
+    if more > 0 && received > limit {
+        return Err(Refusal::TransactionTooLarge { limit, received });
+    }
+    Ok(())
+}
+
+/// Whether all appends that the client knows of are there.
+pub fn check_appends(expected: Option<i64>, received: i64) -> Result<(), Refusal> {
+    match expected {
+        Some(expected) if expected != received => {
+            Err(Refusal::AppendsMissing { expected, received })
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Row {
+    /// Whether its time has run out and nobody has written that down yet.
+    pub fn has_expired(&self, now: Timestamp) -> bool {
+        self.state == State::Ongoing && self.expires_at <= now
+    }
+
+    /// The row as it is at an instant.
+    pub fn as_of(mut self, now: Timestamp) -> Self {
+        if self.has_expired(now) {
+            self.state = State::Aborted;
+            self.reason = Some(Reason::Timeout);
+            self.ended_at = Some(self.expires_at);
+        }
+        self
+    }
+
+    pub fn into_transaction(self) -> Transaction {
+        Transaction {
+            transaction_id: self.transaction_id,
+            state: self.state,
+            session: self.session,
+            created_at: self.created_at,
+            expires_at: (self.state == State::Ongoing).then_some(self.expires_at),
+            prepared_at: self.prepared_at,
+            ended_at: self.ended_at,
+            reason: self.reason,
+            append_count: self.append_count,
+            appends: self.appends,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Tenants, their topics, and the heads of their logs.
+
+pub mod logs;
+pub mod tenants;
+pub mod topics;

@@ -1,0 +1,271 @@
+//! Topics and their logs.
+
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::logs::numbers;
+use crate::{
+    model::{
+        LogId, Name, Offset, Partition, TenantId, TopicId,
+        settings::OwnSettings,
+        topic::{PartitionDescription, TopicSummary},
+    },
+    store::{Error, Instant, Server, durable, statements},
+};
+
+statements! {
+    FIND = "select t.topic_id, t.partition_count, t.settings, t.created_at, \
+            array_agg(l.log_id order by coalesce(l.partition, -1)), pg_postmaster_start_time() \
+        from oncelog.topics t join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id \
+        where t.tenant_id = $1 and t.name = $2 \
+        group by t.tenant_id, t.topic_id";
+    LOCK = "select topic_id, partition_count, settings from oncelog.topics \
+        where tenant_id = $1 and name = $2 for no key update";
+    COUNT = "select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics where tenant_id = $1";
+    INSERT = "insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4) \
+        returning topic_id";
+    ADD_JOURNAL = "insert into oncelog.logs (tenant_id, topic_id) values ($1, $2)";
+    ADD_PARTITIONS = "insert into oncelog.logs (tenant_id, topic_id, partition) \
+        select $1, $2, generate_series($3::integer, $4::integer - 1)";
+    UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
+    LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
+    /// As deleting them does, which a prepare's key share is held against; in order, as all who lock
+    /// heads. No foreign key refers to heads, so nothing else holds a key share.
+    LOCK_LOGS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id for update";
+    PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
+        order by transaction_id limit 1";
+    DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
+    /// Keys for ever, if there may be any (the last ring's bit): all others expire with their partitions.
+    DOOM_KEYS = "insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs \
+        where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
+    DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
+    DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
+    LIST = "select name, partition_count, settings, created_at from oncelog.topics \
+        where tenant_id = $1 and name > $2 order by name limit $3";
+    /// Of a compacted partition as many records as were left by the last round, and those since.
+    PARTITIONS = "select l.partition, l.log_start_offset, l.next_offset, l.size_bytes, \
+            least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records) \
+        from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions \
+            where tenant_id = $1 and log_id = l.log_id offset 0) c on true \
+        where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null order by l.partition";
+    /// The log start only grows and stays within the log.
+    TRIM = concat!("update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
+        where ", durable!(), " and tenant_id = $1 and log_id = $2");
+}
+
+/// A topic with the ids of its logs.
+#[derive(Clone, Debug)]
+pub struct StoredTopic {
+    pub topic_id: TopicId,
+    pub summary: TopicSummary,
+    pub journal: LogId,
+    /// By partition.
+    pub logs: Vec<LogId>,
+    /// Where it was found.
+    pub server: Server,
+}
+
+pub async fn find(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+) -> Result<Option<StoredTopic>, Error> {
+    type Found = (i64, i32, Json<OwnSettings>, Instant, Vec<i64>, Instant);
+    let found: Option<Found> =
+        sqlx::query_as(FIND).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
+    let Some((topic_id, partition_count, settings, created_at, log_ids, started_at)) = found else {
+        return Ok(None);
+    };
+    let mut log_ids = log_ids.into_iter().map(LogId);
+    let journal = log_ids.next().ok_or_else(|| Error::Corrupt("a topic without logs".into()))?;
+    Ok(Some(StoredTopic {
+        topic_id: TopicId(topic_id),
+        summary: TopicSummary {
+            topic: name.clone(),
+            partition_count,
+            settings: settings.0,
+            created_at: created_at.into(),
+        },
+        journal,
+        logs: log_ids.collect(),
+        server: Server::started_at(started_at),
+    }))
+}
+
+/// Locks a topic's row; none: there is no such topic.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+) -> Result<Option<(TopicId, Partition, OwnSettings)>, Error> {
+    let found: Option<(i64, i32, Json<OwnSettings>)> =
+        sqlx::query_as(LOCK).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
+    Ok(found.map(|(topic_id, count, settings)| (TopicId(topic_id), count, settings.0)))
+}
+
+/// How many topics and partitions there are; the tenant's row must be locked.
+pub async fn counts(connection: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64), Error> {
+    Ok(sqlx::query_as(COUNT).bind(tenant.0).fetch_one(connection).await?)
+}
+
+pub async fn insert(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    name: &Name,
+    partition_count: Partition,
+    settings: &OwnSettings,
+) -> Result<(), Error> {
+    let topic_id: i64 = sqlx::query_scalar(INSERT)
+        .bind(tenant.0)
+        .bind(name.as_str())
+        .bind(partition_count)
+        .bind(Json(settings))
+        .fetch_one(&mut *connection)
+        .await?;
+    sqlx::query(ADD_JOURNAL).bind(tenant.0).bind(topic_id).execute(&mut *connection).await?;
+    add_partitions(connection, tenant, TopicId(topic_id), 0, partition_count).await
+}
+
+/// Adds the logs of partitions `from` to `to` - 1.
+pub async fn add_partitions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    from: Partition,
+    to: Partition,
+) -> Result<(), Error> {
+    let query = sqlx::query(ADD_PARTITIONS).bind(tenant.0).bind(topic.0).bind(from).bind(to);
+    query.execute(connection).await?;
+    Ok(())
+}
+
+pub async fn update(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    partition_count: Partition,
+    settings: &OwnSettings,
+) -> Result<(), Error> {
+    let query = sqlx::query(UPDATE).bind(tenant.0).bind(topic.0);
+    query.bind(partition_count).bind(Json(settings)).execute(connection).await?;
+    Ok(())
+}
+
+/// The logs of a topic, by id: the order in which they are locked.
+pub async fn log_ids(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    ids(connection, LOG_IDS, tenant, topic).await
+}
+
+async fn ids(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    let query = sqlx::query_scalar(sql).bind(tenant.0).bind(topic.0);
+    let ids: Vec<i64> = query.fetch_all(connection).await?;
+    Ok(ids.into_iter().map(LogId).collect())
+}
+
+/// Locks the heads of a topic to delete them, in the order of their ids.
+pub async fn lock_logs(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<LogId>, Error> {
+    ids(connection, LOCK_LOGS, tenant, topic).await
+}
+
+/// A prepared transaction that holds one of these logs, whose heads must be locked.
+pub async fn pinned_by(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Option<Uuid>, Error> {
+    let query = sqlx::query_scalar(PINNED_BY).bind(tenant.0).bind(numbers(logs));
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// Removes a topic and its heads, which must be locked, and leaves its rows to the janitor.
+pub async fn delete(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    doom(connection, tenant, logs).await?;
+    for sql in [DOOM_KEYS, DELETE_LOGS, DELETE] {
+        sqlx::query(sql).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Leaves the rows of logs to the janitor.
+pub async fn doom(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<(), Error> {
+    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(connection).await?;
+    Ok(())
+}
+
+/// Topics behind a name, by name.
+pub async fn list(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<TopicSummary>, Error> {
+    let rows: Vec<(String, i32, Json<OwnSettings>, Instant)> =
+        sqlx::query_as(LIST).bind(tenant.0).bind(after).bind(limit).fetch_all(connection).await?;
+    rows.into_iter()
+        .map(|(name, partition_count, settings, created_at)| {
+            Ok(TopicSummary {
+                topic: stored_name(&name)?,
+                partition_count,
+                settings: settings.0,
+                created_at: created_at.into(),
+            })
+        })
+        .collect()
+}
+
+pub async fn partitions(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+) -> Result<Vec<PartitionDescription>, Error> {
+    let rows: Vec<(i32, i64, i64, i64, i64)> =
+        sqlx::query_as(PARTITIONS).bind(tenant.0).bind(topic.0).fetch_all(connection).await?;
+    let describe = |(partition, log_start_offset, high_watermark, size_bytes, record_count)| {
+        PartitionDescription {
+            partition,
+            log_start_offset,
+            high_watermark,
+            record_count,
+            size_bytes,
+        }
+    };
+    Ok(rows.into_iter().map(describe).collect())
+}
+
+/// Moves the log start; false: the log has vanished.
+pub async fn trim(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    before: Offset,
+) -> Result<bool, Error> {
+    let query = sqlx::query(TRIM).bind(tenant.0).bind(log.0).bind(before);
+    Ok(query.execute(connection).await?.rows_affected() == 1)
+}
+
+/// A name that was checked when it was stored.
+pub fn stored_name(name: &str) -> Result<Name, Error> {
+    Name::parse(name).map_err(|what| Error::Corrupt(format!("stored name {name:?}: {what}")))
+}

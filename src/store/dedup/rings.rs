@@ -1,0 +1,86 @@
+//! Rings of partitions that keys lie in, and their turns.
+
+use sqlx::PgConnection;
+
+use crate::{
+    model::{Timestamp, dedup::Ring},
+    rules::key_rings::RingRow,
+    store::{Error, Instant, statements},
+};
+
+statements! {
+    READ = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings order by ring";
+    LOCK = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1 \
+        for no key update skip locked";
+    /// What lies in the partition that is emptied was claimed before the ring turned last.
+    TURN = "update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3 \
+        where ring = $1";
+    /// A partition that nothing was ever put in needs no emptying. (About how many rows it has.)
+    FILLED = "select pg_relation_size(oid) > 0, greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0) \
+        from pg_class where oid = to_regclass('oncelog.dedup_keys_' || $1::smallint)";
+    EMPTY = "select oncelog.empty_slot($1)";
+    /// Estimated rows, and bytes, of each ring with its partitions.
+    MEASURE = "select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint, \
+            sum(pg_total_relation_size(c.oid))::bigint \
+        from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s \
+        join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot) group by s.ring";
+}
+
+type Row = (i16, Option<i64>, i16, Instant, Instant);
+
+/// A ring, and what time it is.
+fn ring_row((ring, period_ms, slot, turned_at, now): Row) -> (RingRow, Timestamp) {
+    let row = RingRow { ring: Ring(ring), period_ms, slot, turned_at: turned_at.into() };
+    (row, now.into())
+}
+
+/// All of them.
+pub async fn read(connection: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>, Error> {
+    let rows: Vec<Row> = sqlx::query_as(READ).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(ring_row).collect())
+}
+
+/// Locks a ring. None: somebody turns it.
+pub async fn lock(
+    connection: &mut PgConnection,
+    ring: Ring,
+) -> Result<Option<(RingRow, Timestamp)>, Error> {
+    let row: Option<Row> = sqlx::query_as(LOCK).bind(ring.0).fetch_optional(connection).await?;
+    Ok(row.map(ring_row))
+}
+
+/// Turns a locked ring to an emptied partition; answers about how many rows that had. Emptying comes
+/// last: until the commit nobody else looks keys up.
+pub async fn turn(
+    connection: &mut PgConnection,
+    ring: Ring,
+    slot: i16,
+    now: Timestamp,
+) -> Result<u64, Error> {
+    let query = sqlx::query(TURN).bind(ring.0).bind(slot).bind(now.to_chrono());
+    query.execute(&mut *connection).await?;
+    let query = sqlx::query_as(FILLED).bind(slot);
+    let (filled, rows): (bool, i64) = query.fetch_one(&mut *connection).await?;
+    if !filled {
+        return Ok(0);
+    }
+    sqlx::query(EMPTY).bind(slot).execute(connection).await?;
+    Ok(rows.unsigned_abs())
+}
+
+/// What lies in a ring, expired keys included.
+pub struct Size {
+    pub ring: Ring,
+    /// About.
+    pub keys: i64,
+    pub bytes: i64,
+}
+
+pub async fn measure(connection: &mut PgConnection) -> Result<Vec<Size>, Error> {
+    let slots = Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring.0, slot)));
+    let (rings, slots): (Vec<i16>, Vec<i16>) = slots.unzip();
+    let query = sqlx::query_as(MEASURE).bind(rings).bind(slots);
+    let rows: Vec<(i16, i64, i64)> = query.fetch_all(connection).await?;
+    let size = |(ring, keys, bytes)| Size { ring: Ring(ring), keys, bytes };
+    Ok(rows.into_iter().map(size).collect())
+}

@@ -1,0 +1,219 @@
+//! What members ask at every call: whether they still are, and what they own. Their leases.
+
+use sqlx::{FromRow, PgConnection};
+
+use super::{stored_reset, stored_starts};
+use crate::{
+    model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
+    rules::group::{Revoked, Starts},
+    store::{
+        Error, Instant, Server,
+        catalog::{logs::numbers, topics::stored_name},
+        durable, statements,
+    },
+};
+
+statements! {
+    /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
+    BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp() as now, \
+            o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, \
+            pg_postmaster_start_time() as started_at \
+        from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
+        cross join lateral ( \
+            select group_id, generation, auto_offset_reset from oncelog.groups \
+            where tenant_id = $1 and name = w.group_name offset 0) as g \
+        cross join lateral ( \
+            select session_timeout_ms, lease_expires_at from oncelog.group_members \
+            where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m \
+        cross join lateral ( \
+            select array_agg(log_id) as log_ids, array_agg(owned_since) as since, \
+                array_agg(case when assigned_to is distinct from member_id then coalesce(revoked_since, g.generation) end) as revoked_since, \
+                array_agg(case when revoked_since is not null then let_go_by end) as let_go_by, array_agg(committed_offset) as committed, \
+                array_agg(starts) as starts, \
+                array_agg(case when pinned_by is not null then ( \
+                    select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
+                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned, \
+                array_agg(case when $4 then ( \
+                    select l.log_start_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as log_starts, \
+                array_agg(case when $4 then ( \
+                    select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
+            from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
+    /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
+    /// others are held: an upsert finds each by its key, whatever the table was like when planned. A slow
+    /// one, which knows of an older lease, moves none back.
+    RENEW = concat!("insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
+        select $1, w.group_name, w.member_id, w.lease_expires_at \
+        from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
+        cross join lateral ( \
+            select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
+            for no key update skip locked) as held where ", durable!(), " \
+        on conflict (tenant_id, group_name, member_id) do update \
+            set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)");
+    GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
+    GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
+    NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \
+        cross join lateral ( \
+            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t \
+        where l.tenant_id = $1 and l.log_id = any($2) and l.partition is not null";
+}
+
+/// A member, and what it owns.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    pub group_id: GroupId,
+    pub generation: i64,
+    pub auto_offset_reset: AutoOffsetReset,
+    pub session_timeout_ms: i64,
+    pub lease_expires_at: Timestamp,
+    /// When this was read, and from which server.
+    pub now: Timestamp,
+    pub server: Server,
+    pub owned: Vec<Owned>,
+}
+
+/// A partition that a member owns.
+#[derive(Clone, Debug)]
+pub struct Owned {
+    pub log_id: LogId,
+    /// The generation in which it got it.
+    pub since: i64,
+    /// It is assigned to another.
+    pub revoked: Option<Revoked>,
+    pub committed_offset: Option<Offset>,
+    pub starts: Option<Starts>,
+    /// A prepared transaction is to commit this offset here.
+    pub pinned_offset: Option<Offset>,
+    /// (log start offset, high watermark), if asked for. None: the log has vanished with its topic.
+    pub watermarks: Option<(Offset, Offset)>,
+}
+
+/// A member, and of each partition it owns what the array at its place says.
+#[derive(FromRow)]
+struct Row {
+    n: i64,
+    group_id: i64,
+    generation: i64,
+    auto_offset_reset: String,
+    session_timeout_ms: i64,
+    lease_expires_at: Instant,
+    now: Instant,
+    log_ids: Option<Vec<i64>>,
+    since: Option<Vec<i64>>,
+    revoked_since: Option<Vec<Option<i64>>>,
+    let_go_by: Option<Vec<Option<Instant>>>,
+    committed: Option<Vec<Option<i64>>>,
+    starts: Option<Vec<Option<String>>>,
+    pinned: Option<Vec<Option<i64>>>,
+    log_starts: Option<Vec<Option<i64>>>,
+    high_watermarks: Option<Vec<Option<i64>>>,
+    started_at: Instant,
+}
+
+/// What an array says of one of them.
+fn at<T: Clone>(values: &Option<Vec<Option<T>>>, index: usize) -> Option<T> {
+    values.as_ref()?.get(index).cloned().flatten()
+}
+
+/// The members as they are, each by (group, member id), with the watermarks of what they own where
+/// these are asked for; None: there is no such member.
+pub async fn beats(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    members: &[(&Name, &str)],
+    with_watermarks: bool,
+) -> Result<Vec<Option<Beat>>, Error> {
+    let (groups, ids): (Vec<&str>, Vec<&str>) =
+        members.iter().map(|(group, id)| (group.as_str(), *id)).unzip();
+    let query = sqlx::query_as(BEATS).bind(tenant.0).bind(groups).bind(ids).bind(with_watermarks);
+    let rows: Vec<Row> = query.fetch_all(connection).await?;
+    let mut beats: Vec<Option<Beat>> = vec![None; members.len()];
+    for row in rows {
+        let (n, beat) = beat(row)?;
+        if let Some(place) = beats.get_mut(n) {
+            *place = Some(beat);
+        }
+    }
+    Ok(beats)
+}
+
+fn beat(row: Row) -> Result<(usize, Beat), Error> {
+    let mut owned = Vec::new();
+    for (index, log_id) in row.log_ids.iter().flatten().enumerate() {
+        let since = row.since.as_ref().and_then(|since| since.get(index)).copied();
+        let let_go_by = at(&row.let_go_by, index).map(Timestamp::from);
+        let revoked = at(&row.revoked_since, index).map(|since| Revoked { since, let_go_by });
+        owned.push(Owned {
+            log_id: LogId(*log_id),
+            since: since.unwrap_or_default(),
+            revoked,
+            committed_offset: at(&row.committed, index),
+            starts: at(&row.starts, index).as_deref().map(stored_starts).transpose()?,
+            pinned_offset: at(&row.pinned, index),
+            watermarks: at(&row.log_starts, index).zip(at(&row.high_watermarks, index)),
+        });
+    }
+    let beat = Beat {
+        group_id: GroupId(row.group_id),
+        generation: row.generation,
+        auto_offset_reset: stored_reset(&row.auto_offset_reset)?,
+        session_timeout_ms: row.session_timeout_ms,
+        lease_expires_at: row.lease_expires_at.into(),
+        now: row.now.into(),
+        server: Server::started_at(row.started_at),
+        owned,
+    };
+    Ok((usize::try_from(row.n - 1).unwrap_or(usize::MAX), beat))
+}
+
+/// Moves leases on: (group, member id, until when).
+pub async fn renew(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    leases: &[(&Name, &str, Timestamp)],
+) -> Result<(), Error> {
+    sqlx::query(RENEW)
+        .bind(tenant.0)
+        .bind(leases.iter().map(|(group, ..)| group.as_str()).collect::<Vec<_>>())
+        .bind(leases.iter().map(|(_, id, _)| *id).collect::<Vec<_>>())
+        .bind(leases.iter().map(|(.., until)| until.to_chrono()).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// The generations of groups; of those there are.
+pub async fn generations(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    groups: &[GroupId],
+) -> Result<Vec<(GroupId, i64)>, Error> {
+    let ids: Vec<i64> = groups.iter().map(|group| group.0).collect();
+    let query = sqlx::query_as(GENERATIONS).bind(tenant.0).bind(ids);
+    let rows: Vec<(i64, i64)> = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(group, generation)| (GroupId(group), generation)).collect())
+}
+
+/// A group's number and generation. None: there is no such group.
+pub async fn group_id(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    group: &Name,
+) -> Result<Option<(GroupId, i64)>, Error> {
+    let query = sqlx::query_as(GROUP_ID).bind(tenant.0).bind(group.as_str());
+    let row: Option<(i64, i64)> = query.fetch_optional(connection).await?;
+    Ok(row.map(|(group_id, generation)| (GroupId(group_id), generation)))
+}
+
+/// What logs are called; of those there are.
+pub async fn names(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<Vec<(LogId, Name, Partition)>, Error> {
+    let query = sqlx::query_as(NAMES).bind(tenant.0).bind(numbers(logs));
+    let rows: Vec<(i64, String, i32)> = query.fetch_all(connection).await?;
+    let named = |(log_id, topic, partition): (i64, String, i32)| {
+        Ok((LogId(log_id), stored_name(&topic)?, partition))
+    };
+    rows.into_iter().map(named).collect()
+}

@@ -1,0 +1,201 @@
+//! Committed offsets of groups, and who owns their partitions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    model::{LogId, Name, Offset, TenantId, group::CommittedOffset},
+    rules::group::offsets::{Group, Place, Row},
+    store::{
+        Error,
+        catalog::{logs, topics::stored_name},
+        statements,
+    },
+};
+
+statements! {
+    /// All rows, one by one in order; or none as long as one is missing (unless `$4`): who holds some
+    /// may not wait for others to be made.
+    LOCK = "select o.group_name, o.log_id, o.committed_offset, o.metadata, o.member_id, o.owned_since, o.pinned_by \
+        from ( \
+            select group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
+            where $4 or cardinality($2) = ( \
+                select count(*) from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
+                cross join lateral ( \
+                    select from oncelog.group_offsets \
+                    where tenant_id = $1 and group_name = w.group_name and log_id = w.log_id offset 0) as o) \
+            order by group_name collate \"C\", log_id) as w \
+        cross join lateral ( \
+            select o.* from oncelog.group_offsets o \
+            join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
+            where o.tenant_id = $1 and o.group_name = w.group_name and o.log_id = w.log_id \
+            for no key update of o) as o";
+    MAKE_GROUPS = "insert into oncelog.groups (tenant_id, name) \
+        select $1, name from unnest($2::text[]) as w (name) order by name collate \"C\" on conflict do nothing";
+    /// Those that are there are not deleted meanwhile.
+    HOLD_GROUPS = "select from oncelog.groups where tenant_id = $1 and name = any($2) order by name for key share";
+    MAKE_ROWS = "insert into oncelog.group_offsets (tenant_id, group_name, log_id) \
+        select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
+        order by group_name collate \"C\", log_id on conflict do nothing";
+    /// With those of these members that there are, and with one at least if there is any.
+    GROUPS = "select name, generation, array( \
+            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3) \
+            union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1)) \
+        from oncelog.groups where tenant_id = $1 and name = any($2)";
+    /// All are there: an upsert finds each by its key, whatever the table was like when it was planned.
+    /// Answers whether it is the first commit there.
+    COMMIT = "insert into oncelog.group_offsets as o (tenant_id, group_name, log_id, committed_offset, metadata, committed_at) \
+        select $1, group_name, log_id, committed_offset, metadata, now() \
+        from unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[]) as w (group_name, log_id, committed_offset, metadata) \
+        on conflict (tenant_id, group_name, log_id) do update \
+            set committed_offset = excluded.committed_offset, metadata = excluded.metadata, committed_at = excluded.committed_at \
+        returning o.log_id, ( \
+            select committed_offset is null from oncelog.group_offsets \
+            where tenant_id = $1 and group_name = o.group_name and log_id = o.log_id)";
+    LIST = "select t.name, l.partition, o.committed_offset, o.metadata from oncelog.group_offsets o \
+        cross join lateral (select log_id, topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) l \
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
+        where o.tenant_id = $1 and o.group_name = $2 and o.committed_offset is not null \
+        order by t.name, l.partition";
+    GROUP_EXISTS = "select exists (select from oncelog.groups where tenant_id = $1 and name = $2)";
+}
+
+/// The columns that places bind.
+fn columns<'a>(places: impl Iterator<Item = &'a Place> + Clone) -> (Vec<&'a str>, Vec<i64>) {
+    (places.clone().map(|p| p.group.as_str()).collect(), places.map(|p| p.log_id.0).collect())
+}
+
+/// Locks the offsets' rows in the order of group and log, made where there are none yet; those whose
+/// log has vanished with its topic are left out, and those of one group of several that was deleted
+/// while this waited. Once in a transaction.
+///
+/// Nobody waits for another in a circle: rows are made before any is locked, both in order, and who
+/// waits for a row that is being made holds only rows that others would wait for in the same way.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    places: &[Place],
+) -> Result<BTreeMap<Place, Row>, Error> {
+    let places: BTreeSet<&Place> = places.iter().collect();
+    let rows = lock_rows(connection, tenant, &places, false).await?;
+    if !rows.is_empty() || places.is_empty() {
+        return Ok(rows);
+    }
+    let (group_names, log_ids) = columns(places.iter().copied());
+    let mut distinct = group_names.clone();
+    distinct.dedup();
+    make_groups(connection, tenant, &distinct).await?;
+    let make = sqlx::query(MAKE_ROWS).bind(tenant.0).bind(group_names).bind(log_ids);
+    make.execute(&mut *connection).await?;
+    lock_rows(connection, tenant, &places, true).await
+}
+
+/// Makes the groups that there are not, and keeps all from being deleted.
+async fn make_groups(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    groups: &[&str],
+) -> Result<(), Error> {
+    loop {
+        sqlx::query(MAKE_GROUPS).bind(tenant.0).bind(groups).execute(&mut *connection).await?;
+        let held = sqlx::query(HOLD_GROUPS).bind(tenant.0).bind(groups);
+        // one was being deleted when it was to be made
+        if held.fetch_all(&mut *connection).await?.len() == groups.len() {
+            return Ok(());
+        }
+    }
+}
+
+/// `group_name, log_id, committed_offset, metadata, member_id, owned_since, pinned_by`.
+type Locked = (String, i64, Option<i64>, Option<String>, Option<String>, Option<i64>, Option<Uuid>);
+
+async fn lock_rows(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    places: &BTreeSet<&Place>,
+    also_some: bool,
+) -> Result<BTreeMap<Place, Row>, Error> {
+    let (group_names, log_ids) = columns(places.iter().copied());
+    let query = sqlx::query_as(LOCK).bind(tenant.0).bind(group_names).bind(log_ids);
+    let rows: Vec<Locked> = query.bind(also_some).fetch_all(connection).await?;
+    let row = |(group, log_id, committed_offset, metadata, member_id, since, pinned_by): Locked| {
+        let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };
+        let owner = member_id.zip(since);
+        Ok((place, Row { committed_offset, metadata, owner, pinned_by }))
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// Whether the groups have members, and these; of a group that there is not, none.
+pub async fn groups(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    groups: &[Name],
+    members: &BTreeSet<&str>,
+) -> Result<BTreeMap<Name, Group>, Error> {
+    let names: Vec<&str> = groups.iter().map(Name::as_str).collect();
+    let members: Vec<&str> = members.iter().copied().collect();
+    let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names).bind(members);
+    let rows: Vec<(String, i64, Vec<String>)> = query.fetch_all(connection).await?;
+    let mut found: BTreeMap<Name, Group> =
+        groups.iter().map(|group| (group.clone(), Group::default())).collect();
+    for (name, generation, members) in rows {
+        found.insert(stored_name(&name)?, Group { generation, members });
+    }
+    Ok(found)
+}
+
+/// An offset to be committed at a locked place.
+pub struct Commit {
+    pub place: Place,
+    pub offset: Offset,
+    pub metadata: Option<String>,
+}
+
+/// Writes the offsets of locked rows; after all other locks. False: a log is vanishing with its
+/// topic, and the transaction must be rolled back.
+///
+/// The janitor removes the offsets of a deleted topic that it can see. A row that was made by a
+/// transaction in flight it cannot, so the first commit in a partition holds the log's head.
+pub async fn commit(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    commits: &[Commit],
+) -> Result<bool, Error> {
+    let (group_names, log_ids) = columns(commits.iter().map(|commit| &commit.place));
+    let offsets: Vec<Offset> = commits.iter().map(|commit| commit.offset).collect();
+    let metadata: Vec<Option<&str>> = commits.iter().map(|c| c.metadata.as_deref()).collect();
+    let query = sqlx::query_as(COMMIT).bind(tenant.0).bind(group_names).bind(log_ids);
+    let written: Vec<(i64, Option<bool>)> =
+        query.bind(offsets).bind(metadata).fetch_all(&mut *connection).await?;
+    let mut first = BTreeSet::new();
+    for (log_id, is_first) in written {
+        let unlocked = || Error::Corrupt("an offset was committed in no locked row".into());
+        if is_first.ok_or_else(unlocked)? {
+            first.insert(LogId(log_id));
+        }
+    }
+    let first: Vec<LogId> = first.into_iter().collect();
+    Ok(first.is_empty() || logs::hold(connection, tenant, &first).await?)
+}
+
+/// All that a group has committed, in topics that there still are. None: there is no such group.
+pub async fn list(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    group: &Name,
+) -> Result<Option<Vec<CommittedOffset>>, Error> {
+    let query = sqlx::query_as(LIST).bind(tenant.0).bind(group.as_str());
+    let rows: Vec<(String, i32, i64, Option<String>)> = query.fetch_all(&mut *connection).await?;
+    if rows.is_empty() {
+        let query = sqlx::query_scalar(GROUP_EXISTS).bind(tenant.0).bind(group.as_str());
+        let exists: bool = query.fetch_one(connection).await?;
+        return Ok(exists.then(Vec::new));
+    }
+    let offset = |(topic, partition, offset, metadata): (String, _, _, _)| {
+        Ok(CommittedOffset { topic: stored_name(&topic)?, partition, offset, metadata })
+    };
+    rows.into_iter().map(offset).collect::<Result<_, Error>>().map(Some)
+}

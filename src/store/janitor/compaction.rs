@@ -1,0 +1,237 @@
+//! Compaction of logs: which may be due, and rows that lose records. Offsets stay: a row keeps the
+//! span it had and says which of its records are left; one of which nothing is left goes.
+//!
+//! Only what lies before the snapshot is touched: no fold meets a hole, since a memory that is behind
+//! `compacted_offset` is thrown away as one behind `kept_offset` is. Whose requests lay in a row that
+//! is rewritten is in the states.
+
+use std::collections::HashMap;
+
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::Due;
+use crate::{
+    model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
+    rules::compaction::Standing,
+    store::{Error, Instant, Server, durable, janitor, statements},
+};
+
+statements! {
+    /// Over all tenants, without locks: logs of topics with the setting, their own or their tenant's,
+    /// in which something has changed or tombstones wait, and that nobody is at.
+    CANDIDATES = "select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, coalesce(d.cleaned_offset, 0), \
+            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0), \
+            coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0), coalesce(d.settled_at, 'epoch'), clock_timestamp() \
+        from ( \
+            select p.tenant_id, p.topic_id from oncelog.topics p where p.settings ->> 'cleanup' = 'compact' \
+            union all \
+            select p.tenant_id, p.topic_id from oncelog.tenants t cross join lateral ( \
+                select tenant_id, topic_id from oncelog.topics \
+                where tenant_id = t.tenant_id and settings ->> 'cleanup' is null) p \
+            where t.settings ->> 'cleanup' = 'compact') c \
+        cross join lateral (select * from oncelog.logs \
+            where tenant_id = c.tenant_id and topic_id = c.topic_id and partition is not null offset 0) l \
+        left join lateral (select * from oncelog.compactions \
+            where tenant_id = l.tenant_id and log_id = l.log_id offset 0) d on true \
+        join oncelog.topics p on p.tenant_id = c.tenant_id and p.topic_id = c.topic_id \
+        join oncelog.tenants t on t.tenant_id = c.tenant_id \
+        where l.log_id > $1 and (l.next_offset > coalesce(d.cleaned_offset, 0) or d.tombstones > 0) \
+            and coalesce(d.claimed_until, 'epoch') < statement_timestamp() \
+        order by l.log_id limit $2";
+    /// If all is as it was found, and nobody is at it.
+    CLAIM = concat!("with head as materialized ( \
+            select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2), \
+        claimed as ( \
+            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head where ", durable!(), " \
+            on conflict (tenant_id, log_id) do update set claimed_until = $4 \
+                where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
+            returning c.log_id) \
+        select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)");
+    /// On the server from which the rows were read: after a failover others may lie in their places.
+    LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
+            and pg_postmaster_start_time() = $4 for no key update";
+    /// As rows stand under the head's lock.
+    STANDING = "select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches \
+        where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
+    REWRITE = "update oncelog.batches b set kept = w.kept, records = w.records, producers = null, staged_ordinal = null \
+        from unnest($3::bigint[], $4::bytea[], $5::text[]) as w (base_offset, kept, records) \
+        where b.tenant_id = $1 and b.log_id = $2 and b.base_offset = any($3) and b.base_offset = w.base_offset";
+    REMOVE = "delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
+    MOVE = "update oncelog.logs set compacted_offset = greatest(compacted_offset, $3), size_bytes = size_bytes - $4 \
+        where tenant_id = $1 and log_id = $2";
+    /// Unless another replica was at it as well, and came to its end before.
+    FINISH = "update oncelog.compactions set cleaned_offset = $5, left_records = $6, tombstones = $7, \
+            settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), claimed_until = 'epoch' \
+        where tenant_id = $1 and log_id = $2 and cleaned_offset = $3 and settled_offset = $4";
+}
+
+/// A log that may be due.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub log: Due,
+    pub topic: OwnSettings,
+    pub tenant: OwnSettings,
+    pub standing: Standing,
+    /// The database's clock.
+    pub now: Timestamp,
+}
+
+type CandidateRow =
+    (i64, i64, Json<OwnSettings>, Json<OwnSettings>, i64, i64, i64, i64, i64, Instant, Instant);
+
+/// Logs that may be due, by id, behind one.
+pub async fn candidates(
+    connection: &mut PgConnection,
+    after: LogId,
+    limit: i64,
+) -> Result<Vec<Candidate>, Error> {
+    let query = sqlx::query_as(CANDIDATES).bind(after.0).bind(limit);
+    let rows: Vec<CandidateRow> = query.fetch_all(connection).await?;
+    let candidate = |row: CandidateRow| {
+        let (tenant_id, log_id, topic, tenant, next_offset, cleaned_offset, left_records, ..) = row;
+        let (.., tombstones, settled_offset, settled_at, now) = row;
+        let settled_at = settled_at.into();
+        Candidate {
+            log: (TenantId(tenant_id), LogId(log_id)),
+            topic: topic.0,
+            tenant: tenant.0,
+            standing: Standing {
+                next_offset,
+                cleaned_offset,
+                left_records,
+                tombstones,
+                settled_offset,
+                settled_at,
+            },
+            now: now.into(),
+        }
+    };
+    Ok(rows.into_iter().map(candidate).collect())
+}
+
+/// Where a log that was claimed ends and starts, and on which server.
+pub struct Claimed {
+    pub snapshot_offset: Offset,
+    pub log_start_offset: Offset,
+    pub server: Server,
+}
+
+/// Keeps other replicas from a log until an instant. None: they were first.
+pub async fn claim(
+    connection: &mut PgConnection,
+    candidate: &Candidate,
+    until: Timestamp,
+) -> Result<Option<Claimed>, Error> {
+    let Candidate { log: (tenant, log), standing, now, .. } = candidate;
+    let claimed: Option<(Offset, Offset, Instant)> = sqlx::query_as(CLAIM)
+        .bind(tenant.0)
+        .bind(log.0)
+        .bind(now.to_chrono())
+        .bind(until.to_chrono())
+        .bind(standing.cleaned_offset)
+        .bind(standing.settled_offset)
+        .bind(standing.tombstones)
+        .fetch_optional(connection)
+        .await?;
+    Ok(claimed.map(|(snapshot_offset, log_start_offset, started_at)| {
+        let server = Server::started_at(started_at);
+        Claimed { snapshot_offset, log_start_offset, server }
+    }))
+}
+
+/// A row that loses records.
+#[derive(Debug)]
+pub struct Change {
+    pub base_offset: Offset,
+    /// What was left of it until now, as it is stored.
+    pub kept: Option<Vec<u8>>,
+    /// What is left of it now. None: nothing.
+    pub left: Option<(Vec<u8>, String)>,
+    /// How many bytes fewer it has.
+    pub freed_bytes: i64,
+}
+
+/// Changes rows before `end`, if all of them are as they were read. False: another replica, or a trim,
+/// was at them, and nothing is changed; or the log has vanished, or `server`, from which they were read.
+pub async fn change(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    server: Server,
+    end: Offset,
+    changes: Vec<Change>,
+) -> Result<bool, Error> {
+    let locked = sqlx::query(LOCK).bind(tenant.0).bind(log.0).bind(end).bind(server.to_chrono());
+    if locked.fetch_optional(&mut *connection).await?.is_none() {
+        return Ok(false);
+    }
+    let bases: Vec<Offset> = changes.iter().map(|change| change.base_offset).collect();
+    let query = sqlx::query_as(STANDING).bind(tenant.0).bind(log.0).bind(bases);
+    type Standing = (Offset, Option<Vec<u8>>, Option<Uuid>, Option<i64>);
+    let standing: Vec<Standing> = query.fetch_all(&mut *connection).await?;
+    let (mut transactions, mut ordinals) = (Vec::new(), Vec::new());
+    let mut kept = HashMap::new();
+    for (base_offset, bytes, transaction_id, staged_ordinal) in standing {
+        kept.insert(base_offset, bytes);
+        if let (Some(id), Some(ordinal)) = (transaction_id, staged_ordinal) {
+            transactions.push(id);
+            ordinals.push(ordinal);
+        }
+    }
+    if changes.iter().any(|change| kept.get(&change.base_offset) != Some(&change.kept)) {
+        return Ok(false);
+    }
+    let freed_bytes: i64 = changes.iter().map(|change| change.freed_bytes).sum();
+    let (mut rewritten, mut places, mut records) = (Vec::new(), Vec::new(), Vec::new());
+    let mut removed = Vec::new();
+    for change in changes {
+        match change.left {
+            Some((kept, lines)) => {
+                rewritten.push(change.base_offset);
+                places.push(kept);
+                records.push(lines);
+            }
+            None => removed.push(change.base_offset),
+        }
+    }
+    let rewrite = sqlx::query(REWRITE).bind(tenant.0).bind(log.0);
+    rewrite.bind(rewritten).bind(places).bind(records).execute(&mut *connection).await?;
+    let remove = sqlx::query(REMOVE).bind(tenant.0).bind(log.0).bind(removed);
+    remove.execute(&mut *connection).await?;
+    janitor::drop_staged(connection, tenant, transactions, ordinals).await?;
+    let query = sqlx::query(MOVE).bind(tenant.0).bind(log.0).bind(end).bind(freed_bytes);
+    query.execute(connection).await?;
+    Ok(true)
+}
+
+/// What a round has come to.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished {
+    pub cleaned_offset: Offset,
+    pub left_records: i64,
+    pub tombstones: i64,
+    /// New ones to be forgotten, if any: those before the offset, counted from the instant.
+    pub settled: Option<(Offset, Timestamp)>,
+}
+
+/// Writes down where a round that began so has ended.
+pub async fn finish(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    began: Standing,
+    finished: Finished,
+) -> Result<(), Error> {
+    sqlx::query(FINISH)
+        .bind(tenant.0)
+        .bind(log.0)
+        .bind(began.cleaned_offset)
+        .bind(began.settled_offset)
+        .bind(finished.cleaned_offset)
+        .bind(finished.left_records)
+        .bind(finished.tombstones)
+        .bind(finished.settled.map(|(offset, _)| offset))
+        .bind(finished.settled.map(|(_, instant)| instant.to_chrono()))
+        .execute(connection)
+        .await?;
+    Ok(())
+}

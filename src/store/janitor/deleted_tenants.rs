@@ -1,0 +1,320 @@
+//! What deleted tenants have, removed in chunks, and the keys for ever of deleted topics.
+//!
+//! Rows are found by their tenant and deleted by where they lie (`ctid`): one lookup a row, whatever
+//! the table was like when it was planned. (`is true`: so no index is taken for the tenant, whose rows
+//! would all be read.) What somebody is at is passed by, so nobody is waited for.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::Chunk;
+use crate::{
+    model::{LogId, Partition, TenantId, TopicId},
+    store::{
+        Error,
+        catalog::{logs::numbers, topics},
+        statements,
+    },
+};
+
+statements! {
+    /// Over all tenants.
+    DELETED = "select tenant_id from oncelog.tenants where deleted_at is not null and tenant_id > $1 \
+        order by tenant_id limit $2";
+    /// The tables that still have rows of a tenant.
+    LEFT = "select array_remove(array[ \
+        case when exists (select from oncelog.topics where tenant_id = $1) then 'topics' end, \
+        case when exists (select from oncelog.logs where tenant_id = $1) then 'logs' end, \
+        case when exists (select from oncelog.doomed_logs where tenant_id = $1) then 'doomed_logs' end, \
+        case when exists (select from oncelog.batches where tenant_id = $1) then 'batches' end, \
+        case when exists (select from oncelog.compactions where tenant_id = $1) then 'compactions' end, \
+        case when exists (select from oncelog.transactions where tenant_id = $1) then 'transactions' end, \
+        case when exists (select from oncelog.staged_batches where tenant_id = $1) then 'staged_batches' end, \
+        case when exists (select from oncelog.staged_offsets where tenant_id = $1) then 'staged_offsets' end, \
+        case when exists (select from oncelog.pins where tenant_id = $1) then 'pins' end, \
+        case when exists (select from oncelog.held_ids where tenant_id = $1) then 'held_ids' end, \
+        case when exists (select from oncelog.group_members where tenant_id = $1) then 'group_members' end, \
+        case when exists (select from oncelog.group_offsets where tenant_id = $1) then 'group_offsets' end, \
+        case when exists (select from oncelog.groups where tenant_id = $1) then 'groups' end, \
+        case when exists (select from oncelog.session_opens where tenant_id = $1) then 'session_opens' end, \
+        case when exists (select from oncelog.producer_states where tenant_id = $1) then 'producer_states' end, \
+        case when exists (select from oncelog.sessions where tenant_id = $1) then 'sessions' end, \
+        case when exists (select from oncelog.doomed_topics where tenant_id = $1) then 'doomed_topics' end, \
+        case when exists (select from oncelog.dedup_keys where tenant_id = $1) then 'dedup_keys' end], null)";
+    PREPARED = "select transaction_id from oncelog.transactions where tenant_id = $1 and state = 'prepared' \
+        order by transaction_id limit $2";
+    LOCK_TOPIC = "select topic_id, partition_count from oncelog.topics where tenant_id = $1 \
+        order by topic_id limit 1 for no key update skip locked";
+    /// The journal's and those of the partitions from $3 on; otherwise as for a deletion of the topic.
+    LOCK_LAST_LOGS = "select log_id, partition from oncelog.logs \
+        where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
+    DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
+    SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
+    /// For the statements of this transaction, which are planned in it: the first rows are read in the
+    /// order of a key, never sorted out of all that there are.
+    READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
+    DROP_STAGED = "delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.staged_batches where tenant_id = $1 \
+        order by tenant_id, transaction_id, ordinal limit $2 for no key update skip locked))";
+    DROP_STAGED_OFFSETS = "delete from oncelog.staged_offsets where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.staged_offsets where tenant_id = $1 \
+        order by tenant_id, transaction_id, group_name, log_id limit $2 for no key update skip locked))";
+    DROP_PINS = "delete from oncelog.pins where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.pins where tenant_id = $1 \
+        order by tenant_id, transaction_id, log_id limit $2 for no key update skip locked))";
+    DROP_HELD_IDS = "delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.held_ids where tenant_id = $1 \
+        order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
+    /// A prepared one is aborted first.
+    DROP_TRANSACTIONS = "delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared' \
+        order by tenant_id, transaction_id limit $2 for no key update skip locked))";
+    DROP_MEMBERS = "delete from oncelog.group_members where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.group_members where tenant_id = $1 \
+        order by tenant_id, group_name, member_id limit $2 for no key update skip locked))";
+    DROP_OFFSETS = "delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.group_offsets where tenant_id = $1 \
+        order by tenant_id, group_name, log_id limit $2 for no key update skip locked))";
+    /// Nobody makes a member or an offset in them meanwhile.
+    LOCK_GROUPS = "select name from oncelog.groups where tenant_id = $1 \
+        order by tenant_id, name limit $2 for update skip locked";
+    DROP_GROUPS = "delete from oncelog.groups g where tenant_id = $1 and name = any($2) \
+        and not exists (select from oncelog.group_members where tenant_id = $1 and group_name = g.name) \
+        and not exists (select from oncelog.group_offsets where tenant_id = $1 and group_name = g.name)";
+    DROP_OPENS = "delete from oncelog.session_opens where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.session_opens where tenant_id = $1 \
+        order by tenant_id, open_id limit $2 for no key update skip locked))";
+    DROP_STATES = "delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.producer_states where tenant_id = $1 \
+        order by tenant_id, log_id, producer_id limit $2 for no key update skip locked))";
+    /// No producer is registered meanwhile.
+    LOCK_SESSIONS = "select producer_id from oncelog.sessions where tenant_id = $1 \
+        order by tenant_id, producer_id limit $2 for update skip locked";
+    DROP_SESSIONS = "delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2) \
+        and not exists (select from oncelog.producer_states where tenant_id = $1 and producer_id = s.producer_id)";
+    DROP_DOOMED_TOPICS = "delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.doomed_topics where tenant_id = $1 \
+        order by tenant_id, topic_id limit $2 for no key update skip locked))";
+    /// A slot that has keys of a tenant.
+    SLOT = "select slot from oncelog.dedup_keys where tenant_id = $1 limit 1";
+    /// Places are those in one partition.
+    DROP_KEYS = "delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1 \
+        order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
+    DROP_BATCHES = "delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.batches where tenant_id = $1 \
+        order by tenant_id, log_id, base_offset limit $2 for no key update skip locked))";
+    DROP_COMPACTIONS = "delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array( \
+        select ctid from oncelog.compactions where tenant_id = $1 \
+        order by tenant_id, log_id limit $2 for no key update skip locked))";
+    /// One that was deleted so long ago ($2, in milliseconds). What was begun for it and refers to the row is
+    /// seen after this.
+    LOCK_TENANT = "select name from oncelog.tenants \
+        where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint for update skip locked";
+    DROP_TENANT = "delete from oncelog.tenants where tenant_id = $1";
+    /// Over all tenants.
+    DOOMED_TOPICS = "select tenant_id, topic_id from oncelog.doomed_topics order by doomed_at limit $1";
+    LOCK_DOOMED_TOPIC = "select topic_id from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2 \
+        for no key update skip locked";
+    /// Of the slot that is never emptied.
+    DROP_TOPIC_KEYS = "delete from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 \
+        and key = any (array( \
+            select key from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 order by key limit $3))";
+    DROP_DOOMED_TOPIC = "delete from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2";
+}
+
+/// A table of which a tenant's rows are removed by themselves, not as part of a topic.
+#[derive(Clone, Copy, Debug)]
+pub struct Swept {
+    pub table: &'static str,
+    how: How,
+    /// They go with their logs as a rule.
+    pub with_logs: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Rows(&'static str),
+    Groups,
+    Sessions,
+    Keys,
+}
+
+const fn rows(table: &'static str, sql: &'static str) -> Swept {
+    special(table, How::Rows(sql))
+}
+
+const fn of_logs(table: &'static str, sql: &'static str) -> Swept {
+    Swept { with_logs: true, ..rows(table, sql) }
+}
+
+const fn special(table: &'static str, how: How) -> Swept {
+    Swept { table, how, with_logs: false }
+}
+
+/// In the order in which they go: what refers to other rows before them.
+pub const SWEPT: [Swept; 15] = [
+    rows("staged_batches", DROP_STAGED),
+    rows("staged_offsets", DROP_STAGED_OFFSETS),
+    rows("pins", DROP_PINS),
+    rows("held_ids", DROP_HELD_IDS),
+    rows("transactions", DROP_TRANSACTIONS),
+    rows("group_members", DROP_MEMBERS),
+    rows("group_offsets", DROP_OFFSETS),
+    special("groups", How::Groups),
+    rows("session_opens", DROP_OPENS),
+    rows("producer_states", DROP_STATES),
+    special("sessions", How::Sessions),
+    rows("doomed_topics", DROP_DOOMED_TOPICS),
+    special("dedup_keys", How::Keys),
+    of_logs("compactions", DROP_COMPACTIONS),
+    of_logs("batches", DROP_BATCHES),
+];
+
+/// Deleted tenants behind one, by id.
+pub async fn deleted(
+    connection: &mut PgConnection,
+    after: TenantId,
+    limit: i64,
+) -> Result<Vec<TenantId>, Error> {
+    let query = sqlx::query_scalar(DELETED).bind(after.0).bind(limit);
+    let ids: Vec<i64> = query.fetch_all(connection).await?;
+    Ok(ids.into_iter().map(TenantId).collect())
+}
+
+/// The tables that still have rows of a tenant, besides that of tenants; to be called in a transaction.
+pub async fn left(connection: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>, Error> {
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
+    Ok(sqlx::query_scalar(LEFT).bind(tenant.0).fetch_one(connection).await?)
+}
+
+/// Prepared transactions, at most so many.
+pub async fn prepared(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    limit: i64,
+) -> Result<Vec<Uuid>, Error> {
+    Ok(sqlx::query_scalar(PREPARED).bind(tenant.0).bind(limit).fetch_all(connection).await?)
+}
+
+/// Locks some topic that nobody is at.
+pub async fn lock_topic(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+) -> Result<Option<(TopicId, Partition)>, Error> {
+    let query = sqlx::query_as(LOCK_TOPIC).bind(tenant.0);
+    let found: Option<(i64, Partition)> = query.fetch_optional(connection).await?;
+    Ok(found.map(|(topic_id, count)| (TopicId(topic_id), count)))
+}
+
+/// Locks the journal of a locked topic and the heads of its partitions from one on, to delete these.
+pub async fn lock_last_logs(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    from: Partition,
+) -> Result<(Vec<LogId>, Vec<LogId>), Error> {
+    let query = sqlx::query_as(LOCK_LAST_LOGS).bind(tenant.0).bind(topic.0).bind(from);
+    let rows: Vec<(i64, Option<Partition>)> = query.fetch_all(connection).await?;
+    let (journal, last): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, p)| p.is_none());
+    let ids = |rows: Vec<(i64, _)>| rows.into_iter().map(|(log_id, _)| LogId(log_id)).collect();
+    Ok((ids(journal), ids(last)))
+}
+
+/// Removes the last partitions of a locked topic, whose heads are locked, and leaves their rows to the
+/// janitor.
+pub async fn shrink(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    topic: TopicId,
+    partition_count: Partition,
+    last: &[LogId],
+) -> Result<(), Error> {
+    topics::doom(connection, tenant, last).await?;
+    let query = sqlx::query(DROP_LOGS).bind(tenant.0).bind(numbers(last));
+    query.execute(&mut *connection).await?;
+    let query = sqlx::query(SHRINK).bind(tenant.0).bind(topic.0).bind(partition_count);
+    query.execute(connection).await?;
+    Ok(())
+}
+
+/// Removes at most so many rows that a tenant has in a table; tells how many.
+pub async fn sweep(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    swept: Swept,
+    chunk: i64,
+) -> Result<u64, Error> {
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
+    let query = match swept.how {
+        How::Rows(sql) => sqlx::query(sql).bind(tenant.0).bind(chunk),
+        How::Groups => {
+            let query = sqlx::query_scalar(LOCK_GROUPS).bind(tenant.0).bind(chunk);
+            let names: Vec<String> = query.fetch_all(&mut *connection).await?;
+            sqlx::query(DROP_GROUPS).bind(tenant.0).bind(names)
+        }
+        How::Sessions => {
+            let query = sqlx::query_scalar(LOCK_SESSIONS).bind(tenant.0).bind(chunk);
+            let ids: Vec<i64> = query.fetch_all(&mut *connection).await?;
+            sqlx::query(DROP_SESSIONS).bind(tenant.0).bind(ids)
+        }
+        How::Keys => {
+            let query = sqlx::query_scalar(SLOT).bind(tenant.0);
+            let slot: Option<i16> = query.fetch_optional(&mut *connection).await?;
+            sqlx::query(DROP_KEYS).bind(tenant.0).bind(chunk).bind(slot)
+        }
+    };
+    Ok(query.execute(connection).await?.rows_affected())
+}
+
+/// Locks the row of a tenant that was deleted so long ago, and answers its name. None: it is younger,
+/// gone, or held by somebody.
+pub async fn lock_tenant(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    age_ms: i64,
+) -> Result<Option<String>, Error> {
+    let query = sqlx::query_scalar(LOCK_TENANT).bind(tenant.0).bind(age_ms);
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// Removes the locked row of a tenant that has nothing else.
+pub async fn drop_tenant(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
+    sqlx::query(DROP_TENANT).bind(tenant.0).execute(connection).await?;
+    Ok(())
+}
+
+/// A topic of some tenant.
+pub type Doomed = (TenantId, TopicId);
+
+/// Deleted topics whose keys for ever are to be removed.
+pub async fn doomed_topics(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> Result<Vec<Doomed>, Error> {
+    let query = sqlx::query_as(DOOMED_TOPICS).bind(limit);
+    let rows: Vec<(i64, i64)> = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, topic)| (TenantId(tenant), TopicId(topic))).collect())
+}
+
+/// Removes one chunk of a deleted topic's keys for ever, unless another replica is at it.
+pub async fn remove_keys(
+    connection: &mut PgConnection,
+    (tenant, topic): Doomed,
+    chunk: i64,
+) -> Result<Chunk, Error> {
+    let query = sqlx::query_scalar(LOCK_DOOMED_TOPIC).bind(tenant.0).bind(topic.0);
+    let locked: Option<i64> = query.fetch_optional(&mut *connection).await?;
+    if locked.is_none() {
+        return Ok(Chunk { rows: 0, more: false });
+    }
+    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
+    let query = sqlx::query(DROP_TOPIC_KEYS).bind(tenant.0).bind(topic.0).bind(chunk);
+    let rows = query.execute(&mut *connection).await?.rows_affected();
+    let more = rows == chunk.unsigned_abs();
+    if !more {
+        let query = sqlx::query(DROP_DOOMED_TOPIC).bind(tenant.0).bind(topic.0);
+        query.execute(connection).await?;
+    }
+    Ok(Chunk { rows, more })
+}

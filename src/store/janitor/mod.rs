@@ -1,0 +1,235 @@
+//! What the janitor finds and removes: small chunks, `skip locked`, no leader. It reads what is due
+//! over all tenants without locks and works tenant by tenant.
+
+pub mod compaction;
+pub mod deleted_tenants;
+pub mod producers;
+pub mod retention;
+pub mod snapshots;
+pub mod transactions;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Error, statements};
+use crate::model::{LogId, Offset, TenantId};
+
+statements! {
+    DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
+    LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
+        for update skip locked";
+    /// Answers to what was staged its rows pointed. (A range, found first: by whichever offsets, plans
+    /// that expect a short log would read all of it for each chunk.)
+    DROP_ROWS = "with gone as ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from ( \
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c) \
+            returning transaction_id, staged_ordinal) \
+        select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
+    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array( \
+        select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3))";
+    /// Locked in their order, as by commits in flight.
+    DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
+        select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
+        order by group_name limit $3 for no key update)";
+    DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
+    DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
+    /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
+    TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
+        where kept_offset < case when partition is null then snapshot_offset \
+            else least(snapshot_offset, log_start_offset) end limit $1";
+    /// (A log that is appended to without a pause is hardly ever free: this waits its turn.)
+    LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
+            else least(snapshot_offset, log_start_offset) end, kept_offset \
+        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
+    /// Whole rows before an offset, oldest first; answers where the last of them ends, and to what
+    /// was staged they pointed. What was removed before is not looked through again.
+    TRIM_ROWS = "with first as materialized ( \
+            select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= \
+                (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2) \
+                order by base_offset desc limit 1), 0) as base_offset), \
+        last as materialized ( \
+            select max(base_offset) as base_offset from ( \
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 \
+                    and base_offset >= (select base_offset from first) \
+                    and base_offset < $3 and base_offset + record_count <= $3 order by base_offset limit $4) c), \
+        gone as ( \
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 \
+                and base_offset >= (select base_offset from first) and base_offset <= (select base_offset from last) \
+            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes, \
+                transaction_id, staged_ordinal) \
+        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint, \
+            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
+    /// What rows of a log have pointed to, one each; answers how large it was.
+    DROP_STAGED = "with gone as ( \
+            delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal) \
+            where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal \
+            returning octet_length(s.records) as size_bytes) \
+        select coalesce(sum(size_bytes), 0)::bigint from gone";
+    MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
+        where tenant_id = $1 and log_id = $2";
+    OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[]) \
+        and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
+    /// Of this transaction: others wait meanwhile for what it holds.
+    HURRY = "select set_config('lock_timeout', '20ms', true)";
+    /// A trim by hand waits for a snapshot.
+    UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
+        where partition is not null and snapshot_offset < log_start_offset limit $1";
+    /// The next logs of all, and whether so much lies behind their snapshots.
+    UNFOLDED = "select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs \
+        where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $4";
+}
+
+/// What one transaction did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Chunk {
+    pub rows: u64,
+    /// There may be more to do.
+    pub more: bool,
+}
+
+/// Tables with several indexes that begin with the tenant, or joined: what is right shows in
+/// statistics only.
+const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
+    oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, \
+    oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
+
+/// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
+/// for.
+pub async fn outgrown(connection: &mut PgConnection) -> Result<bool, Error> {
+    Ok(sqlx::query_scalar(OUTGROWN).fetch_one(connection).await?)
+}
+
+/// Makes statistics anew, and with them the plans of all connections. (A role that does not own the
+/// tables leaves it to autovacuum.)
+pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
+    sqlx::raw_sql(ANALYZE).execute(connection).await?;
+    Ok(())
+}
+
+/// No lock is waited for any longer than a few milliseconds in this transaction.
+pub async fn hurry(connection: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query(HURRY).execute(connection).await?;
+    Ok(())
+}
+
+/// A log of some tenant.
+pub type Due = (TenantId, LogId);
+
+async fn due(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    limit: i64,
+) -> Result<Vec<Due>, Error> {
+    let rows: Vec<(i64, i64)> = sqlx::query_as(sql).bind(limit).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, log)| (TenantId(tenant), LogId(log))).collect())
+}
+
+/// Logs of deleted topics.
+pub async fn doomed(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, DOOMED, limit).await
+}
+
+/// Logs with rows that nobody needs any more.
+pub async fn trimmable(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, TRIMMABLE, limit).await
+}
+
+/// Logs trimmed by hand past their snapshot.
+pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
+    due(connection, UNSNAPPED_TRIMS, limit).await
+}
+
+/// The next logs behind one, by tenant and id: each with whether more than so many offsets lie behind its
+/// snapshot.
+pub async fn unfolded(
+    connection: &mut PgConnection,
+    (after_tenant, after_log): Due,
+    offsets: i64,
+    limit: i64,
+) -> Result<Vec<(Due, bool)>, Error> {
+    let query = sqlx::query_as(UNFOLDED).bind(after_tenant.0).bind(after_log.0).bind(offsets);
+    let rows: Vec<(i64, i64, bool)> = query.bind(limit).fetch_all(connection).await?;
+    let log = |(tenant, log, is_due)| ((TenantId(tenant), LogId(log)), is_due);
+    Ok(rows.into_iter().map(log).collect())
+}
+
+/// Removes one chunk of a doomed log, unless another replica is at it.
+pub async fn remove_doomed(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    chunk: i64,
+) -> Result<Chunk, Error> {
+    let locked: Option<i64> = sqlx::query_scalar(LOCK_DOOMED)
+        .bind(tenant.0)
+        .bind(log.0)
+        .fetch_optional(&mut *connection)
+        .await?;
+    if locked.is_none() {
+        return Ok(Chunk::default());
+    }
+    let query = sqlx::query_as(DROP_ROWS).bind(tenant.0).bind(log.0).bind(chunk);
+    let (count, transactions, ordinals): (i64, Vec<Uuid>, Vec<i64>) =
+        query.fetch_one(&mut *connection).await?;
+    if count > 0 {
+        drop_staged(connection, tenant, transactions, ordinals).await?;
+        return Ok(Chunk { rows: count.unsigned_abs(), more: true });
+    }
+    for sql in [DROP_STATES, DROP_OFFSETS] {
+        let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
+        let rows = query.execute(&mut *connection).await?.rows_affected();
+        if rows > 0 {
+            return Ok(Chunk { rows, more: true });
+        }
+    }
+    for sql in [DROP_COMPACTION, DROP_DOOMED] {
+        sqlx::query(sql).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
+    }
+    Ok(Chunk::default())
+}
+
+/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: it has
+/// vanished.
+pub async fn lock_trimmable(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+) -> Result<Option<(Offset, Offset)>, Error> {
+    let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant.0).bind(log.0);
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// Removes one chunk of whole rows before `before` from a locked log.
+pub async fn trim_rows(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    before: Offset,
+    chunk: i64,
+) -> Result<Chunk, Error> {
+    let query = sqlx::query_as(TRIM_ROWS).bind(tenant.0).bind(log.0).bind(before).bind(chunk);
+    type Gone = (i64, Option<i64>, i64, Vec<Uuid>, Vec<i64>);
+    let (count, end, own_bytes, transactions, ordinals): Gone =
+        query.fetch_one(&mut *connection).await?;
+    let size_bytes = own_bytes + drop_staged(connection, tenant, transactions, ordinals).await?;
+    let more = count == chunk;
+    // a row that reaches past `before` stays; nothing else before it is left
+    let kept_offset = if more { end.unwrap_or(before) } else { before };
+    let query = sqlx::query(MOVE_KEPT).bind(tenant.0).bind(log.0).bind(kept_offset);
+    query.bind(size_bytes).execute(connection).await?;
+    Ok(Chunk { rows: count.unsigned_abs(), more })
+}
+
+/// Removes what rows that are gone have pointed to: a pair each. Answers how many bytes it had.
+pub(super) async fn drop_staged(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    transactions: Vec<Uuid>,
+    ordinals: Vec<i64>,
+) -> Result<i64, Error> {
+    if transactions.is_empty() {
+        return Ok(0);
+    }
+    let query = sqlx::query_scalar(DROP_STAGED).bind(tenant.0).bind(transactions).bind(ordinals);
+    Ok(query.fetch_one(connection).await?)
+}

@@ -1,0 +1,198 @@
+//! Producers that have been idle too long, and the open ids they leave behind.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::Chunk;
+use crate::{
+    model::{LogId, ProducerId, TenantId, Timestamp},
+    rules::{append::encoding, expiry::Activity, session::SessionRow},
+    store::{
+        Error, Instant,
+        catalog::logs::numbers,
+        durable,
+        session::{self, Row},
+        statements,
+    },
+};
+
+statements! {
+    /// Over many tenants, each with its own limits, without locks; those first that have been due
+    /// for longest.
+    IDLE = "select w.tenant_id, s.producer_id \
+        from unnest($1::bigint[], $2::boolean[], $3::timestamptz[]) as w (tenant_id, named, idle_since) \
+        cross join lateral (select s.producer_id, s.active_at from oncelog.sessions s \
+            where s.tenant_id = w.tenant_id and (s.transactional_id is not null) = w.named \
+                and s.active_at < w.idle_since \
+            order by s.active_at limit $4) s \
+        order by s.active_at limit $4";
+    LOCK = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
+            open_horizon, opened_at, fencing \
+        from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update skip locked";
+    /// What was noted, whether a transaction is open, and when the one of the newest id was begun or
+    /// ended.
+    TRANSACTED = "select s.active_at, \
+            exists (select from oncelog.transactions t where t.tenant_id = $1 and t.producer_id = $2 \
+                and t.state in ('ongoing', 'prepared')), \
+            (select greatest(t.created_at, t.ended_at) from oncelog.transactions t \
+                where t.tenant_id = $1 and t.producer_id = $2 order by t.transaction_id desc limit 1) \
+        from oncelog.sessions s where s.tenant_id = $1 and s.producer_id = $2";
+    LAST_TRANSACTED_AT = "select max(greatest(created_at, ended_at)) from oncelog.transactions \
+        where tenant_id = $1 and producer_id = $2";
+    SNAPSHOT_APPENDED_AT = "select max(last_appended_at) from oncelog.producer_states \
+        where tenant_id = $1 and producer_id = $2";
+    /// Rows behind the snapshots that may be the producer's and are not older than an instant.
+    TAILS = "select b.base_offset, b.appended_at, b.producers \
+        from oncelog.producer_states s \
+        join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id and l.last_appended_at >= $4 \
+        join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null \
+            and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset) and b.appended_at >= $4 \
+        where s.tenant_id = $1 and s.producer_id = $2 and s.log_id = any($3)";
+    MOVE_ACTIVITY = "update oncelog.sessions set active_at = $3 where tenant_id = $1 and producer_id = $2";
+    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and producer_id = $2";
+    ORPHAN_OPENS = "update oncelog.session_opens set orphaned = true where tenant_id = $1 and producer_id = $2";
+    DROP_SESSION = "delete from oncelog.sessions where tenant_id = $1 and producer_id = $2";
+    /// Over all tenants. A UUIDv7 sorts by its instant.
+    ORPHANED = "select tenant_id, open_id from oncelog.session_opens where orphaned and open_id < $1 \
+        order by open_id limit $2";
+    DROP_ORPHANED = concat!("delete from oncelog.session_opens where ", durable!(), " and tenant_id = $1 and open_id = $2 and orphaned");
+}
+
+/// Logs whose tails are read by one statement: bounds the memory.
+const LOGS_READ_AT_ONCE: usize = 200;
+
+/// Producers of one kind of a tenant that have been idle if they were last active before an instant.
+pub struct IdleSince {
+    pub tenant: TenantId,
+    /// With a transactional id, or without.
+    pub named: bool,
+    pub instant: Timestamp,
+}
+
+/// Producers to look at, at most so many.
+pub async fn idle(
+    connection: &mut PgConnection,
+    wanted: &[IdleSince],
+    limit: i64,
+) -> Result<Vec<(TenantId, ProducerId)>, Error> {
+    let rows: Vec<(i64, i64)> = sqlx::query_as(IDLE)
+        .bind(wanted.iter().map(|w| w.tenant.0).collect::<Vec<_>>())
+        .bind(wanted.iter().map(|w| w.named).collect::<Vec<_>>())
+        .bind(wanted.iter().map(|w| w.instant.to_chrono()).collect::<Vec<Instant>>())
+        .bind(limit)
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|(tenant, id)| (TenantId(tenant), ProducerId(id))).collect())
+}
+
+/// Locks a session as an open does. None: gone, or somebody holds it, who is not idle.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Option<SessionRow>, Error> {
+    let query = sqlx::query_as(LOCK).bind(tenant.0).bind(producer.0);
+    let row: Option<Row> = query.fetch_optional(connection).await?;
+    row.map(session::session_row).transpose()
+}
+
+/// What is known of the producer of a locked session without its rows. The newest id is looked at
+/// first: of one that is active there may be millions. It need not be of the last transaction, since
+/// ids are chosen by clients; so all count before it is found idle.
+pub async fn transacted(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+    since: Timestamp,
+) -> Result<Activity, Error> {
+    let query = sqlx::query_as(TRANSACTED).bind(tenant.0).bind(producer.0);
+    let (noted_at, in_transaction, newest): (Instant, bool, Option<Instant>) =
+        query.fetch_one(&mut *connection).await?;
+    let mut last = newest.map(Timestamp::from);
+    if !in_transaction && last.is_some_and(|last| last < since) {
+        let query = sqlx::query_scalar(LAST_TRANSACTED_AT).bind(tenant.0).bind(producer.0);
+        let of_all: Option<Instant> = query.fetch_one(connection).await?;
+        last = of_all.map(Timestamp::from);
+    }
+    let noted_at = Some(noted_at.into());
+    Ok(Activity { last_appended_at: None, last_transacted_at: last, in_transaction, noted_at })
+}
+
+/// When the producer's last row was appended, if it has one that is not older than `since`; older
+/// ones only as far as they are known.
+pub async fn last_appended_at(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+    logs: &[LogId],
+    since: Timestamp,
+) -> Result<Option<Timestamp>, Error> {
+    let query = sqlx::query_scalar(SNAPSHOT_APPENDED_AT).bind(tenant.0).bind(producer.0);
+    let known: Option<Instant> = query.fetch_one(&mut *connection).await?;
+    let mut last = known.map(Timestamp::from);
+    for logs in logs.chunks(LOGS_READ_AT_ONCE) {
+        let rows: Vec<(i64, Instant, Vec<u8>)> = sqlx::query_as(TAILS)
+            .bind(tenant.0)
+            .bind(producer.0)
+            .bind(numbers(logs))
+            .bind(since.to_chrono())
+            .fetch_all(&mut *connection)
+            .await?;
+        for (base_offset, appended_at, producers) in rows {
+            let entries = encoding::decode_entries(base_offset, &producers)?;
+            if entries.iter().any(|entry| entry.producer_id == producer) {
+                last = last.max(Some(appended_at.into()));
+            }
+        }
+    }
+    Ok(last)
+}
+
+/// The next look at a locked session waits until its limit has passed since.
+pub async fn move_activity(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+    active_at: Timestamp,
+) -> Result<(), Error> {
+    let query = sqlx::query(MOVE_ACTIVITY).bind(tenant.0).bind(producer.0);
+    query.bind(active_at.to_chrono()).execute(connection).await?;
+    Ok(())
+}
+
+/// Forgets a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
+/// stay.
+pub async fn forget(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    producer: ProducerId,
+) -> Result<Chunk, Error> {
+    sqlx::query(ORPHAN_OPENS).bind(tenant.0).bind(producer.0).execute(&mut *connection).await?;
+    let mut rows = 0;
+    for sql in [DROP_STATES, DROP_SESSION] {
+        let query = sqlx::query(sql).bind(tenant.0).bind(producer.0);
+        rows += query.execute(&mut *connection).await?.rows_affected();
+    }
+    Ok(Chunk { rows, more: false })
+}
+
+/// Open ids of expired producers that were made before an instant.
+pub async fn orphaned_opens(
+    connection: &mut PgConnection,
+    made_before: Timestamp,
+    limit: i64,
+) -> Result<Vec<(TenantId, Uuid)>, Error> {
+    let first = Uuid::from_u128(u128::from(made_before.0.max(0).unsigned_abs()) << 80);
+    let rows: Vec<(i64, Uuid)> =
+        sqlx::query_as(ORPHANED).bind(first).bind(limit).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, id)| (TenantId(tenant), id)).collect())
+}
+
+pub async fn drop_orphaned_open(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    open_id: Uuid,
+) -> Result<Chunk, Error> {
+    let query = sqlx::query(DROP_ORPHANED).bind(tenant.0).bind(open_id);
+    Ok(Chunk { rows: query.execute(connection).await?.rows_affected(), more: false })
+}

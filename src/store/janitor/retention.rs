@@ -1,0 +1,140 @@
+//! The oldest rows of logs: which may have to go, and a log that loses some.
+
+use sqlx::{PgConnection, types::Json};
+
+use super::Due;
+use crate::{
+    model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
+    rules::retention::{Log, Row},
+    store::{Error, Instant, statements},
+};
+
+statements! {
+    /// Partitions of many tenants, without locks, each with the row at its start: it is looked up by
+    /// key, and only where there are records. The page comes first, whatever else there is to know of
+    /// a log.
+    PAGE = "select l.tenant_id, l.log_id, t.settings, l.next_offset, l.size_bytes, b.end_offset, b.appended_at \
+        from (select tenant_id, log_id, topic_id, partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
+            where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $3) l \
+        cross join lateral (select settings from oncelog.topics t \
+            where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id offset 0) t \
+        left join lateral (select b.base_offset + b.record_count as end_offset, b.appended_at from oncelog.batches b \
+            where b.tenant_id = l.tenant_id and b.log_id = l.log_id and b.base_offset >= coalesce( \
+                (select s.base_offset from oncelog.batches s where s.tenant_id = l.tenant_id and s.log_id = l.log_id \
+                    and s.base_offset <= l.log_start_offset order by s.base_offset desc limit 1), 0) \
+            order by b.base_offset limit 1) b on l.partition is not null and l.log_start_offset < l.next_offset \
+        order by l.tenant_id, l.log_id";
+    /// Waits for the appends before it: where they never stop, a look that passed by would never come.
+    LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
+    /// Of a locked head. What prepared transactions hold is pinned.
+    FACTS = "select t.settings, l.log_start_offset, l.next_offset, l.size_bytes, l.kept_offset, l.snapshot_offset, \
+            (select min(o.committed_offset) from oncelog.pins p cross join lateral ( \
+                select s.committed_offset from oncelog.staged_offsets s \
+                where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.log_id = $2 offset 0) o \
+                where p.tenant_id = $1 and p.log_id = $2), \
+            clock_timestamp() \
+        from oncelog.logs l cross join lateral (select settings from oncelog.topics t \
+            where t.tenant_id = $1 and t.topic_id = l.topic_id offset 0) t \
+        where l.tenant_id = $1 and l.log_id = $2";
+    /// From the row on that holds $3: what was removed before it is not looked through. What a row
+    /// points to is looked up by key; sizes are known without what they are of.
+    OLDEST = "select base_offset + record_count, appended_at, coalesce(octet_length(records), \
+            (select octet_length(s.records) from oncelog.staged_batches s \
+                where s.tenant_id = $1 and s.transaction_id = b.transaction_id and s.ordinal = b.staged_ordinal), 0)::bigint \
+        from oncelog.batches b where tenant_id = $1 and log_id = $2 and base_offset >= coalesce( \
+            (select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3 \
+                order by base_offset desc limit 1), 0) \
+        order by base_offset limit $4";
+    MOVE = "update oncelog.logs set log_start_offset = $3 where tenant_id = $1 and log_id = $2";
+}
+
+/// A log, as it looks from its head.
+pub struct Seen {
+    pub log: Due,
+    pub settings: OwnSettings,
+    pub next_offset: Offset,
+    pub size_bytes: i64,
+    /// The row at its start, but for its size; none: there are no records, or it is a journal.
+    pub oldest: Option<Row>,
+}
+
+/// The next logs behind one, by tenant and id.
+pub async fn page(
+    connection: &mut PgConnection,
+    (after_tenant, after_log): Due,
+    limit: i64,
+) -> Result<Vec<Seen>, Error> {
+    type Found = (i64, i64, Json<OwnSettings>, i64, i64, Option<i64>, Option<Instant>);
+    let query = sqlx::query_as(PAGE).bind(after_tenant.0).bind(after_log.0);
+    let rows: Vec<Found> = query.bind(limit).fetch_all(connection).await?;
+    let seen = |(tenant, log, settings, next_offset, size_bytes, end, appended_at): Found| Seen {
+        log: (TenantId(tenant), LogId(log)),
+        settings: settings.0,
+        next_offset,
+        size_bytes,
+        oldest: end.zip(appended_at).map(|(end_offset, appended_at)| Row {
+            end_offset,
+            appended_at: appended_at.into(),
+            size_bytes: 0,
+        }),
+    };
+    Ok(rows.into_iter().map(seen).collect())
+}
+
+/// A locked head.
+pub struct Locked {
+    /// Of its topic.
+    pub settings: OwnSettings,
+    pub log: Log,
+    /// Rows before it are gone.
+    pub kept_offset: Offset,
+    /// Rows before it may go.
+    pub snapshot_offset: Offset,
+    pub now: Timestamp,
+}
+
+/// Locks a head. None: it has vanished.
+pub async fn lock(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+) -> Result<Option<Locked>, Error> {
+    sqlx::query(LOCK).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
+    type Facts = (Json<OwnSettings>, i64, i64, i64, i64, i64, Option<i64>, Instant);
+    let query = sqlx::query_as(FACTS).bind(tenant.0).bind(log.0);
+    let facts: Option<Facts> = query.fetch_optional(connection).await?;
+    let locked = |facts: Facts| {
+        let (settings, log_start_offset, next_offset, size_bytes, ..) = facts;
+        let (.., kept_offset, snapshot_offset, held_offset, now) = facts;
+        let log = Log { log_start_offset, next_offset, size_bytes, held_offset };
+        Locked { settings: settings.0, log, kept_offset, snapshot_offset, now: now.into() }
+    };
+    Ok(facts.map(locked))
+}
+
+/// The oldest rows that are there, in a log without others before an offset.
+pub async fn oldest(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    kept_offset: Offset,
+    limit: i64,
+) -> Result<Vec<Row>, Error> {
+    let query = sqlx::query_as(OLDEST).bind(tenant.0).bind(log.0).bind(kept_offset).bind(limit);
+    let rows: Vec<(i64, Instant, i64)> = query.fetch_all(connection).await?;
+    let row = |(end_offset, appended_at, size_bytes)| Row {
+        end_offset,
+        appended_at: Instant::into(appended_at),
+        size_bytes,
+    };
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// Moves the start of a locked log.
+pub async fn move_start(
+    connection: &mut PgConnection,
+    (tenant, log): Due,
+    log_start_offset: Offset,
+) -> Result<(), Error> {
+    let query = sqlx::query(MOVE).bind(tenant.0).bind(log.0).bind(log_start_offset);
+    query.execute(connection).await?;
+    Ok(())
+}

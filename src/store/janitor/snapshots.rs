@@ -1,0 +1,113 @@
+//! Snapshots: the rows since the last one are folded into `producer_states`, so that cold starts are
+//! bounded and rows may be trimmed.
+
+use sqlx::PgConnection;
+
+use crate::{
+    model::{LogId, Offset, ProducerId, TenantId, Timestamp},
+    store::{
+        Error, Instant,
+        append::load::{self, StoredRow, StoredState},
+        statements,
+    },
+};
+
+statements! {
+    LOCK = "select snapshot_offset, next_offset from oncelog.logs \
+        where tenant_id = $1 and log_id = $2 for no key update";
+    /// Read from the database: memory plays no part. Rows without provenance count as well: what is
+    /// limited is how long the head is locked.
+    ROWS = "select base_offset, record_count, appended_at, producers from oncelog.batches \
+        where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4 \
+        order by base_offset limit $5";
+    STATES = "select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
+        where tenant_id = $1 and log_id = $2 and producer_id = any($3) \
+        order by producer_id for no key update";
+    /// Only what is registered, and only forward; a state is never inserted here.
+    UPDATE_STATES = "update oncelog.producer_states s set epoch = w.epoch, last_sequence = w.last_sequence, \
+            recent = w.recent, as_of_offset = $7, last_appended_at = w.last_appended_at \
+        from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $8::timestamptz[]) \
+            as w (producer_id, epoch, last_sequence, recent, last_appended_at) \
+        where s.tenant_id = $1 and s.log_id = $2 and s.producer_id = w.producer_id and s.as_of_offset < $7";
+    MOVE = "update oncelog.logs set snapshot_offset = $3 where tenant_id = $1 and log_id = $2";
+}
+
+/// Locks a head; (snapshot offset, next offset), or none if it has vanished.
+pub async fn lock(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+) -> Result<Option<(Offset, Offset)>, Error> {
+    let query = sqlx::query_as(LOCK).bind(tenant.0).bind(log.0);
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// The first `limit` rows of `[from, to)`.
+pub async fn rows(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    from: Offset,
+    to: Offset,
+    limit: i64,
+) -> Result<Vec<StoredRow>, Error> {
+    let query = sqlx::query_as(ROWS).bind(tenant.0).bind(log.0).bind(from).bind(to).bind(limit);
+    let rows: Vec<(i64, i64, Instant, Option<Vec<u8>>)> = query.fetch_all(connection).await?;
+    let row = |(base_offset, record_count, appended_at, producers)| StoredRow {
+        log_id: log,
+        base_offset,
+        record_count,
+        appended_at: Instant::into(appended_at),
+        producers,
+    };
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// The states of these producers in the log, locked.
+pub async fn states(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    producers: &[ProducerId],
+) -> Result<Vec<StoredState>, Error> {
+    let ids: Vec<i64> = producers.iter().map(|id| id.0).collect();
+    let query = sqlx::query_as(STATES).bind(tenant.0).bind(log.0).bind(ids);
+    query.fetch_all(connection).await?.into_iter().map(load::stored_state).collect()
+}
+
+/// A state as the snapshot at `as_of_offset` has it.
+pub struct FoldedState {
+    pub producer_id: ProducerId,
+    pub epoch: i64,
+    pub last_sequence: Option<i64>,
+    pub recent: Vec<u8>,
+    /// When its last row here was appended.
+    pub last_appended_at: Timestamp,
+}
+
+/// Writes the folded states and moves the snapshot; the head must be locked.
+pub async fn write(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    log: LogId,
+    as_of_offset: Offset,
+    states: &[FoldedState],
+) -> Result<(), Error> {
+    if !states.is_empty() {
+        let last: Vec<Instant> = states.iter().map(|s| s.last_appended_at.to_chrono()).collect();
+        sqlx::query(UPDATE_STATES)
+            .bind(tenant.0)
+            .bind(log.0)
+            .bind(states.iter().map(|s| s.producer_id.0).collect::<Vec<_>>())
+            .bind(states.iter().map(|s| s.epoch).collect::<Vec<_>>())
+            .bind(states.iter().map(|s| s.last_sequence).collect::<Vec<_>>())
+            .bind(states.iter().map(|s| s.recent.as_slice()).collect::<Vec<_>>())
+            .bind(as_of_offset)
+            .bind(last)
+            .execute(&mut *connection)
+            .await?;
+    }
+    let query = sqlx::query(MOVE).bind(tenant.0).bind(log.0).bind(as_of_offset);
+    query.execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Transactions of one request, where a pass holds their ids. (One that holds nothing writes them with
+//! its appends.)
+
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use crate::{
+    model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
+    rules::transaction::one_request::Whole,
+    store::{Error, statements},
+};
+
+statements! {
+    /// An id that runs elsewhere is waited for. What is made here is finished or dropped before the
+    /// database transaction ends.
+    CLAIM = "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \
+        select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now \
+        from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest) \
+        cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+        order by t.transaction_id on conflict do nothing returning transaction_id";
+    FINISH = "update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, created_at = $7, expires_at = $7, ended_at = $7, \
+            append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id)) \
+        from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[]) \
+            as f (transaction_id, producer_id, epoch, append_count, appends) \
+        where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = f.transaction_id";
+    DROP_CLAIMS = "delete from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)";
+}
+
+/// A transaction that is committed with a pass.
+pub struct Ended<'a> {
+    pub whole: &'a Whole,
+    pub digest: Digest,
+    pub appends: Vec<PlacedAppend>,
+}
+
+/// Makes rows for these ids, if there are none; answers those made. They must be finished or dropped.
+pub async fn claim(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    wholes: &[(Uuid, Digest)],
+) -> Result<Vec<Uuid>, Error> {
+    let (ids, digests): (Vec<Uuid>, Vec<Digest>) = wholes.iter().copied().unzip();
+    let query = sqlx::query_scalar(CLAIM).bind(tenant.0).bind(ids).bind(digests);
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Commits claimed ones: all of them, or nothing was to be appended.
+pub async fn finish(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    ended: &[Ended<'_>],
+    ended_at: Timestamp,
+) -> Result<(), Error> {
+    let session = |e: &Ended<'_>| e.whole.session;
+    let finished = sqlx::query(FINISH)
+        .bind(tenant.0)
+        .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| session(e).map(|(id, _)| id.0)).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| session(e).map(|(_, epoch)| epoch)).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| e.whole.append_count).collect::<Vec<_>>())
+        .bind(ended.iter().map(|e| Json(&e.appends)).collect::<Vec<_>>())
+        .bind(ended_at.to_chrono())
+        .execute(connection)
+        .await?;
+    if finished.rows_affected() == ended.len() as u64 { Ok(()) } else { Err(Error::overtaken()) }
+}
+
+/// Their ids are free again.
+pub async fn drop_claims(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    ids: &[Uuid],
+) -> Result<(), Error> {
+    sqlx::query(DROP_CLAIMS).bind(tenant.0).bind(ids).execute(connection).await?;
+    Ok(())
+}

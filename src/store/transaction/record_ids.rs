@@ -1,0 +1,159 @@
+//! Ids of records that transactions have staged: read and claimed when one is prepared or committed.
+//! Its row is locked, and so what it has staged stays as it is.
+
+use std::collections::HashMap;
+
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use crate::{
+    model::{LogId, TenantId, TopicId, settings::OwnSettings},
+    rules::transaction::record_ids::{NewId, StagedRow, Topic, unpack},
+    store::{Error, catalog::logs::numbers, statements},
+};
+
+statements! {
+    IDS = "select ordinal, log_id, ids from oncelog.staged_batches \
+        where tenant_id = $1 and transaction_id = $2 and ids is not null order by ordinal";
+    TOPICS = "select l.log_id, l.topic_id, l.journal, t.settings from ( \
+            select w.log_id, f.topic_id, j.log_id as journal from unnest($2::bigint[]) as w (log_id) \
+            cross join lateral (select topic_id from oncelog.logs where tenant_id = $1 and log_id = w.log_id offset 0) f \
+            cross join lateral (select log_id from oncelog.logs \
+                where tenant_id = $1 and topic_id = f.topic_id and coalesce(partition, -1) = -1 offset 0) j) l \
+        cross join lateral (select settings from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t";
+    LINES = "select ordinal, records from oncelog.staged_batches \
+        where tenant_id = $1 and transaction_id = $2 and ordinal = any($3)";
+    /// The ids stay as they were packed: what is held or remembered says what has become of them.
+    KEEP = "update oncelog.staged_batches s set record_count = k.record_count, records = k.records \
+        from unnest($3::bigint[], $4::bigint[], $5::text[]) as k (ordinal, record_count, records) \
+        where s.tenant_id = $1 and s.transaction_id = $2 and s.ordinal = any($3) and s.ordinal = k.ordinal";
+    /// No row of the log points to them.
+    DROP_EMPTY = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and record_count = 0";
+    HOLD = "insert into oncelog.held_ids (tenant_id, transaction_id, topic_id, key, digest, ordinal, position) \
+        select $1, $2, h.* from unnest($3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::integer[]) as h";
+    RELEASE = "with released as ( \
+            delete from oncelog.held_ids where tenant_id = $1 and transaction_id = $2 \
+            returning topic_id, key, digest, ordinal, position) \
+        select r.topic_id, r.key, r.digest, s.log_id, r.ordinal, r.position from released r cross join lateral ( \
+            select log_id from oncelog.staged_batches \
+            where tenant_id = $1 and transaction_id = $2 and ordinal = r.ordinal offset 0) s";
+}
+
+/// The topic of a log.
+pub struct TopicOf {
+    pub topic_id: TopicId,
+    pub journal: LogId,
+    pub settings: OwnSettings,
+}
+
+/// The rows of a transaction in which records have ids, by ordinal, as far as they are of these logs.
+pub async fn read(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    topics: &HashMap<LogId, Topic>,
+) -> Result<Vec<StagedRow>, Error> {
+    let rows: Vec<(i64, i64, Vec<u8>)> =
+        sqlx::query_as(IDS).bind(tenant.0).bind(id).fetch_all(connection).await?;
+    let mut staged = Vec::new();
+    for (ordinal, log_id, packed) in rows {
+        let log_id = LogId(log_id);
+        let Some(topic) = topics.get(&log_id).copied() else { continue };
+        let corrupt = |_| Error::Corrupt(format!("ids of row {ordinal} of transaction {id}"));
+        let (append, ids) = unpack(&packed).map_err(corrupt)?;
+        staged.push(StagedRow { ordinal, log_id, topic, append, ids });
+    }
+    Ok(staged)
+}
+
+/// The topics of these logs; vanished ones are left out.
+pub async fn topics(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    logs: &[LogId],
+) -> Result<HashMap<LogId, TopicOf>, Error> {
+    type Found = (i64, i64, i64, Json<OwnSettings>);
+    let rows: Vec<Found> =
+        sqlx::query_as(TOPICS).bind(tenant.0).bind(numbers(logs)).fetch_all(connection).await?;
+    let topic = |(log_id, topic_id, journal, settings): Found| {
+        let (topic_id, journal) = (TopicId(topic_id), LogId(journal));
+        (LogId(log_id), TopicOf { topic_id, journal, settings: settings.0 })
+    };
+    Ok(rows.into_iter().map(topic).collect())
+}
+
+/// The records of rows, by ordinal.
+pub async fn lines(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    ordinals: &[i64],
+) -> Result<HashMap<i64, String>, Error> {
+    let query = sqlx::query_as(LINES).bind(tenant.0).bind(id).bind(ordinals);
+    let rows: Vec<(i64, String)> = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// What is left of rows: ordinal, record count and records.
+pub async fn keep(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    rows: &[(i64, i64, String)],
+) -> Result<(), Error> {
+    sqlx::query(KEEP)
+        .bind(tenant.0)
+        .bind(id)
+        .bind(rows.iter().map(|(ordinal, ..)| *ordinal).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, count, _)| *count).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(.., records)| records.as_str()).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Removes the rows of a committed transaction of which nothing is left.
+pub async fn drop_empty(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+) -> Result<(), Error> {
+    sqlx::query(DROP_EMPTY).bind(tenant.0).bind(id).execute(connection).await?;
+    Ok(())
+}
+
+/// A prepared transaction holds these; the heads of their topics' journals must be locked.
+pub async fn hold(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    ids: &[NewId],
+) -> Result<(), Error> {
+    sqlx::query(HOLD)
+        .bind(tenant.0)
+        .bind(id)
+        .bind(ids.iter().map(|id| id.topic_id.0).collect::<Vec<_>>())
+        .bind(ids.iter().map(|id| id.key).collect::<Vec<_>>())
+        .bind(ids.iter().map(|id| id.digest).collect::<Vec<_>>())
+        .bind(ids.iter().map(|id| id.ordinal).collect::<Vec<_>>())
+        .bind(ids.iter().map(|id| id.position).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// A prepared transaction ends: what it held is free, or to be remembered.
+pub async fn release(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+) -> Result<Vec<NewId>, Error> {
+    type Released = (i64, Uuid, i64, i64, i64, i32);
+    let rows: Vec<Released> =
+        sqlx::query_as(RELEASE).bind(tenant.0).bind(id).fetch_all(connection).await?;
+    let released = |(topic_id, key, digest, log_id, ordinal, position): Released| {
+        let (topic_id, log_id) = (TopicId(topic_id), LogId(log_id));
+        NewId { topic_id, key, digest, log_id, ordinal, position }
+    };
+    Ok(rows.into_iter().map(released).collect())
+}

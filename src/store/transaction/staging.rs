@@ -1,0 +1,356 @@
+//! What transactions of several requests have staged: records, offsets, and what prepared ones hold.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::rows;
+use crate::{
+    model::{
+        Digest, Epoch, LogId, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
+        transaction::Claim,
+    },
+    rules::{
+        group::offsets::{Claimed, Place},
+        transaction::Row,
+    },
+    store::{
+        Error,
+        catalog::{logs::numbers, topics::stored_name},
+        durable,
+        janitor::Chunk,
+        statements,
+    },
+};
+
+statements! {
+    /// Stages the calls of many transactions; each by itself is done or not, and answered if it was:
+    /// its transaction ongoing, within its deadline and begun by this session, its sequence the next
+    /// one, its topics as they were when the records were spread. (What is packed of ids has the number of
+    /// appends before its call in front: rules::staged_ids.)
+    STAGE = concat!("with want as materialized ( \
+            select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
+                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
+        moved as materialized ( \
+            select c.transaction_id from unnest($8::uuid[], $9::bigint[], $10::integer[]) as c (transaction_id, topic_id, partition_count) \
+            left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
+            where t.partition_count is null or t.partition_count <> c.partition_count), \
+        held as materialized ( \
+            select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id \
+            where ", durable!(), " and t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
+                and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
+                and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
+                and not exists (select from moved m where m.transaction_id = t.transaction_id) \
+            order by t.transaction_id for no key update of t skip locked), \
+        grown as ( \
+            update oncelog.transactions t set append_count = t.append_count + w.appends, batch_count = t.batch_count + w.batches, \
+                id_count = t.id_count + w.ids, next_sequence = t.next_sequence + (w.sequence is not null)::int \
+            from want w join held h on h.transaction_id = w.transaction_id \
+            where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = w.transaction_id \
+            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
+                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends, \
+                t.batch_count - w.batches as first_ordinal, t.append_count - w.appends as appends_before), \
+        staged as ( \
+            insert into oncelog.staged_batches (tenant_id, transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
+            select $1, r.transaction_id, g.first_ordinal + r.ordinal, r.log_id, r.record_count, r.sequence, r.digest, r.records, \
+                int8send(g.appends_before) || r.ids \
+            from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[]) \
+                as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
+            join grown g on g.transaction_id = r.transaction_id) \
+        select * from grown");
+    CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
+    MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
+        left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
+        where t.partition_count is null or t.partition_count <> c.partition_count)";
+    /// Counted in the locked row, as records with ids are, where a commit that is under way finds out. The
+    /// last one for a place counts, but where the first one's run began (rules::offsets::Claimed).
+    STAGE_OFFSETS = "with counted as ( \
+            update oncelog.transactions set id_count = id_count + cardinality($4::bigint[]) \
+            where tenant_id = $1 and transaction_id = $2) \
+        insert into oncelog.staged_offsets as s (tenant_id, transaction_id, group_name, log_id, \
+            committed_offset, member_id, generation, expected_offset, member_expected_offset, began_at_offset) \
+        select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[], \
+            $9::bigint[], $10::bigint[]) as o \
+        on conflict (tenant_id, transaction_id, group_name, log_id) do update set committed_offset = excluded.committed_offset, \
+            member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset, \
+            member_expected_offset = excluded.member_expected_offset, \
+            began_at_offset = case when excluded.member_id is not null then coalesce(s.began_at_offset, excluded.began_at_offset) end";
+    OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset, \
+            member_expected_offset, began_at_offset from oncelog.staged_offsets \
+        where tenant_id = $1 and transaction_id = $2 order by group_name, log_id";
+    LOGS = "select log_id, bool_or(ids is not null) from oncelog.staged_batches \
+        where tenant_id = $1 and transaction_id = $2 group by log_id order by log_id";
+    PIN_LOGS = "insert into oncelog.pins (tenant_id, transaction_id, log_id) select $1, $2, unnest($3::bigint[])";
+    UNPIN_LOGS = "delete from oncelog.pins where tenant_id = $1 and transaction_id = $2";
+    PIN_OFFSETS = "update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id) \
+        where o.tenant_id = $1 and o.log_id = any($3) and o.group_name = p.group_name and o.log_id = p.log_id";
+    DROP_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and transaction_id = $2";
+    /// Over all tenants.
+    SWEEPING = "select tenant_id, transaction_id from oncelog.transactions where sweeping limit $1";
+    DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal = any (array( \
+        select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3))";
+    SWEPT = "update oncelog.transactions set sweeping = false where tenant_id = $1 and transaction_id = $2 and sweeping";
+}
+
+/// In the place of a committed offset: there is none yet.
+const NOTHING: Offset = -1;
+
+/// The records of a call that go to one log.
+pub struct Part<'a> {
+    pub log_id: LogId,
+    pub record_count: i64,
+    pub records: &'a str,
+    /// What ids they have (`rules::staged_ids`).
+    pub ids: Option<&'a [u8]>,
+}
+
+/// A topic as records were spread over it; partitions none: they were not spread.
+pub type Spread = (TopicId, Option<Partition>);
+
+/// A call that adds records to a transaction.
+pub struct Call<'a> {
+    pub id: Uuid,
+    pub session: Option<(ProducerId, Epoch)>,
+    pub sequence: Option<Sequence>,
+    pub digest: Digest,
+    pub append_count: i64,
+    /// Records with ids.
+    pub id_count: i64,
+    pub parts: Vec<Part<'a>>,
+    pub spreads: &'a [Spread],
+}
+
+/// Stages calls of different transactions; answers the rows of those of which it was done.
+pub async fn stage(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    calls: &[Call<'_>],
+    max_batches: i64,
+) -> Result<Vec<Row>, Error> {
+    let spreads = || calls.iter().flat_map(|c| c.spreads.iter().map(|spread| (c.id, *spread)));
+    let parts = || {
+        let numbered = |call: &Call<'_>, ordinal: usize| call.sequence.filter(|_| ordinal == 0);
+        calls.iter().flat_map(move |call| {
+            let parts = call.parts.iter().enumerate();
+            parts.map(move |(ordinal, part)| (call, ordinal, numbered(call, ordinal), part))
+        })
+    };
+    let digest = |(call, _, sequence, _): (&Call<'_>, usize, Option<Sequence>, &Part<'_>)| {
+        sequence.map(|_| call.digest)
+    };
+    let query = sqlx::query_as(STAGE)
+        .bind(tenant.0)
+        .bind(calls.iter().map(|c| c.id).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.session.map(|(id, _)| id.0)).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.session.map(|(_, epoch)| epoch)).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.sequence).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.append_count).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.parts.len() as i64).collect::<Vec<_>>())
+        .bind(spreads().map(|(id, _)| id).collect::<Vec<_>>())
+        .bind(spreads().map(|(_, (topic, _))| topic.0).collect::<Vec<_>>())
+        .bind(spreads().map(|(_, (_, count))| count).collect::<Vec<_>>())
+        .bind(max_batches)
+        .bind(parts().map(|(call, ..)| call.id).collect::<Vec<_>>())
+        .bind(parts().map(|(_, ordinal, ..)| ordinal as i64).collect::<Vec<_>>())
+        .bind(parts().map(|(.., part)| part.log_id.0).collect::<Vec<_>>())
+        .bind(parts().map(|(.., part)| part.record_count).collect::<Vec<_>>())
+        .bind(parts().map(|(_, _, sequence, _)| sequence).collect::<Vec<_>>())
+        .bind(parts().map(digest).collect::<Vec<_>>())
+        .bind(parts().map(|(.., part)| part.records).collect::<Vec<_>>())
+        .bind(calls.iter().map(|c| c.id_count).collect::<Vec<_>>())
+        .bind(parts().map(|(.., part)| part.ids).collect::<Vec<_>>());
+    let staged = query.fetch_all(connection).await;
+    rows(staged.map_err(|error| Error::from(error).of_a_write())?)
+}
+
+/// Of a numbered call that was made.
+pub async fn call_digest(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    sequence: Sequence,
+) -> Result<Option<Digest>, Error> {
+    let query = sqlx::query_scalar(CALL_DIGEST).bind(tenant.0).bind(id).bind(sequence);
+    let digest: Option<Vec<u8>> = query.fetch_optional(connection).await?;
+    Ok(digest.and_then(|digest| digest.try_into().ok()))
+}
+
+/// Whether one of these topics is gone, or has another number of partitions.
+pub async fn moved(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    spreads: &[Spread],
+) -> Result<bool, Error> {
+    let query = sqlx::query_scalar(MOVED)
+        .bind(tenant.0)
+        .bind(spreads.iter().map(|(topic, _)| topic.0).collect::<Vec<_>>())
+        .bind(spreads.iter().map(|(_, count)| *count).collect::<Vec<_>>());
+    Ok(query.fetch_one(connection).await?)
+}
+
+/// Stages offsets for a locked transaction, each for another place; what was staged for it before
+/// gives way.
+pub async fn stage_offsets(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    offsets: &[Claimed],
+) -> Result<(), Error> {
+    let member = |claim: &Claim| match claim {
+        Claim::Member { member_id, generation, .. } => Some((member_id.clone(), *generation)),
+        Claim::Expected(_) => None,
+    };
+    let expected = |claim: &Claim| match claim {
+        Claim::Member { .. } => None,
+        Claim::Expected(expected) => *expected,
+    };
+    let bases = |claim: &Claim| match claim {
+        Claim::Member { expected, began, .. } => (expected.map(base), began.map(base)),
+        Claim::Expected(_) => (None, None),
+    };
+    let (members, generations): (Vec<_>, Vec<_>) =
+        offsets.iter().map(|o| member(&o.claim).unzip()).unzip();
+    sqlx::query(STAGE_OFFSETS)
+        .bind(tenant.0)
+        .bind(id)
+        .bind(offsets.iter().map(|o| o.place.group.as_str()).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.place.log_id.0).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| o.offset).collect::<Vec<_>>())
+        .bind(members)
+        .bind(generations)
+        .bind(offsets.iter().map(|o| expected(&o.claim)).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| bases(&o.claim).0).collect::<Vec<_>>())
+        .bind(offsets.iter().map(|o| bases(&o.claim).1).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// What must be committed, as the columns say it.
+fn base(offset: Option<Offset>) -> Offset {
+    offset.unwrap_or(NOTHING)
+}
+
+fn stored_base(stored: Offset) -> Option<Offset> {
+    Some(stored).filter(|stored| *stored != NOTHING)
+}
+
+/// The offsets a transaction is to commit, by group and log.
+pub async fn offsets(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+) -> Result<Vec<Claimed>, Error> {
+    type Found =
+        (String, i64, i64, Option<String>, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
+    let rows: Vec<Found> =
+        sqlx::query_as(OFFSETS).bind(tenant.0).bind(id).fetch_all(connection).await?;
+    let offset = |found: Found| {
+        let (group, log_id, offset, member_id, generation, expected, by_member, began) = found;
+        let claim = match member_id.zip(generation) {
+            Some((member_id, generation)) => Claim::Member {
+                member_id,
+                generation,
+                expected: by_member.map(stored_base),
+                began: began.map(stored_base),
+            },
+            None => Claim::Expected(expected),
+        };
+        let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };
+        Ok(Claimed { place, offset, claim })
+    };
+    rows.into_iter().map(offset).collect()
+}
+
+/// The logs a transaction has staged records for, by id.
+pub struct Logs {
+    pub all: Vec<LogId>,
+    /// Where some of the records had ids when they were staged.
+    pub with_ids: Vec<LogId>,
+}
+
+pub async fn logs(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+) -> Result<Logs, Error> {
+    let query = sqlx::query_as(LOGS).bind(tenant.0).bind(id);
+    let logs: Vec<(i64, bool)> = query.fetch_all(connection).await?;
+    let with_ids = logs.iter().filter(|(_, has_ids)| *has_ids).map(|(id, _)| LogId(*id));
+    let with_ids = with_ids.collect();
+    Ok(Logs { all: logs.iter().map(|(id, _)| LogId(*id)).collect(), with_ids })
+}
+
+/// From now on the topics of these held logs stay, and nobody else commits at these locked places.
+pub async fn pin(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    logs: &[LogId],
+    places: &[Place],
+) -> Result<(), Error> {
+    let query = sqlx::query(PIN_LOGS).bind(tenant.0).bind(id).bind(numbers(logs));
+    query.execute(&mut *connection).await?;
+    pin_offsets(connection, tenant, places, Some(id)).await
+}
+
+/// Undoes `pin`; the places are locked.
+pub async fn unpin(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+    places: &[Place],
+) -> Result<(), Error> {
+    sqlx::query(UNPIN_LOGS).bind(tenant.0).bind(id).execute(&mut *connection).await?;
+    pin_offsets(connection, tenant, places, None).await
+}
+
+async fn pin_offsets(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    places: &[Place],
+    pinned_by: Option<Uuid>,
+) -> Result<(), Error> {
+    sqlx::query(PIN_OFFSETS)
+        .bind(tenant.0)
+        .bind(places.iter().map(|place| place.group.as_str()).collect::<Vec<_>>())
+        .bind(places.iter().map(|place| place.log_id.0).collect::<Vec<_>>())
+        .bind(pinned_by)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// The staged offsets of an ended transaction are of no more use.
+pub async fn drop_offsets(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: Uuid,
+) -> Result<u64, Error> {
+    let query = sqlx::query(DROP_OFFSETS).bind(tenant.0).bind(id);
+    Ok(query.execute(connection).await?.rows_affected())
+}
+
+/// Aborted transactions whose staged rows are to be removed.
+pub async fn sweeping(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> Result<Vec<(TenantId, Uuid)>, Error> {
+    let rows: Vec<(i64, Uuid)> = sqlx::query_as(SWEEPING).bind(limit).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, id)| (TenantId(tenant), id)).collect())
+}
+
+/// Removes one chunk of what an aborted transaction has staged.
+pub async fn sweep(
+    connection: &mut PgConnection,
+    (tenant, id): (TenantId, Uuid),
+    chunk: i64,
+) -> Result<Chunk, Error> {
+    let query = sqlx::query(DROP_STAGED).bind(tenant.0).bind(id).bind(chunk);
+    let rows = query.execute(&mut *connection).await?.rows_affected();
+    if rows > 0 {
+        return Ok(Chunk { rows, more: true });
+    }
+    let rows = drop_offsets(connection, tenant, id).await?;
+    sqlx::query(SWEPT).bind(tenant.0).bind(id).execute(connection).await?;
+    Ok(Chunk { rows, more: false })
+}

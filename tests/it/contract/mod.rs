@@ -1,0 +1,16 @@
+//! What a client may count on, resource by resource: HTTP in, answers and problems out.
+
+pub mod appends;
+pub mod authorisation;
+pub mod bodies;
+pub mod dedup;
+pub mod groups;
+mod lifecycle;
+pub mod limits;
+pub mod neighbours;
+pub mod reads;
+pub mod sessions;
+pub mod settings;
+pub mod tenants;
+pub mod topics;
+pub mod transactions;

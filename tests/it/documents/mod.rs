@@ -1,0 +1,7 @@
+//! What people read and run is what the program does.
+
+pub mod docs;
+pub mod docs_page;
+pub mod examples;
+pub mod greeting;
+pub mod openapi;

@@ -1,0 +1,196 @@
+//! A model check of the append protocol with the real rules.
+//!
+//! # What runs
+//! `oncelog::rules` decides, folds and judges as in the server; around it, instead of tokio, sqlx
+//! and Postgres, stands the smallest world in which their order of events can be enumerated.
+//! stateright walks through *every* order (breadth first, so a counterexample is a shortest one).
+//!
+//! | actor | its steps | in the server |
+//! |---|---|---|
+//! | clients ([`world`]) | send any sequence of their run, again and again, to either replica; a later epoch's client comes with an open's answer, the earlier ones go on as zombies | |
+//! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::{lane, pass}` |
+//! | opens, closes ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
+//! | janitor ([`opens`]) | snapshot, trim | `broker::janitor` |
+//! | expiries ([`expiries`]) | lock session / list logs / lock heads / look at the rows, forget, commit | `broker::janitor::producers` |
+//! | misfortune | an answer is lost (the statement takes effect later, or never; the commit has or has not), a replica dies | |
+//!
+//! # What is atomic
+//! A statement of Postgres is: reading it sees what is committed, and a statement that would wait
+//! for a lock simply is not possible before the lock is free. So is everything that only one actor
+//! can see: its own transaction until the commit (locks show, rows do not), and what lies under an
+//! exclusive lock of its own. The pure rules take no time. Nothing else is atomic: any other step
+//! may come between any two steps.
+//! Never taking a step again is always possible: a lost statement that never takes effect needs no
+//! action of its own.
+//!
+//! # Who is authoritative
+//! The [`ledger`]: heads, rows, states, sessions, locks. A replica's memory is only what it
+//! remembers, and dies with it. The ledger keeps trimmed rows out of every statement's sight but in
+//! the history, which [`truth`] holds every stored row, answer and memory against. All instants are
+//! the same, so `last_appended_at` never helps to tell two heads apart (but where there are
+//! failovers, which is what it is for).
+//!
+//! # What it cannot see
+//! Deadlocks between several heads (all are locked in one step; that nobody waits for ever *is*
+//! checked for the steps there are), growth and deletion of topics, what becomes of the name of an
+//! expired producer, several opens by one id at once, requests that wait for those before them (they are refused at
+//! once), statements that Postgres executes otherwise than [`ledger`] does. A failover comes only
+//! while nothing is under way: what is under way fails with its connection.
+//!
+//! # Is it vacuous?
+//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had.
+//! And each rule in [`Rule`] is left out once, in the wiring or the stand-in, never in `src`:
+//! the check must then find a violation of the contract.
+
+mod configurations;
+mod expiries;
+mod ledger;
+mod load;
+mod opens;
+mod passes;
+mod silent;
+mod truth;
+mod world;
+
+/// What must never happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Broken {
+    StoredTwice,
+    WronglyAnswered,
+    NotDense,
+    Gap,
+    AcceptedAfterFence,
+    NotCounted,
+    WronglyRefused,
+    RefusedButStored,
+    DoesNotLoad,
+    MemoryWrong,
+    AcceptedAfterExpiry,
+    ForgottenThoughActive,
+}
+
+impl Broken {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::StoredTwice => "what is accepted is stored at most once",
+            Self::WronglyAnswered => {
+                "what is acknowledged is stored, and every answer tells the same place"
+            }
+            Self::NotDense => "offsets are dense",
+            Self::Gap => "a producer's sequences follow each other without gap",
+            Self::AcceptedAfterFence => {
+                "once an open has answered, nothing of an earlier epoch is accepted"
+            }
+            Self::NotCounted => "an open's next sequences count all that is stored",
+            Self::WronglyRefused => {
+                "what follows what was acknowledged is not refused in its own epoch"
+            }
+            Self::RefusedButStored => "what was refused is not stored by that attempt",
+            Self::DoesNotLoad => "a locked log loads",
+            Self::AcceptedAfterExpiry => "once a producer has expired, nothing of it is accepted",
+            Self::ForgottenThoughActive => "a producer with a row since the limit does not expire",
+            Self::MemoryWrong => "memory between passes is a prefix of the log, folded",
+        }
+    }
+}
+
+/// What a check must have met to mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Seen {
+    QuickHeld,
+    /// A number was used and nothing stored: no row tells of it.
+    Silent,
+    ConfirmedByRead,
+    /// A quick pass whose ground had moved.
+    Overtaken,
+    /// A repeat recognised from memory; after loading.
+    RepeatedQuick,
+    RepeatedFull,
+    /// A repeat of what the same pass appends.
+    RepeatedInItsPass,
+    /// A repeat recognised by the pass that redoes what was lost.
+    RedoneAndRepeated,
+    LostTookEffect,
+    LostDidNotCompare,
+    Ahead,
+    ZombieRefused,
+    /// An append committed between the first and the last step of an open of its producer.
+    AppendedDuringOpen,
+    /// Sequence 0 of an epoch that reset.
+    StartedAtZeroAgain,
+    RepeatedOpen,
+    RepeatedOpenFenced,
+    AppendedToTwoLogs,
+    Snapshot,
+    Trim,
+    LoadedBehindATrim,
+    TrimmedWhileLoading,
+    FailedOver,
+    /// A session was ended.
+    Closed,
+    /// A producer was forgotten; one was kept for what it appended meanwhile.
+    Expired,
+    KeptAsActive,
+    /// An append was refused since its producer had expired.
+    UnknownRefused,
+}
+
+/// The starred rules (7-append-protocol.md) that can be left out here.
+///
+/// Not here, as they lie inside a rule function: 3, "a row is applied whole or not at all"
+/// (`LogMemory::fold_row`); 5, "a group that mixes both goes with the compare" (`append::grounds`);
+/// 6 is the lane's. 23 is not built yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// 1: only producers whose mark is the log's fence are used without a full pass.
+    MarkEqualsFence,
+    /// 2: memory that is no prefix of the log is thrown away.
+    ThrowAwayNoPrefix,
+    /// 3: a stranger is its state and all rows from there on.
+    AllRowsOfAStranger,
+    /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it counts
+    /// already are then read with it, so that none of them is counted again under the lock.
+    StateAheadOfTheHead,
+    /// 3: a producer whose mark is old is a stranger.
+    ReloadOldMarks,
+    /// 3: a number that stores nothing raises the fence.
+    FenceSilent,
+    /// 4: a lost outcome forgets the log.
+    ForgetWhatWasLost,
+    /// 5: after an append without compare the memory advances only from the returned base.
+    AdvanceOnlyFromBase,
+    /// 7: the compare and the memory know a history by its last instant, not by its length alone.
+    Fingerprint,
+    /// 8: all logs of a pass are written, or none.
+    AllOrNothing,
+    /// 8: a log on which an answer stands is compared, also if nothing is written to it.
+    CompareWhatIsNotWritten,
+    /// 9: a pass that writes nothing is confirmed by a read.
+    ConfirmWhatIsNotWritten,
+    /// 11: the session rows of unregistered producers are held `for share`.
+    ShareUnregistered,
+    /// 18: the registered logs are read under the session's lock.
+    ListAfterLock,
+    /// 18: the next sequences are read under the heads' locks.
+    ReadAfterHeads,
+    /// 19: an open raises the fences.
+    RaiseFences,
+    /// 21: an expiry looks for rows under the heads' locks.
+    LookUnderHeads,
+    /// 20: the session row says which states count as none.
+    ResetEpoch,
+    /// 20: an entry says that it was decided on "no state".
+    FreshFlag,
+    /// 22: a journal's row counts its requests.
+    JournalCountsRequests,
+    /// 24: the snapshot locks the head first.
+    LockBeforeSnapshot,
+    /// 24: the snapshot folds what it reads from the database.
+    FoldFromTheDatabase,
+    /// 25: rows are trimmed only below the snapshot.
+    TrimBelowSnapshot,
+    /// 26: what was lost is redone in a full pass.
+    RedoWhatWasLost,
+    /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no more.
+    FenceWhatWasLost,
+}
