@@ -105,7 +105,7 @@ pub struct Broker {
     watches: Arc<wakeup::watch::Watches>,
     appends: append::metrics::Appends,
     transactions: transaction::metrics::Transactions,
-    herald: wakeup::watch::Herald,
+    notifier: wakeup::notifier::Notifier,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
     /// Calls of transactions that wait for those before them.
@@ -139,7 +139,8 @@ impl Broker {
         let signals = Arc::new(wakeup::notify::Signals::new(store.clone()));
         let lanes =
             append::lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
-        let herald = wakeup::watch::Herald { watches: watches.clone(), signals: signals.clone() };
+        let notifier =
+            wakeup::notifier::Notifier { watches: watches.clone(), signals: signals.clone() };
         let broker = Arc::new(Self {
             topics: catalog::topics::Topics::new(store.clone()),
             names: catalog::log_names::Names::new(store.clone()),
@@ -159,9 +160,9 @@ impl Broker {
             watches: watches.clone(),
             appends: append::metrics::Appends::new(),
             transactions: transaction::metrics::Transactions::new(),
-            staging: transaction::Calls::start(&store, &herald, &tasks, &stop),
-            committing: transaction::Calls::start(&store, &herald, &tasks, &stop),
-            herald,
+            staging: transaction::Calls::start(&store, &notifier, &tasks, &stop),
+            committing: transaction::Calls::start(&store, &notifier, &tasks, &stop),
+            notifier,
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             reads: read::metrics::Reads::new(),

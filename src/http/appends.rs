@@ -20,8 +20,8 @@ use crate::{
     broker::{Error, Held},
     model::{
         Batch, Code, Envelope, Invalid, Name, ProducerId,
+        append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
         batch::OnDuplicate,
-        transfer::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
     },
 };
 

@@ -1,6 +1,7 @@
 //! THE WORDS: ids, names, records, limits, error codes. Parsed once, valid ever after.
 //! Nothing here awaits, reads a clock or knows another module of ours.
 
+pub mod append;
 pub mod batch;
 pub mod code;
 pub mod cursor;
@@ -10,6 +11,7 @@ pub mod id;
 pub mod invalid;
 pub mod name;
 pub mod partitioner;
+pub mod read;
 pub mod session;
 pub mod settings;
 pub mod survivors;
@@ -17,7 +19,6 @@ pub mod tenant;
 pub mod time;
 pub mod topic;
 pub mod transaction;
-pub mod transfer;
 
 pub use batch::{Batch, Envelope};
 pub use code::{Code, Retry, SideEffects};

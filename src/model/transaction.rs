@@ -6,14 +6,12 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, group::Member,
-    transfer::Scope,
+    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, append::Scope,
+    group::Member,
 };
 
 /// How far ahead of the server's clock the instant inside a transaction id may lie.
 pub const ID_AHEAD_MS: i64 = 24 * 3_600_000;
-/// Longest member id, in bytes.
-pub const MAX_MEMBER_ID_BYTES: usize = 255;
 
 /// Where a transaction stands. `rules::transaction` has the moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -16,8 +16,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::model::{
     Offset, Timestamp,
     batch::{Keyed, keyed},
+    read::Row,
     survivors::Kept,
-    transfer::Row,
 };
 
 /// A log is due when so many of its records in a hundred are dirty: going over all of it for a few

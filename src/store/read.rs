@@ -8,9 +8,9 @@ use uuid::Uuid;
 use super::{Error, Instant, Server, statements};
 use crate::model::{
     LogId, Offset, TenantId, Timestamp,
+    read::{Row, Staged},
     survivors::Kept,
     transaction::State,
-    transfer::{Row, Staged},
 };
 
 statements! {

@@ -2,18 +2,19 @@
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
+use metrics::Gauge;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::fair_queue::Place;
-use super::metrics::Parked;
 use crate::{
     broker::{Error, memory_budget::Held},
-    model::{Batch, LogId, Offset, TenantId, Timestamp, transfer::PlacedRecord},
+    model::{Batch, LogId, Offset, TenantId, Timestamp, append::PlacedRecord},
     rules::{
         Refusal,
         append::{Request, plan::Plan, producer_state::Placement, read_set::Compare},
         transaction,
     },
+    telemetry::{self, Counted},
 };
 
 /// What became of a request.
@@ -97,6 +98,35 @@ impl Ticket {
     pub fn fail(self, error: Error) {
         let error = if self.maybe_written { Error::outcome_unknown() } else { error };
         self.answer(Outcome::Failed(error));
+    }
+}
+
+/// A request that waits for those it has overtaken, until it is answered.
+pub struct Parked {
+    since: Instant,
+    _counted: Counted,
+}
+
+impl Parked {
+    pub fn new(gauge: &Gauge) -> Self {
+        Self { since: Instant::now(), _counted: Counted::new(gauge) }
+    }
+
+    pub fn end(self, outcome: &Outcome) {
+        let outcome = match outcome {
+            Outcome::Placed { duplicate: false, .. }
+            | Outcome::Recorded { duplicate: false, .. }
+            | Outcome::Committed { duplicate: false, .. } => "appended",
+            Outcome::Placed { .. }
+            | Outcome::Recorded { .. }
+            | Outcome::Committed { .. }
+            | Outcome::Forgotten => "duplicate",
+            Outcome::Refused(_) => "refused",
+            Outcome::Stale => "stale",
+            Outcome::Failed(_) => "failed",
+        };
+        metrics::histogram!(telemetry::PARKED_DURATION_SECONDS, "outcome" => outcome)
+            .record(self.since.elapsed().as_secs_f64());
     }
 }
 

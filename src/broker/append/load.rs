@@ -6,9 +6,10 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::append::{
         Request,
-        cache::{FAR_OFFSETS, Head, LogMemory, Memory, Producer, TailRow},
+        cache::{FAR_OFFSETS, Head, LogMemory, Memory, Producer},
         producer_state::ProducerState,
         read_set,
+        snapshot::TailRow,
     },
     store::{self, Connection, append::load::Facts},
 };

@@ -4,14 +4,14 @@ use metrics::{Counter, Gauge, Histogram};
 use tokio::time::Instant;
 
 use super::{
-    batch::{Group, Outcome},
+    batch::{Group, Parked},
     writer::{Full, Quick},
 };
 use crate::{
     broker::Error,
-    model::transfer::{Appended, Placed},
+    model::append::{Appended, Placed},
     store,
-    telemetry::{self, ByCode, Counted},
+    telemetry::{self, ByCode},
 };
 
 /// Append requests, by what they were answered.
@@ -150,31 +150,6 @@ impl LaneMeasures {
     }
 
     pub fn park(&self) -> Parked {
-        Parked { since: Instant::now(), _counted: Counted::new(&self.parked) }
-    }
-}
-
-/// A request that waits for those it has overtaken, until it is answered.
-pub struct Parked {
-    since: Instant,
-    _counted: Counted,
-}
-
-impl Parked {
-    pub fn end(self, outcome: &Outcome) {
-        let outcome = match outcome {
-            Outcome::Placed { duplicate: false, .. }
-            | Outcome::Recorded { duplicate: false, .. }
-            | Outcome::Committed { duplicate: false, .. } => "appended",
-            Outcome::Placed { .. }
-            | Outcome::Recorded { .. }
-            | Outcome::Committed { .. }
-            | Outcome::Forgotten => "duplicate",
-            Outcome::Refused(_) => "refused",
-            Outcome::Stale => "stale",
-            Outcome::Failed(_) => "failed",
-        };
-        metrics::histogram!(telemetry::PARKED_DURATION_SECONDS, "outcome" => outcome)
-            .record(self.since.elapsed().as_secs_f64());
+        Parked::new(&self.parked)
     }
 }

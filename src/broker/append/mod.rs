@@ -32,9 +32,9 @@ use super::{Broker, Error, memory_budget::Held};
 use crate::{
     model::{
         Batch, Name, Partition, TenantId, Timestamp,
+        append::{Append, Appended, Placed, Scope},
         settings::OwnSettings,
         topic::BatchLimits,
-        transfer::{Append, Appended, Placed, Scope},
     },
     rules::{
         self, Refusal,

@@ -5,7 +5,7 @@ use super::{
     txn::{placed, stored},
 };
 use crate::{
-    model::{Offset, Timestamp, transaction::State, transfer::PlacedRecord},
+    model::{Offset, Timestamp, append::PlacedRecord, transaction::State},
     rules::{
         append::{
             Request, Spread,

@@ -186,7 +186,7 @@ impl Broker {
         // who reads all of it has waited for new partitions as well
         let grown = self.topics.resolve(tenant, topic, true).await?;
         let news = News::HighWatermark(grown.summary.partition_count.into());
-        self.herald.logs_changed(tenant, &[(grown.journal, news)]);
+        self.notifier.logs_changed(tenant, &[(grown.journal, news)]);
         self.topic(tenant, topic).await
     }
 
@@ -222,7 +222,7 @@ impl Broker {
         let logs: Vec<LogId> = delete.await?;
         self.topics.forget(tenant, topic).await;
         let news: Vec<_> = logs.into_iter().map(|log| (log, News::Gone)).collect();
-        self.herald.logs_changed(tenant, &news);
+        self.notifier.logs_changed(tenant, &news);
         Ok(())
     }
 

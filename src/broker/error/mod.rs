@@ -40,6 +40,12 @@ impl Error {
         Self::new(Code::TopicNotFound, format!("There is no topic {topic}."))
     }
 
+    /// Of an open transaction, which cannot be committed any more.
+    pub fn topic_gone() -> Self {
+        let detail = "A topic of this transaction was deleted since. It can only be aborted.";
+        Self::new(Code::TopicNotFound, detail)
+    }
+
     pub fn group_not_found(group: &Name) -> Self {
         let detail = format!("There is no group {group}: none has committed or joined.");
         Self::new(Code::GroupNotFound, detail)

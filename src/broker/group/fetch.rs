@@ -30,8 +30,8 @@ use crate::{
     model::{
         Code, GroupId, LogId, Name, Offset, Partition, TenantId,
         cursor::{GroupCursor, Position},
-        group::{Fetch, GroupFetched, Membership, Partitions, Run},
-        transfer::{Part, origin, origin_bytes},
+        group::{Membership, Partitions},
+        read::{Fetch, GroupFetched, Part, Run, origin, origin_bytes},
     },
     rules::group::position::{is_withheld, position, run_began},
     store::{

@@ -248,7 +248,8 @@ impl Broker {
         rule: Arc<impl Rule>,
         hurries: bool,
     ) -> Result<Changed, Stop> {
-        let (group, store, herald) = (group.clone(), self.store.of(tenant), self.herald.clone());
+        let (group, store, notifier) =
+            (group.clone(), self.store.of(tenant), self.notifier.clone());
         // goes with the work: a client that hangs up keeps no member waiting
         let change = self.tasks.spawn(async move {
             let work = store.transaction(move |connection| {
@@ -262,7 +263,7 @@ impl Broker {
             let changed = work.await?;
             let generation = changed.after.generation;
             if generation != changed.before.generation {
-                herald.group_changed(tenant, changed.group_id, generation);
+                notifier.group_changed(tenant, changed.group_id, generation);
             }
             Ok(changed)
         });

@@ -17,7 +17,7 @@ use std::{
 use super::{Every, Task};
 use crate::{
     broker::{Broker, janitor},
-    model::{LogId, Offset, Timestamp, settings::Key, survivors::Kept, transfer::Row},
+    model::{LogId, Offset, Timestamp, read::Row, settings::Key, survivors::Kept},
     rules::{
         compaction::{Cleaned, LastOffsets, Left, clean},
         settings::in_force,

@@ -124,7 +124,7 @@ async fn remove_partitions(
     let shrink = transaction(&broker.store, move |c| Box::pin(shrink(c, tenant, partitions)));
     let Some(gone) = shrink.await? else { return Ok(Chunk::default()) };
     let news: Vec<_> = gone.iter().map(|log| (*log, News::Gone)).collect();
-    broker.herald.logs_changed(tenant, &news);
+    broker.notifier.logs_changed(tenant, &news);
     Ok(Chunk { rows: gone.len() as u64, more: true })
 }
 

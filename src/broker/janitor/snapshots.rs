@@ -11,7 +11,7 @@ use crate::{
     model::{LogId, ProducerId, TenantId},
     rules::{
         self,
-        append::{cache::TailRow, encoding},
+        append::{encoding, snapshot::TailRow},
     },
     store::{
         self, Connection, Store,
@@ -104,7 +104,7 @@ async fn fold(
     let states: BTreeMap<_, _> =
         states.into_iter().map(|s| (s.producer_id, (s.state, s.as_of_offset))).collect();
     let tail: Vec<TailRow<'_>> = rows.iter().map(store::append::load::StoredRow::as_tail).collect();
-    let folded: Vec<FoldedState> = rules::append::producer_state::snapshot(states, &tail)?
+    let folded: Vec<FoldedState> = rules::append::snapshot::snapshot(states, &tail)?
         .into_iter()
         .map(|(producer_id, state, last_appended_at)| FoldedState {
             producer_id,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::model::{
     Offset,
-    transfer::{Row, Slice},
+    read::{Row, Slice},
 };
 
 /// What fits into an answer, or into one log's part of it, and what has come already.

@@ -21,7 +21,7 @@ use crate::{
     broker::{Broker, Error},
     model::{
         LogId, Offset, TenantId,
-        transfer::{Row, Slice},
+        read::{Row, Slice},
     },
     store::History,
 };

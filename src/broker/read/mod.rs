@@ -22,7 +22,7 @@ use super::{
 use crate::{
     model::{
         Code, LogId, Name, Offset, Partition, TenantId,
-        transfer::{Fetched, Isolation, Read, Slice, Staged, Start},
+        read::{Fetched, Isolation, Read, Slice, Staged, Start},
     },
     store,
 };

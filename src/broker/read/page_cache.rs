@@ -16,7 +16,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     broker::Error,
-    model::{LogId, Offset, TenantId, transfer::Row},
+    model::{LogId, Offset, TenantId, read::Row},
     rules::compaction::PAGE_LIFE_MS,
     store::{self, History, Store},
     telemetry,

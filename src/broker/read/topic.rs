@@ -23,7 +23,7 @@ use crate::{
     model::{
         Code, Name, Offset, Partition, TenantId, Timestamp,
         cursor::TopicCursor,
-        transfer::{
+        read::{
             Part, PartitionEnds, Start, TopicFetched, TopicRead, TopicStart, origin, origin_bytes,
         },
     },

@@ -17,7 +17,7 @@ use crate::{
     broker::{
         Error,
         append::fair_queue::{InTurn, Places},
-        wakeup::watch::Herald,
+        wakeup::notifier::Notifier,
     },
     model::TenantId,
     store::{self, Connection, Store},
@@ -60,13 +60,13 @@ pub struct Calls<C> {
 impl<C: Call> Calls<C> {
     pub fn start(
         store: &Store,
-        herald: &Herald,
+        notifier: &Notifier,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (store, herald) = (store.clone(), herald.clone());
-        let maker = Maker { store, herald, connection: None, queue: InTurn::default() };
+        let (store, notifier) = (store.clone(), notifier.clone());
+        let maker = Maker { store, notifier, connection: None, queue: InTurn::default() };
         tasks.spawn(maker.run(receiver, stop.clone()));
         Self { sender, places: Places::new(QUEUED_CALLS) }
     }
@@ -87,7 +87,7 @@ impl<C: Call> Calls<C> {
 
 struct Maker<C> {
     store: Store,
-    herald: Herald,
+    notifier: Notifier,
     connection: Option<Connection>,
     queue: InTurn<Waiting<C>>,
 }
@@ -138,7 +138,7 @@ impl<C: Call> Maker<C> {
             Ok(mut done) => waiting.for_each(|(call, answer)| {
                 let at = done.iter().position(|done| done.row.transaction_id == call.id());
                 let done = at.map(|at| done.swap_remove(at));
-                done.iter().for_each(|done| done.tell(call.tenant(), &self.herald));
+                done.iter().for_each(|done| done.tell(call.tenant(), &self.notifier));
                 let _ = answer.send(Ok(done));
             }),
             // judged one by one

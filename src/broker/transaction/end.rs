@@ -10,7 +10,7 @@ use super::{Asked, Done, Stop, batcher, begin, enter, record_ids, session_of};
 use crate::{
     broker::{Broker, Error},
     model::{
-        Code, LogId, Name, TenantId,
+        LogId, Name, TenantId,
         settings::OwnSettings,
         transaction::{Call, Caller, Reason, State},
     },
@@ -81,7 +81,7 @@ impl Broker {
             }
         }
         let settings = self.settings.of(tenant).await?;
-        let (asked, store, herald) = (asked.clone(), self.store.clone(), self.herald.clone());
+        let (asked, store, notifier) = (asked.clone(), self.store.clone(), self.notifier.clone());
         let commit = self.tasks.spawn(async move {
             let judge = store.transaction(move |c| {
                 Box::pin(async move {
@@ -89,7 +89,7 @@ impl Broker {
                 })
             });
             let done = judge.await?;
-            done.tell(tenant, &herald);
+            done.tell(tenant, &notifier);
             Ok::<_, Stop>(done)
         });
         let done = commit.await.unwrap_or_else(|_| Err(Error::internal().into()))?;
@@ -314,10 +314,5 @@ async fn check_topics(
     {
         return Ok(());
     }
-    Err(topic_gone().into())
-}
-
-pub(super) fn topic_gone() -> Error {
-    let detail = "A topic of this transaction was deleted since. It can only be aborted.";
-    Error::new(Code::TopicNotFound, detail)
+    Err(Error::topic_gone().into())
 }

@@ -34,7 +34,7 @@ use super::{
     append::RESOLVE_ATTEMPTS,
     group::offsets::count_fenced,
     memory_budget::Held,
-    wakeup::watch::{Herald, News},
+    wakeup::{notifier::Notifier, watch::News},
 };
 use crate::{
     model::{
@@ -103,9 +103,9 @@ impl Done {
 
 impl Done {
     /// Tells those that wait for logs what has become visible.
-    fn tell(&self, tenant: TenantId, herald: &Herald) {
+    fn tell(&self, tenant: TenantId, notifier: &Notifier) {
         let news = self.high_watermarks.iter().map(|(log, now)| (*log, News::HighWatermark(*now)));
-        herald.logs_changed(tenant, &news.collect::<Vec<_>>());
+        notifier.logs_changed(tenant, &news.collect::<Vec<_>>());
     }
 }
 

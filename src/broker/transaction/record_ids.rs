@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use uuid::Uuid;
 
-use super::{Stop, end::topic_gone};
+use super::Stop;
+use crate::broker::Error;
 use crate::{
     broker::append::dedup::{self, Way},
     model::{LogId, TenantId, TopicId, dedup::Ring, settings::OwnSettings, transaction::State},
@@ -57,7 +58,7 @@ pub async fn claim(
     let heads: BTreeSet<LogId> = logs.all.iter().copied().chain(journals).collect();
     let heads: Vec<LogId> = heads.into_iter().collect();
     if store::catalog::logs::lock(connection, tenant, &heads).await?.len() < heads.len() {
-        return Err(topic_gone().into());
+        return Err(Error::topic_gone().into());
     }
     if row.state == State::Prepared {
         let new = store::transaction::record_ids::release(connection, tenant, id).await?;

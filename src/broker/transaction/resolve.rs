@@ -12,9 +12,9 @@ use crate::{
     },
     model::{
         Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
+        append::Scope,
         cursor::Position,
         transaction::{AppendItem, Claim, OffsetItem, appends_digest},
-        transfer::Scope,
     },
     rules::{
         self, Refusal,

@@ -1,5 +1,6 @@
 //! Waiting for news of logs: without a connection, however many logs there are.
 
+pub mod notifier;
 pub mod notify;
 pub mod permits;
 pub mod watch;

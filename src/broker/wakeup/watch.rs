@@ -15,7 +15,6 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::notify::Signals;
 use crate::{
     broker::read::watermarks::Looks,
     model::{GroupId, LogId, Offset, TenantId},
@@ -189,27 +188,6 @@ impl Watches {
 /// As it is watched.
 pub fn number(group: GroupId) -> LogId {
     LogId(group.0)
-}
-
-/// Tells those that wait, here and on other replicas, what has changed. It goes with the work, not
-/// with the request: a client that hangs up keeps nobody waiting.
-#[derive(Clone)]
-pub struct Herald {
-    pub watches: Arc<Watches>,
-    pub signals: Arc<Signals>,
-}
-
-impl Herald {
-    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, News)]) {
-        for (log_id, news) in news {
-            self.watches.tell(tenant, *log_id, *news);
-        }
-        self.signals.changed(news.iter().map(|(log_id, _)| (tenant, *log_id)));
-    }
-
-    pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
-        self.logs_changed(tenant, &[(number(group), News::HighWatermark(generation))]);
-    }
 }
 
 /// The slow poll.

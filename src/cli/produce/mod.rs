@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use self::{
     input::{Batch, Cutter, Kind},
-    window::{Identity, Scope, Stored, Window, Words},
+    window::{Identity, Stored, Window, Words},
 };
 use super::{
     Interrupted, WrongUsage,
@@ -40,6 +40,12 @@ const BATCH_SIZE: u32 = 100;
 /// unless set.
 const BATCH_SIZE_IN_TRANSACTION: u32 = 1_000;
 const IN_FLIGHT: u8 = 5;
+
+/// What is appended to.
+pub(in crate::cli) struct Scope {
+    pub topic: Name,
+    pub partition: Option<i32>,
+}
 
 pub(super) const EXAMPLE: &str = "\
 Example:

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use uuid::Uuid;
 
-use super::window::Scope;
+use super::Scope;
 use crate::{
     cli::client::{Client, Problem},
     model::Name,

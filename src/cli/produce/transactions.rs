@@ -15,7 +15,7 @@ use serde::{
 use serde_json::{Value, value::RawValue};
 use uuid::Uuid;
 
-use super::window::Scope;
+use super::Scope;
 use crate::cli::client::{Client, Failure, Problem};
 
 /// An append of a transaction is closed before it is larger: half of what a topic takes unless set.

@@ -9,17 +9,11 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::{input::Batch, session::Session, transactions::Transactions};
+use super::{Scope, input::Batch, session::Session, transactions::Transactions};
 use crate::{
     cli::client::{Client, Failure, Problem},
     model::Name,
 };
-
-/// What is appended to.
-pub(in crate::cli) struct Scope {
-    pub topic: Name,
-    pub partition: Option<i32>,
-}
 
 /// How a run is told from others, and its requests from each other.
 pub(in crate::cli) enum Identity {

@@ -32,8 +32,7 @@ use crate::{
     },
     model::{
         Invalid, Name,
-        group::{self, Fetch, GroupFetched},
-        transfer::Part,
+        read::{self, Fetch, GroupFetched, Part},
     },
 };
 
@@ -77,11 +76,11 @@ impl FetchParameters {
     fn checked(self, place: Place) -> Result<Fetch, Invalid> {
         let mut faults = Faults::default();
         let run = match self.run {
-            None => group::Run::SinceCommit,
-            Some(Run::Continue) => group::Run::Continue,
-            Some(Run::New) => group::Run::New,
+            None => read::Run::SinceCommit,
+            Some(Run::Continue) => read::Run::Continue,
+            Some(Run::New) => read::Run::New,
         };
-        if run == group::Run::Continue && self.cursor.is_none() {
+        if run == read::Run::Continue && self.cursor.is_none() {
             faults.add("?run", "there is no run to continue; continue comes with a cursor");
         }
         let Bounds { limit, max_bytes, wait_ms } =
@@ -273,9 +272,9 @@ mod tests {
     use crate::{
         http::extract::query,
         model::{
-            Name, Timestamp,
-            group::{Partitions, Run},
-            transfer::{Row, Slice, origin},
+            Name, Timestamp, group,
+            group::Partitions,
+            read::{Row, Run, Slice, origin},
         },
     };
 

@@ -22,8 +22,10 @@ use crate::{
     broker::{Answer, Error},
     model::{
         Code, Name, Partition,
-        group::{self, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit, OffsetItem},
-        transaction::MAX_MEMBER_ID_BYTES,
+        group::{
+            self, MAX_MEMBER_ID_BYTES, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit,
+            OffsetItem,
+        },
     },
 };
 

@@ -24,7 +24,7 @@ use utoipa::{
 
 use super::{constant::Constant, problem, routes};
 use crate::model::{
-    Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, name::MAX_NAME_BYTES, transaction::MAX_MEMBER_ID_BYTES,
+    Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, group::MAX_MEMBER_ID_BYTES, name::MAX_NAME_BYTES,
 };
 
 const DESCRIPTION: &str = "\

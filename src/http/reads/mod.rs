@@ -43,7 +43,7 @@ use crate::{
     broker::Error,
     model::{
         Invalid, MAX_INTEGER, Name, Partition, Timestamp,
-        transfer::{self, Fetched, Read, Staged, Start},
+        read::{self, Fetched, Read, Staged, Start},
     },
 };
 
@@ -130,10 +130,10 @@ impl ReadQuery {
             (None, None) => Start::Earliest,
         };
         let isolation = match self.isolation {
-            None | Some(Isolation::ReadCommitted) => transfer::Isolation::ReadCommitted,
-            Some(Isolation::ReadUncommitted) => transfer::Isolation::ReadUncommitted,
+            None | Some(Isolation::ReadCommitted) => read::Isolation::ReadCommitted,
+            Some(Isolation::ReadUncommitted) => read::Isolation::ReadUncommitted,
         };
-        if isolation == transfer::Isolation::ReadUncommitted && media == Media::Ndjson {
+        if isolation == read::Isolation::ReadUncommitted && media == Media::Ndjson {
             faults.add("?isolation", "NDJSON has no place for staged records; ask for JSON");
         }
         faults.finish()?;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use memchr::memchr_iter;
 
-use crate::model::transfer::{Row, Slice};
+use crate::model::read::{Row, Slice};
 
 /// Longest text in front of a record, but for where it is from.
 const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;

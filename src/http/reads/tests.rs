@@ -8,8 +8,8 @@ use super::{
     *,
 };
 use crate::model::{
+    read::{self, Row, Slice},
     transaction::State,
-    transfer::{Row, Slice},
 };
 
 /// Of offsets 8 to 10.
@@ -151,8 +151,8 @@ fn parameters() {
     let small =
         read("limit=1&max_bytes=2&wait_ms=3&isolation=read_uncommitted", Media::Json).unwrap();
     assert_eq!((small.limit, small.max_bytes, small.wait_ms), (1, 2, 3));
-    assert_eq!(small.isolation, transfer::Isolation::ReadUncommitted);
-    let committed = transfer::Isolation::ReadCommitted;
+    assert_eq!(small.isolation, read::Isolation::ReadUncommitted);
+    let committed = read::Isolation::ReadCommitted;
     for query in ["", "isolation=read_committed"] {
         assert_eq!(read(query, Media::Json).unwrap().isolation, committed);
     }

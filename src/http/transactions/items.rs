@@ -19,9 +19,9 @@ use crate::{
     },
     model::{
         Batch, Code,
-        group::{MAX_OFFSETS, Member},
-        transaction::{AppendItem, Claim, MAX_MEMBER_ID_BYTES, OffsetItem, Work},
-        transfer::Scope,
+        append::Scope,
+        group::{MAX_MEMBER_ID_BYTES, MAX_OFFSETS, Member},
+        transaction::{AppendItem, Claim, OffsetItem, Work},
     },
 };
 

@@ -4,9 +4,9 @@ use crate::{
     http::extract::json,
     model::{
         Code, Name,
+        append::Scope,
         group::Member,
         transaction::{Begin, Call, Caller, Claim, OffsetItem, Work},
-        transfer::Scope,
     },
 };
 

@@ -8,6 +8,7 @@ mod line;
 #[cfg(test)]
 mod properties;
 mod read;
+mod reader;
 #[cfg(test)]
 mod tests;
 mod visit;
@@ -17,7 +18,7 @@ use serde_json::value::RawValue;
 use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
 
 pub use key::{Keyed, keyed};
-pub use read::MAX_ID_BYTES;
+pub use reader::MAX_ID_BYTES;
 
 /// What surrounds the records of a JSON append. (The all-or-nothing rule of the first three is
 /// judged where they are used.)

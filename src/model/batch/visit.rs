@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::{
     Envelope,
     line::Text,
-    read::{RECORD_FIELDS, Reader},
+    reader::{RECORD_FIELDS, Reader},
 };
 
 const ENVELOPE_FIELDS: &[&str] =

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::{Name, Offset, Partition, Timestamp, transaction::MAX_MEMBER_ID_BYTES, transfer::Part};
+use super::{Name, Offset, Partition, Timestamp};
 
 /// Most offsets that one commit may hold.
 pub const MAX_OFFSETS: usize = 10_000;
@@ -23,6 +23,8 @@ pub const MAX_PATTERNS: usize = 100;
 pub const MAX_PATTERN_BYTES: usize = 1_000;
 /// Largest program that a pattern may become.
 const MAX_PATTERN_PROGRAM_BYTES: usize = 256 * 1024;
+/// Longest member id, in bytes.
+pub const MAX_MEMBER_ID_BYTES: usize = 255;
 /// Longest `instance_id`, in bytes.
 pub const MAX_INSTANCE_ID_BYTES: usize = MAX_MEMBER_ID_BYTES;
 /// The lease of a member that asks for none, as far as its tenant permits.
@@ -180,38 +182,4 @@ pub struct CommittedOffset {
     pub partition: Partition,
     pub offset: Offset,
     pub metadata: Option<String>,
-}
-
-/// Where the run begins that a fetch goes on with: what its member processes between two commits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Run {
-    /// At the cursor, where exactly that is committed by now; else where the cursor's run began.
-    #[default]
-    SinceCommit,
-    /// Where the cursor's run began.
-    Continue,
-    /// At the cursor.
-    New,
-}
-
-/// A fetch of a member, as asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
-    /// None: from the committed offsets.
-    pub cursor: Option<String>,
-    /// Of what the cursor names.
-    pub run: Run,
-    /// Most records, of all partitions together.
-    pub limit: usize,
-    /// Most bytes of answered record lines, of all partitions together; the first always comes.
-    pub max_bytes: usize,
-    pub wait_ms: u64,
-}
-
-/// What a fetch answers: records of the member's partitions, those of each together and in order.
-#[derive(Clone, Debug)]
-pub struct GroupFetched {
-    pub membership: Membership,
-    pub parts: Vec<Part>,
-    pub cursor: String,
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::snapshot::TailRow;
 use super::{
     encoding::{self, Corrupt},
     producer_state::{Placement, ProducerState, Remembered},
@@ -76,14 +77,6 @@ pub struct LogMemory {
     pub contended_passes: u8,
     /// Rows known to lie behind the last snapshot.
     pub unfolded_rows: i64,
-}
-
-/// A row of a log that a load brought.
-pub struct TailRow<'a> {
-    pub base_offset: Offset,
-    pub record_count: i64,
-    pub appended_at: Timestamp,
-    pub producers: Option<&'a [u8]>,
 }
 
 pub type Memory = HashMap<LogId, LogMemory>;

@@ -15,6 +15,7 @@ pub mod producer_state;
 pub mod read_set;
 pub mod reservations;
 pub mod sequence;
+pub mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,7 @@ use super::{
     Refusal,
     transaction::one_request::{Standing, Whole},
 };
-use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, transfer::Numbered};
+use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, append::Numbered};
 
 /// Longer than a request is tried by a server whose answers from the database are lost.
 pub const REDO_MS: i64 = 60_000;

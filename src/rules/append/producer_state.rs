@@ -1,12 +1,8 @@
 //! Where a producer stands in a log is a fold over that log's rows. (Kafka's producer state works
 //! the same way.) One `apply` serves appends, loading, snapshots and opens.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use super::{
-    cache::TailRow,
-    encoding::{self, Corrupt},
-};
 use crate::model::{Digest, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp};
 
 /// How many requests of a producer are remembered in a scope, and so how many may be in flight.
@@ -106,27 +102,4 @@ impl ProducerState {
             _ => 0,
         }
     }
-}
-
-/// A snapshot: the states of the registered producers with the offset each stands at, and the rows
-/// behind the last snapshot. Answers what changed, with the instant of the producer's last row.
-/// Producers without a registered state (expired) are left out.
-pub fn snapshot(
-    mut states: BTreeMap<ProducerId, (ProducerState, Offset)>,
-    rows: &[TailRow<'_>],
-) -> Result<Vec<(ProducerId, ProducerState, Timestamp)>, Corrupt> {
-    let mut changed: BTreeMap<ProducerId, Timestamp> = BTreeMap::new();
-    for row in rows {
-        let Some(bytes) = row.producers else { continue };
-        for entry in encoding::decode_entries(row.base_offset, bytes)? {
-            if let Some((state, as_of)) = states.get_mut(&entry.producer_id)
-                && row.base_offset >= *as_of
-            {
-                state.apply(&entry, row.appended_at);
-                changed.insert(entry.producer_id, row.appended_at);
-            }
-        }
-    }
-    let folded = |(id, at)| states.remove(&id).map(|(state, _)| (id, state, at));
-    Ok(changed.into_iter().filter_map(folded).collect())
 }

@@ -14,7 +14,7 @@
 
 use super::producer_state::{ProducerState, REMEMBERED_REQUESTS, Remembered};
 use crate::{
-    model::{Digest, Epoch, session::Sequencing, transfer::Numbered},
+    model::{Digest, Epoch, append::Numbered, session::Sequencing},
     rules::Refusal,
 };
 

@@ -3,10 +3,7 @@
 
 use super::Starts;
 use crate::{
-    model::{
-        Offset,
-        group::{AutoOffsetReset, Run},
-    },
+    model::{Offset, group::AutoOffsetReset, read::Run},
     rules::Refusal,
 };
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    model::{Offset, Timestamp, survivors::Kept, transfer::Row},
+    model::{Offset, Timestamp, read::Row, survivors::Kept},
     rules::compaction::{Cleaned, LastOffsets, Left, PAGE_LIFE_MS, Standing, clean},
 };
 

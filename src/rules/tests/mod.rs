@@ -19,7 +19,7 @@ use super::{
         producer_state::{Placement, Remembered},
     },
 };
-use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, transfer::Numbered};
+use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, append::Numbered};
 use append::ledger::Written;
 
 pub const JOURNAL: LogId = LogId(100);

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId, Timestamp, session::Sequencing},
     rules::append::{
-        cache::TailRow, encoding, producer_state::ProducerState, sequence::SessionFacts,
+        encoding, producer_state::ProducerState, sequence::SessionFacts, snapshot::TailRow,
     },
     store::{Error, Instant, catalog::logs::numbers, statements},
 };

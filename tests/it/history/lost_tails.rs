@@ -309,8 +309,10 @@ async fn no_round_of_compaction_outlives_its_history() {
     let due = store::janitor::compaction::candidates(&mut connection, LogId(0), 10).await.unwrap();
     let candidate = due.first().unwrap();
     let until = Timestamp(candidate.now.0 + 60_000);
-    let claimed =
-        store::janitor::compaction::claim(&mut connection, candidate, until).await.unwrap().unwrap();
+    let claimed = store::janitor::compaction::claim(&mut connection, candidate, until)
+        .await
+        .unwrap()
+        .unwrap();
     let log = candidate.log;
     let rows = async |connection: &mut PgConnection| {
         let (range, most) = ((0, 1), (1_000, 10));

@@ -14,7 +14,8 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, Partition, ProducerId, TenantId,
-        transfer::{Appended, Isolation, Numbered, Placed, Read, Scope, Start},
+        append::{Appended, Numbered, Placed, Scope},
+        read::{Isolation, Read, Start},
     },
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};

@@ -22,11 +22,11 @@ const LAW: &[(&str, &[&str], &[&str])] = &[
     ("http", &["http", "broker", "model", "telemetry"], &["sqlx"]),
 ];
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
 
-fn files(directory: &Path) -> Vec<PathBuf> {
+pub fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap().flatten() {
         let path = entry.path();
@@ -41,14 +41,14 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// The text without comments and without the unit tests at its end.
-fn code(path: &Path) -> String {
+pub fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     lines.map(|line| line.to_owned() + "\n").collect()
 }
 
-fn is_test(path: &Path) -> bool {
+pub fn is_test(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests")
         || path.file_stem().is_some_and(|stem| stem == "tests" || stem == "properties")
 }

@@ -22,8 +22,8 @@ use oncelog::{
     embedded::Embedded,
     model::{
         Batch, Name, TenantId,
+        append::{Append, Numbered},
         session::{Open, Sequences, Sequencing},
-        transfer::{Append, Numbered},
     },
     store::Store,
 };

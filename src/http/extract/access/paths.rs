@@ -12,8 +12,7 @@ use crate::{
     broker::Error,
     http::extract::query,
     model::{
-        Invalid, MAX_INTEGER, Name, Partition, ProducerId, transaction::MAX_MEMBER_ID_BYTES,
-        uuid_v7,
+        Invalid, MAX_INTEGER, Name, Partition, ProducerId, group::MAX_MEMBER_ID_BYTES, uuid_v7,
     },
 };
 

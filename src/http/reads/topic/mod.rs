@@ -30,7 +30,7 @@ use crate::{
     },
     model::{
         Invalid, Name, Timestamp,
-        transfer::{PartitionEnds, TopicFetched, TopicRead, TopicStart},
+        read::{PartitionEnds, TopicFetched, TopicRead, TopicStart},
     },
 };
 

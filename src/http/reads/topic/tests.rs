@@ -5,7 +5,7 @@ use crate::{
     http::{self, extract::query, reads::tests::slices},
     model::{
         MAX_INTEGER, Partition,
-        transfer::{Part, origin},
+        read::{Part, origin},
     },
 };
 

@@ -6,9 +6,10 @@ use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            cache::{FAR_OFFSETS, Head, LogMemory, Producer, TailRow},
+            cache::{FAR_OFFSETS, Head, LogMemory, Producer},
             encoding::{Corrupt, encode_entries},
             producer_state::{Entry, Placement, ProducerState},
+            snapshot::TailRow,
         },
         tests::digest,
     },

@@ -10,12 +10,13 @@ use crate::{
     rules::{
         append::{
             self, Request,
-            cache::{Head, LogMemory, Memory, Producer, TailRow},
+            cache::{Head, LogMemory, Memory, Producer},
             encoding,
             plan::Plan,
-            producer_state::{self, ProducerState},
+            producer_state::ProducerState,
             read_set::{self, Compare},
             sequence::SessionFacts,
+            snapshot::{self, TailRow},
         },
         tests::{JOURNAL, log_of},
         transaction::one_request::Standing,
@@ -163,7 +164,7 @@ impl Ledger {
         let states = self.states.iter().filter(|((log, _), _)| *log == log_id);
         let states =
             states.map(|((_, id), stored)| (*id, (stored.state(), stored.as_of_offset))).collect();
-        for (id, state, _) in producer_state::snapshot(states, &tail).unwrap() {
+        for (id, state, _) in snapshot::snapshot(states, &tail).unwrap() {
             let stored = self.states.get_mut(&(log_id, id)).unwrap();
             if stored.as_of_offset < end {
                 *stored = StoredState {

@@ -8,9 +8,10 @@ use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            cache::{Head, LogMemory, Producer, TailRow},
+            cache::{Head, LogMemory, Producer},
             encoding::{decode_recent, encode_entries, encode_recent},
-            producer_state::{Entry, Placement, ProducerState, REMEMBERED_REQUESTS, snapshot},
+            producer_state::{Entry, Placement, ProducerState, REMEMBERED_REQUESTS},
+            snapshot::{TailRow, snapshot},
         },
         tests::digest,
     },

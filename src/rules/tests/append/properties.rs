@@ -23,11 +23,8 @@ use crate::{
     rules::{
         Refusal,
         append::{
-            Part, Request, Spread,
-            cache::Memory,
-            encoding::decode_entries,
-            plan::Decision,
-            producer_state::{ProducerState, snapshot},
+            Part, Request, Spread, cache::Memory, encoding::decode_entries, plan::Decision,
+            producer_state::ProducerState, snapshot::snapshot,
         },
         tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
     },

@@ -7,7 +7,8 @@ use super::{
 use crate::{
     model::{
         Offset, Timestamp,
-        group::{AutoOffsetReset, MAX_MEMBERS, MAX_PATTERNS, Run},
+        group::{AutoOffsetReset, MAX_MEMBERS, MAX_PATTERNS},
+        read::Run,
     },
     rules::{
         Refusal,

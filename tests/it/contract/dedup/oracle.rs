@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use oncelog::model::{
     Code, Partition, ProducerId, Timestamp,
+    append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
     dedup::RequestKey,
     settings::{Change, Key, Value as Setting},
     topic::TopicPatch,
-    transfer::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::json;

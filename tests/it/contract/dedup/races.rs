@@ -9,8 +9,8 @@ use std::{
 use futures_util::future::join_all;
 use oncelog::model::{
     Code, ProducerId, Timestamp,
+    append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
     dedup::RequestKey,
-    transfer::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};

@@ -6,7 +6,8 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, Partition, TenantId,
-        transfer::{Append, Appended, Isolation, Placed, PlacedRecord, Read, Scope, Start},
+        append::{Append, Appended, Placed, PlacedRecord, Scope},
+        read::{Isolation, Read, Start},
     },
 };
 use serde_json::Value;

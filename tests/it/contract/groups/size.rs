@@ -57,7 +57,8 @@ async fn lags_are_summed_as_they_are_shown() {
             "update oncelog.logs set log_start_offset = {log_start_offset} where next_offset > 0"
         );
         server.sql(trim).await;
-        let (lags, others) = store.run(|c| Box::pin(store::group::admin::lags(c, 1_000))).await.unwrap();
+        let (lags, others) =
+            store.run(|c| Box::pin(store::group::admin::lags(c, 1_000))).await.unwrap();
         assert_eq!((lags.len(), others), (5, 0));
         assert!(lags.is_sorted_by(|one, next| one.records >= next.records), "{lags:?}");
         for lag in &lags {
@@ -103,7 +104,8 @@ async fn the_lags_of_a_thousand_groups_are_cheap_to_measure() {
     let mut fastest = std::time::Duration::MAX;
     for _ in 0..5 {
         let begun = Instant::now();
-        let (lags, others) = store.run(|c| Box::pin(store::group::admin::lags(c, 100))).await.unwrap();
+        let (lags, others) =
+            store.run(|c| Box::pin(store::group::admin::lags(c, 100))).await.unwrap();
         fastest = fastest.min(begun.elapsed());
         assert_eq!((lags.len(), lags[0].records, others), (100, 70, 900 * 70));
     }

@@ -7,9 +7,9 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, LogId, ProducerId, TenantId,
+        append::{Appended, Numbered, Scope},
         session::Opened,
         settings::{Change, Changes, Key, Value},
-        transfer::{Appended, Numbered, Scope},
     },
     store::Store,
 };

@@ -13,10 +13,10 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, TenantId,
+        append::Scope,
         dedup::Ring,
         group::{Join, Subscription},
         transaction::{Begin, Work},
-        transfer::Scope,
     },
     store,
 };
@@ -256,7 +256,8 @@ async fn no_table_is_forgotten() {
         let looked_at =
             left.contains(&format!("from oncelog.{table} where tenant_id = $1) then '{table}'"));
         assert!(looked_at || table == "tenants", "{table}");
-        let is_swept = store::janitor::deleted_tenants::SWEPT.iter().any(|swept| swept.table == table);
+        let is_swept =
+            store::janitor::deleted_tenants::SWEPT.iter().any(|swept| swept.table == table);
         assert!(is_swept != with_topics.contains(&&*table), "{table}");
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use futures_util::future::join_all;
 use oncelog::{
     broker::Settings,
-    model::transfer::{TopicRead, TopicStart},
+    model::read::{TopicRead, TopicStart},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};

@@ -13,7 +13,7 @@ use nix::{
 use oncelog::{
     broker::Settings,
     embedded::{DATABASE, Embedded, State},
-    model::transfer::{Isolation, Read, Start},
+    model::read::{Isolation, Read, Start},
     store::Store,
 };
 use serde_json::{Value, json};

@@ -87,7 +87,9 @@ async fn a_commit_that_has_begun_when_offsets_come_does_not_drop_them() {
 
         let mut adding = connection.begin().await.unwrap();
         store::transaction::lock(&mut adding, tenant, &[id]).await.unwrap();
-        store::transaction::staging::stage_offsets(&mut adding, tenant, id, &offsets).await.unwrap();
+        store::transaction::staging::stage_offsets(&mut adding, tenant, id, &offsets)
+            .await
+            .unwrap();
         let committing = commit_late(&server, tenant, first, id, 50_000 << attempt);
         let is_at_work =
             format!("select count(*) from oncelog.transactions where transaction_id = '{first}'");
@@ -153,9 +155,14 @@ async fn of_many_commits_beside_offsets_none_drops_any() {
                     let mut adding = connection.begin().await.unwrap();
                     let locked = store::transaction::lock(&mut adding, tenant, &[id]).await;
                     if locked.unwrap()[0].ended_at.is_none() {
-                        store::transaction::staging::stage_offsets(&mut adding, tenant, id, &offsets)
-                            .await
-                            .unwrap();
+                        store::transaction::staging::stage_offsets(
+                            &mut adding,
+                            tenant,
+                            id,
+                            &offsets,
+                        )
+                        .await
+                        .unwrap();
                         added += 1;
                     }
                     adding.commit().await.unwrap();

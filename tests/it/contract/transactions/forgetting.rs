@@ -291,7 +291,8 @@ async fn a_clock_that_goes_back_lets_nothing_run_again() {
 /// Forgets, as the janitor does, in a database transaction that stays open until it is told to end.
 async fn forgets(connection: &mut PgConnection, tenant: TenantId, id: Uuid) {
     let instant = Timestamp(Timestamp::of_uuid(&id).unwrap().0 + MINUTE_MS / 2);
-    let chunk = store::janitor::transactions::forget(connection, Cutoff { tenant, instant }, 1_000).await;
+    let chunk =
+        store::janitor::transactions::forget(connection, Cutoff { tenant, instant }, 1_000).await;
     assert!(chunk.unwrap().rows > 0);
 }
 

@@ -7,7 +7,8 @@ use oncelog::{
     broker::Error,
     model::{
         Code, LogId,
-        group::{Membership, Partitions, Run},
+        group::{Membership, Partitions},
+        read::Run,
     },
     rules::{
         Refusal,

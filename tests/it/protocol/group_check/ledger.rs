@@ -9,7 +9,8 @@ use std::{
 use oncelog::{
     model::{
         LogId, Name, Offset, Timestamp,
-        group::{self, Join, Run, Subscription},
+        group::{self, Join, Subscription},
+        read::Run,
         transaction::Claim,
     },
     rules::{

@@ -11,11 +11,8 @@ use oncelog::{
     },
     rules::{
         append::{
-            cache::{Head, TailRow},
-            encoding,
-            plan::Plan,
-            producer_state::ProducerState,
-            sequence::SessionFacts,
+            cache::Head, encoding, plan::Plan, producer_state::ProducerState,
+            sequence::SessionFacts, snapshot::TailRow,
         },
         session::SessionRow,
     },

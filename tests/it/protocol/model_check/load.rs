@@ -6,9 +6,10 @@ use oncelog::{
     model::{LogId, Offset, ProducerId},
     rules::append::{
         Request,
-        cache::{Head, JournalKeys, LogMemory, Memory, Producer, TailRow},
+        cache::{Head, JournalKeys, LogMemory, Memory, Producer},
         producer_state::ProducerState,
         sequence::SessionFacts,
+        snapshot::TailRow,
     },
 };
 

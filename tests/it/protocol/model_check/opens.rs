@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use oncelog::{
     model::{Epoch, LogId, Offset, ProducerId, Sequence, session::Sequences},
-    rules::{self, append::cache::TailRow},
+    rules::{self, append::snapshot::TailRow},
 };
 
 use super::{
@@ -300,7 +300,7 @@ impl Turn<'_> {
         let of_log = ledger.states.iter().filter(|((log, _), _)| *log == log_id);
         let states = of_log.map(|((_, id), row)| (*id, (row.state(), row.as_of_offset))).collect();
         let end = head.next_offset;
-        let folded = rules::append::producer_state::snapshot(states, &rows).unwrap();
+        let folded = rules::append::snapshot::snapshot(states, &rows).unwrap();
         let states = folded.iter().map(|(id, state, _)| (*id, StateRow::of(state, end))).collect();
         Folding { log_id, end, states }
     }

@@ -238,7 +238,7 @@ impl Config {
         let (producer, epoch, sequence) = self.payload(world, ticket);
         let mut digest = [0; 16];
         digest[..3].copy_from_slice(&[producer as u8, epoch as u8, sequence as u8]);
-        let numbered = ticket.run.map(|_| oncelog::model::transfer::Numbered {
+        let numbered = ticket.run.map(|_| oncelog::model::append::Numbered {
             producer_id: ProducerId(producer),
             epoch,
             sequence,

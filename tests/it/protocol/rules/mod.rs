@@ -9,9 +9,10 @@ use oncelog::{
     broker::Error,
     model::{
         Code,
+        append::{Appended, Placed, Scope},
+        read::{Isolation, Read, Start},
         session::Sequences,
         topic::TopicPatch,
-        transfer::{Appended, Isolation, Placed, Read, Scope, Start},
     },
 };
 use sqlx::{ConnectOptions, Connection};

@@ -6,8 +6,8 @@ use oncelog::{
     broker::{Broker, Error, Settings},
     model::{
         Code, ProducerId, TenantId,
+        append::{Appended, Numbered, Placed, Scope},
         session::Opened,
-        transfer::{Appended, Numbered, Placed, Scope},
     },
     store::Store,
 };

@@ -2,7 +2,7 @@
 
 use oncelog::{
     broker::Settings,
-    model::transfer::{Appended, Numbered, Placed, Scope},
+    model::append::{Appended, Numbered, Placed, Scope},
 };
 
 use super::{World, world};

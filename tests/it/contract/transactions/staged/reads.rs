@@ -72,7 +72,8 @@ async fn pages_are_bounded_by_what_rows_point_to() {
     world.commit(id(1)).await;
     world.append("t", &[json!("last")]).await;
     let tenant = TenantId(world.tenant);
-    let seen = store::catalog::logs::watermarks(&mut world.hand, tenant, &[LogId(log)]).await.unwrap();
+    let seen =
+        store::catalog::logs::watermarks(&mut world.hand, tenant, &[LogId(log)]).await.unwrap();
     let server = seen[0].3;
     for (from, max_bytes, want) in [
         (0, 100_000, 1),

@@ -1,0 +1,30 @@
+//! Publishes changes: to this replica's watches at once, to other replicas by NOTIFY.
+
+use std::sync::Arc;
+
+use super::{
+    notify::Signals,
+    watch::{News, Watches, number},
+};
+use crate::model::{GroupId, LogId, TenantId};
+
+/// Tells those that wait, here and on other replicas, what has changed. It goes with the work, not
+/// with the request: a client that hangs up keeps nobody waiting.
+#[derive(Clone)]
+pub struct Notifier {
+    pub watches: Arc<Watches>,
+    pub signals: Arc<Signals>,
+}
+
+impl Notifier {
+    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, News)]) {
+        for (log_id, news) in news {
+            self.watches.tell(tenant, *log_id, *news);
+        }
+        self.signals.changed(news.iter().map(|(log_id, _)| (tenant, *log_id)));
+    }
+
+    pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
+        self.logs_changed(tenant, &[(number(group), News::HighWatermark(generation))]);
+    }
+}
