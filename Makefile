@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
+.PHONY: help run check test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -9,13 +9,19 @@ run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
 	cargo run --locked --profile quick -- serve --listen 127.0.0.1:8080 --data-dir ./data
 
-test: ## Run all tests; they start a PostgreSQL of their own
+check: ## Format, lints, house rules, library tests: no database, under a minute once built
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo test --locked --lib
+	cargo test --locked --test it -- house::tidy
+
+test: ## Run all tests; they start a PostgreSQL of their own: make test [ARGS="filter ..."]
 	@scripts/ensure-postgres
 	@scripts/ensure-pgbouncer
 	@scripts/ensure-python3
 	@scripts/ensure-node examples typescript
 	@scripts/ensure-go
-	cargo test --locked
+	cargo test --locked $(if $(ARGS),-- $(ARGS))
 
 torture: ## Prove exactly-once for longer: make torture [SEED=n] [ROUNDS=n]
 	@scripts/ensure-postgres

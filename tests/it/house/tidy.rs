@@ -203,3 +203,171 @@ fn every_metric_is_measured_by_its_constant() {
         assert!(sources.iter().any(|(_, code)| measured(code)), "{name}: unused");
     }
 }
+
+/// What stands in the root, beside what .gitignore names.
+const ROOT: &[&str] = &[
+    ".ci",
+    ".editorconfig",
+    ".git",
+    ".gitattributes",
+    ".github",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "benches",
+    "deny.toml",
+    "docs",
+    "examples",
+    "migrations",
+    "openapi",
+    "rust-toolchain.toml",
+    "rustfmt.toml",
+    "scripts",
+    "src",
+    "tests",
+];
+
+#[test]
+fn the_root_holds_what_is_listed() {
+    let ignored = fs::read_to_string(root().join(".gitignore")).unwrap();
+    let ignored: Vec<&str> = ignored.lines().map(|line| line.trim_start_matches('/')).collect();
+    for entry in fs::read_dir(root()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_known = ROOT.contains(&name.as_str()) || ignored.contains(&name.as_str());
+        assert!(is_known, "{name}: remove it, or list it in ROOT or in .gitignore");
+    }
+}
+
+const FOLDER_ENTRIES: usize = 20;
+
+/// The folder and all below it.
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> =
+        entries.filter(|path| path.is_dir()).flat_map(|path| folders(&path)).collect();
+    found.push(folder.to_owned());
+    found
+}
+
+#[test]
+fn folders_stay_small() {
+    for directory in ["src", "tests"] {
+        for folder in folders(&root().join(directory)) {
+            let entries = fs::read_dir(&folder).unwrap().count();
+            let name = folder.display();
+            assert!(
+                entries <= FOLDER_ENTRIES,
+                "{name}: {entries} entries, at most {FOLDER_ENTRIES}"
+            );
+        }
+    }
+}
+
+/// A module with modules of its own is a folder with a `mod.rs`.
+#[test]
+fn modules_have_one_style() {
+    for directory in ["src", "tests"] {
+        for path in files(&root().join(directory)) {
+            let folder = path.with_extension("");
+            assert!(!folder.is_dir(), "{}: move it to {}/mod.rs", path.display(), folder.display());
+        }
+    }
+}
+
+/// As rustfmt's `max_width`, which holds neither comments nor macros.
+const COLUMNS: usize = 100;
+
+/// The files that have wider lines today, each behind their number, which may only fall.
+const WIDE: &str = include_str!("wide.txt");
+
+/// The end, behind quote and hashes, of the string whose first quote is at `start`.
+fn end_of_string(chars: &[char], start: usize) -> usize {
+    let hashes = chars[..start].iter().rev().take_while(|c| **c == '#').count();
+    let is_raw = chars[..start - hashes].last() == Some(&'r');
+    let mut at = start + 1;
+    while at < chars.len() {
+        match chars[at] {
+            '\\' if !is_raw => at += 2,
+            '"' if !is_raw => return at + 1,
+            '"' if chars[at + 1..].iter().take(hashes).all(|c| *c == '#') => {
+                return (at + 1 + hashes).min(chars.len());
+            }
+            _ => at += 1,
+        }
+    }
+    chars.len()
+}
+
+/// Of each character of the code, whether a string literal holds it.
+fn in_strings(chars: &[char]) -> Vec<bool> {
+    let mut inside = vec![false; chars.len()];
+    let mut at = 0;
+    while at < chars.len() {
+        at = match &chars[at..] {
+            ['/', '/', rest @ ..] => at + 2 + rest.iter().take_while(|c| **c != '\n').count(),
+            ['\'', '\\', _, '\'', ..] => at + 4,
+            ['\'', _, '\'', ..] => at + 3,
+            ['"', ..] => {
+                let end = end_of_string(chars, at);
+                inside[at..end].fill(true);
+                end
+            }
+            _ => at + 1,
+        };
+    }
+    inside
+}
+
+/// How many lines are too wide; those do not count in which a string (SQL, JSON) crosses the limit.
+fn wide_lines(text: &str) -> usize {
+    let chars: Vec<char> = text.chars().collect();
+    let mut wide = 0;
+    let mut column = 0;
+    for (c, in_string) in chars.iter().zip(in_strings(&chars)) {
+        column = if *c == '\n' { 0 } else { column + 1 };
+        wide += usize::from(column == COLUMNS + 1 && !in_string);
+    }
+    wide
+}
+
+#[test]
+fn lines_stay_narrow() {
+    let listed = WIDE.lines().map(|line| line.split_once(' ').unwrap());
+    let allowed: BTreeMap<&str, usize> =
+        listed.map(|(count, name)| (name, count.parse().unwrap())).collect();
+    let mut is_kept = true;
+    let mut list = String::new();
+    for directory in ["src", "tests"] {
+        for path in files(&root().join(directory)) {
+            let wide = wide_lines(&fs::read_to_string(&path).unwrap());
+            let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+            is_kept &= wide <= allowed.get(name).copied().unwrap_or(0);
+            if wide > 0 {
+                list += &format!("{wide} {name}\n");
+            }
+        }
+    }
+    assert!(is_kept, "lines wider than {COLUMNS} columns; the list in wide.txt is now\n{list}");
+}
+
+#[test]
+fn wide_lines_are_told_from_wide_strings() {
+    let x = "x".repeat(COLUMNS);
+    for (text, wide) in [
+        (format!("// {x}\n"), 1),
+        (format!("{x}\n"), 0),
+        (format!("{x}x\n{x}x\n"), 2),
+        (format!("let a = \"{x}\";\n"), 0),
+        (format!("let a = '\"'; // {x}\n"), 1),
+        (format!("let a = r#\"\"{x}\n {x} \"#; // {x}\n// {x}"), 1),
+        (format!("let a = \"\\\"{x}\\\n{x}{x}\"; // {x}\n// {x}"), 1),
+    ] {
+        assert_eq!(wide_lines(&text), wide, "{text}");
+    }
+}

@@ -42,7 +42,7 @@ fn released(content_type: &'static str, name: &str) -> Constant {
     security())]
 pub async fn docs(asked: HeaderMap) -> Response {
     static PAGE: LazyLock<Constant> =
-        LazyLock::new(|| Constant::new(HTML, include_bytes!("page/page.html").as_slice()));
+        LazyLock::new(|| Constant::new(HTML, include_bytes!("page.html").as_slice()));
     PAGE.answer(&asked).await
 }
 
@@ -56,7 +56,7 @@ static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
     [
         ("swagger-ui.css", released(CSS, "swagger-ui.css")),
         ("swagger-ui-bundle.js", released(SCRIPT, "swagger-ui-bundle.js")),
-        ("start.js", Constant::new(SCRIPT, include_bytes!("page/start.js").as_slice())),
+        ("start.js", Constant::new(SCRIPT, include_bytes!("start.js").as_slice())),
     ]
 });
 
