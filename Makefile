@@ -13,7 +13,7 @@ check: ## Format, lints, house rules, library tests: no database, under a minute
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo test --locked --lib
-	cargo test --locked --test it -- house::tidy
+	cargo test --locked --test it -- house::tidy house::circles
 
 test: ## Run all tests; they start a PostgreSQL of their own: make test [ARGS="filter ..."]
 	@scripts/ensure-postgres
