@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    broker::{Broker, Settings},
+    broker::{Broker, ServiceConfig},
     config::Config,
     embedded::{DATABASE, Embedded},
     http::{self, Limits, extract::auth::Keys},
@@ -185,15 +185,15 @@ async fn migrate(store: &Store) -> anyhow::Result<()> {
     }
 }
 
-fn settings(config: &Config) -> Settings {
-    Settings {
+fn settings(config: &Config) -> ServiceConfig {
+    ServiceConfig {
         lanes: config.lanes,
         gap_wait_ms: config.gap_wait_ms,
         max_waiting_reads: config.max_waiting_reads,
         page_cache_bytes: usize::try_from(config.page_cache_bytes).unwrap_or(usize::MAX),
         snapshot_rows: i64::try_from(config.snapshot_rows).unwrap_or(i64::MAX),
         max_lag_series: config.max_lag_series,
-        ..Settings::default()
+        ..ServiceConfig::default()
     }
 }
 

@@ -38,11 +38,11 @@ const NO_TOPIC: TopicId = TopicId(0);
 
 /// A call that is to be done: once, if it has a key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Once(Option<Claim>);
+pub(super) struct IdempotentCall(Option<PendingKey>);
 
 /// How a key will be remembered.
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct PendingKey {
     request: RequestKey,
     window_ms: Option<i64>,
     lifetime_ms: Option<i64>,
@@ -54,10 +54,10 @@ struct Claim {
 }
 
 /// What is known of a call.
-pub(super) enum Looked<T> {
+pub(super) enum Begun<T> {
     /// It was done, and answered this.
     Before(T),
-    New(Once),
+    New(IdempotentCall),
 }
 
 impl Broker {
@@ -66,8 +66,8 @@ impl Broker {
         &self,
         tenant: TenantId,
         key: Option<RequestKey>,
-    ) -> Result<Looked<T>, Error> {
-        let Some(request) = key else { return Ok(Looked::New(Once(None))) };
+    ) -> Result<Begun<T>, Error> {
+        let Some(request) = key else { return Ok(Begun::New(IdempotentCall(None))) };
         let window_ms = in_force(Key::DedupWindowMs, &[&*self.settings.of(tenant).await?]).number();
         if window_ms == Some(0) {
             return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
@@ -82,15 +82,15 @@ impl Broker {
                     store::dedup::add_call_ring(connection, tenant, ring).await?;
                 }
                 let slot = ring.slots()[0];
-                let claim = Claim { request, window_ms, lifetime_ms, ring, now, slot };
-                Once(Some(claim)).look(connection, tenant).await
+                let claim = PendingKey { request, window_ms, lifetime_ms, ring, now, slot };
+                IdempotentCall(Some(claim)).look(connection, tenant).await
             })
         });
         look.await
     }
 }
 
-impl Once {
+impl IdempotentCall {
     /// Whether it has a key.
     pub fn is_keyed(self) -> bool {
         self.0.is_some()
@@ -101,16 +101,20 @@ impl Once {
         self,
         connection: &mut Connection,
         tenant: TenantId,
-    ) -> Result<Looked<T>, Error> {
-        let Some(claim) = self.0 else { return Ok(Looked::New(self)) };
+    ) -> Result<Begun<T>, Error> {
+        let Some(claim) = self.0 else { return Ok(Begun::New(self)) };
         let (rings, _) = store::dedup::call_rings(connection, tenant).await?;
         let wanted = Ring::all().filter(|ring| *ring == claim.ring || rings & ring.bit() != 0);
         let wanted = wanted.map(|ring| ((NO_TOPIC, ring), vec![claim.request.key])).collect();
         let known = dedup::gather(connection, tenant, &wanted).await?;
         if let Some((answer, _)) = known.repeated(NO_TOPIC, &claim.request, claim.window_ms)? {
-            return Ok(Looked::Before(read(answer)?));
+            return Ok(Begun::Before(read(answer)?));
         }
-        Ok(Looked::New(Once(Some(Claim { now: known.now, slot: known.slot(claim.ring), ..claim }))))
+        Ok(Begun::New(IdempotentCall(Some(PendingKey {
+            now: known.now,
+            slot: known.slot(claim.ring),
+            ..claim
+        }))))
     }
 
     /// Remembers what it is answered, in the transaction in which that came true.

@@ -56,7 +56,7 @@ use crate::{
 
 /// What a broker may use.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ServiceConfig {
     /// Writer tasks, each with a connection of its own.
     pub lanes: usize,
     /// How long a request that overtook others waits for them.
@@ -73,7 +73,7 @@ pub struct Settings {
     pub max_lag_series: usize,
 }
 
-impl Default for Settings {
+impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
             lanes: 1,
@@ -93,26 +93,26 @@ pub struct Broker {
     /// Whom a name means, until its row is found to be gone.
     tenants: Cache<Name, TenantId>,
     topics: catalog::topics::Topics,
-    names: catalog::log_names::Names,
+    names: catalog::log_names::LogNames,
     group_ids: group::ids::GroupIds,
-    turns: striped_lock::Turns,
+    turns: striped_lock::StripedLock,
     settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
     lanes: append::lane::Lanes,
-    looks: read::watermarks::Looks,
-    beats: group::leases::Beats,
+    looks: read::watermarks::WatermarkReader,
+    beats: group::leases::Leases,
     pages: Arc<read::page_cache::Pages>,
     watches: Arc<wakeup::watch::Watches>,
-    appends: append::metrics::Appends,
-    transactions: transaction::metrics::Transactions,
+    appends: append::metrics::AppendMetrics,
+    transactions: transaction::metrics::TransactionMetrics,
     notifier: wakeup::notifier::Notifier,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
     /// Calls of transactions that wait for those before them.
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
-    reads: read::metrics::Reads,
-    waiting_reads: Arc<wakeup::permits::Seats>,
+    reads: read::metrics::ReadMetrics,
+    waiting_reads: Arc<wakeup::permits::WaitPermits>,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -123,7 +123,7 @@ const REMEMBERED_TENANTS: u64 = 10_000;
 
 impl Broker {
     /// Starts the lanes, the listener and the janitor.
-    pub fn start(store: Store, settings: Settings) -> Arc<Self> {
+    pub fn start(store: Store, settings: ServiceConfig) -> Arc<Self> {
         let broker = Self::start_without_janitor(store, settings);
         let janitor = janitor::run(broker.clone());
         broker.tasks.spawn(broker.stop.clone().run_until_cancelled_owned(janitor));
@@ -131,10 +131,10 @@ impl Broker {
     }
 
     /// For tests, which call `sweep` by hand.
-    pub fn start_without_janitor(store: Store, settings: Settings) -> Arc<Self> {
+    pub fn start_without_janitor(store: Store, settings: ServiceConfig) -> Arc<Self> {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
-        let looks = read::watermarks::Looks::new(store.clone());
+        let looks = read::watermarks::WatermarkReader::new(store.clone());
         let watches = Arc::new(wakeup::watch::Watches::new(looks.clone()));
         let signals = Arc::new(wakeup::notify::Signals::new(store.clone()));
         let lanes =
@@ -143,9 +143,9 @@ impl Broker {
             wakeup::notifier::Notifier { watches: watches.clone(), signals: signals.clone() };
         let broker = Arc::new(Self {
             topics: catalog::topics::Topics::new(store.clone()),
-            names: catalog::log_names::Names::new(store.clone()),
+            names: catalog::log_names::LogNames::new(store.clone()),
             group_ids: group::ids::GroupIds::new(store.clone()),
-            turns: striped_lock::Turns::default(),
+            turns: striped_lock::StripedLock::default(),
             settings: catalog::settings::TenantsSettings::new(
                 store.clone(),
                 tasks.clone(),
@@ -155,18 +155,18 @@ impl Broker {
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
             looks,
-            beats: group::leases::Beats::new(store.clone()),
+            beats: group::leases::Leases::new(store.clone()),
             pages: Arc::new(read::page_cache::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
-            appends: append::metrics::Appends::new(),
-            transactions: transaction::metrics::Transactions::new(),
+            appends: append::metrics::AppendMetrics::new(),
+            transactions: transaction::metrics::TransactionMetrics::new(),
             staging: transaction::Calls::start(&store, &notifier, &tasks, &stop),
             committing: transaction::Calls::start(&store, &notifier, &tasks, &stop),
             notifier,
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
-            reads: read::metrics::Reads::new(),
-            waiting_reads: wakeup::permits::Seats::new(settings.max_waiting_reads),
+            reads: read::metrics::ReadMetrics::new(),
+            waiting_reads: wakeup::permits::WaitPermits::new(settings.max_waiting_reads),
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),

@@ -1,4 +1,4 @@
-//! Turns: of what would wait for the same row, such as changes of one group, one is done at a time
+//! StripedLock: of what would wait for the same row, such as changes of one group, one is done at a time
 //! here, and the others wait without a connection, so that a storm of joins leaves the pool to
 //! everybody else. Who is at other rows never waits.
 
@@ -12,47 +12,47 @@ use tokio::sync::{Mutex as Waiting, OwnedMutexGuard};
 use crate::model::{Name, TenantId};
 
 /// The row of a group, or of the tenant itself.
-type Row = (TenantId, Option<Name>);
+type RowKey = (TenantId, Option<Name>);
 
 /// Rows that somebody is at or waits for.
 #[derive(Default)]
-pub struct Turns(Mutex<HashMap<Row, Arc<Waiting<()>>>>);
+pub struct StripedLock(Mutex<HashMap<RowKey, Arc<Waiting<()>>>>);
 
 /// A turn, until dropped.
-pub struct Turn<'a> {
+pub struct RowLock<'a> {
     _turn: OwnedMutexGuard<()>,
-    _place: Place<'a>,
+    _place: LockPlace<'a>,
 }
 
 /// In the row of those who wait, or at its head.
-struct Place<'a> {
-    turns: &'a Turns,
-    row: Row,
+struct LockPlace<'a> {
+    turns: &'a StripedLock,
+    row: RowKey,
     mutex: Arc<Waiting<()>>,
 }
 
-impl Turns {
+impl StripedLock {
     /// In the order of their coming. The row's lock decides between replicas.
-    pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> Turn<'_> {
+    pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> RowLock<'_> {
         let place = self.place(tenant, group);
-        Turn { _turn: place.mutex.clone().lock_owned().await, _place: place }
+        RowLock { _turn: place.mutex.clone().lock_owned().await, _place: place }
     }
 
     /// None: somebody is at it.
-    pub fn try_take(&self, tenant: TenantId, group: Option<&Name>) -> Option<Turn<'_>> {
+    pub fn try_take(&self, tenant: TenantId, group: Option<&Name>) -> Option<RowLock<'_>> {
         let place = self.place(tenant, group);
-        Some(Turn { _turn: place.mutex.clone().try_lock_owned().ok()?, _place: place })
+        Some(RowLock { _turn: place.mutex.clone().try_lock_owned().ok()?, _place: place })
     }
 
-    fn place(&self, tenant: TenantId, group: Option<&Name>) -> Place<'_> {
+    fn place(&self, tenant: TenantId, group: Option<&Name>) -> LockPlace<'_> {
         let row = (tenant, group.cloned());
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mutex = rows.entry(row.clone()).or_default().clone();
-        Place { turns: self, row, mutex }
+        LockPlace { turns: self, row, mutex }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for LockPlace<'_> {
     fn drop(&mut self) {
         let mut rows = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
         // the map's and this one: nobody else is there
@@ -68,7 +68,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_at_other_rows_does_not_wait() {
-        let turns = Turns::default();
+        let turns = StripedLock::default();
         let names: Vec<Name> = (0..1_000).map(|n| Name::parse(&format!("g{n}")).unwrap()).collect();
         let mut taken = Vec::new();
         for name in &names {
@@ -83,7 +83,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_gives_up_leaves_nothing_behind() {
-        let turns = Turns::default();
+        let turns = StripedLock::default();
         let turn = turns.take(TenantId(1), None).await;
         let mut waiting = Box::pin(turns.take(TenantId(1), None));
         assert!(futures_util::poll!(&mut waiting).is_pending());

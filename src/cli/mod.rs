@@ -65,31 +65,31 @@ enum Command {
     Completions { shell: clap_complete::Shell },
     /// Make tokens, and look into them
     #[command(subcommand, after_help = token::EXAMPLE)]
-    Token(token::Command),
+    Token(token::TokenCommand),
     /// Make, list, describe and delete topics
     #[command(subcommand, after_help = admin::topic::EXAMPLE)]
-    Topic(admin::topic::Command),
+    Topic(admin::topic::TopicCommand),
     /// List, describe, reset and delete groups of consumers
     #[command(subcommand, after_help = admin::group::EXAMPLE)]
-    Group(admin::group::Command),
+    Group(admin::group::GroupCommand),
     /// Show and change the tenant's settings
     #[command(subcommand)]
-    Settings(admin::settings::Command),
+    Settings(admin::settings::SettingsCommand),
     /// For operators: list, make, limit, suspend and delete tenants
     #[command(subcommand, after_help = admin::tenant::EXAMPLE)]
-    Tenant(admin::tenant::Command),
+    Tenant(admin::tenant::TenantCommand),
     /// List, show and end transactions
     #[command(subcommand, after_help = admin::txn::EXAMPLE)]
-    Txn(admin::txn::Command),
+    Txn(admin::txn::TxnCommand),
     /// Append lines of a file or of stdin, each once, however often it has to be tried
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
-    Produce(produce::Flags),
+    Produce(produce::ProduceFlags),
     /// Print records, one JSON object a line
     #[command(after_long_help = consume::HELP, after_help = consume::EXAMPLE)]
-    Consume(consume::Flags),
+    Consume(consume::ConsumeFlags),
     /// Measure how fast a server appends, reads and wakes readers
     #[command(subcommand)]
-    Bench(bench::Command),
+    Bench(bench::BenchCommand),
 }
 
 /// Arguments that are well-formed, yet ask for what cannot be.

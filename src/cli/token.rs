@@ -27,7 +27,7 @@ Example:
   oncelog token mint --tenant acme --scope produce | oncelog token inspect";
 
 #[derive(Subcommand)]
-pub(super) enum Command {
+pub(super) enum TokenCommand {
     /// Make a token, signed with the configured secret (HS256), and print it alone
     #[command(after_help = "\
 Audience and issuer are the configured ones, so a server with the same configuration takes it.
@@ -134,10 +134,10 @@ pub(super) fn life(text: &str) -> Result<Duration, String> {
     if (Duration::from_secs(1)..=LONGEST_LIFE).contains(&life) { Ok(life) } else { Err(wrong()) }
 }
 
-pub(super) fn run(command: Command) -> anyhow::Result<()> {
+pub(super) fn run(command: TokenCommand) -> anyhow::Result<()> {
     match command {
-        Command::Mint(mint) => self::mint(mint),
-        Command::Inspect(asked) => block_on(inspect(asked)),
+        TokenCommand::Mint(mint) => self::mint(mint),
+        TokenCommand::Inspect(asked) => block_on(inspect(asked)),
     }
 }
 
@@ -184,33 +184,35 @@ async fn inspect(asked: Inspect) -> anyhow::Result<()> {
     }
     let verdict = verdict(&config, &token).await?;
     match verdict {
-        Verdict::NoKey => shown += "no key is configured to check it against\n",
-        Verdict::Accepted => shown += "accepted: the configured key signed it, and it is valid\n",
-        Verdict::Refused(_) => {}
+        TokenVerdict::NoKey => shown += "no key is configured to check it against\n",
+        TokenVerdict::Accepted => {
+            shown += "accepted: the configured key signed it, and it is valid\n"
+        }
+        TokenVerdict::Refused(_) => {}
     }
     print(shown.as_bytes())?;
     match verdict {
-        Verdict::Refused(why) => Err(anyhow!("not accepted: {why}")),
+        TokenVerdict::Refused(why) => Err(anyhow!("not accepted: {why}")),
         _ => Ok(()),
     }
 }
 
-enum Verdict {
+enum TokenVerdict {
     NoKey,
     Accepted,
     Refused(String),
 }
 
 /// What a server with this configuration would say.
-async fn verdict(config: &Config, token: &str) -> anyhow::Result<Verdict> {
+async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     if !config.has_token_key() {
-        return Ok(Verdict::NoKey);
+        return Ok(TokenVerdict::NoKey);
     }
     let value = HeaderValue::from_str(&format!("Bearer {token}"))?;
     let headers: HeaderMap = [(AUTHORIZATION, value)].into_iter().collect();
     Ok(match app::keys(config)?.grant(&headers).await {
-        Ok(_) => Verdict::Accepted,
-        Err(error) => Verdict::Refused(error.detail),
+        Ok(_) => TokenVerdict::Accepted,
+        Err(error) => TokenVerdict::Refused(error.detail),
     })
 }
 

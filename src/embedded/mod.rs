@@ -60,7 +60,7 @@ const SETTINGS: &[(&str, &str)] = &[
 
 /// What the server is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ServerState {
     /// First start, or being started again after it died.
     Starting,
     Running {
@@ -78,7 +78,7 @@ pub enum State {
 #[derive(Debug)]
 pub struct Embedded {
     socket_dir: PathBuf,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ServerState>,
     /// Dropping the sender is the request to stop.
     stop: Option<mpsc::Sender<Infallible>>,
     supervisor: Option<JoinHandle<()>>,
@@ -91,7 +91,7 @@ impl Embedded {
         let home = Home::open(data_dir)?;
         let binaries = Binaries::find(home.major()?, home.owner.clone())?;
         let (stop, stopping) = mpsc::channel();
-        let (publish, state) = watch::channel(State::Starting);
+        let (publish, state) = watch::channel(ServerState::Starting);
         let (started, outcome) = mpsc::channel();
         let socket_dir = home.socket_dir()?;
         let arguments = arguments(&home, &socket_dir, options);
@@ -122,15 +122,15 @@ impl Embedded {
     }
 
     /// Follows what the server is doing.
-    pub fn state(&self) -> watch::Receiver<State> {
+    pub fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
 
     /// The postmaster's process id while it runs.
     pub fn pid(&self) -> Option<u32> {
         match *self.state.borrow() {
-            State::Running { pid } => Some(pid),
-            State::Starting | State::Stopped | State::Failed { .. } => None,
+            ServerState::Running { pid } => Some(pid),
+            ServerState::Starting | ServerState::Stopped | ServerState::Failed { .. } => None,
         }
     }
 
@@ -139,7 +139,7 @@ impl Embedded {
         let mut state = self.state.clone();
         async move {
             loop {
-                if let State::Failed { reason } = &*state.borrow_and_update() {
+                if let ServerState::Failed { reason } = &*state.borrow_and_update() {
                     return reason.clone();
                 }
                 if state.changed().await.is_err() {

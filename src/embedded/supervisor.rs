@@ -18,7 +18,7 @@ use nix::{
 };
 use tokio::sync::watch;
 
-use super::{State, binaries::Binaries, home::Home, leftover};
+use super::{ServerState, binaries::Binaries, home::Home, leftover};
 use crate::telemetry;
 
 /// How soon a death is seen.
@@ -39,7 +39,7 @@ pub(super) struct Supervisor {
     pub socket_dir: PathBuf,
     /// Of the server.
     pub arguments: Vec<OsString>,
-    pub publish: watch::Sender<State>,
+    pub publish: watch::Sender<ServerState>,
     /// Disconnected when the server is to stop.
     pub stopping: mpsc::Receiver<Infallible>,
 }
@@ -72,12 +72,12 @@ impl Supervisor {
     }
 
     /// Returns the last state: stopped, or failed.
-    fn keep_running(&self, mut running: Option<Child>) -> State {
+    fn keep_running(&self, mut running: Option<Child>) -> ServerState {
         let mut quick_deaths = 0;
         loop {
-            let Some(mut child) = running else { return State::Stopped };
+            let Some(mut child) = running else { return ServerState::Stopped };
             let begun = Instant::now();
-            let Some(mut death) = self.watch(&mut child) else { return State::Stopped };
+            let Some(mut death) = self.watch(&mut child) else { return ServerState::Stopped };
             if begun.elapsed() >= HEALTHY {
                 quick_deaths = 0;
             }
@@ -86,13 +86,13 @@ impl Supervisor {
                 if quick_deaths > MOST_QUICK_DEATHS {
                     let reason = format!("PostgreSQL died {quick_deaths} times, at last: {death}");
                     tracing::error!("{reason}");
-                    return State::Failed { reason };
+                    return ServerState::Failed { reason };
                 }
                 tracing::error!("PostgreSQL died: {death}; starting it again");
                 metrics::counter!(telemetry::EMBEDDED_RESTARTS_TOTAL).increment(1);
-                self.publish.send_replace(State::Starting);
+                self.publish.send_replace(ServerState::Starting);
                 if self.pause(Duration::from_millis(50) * 2u32.pow(quick_deaths)) {
-                    return State::Stopped;
+                    return ServerState::Stopped;
                 }
                 match self.launch() {
                     Ok(child) => break child,
@@ -118,7 +118,7 @@ impl Supervisor {
             let mut child = command.spawn().context("cannot run postgres")?;
             let status = match self.until_ready(&mut child) {
                 Start::Ready => {
-                    self.publish.send_replace(State::Running { pid: child.id() });
+                    self.publish.send_replace(ServerState::Running { pid: child.id() });
                     return Ok(Some(child));
                 }
                 Start::Stopping => return Ok(None),

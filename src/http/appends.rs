@@ -20,7 +20,7 @@ use crate::{
     broker::{Error, Held},
     model::{
         Batch, Code, Envelope, Invalid, Name, ProducerId,
-        append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
+        append::{Append, Appended, Placed, PlacedRecord, ProducerSeq, Scope},
         batch::OnDuplicate,
     },
 };
@@ -123,7 +123,11 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
 }
 
 /// `producer_id`, `epoch` and `sequence` together or not at all.
-fn numbered(envelope: &Envelope, scope: Scope, prefix: &str) -> Result<Option<Numbered>, Invalid> {
+fn numbered(
+    envelope: &Envelope,
+    scope: Scope,
+    prefix: &str,
+) -> Result<Option<ProducerSeq>, Invalid> {
     let mut faults = Faults::default();
     let at = |name: &str| format!("{prefix}{name}");
     let parts = [
@@ -148,7 +152,7 @@ fn numbered(envelope: &Envelope, scope: Scope, prefix: &str) -> Result<Option<Nu
     else {
         return Ok(None);
     };
-    Ok(Some(Numbered { producer_id: ProducerId(producer_id), epoch, sequence }))
+    Ok(Some(ProducerSeq { producer_id: ProducerId(producer_id), epoch, sequence }))
 }
 
 /// Where every record went, in request order.
@@ -337,7 +341,7 @@ mod tests {
         let none = envelope([None; 4]);
         assert_eq!(numbered(&none, Scope::Topic, "/"), Ok(None));
         let all = envelope([Some(17), Some(4), Some(0), Some(9)]);
-        let want = Numbered { producer_id: ProducerId(17), epoch: 4, sequence: 0 };
+        let want = ProducerSeq { producer_id: ProducerId(17), epoch: 4, sequence: 0 };
         assert_eq!(numbered(&all, Scope::Partition(0), "/"), Ok(Some(want)));
     }
 

@@ -45,14 +45,14 @@ struct Latest {
 
 impl Exposition {
     /// A text that was begun after this was called.
-    pub async fn page(&self, write: impl FnOnce() -> String) -> Page {
+    pub async fn page(&self, write: impl FnOnce() -> String) -> MetricsText {
         let arrived = Instant::now();
         // Whoever is first writes, the others wait here.
         let mut latest = self.latest.lock().await;
         if let (Some(begun), Some(text)) = (latest.begun, latest.texts.back())
             && begun >= arrived
         {
-            return Page::of(text);
+            return MetricsText::of(text);
         }
         if let Some(begun) = latest.begun {
             sleep_until(begun + self.interval).await;
@@ -63,18 +63,18 @@ impl Exposition {
         if latest.texts.len() > KEPT_TEXTS {
             latest.texts.pop_front();
         }
-        Page::of(&text)
+        MetricsText::of(&text)
     }
 }
 
 /// One reader's text. It ends early when too many newer ones have been written.
-pub struct Page {
+pub struct MetricsText {
     text: Weak<str>,
     at: usize,
     size_bytes: usize,
 }
 
-impl Page {
+impl MetricsText {
     fn of(text: &Arc<str>) -> Self {
         Self { text: Arc::downgrade(text), at: 0, size_bytes: text.len() }
     }
@@ -91,7 +91,7 @@ impl fmt::Display for Outdated {
 
 impl std::error::Error for Outdated {}
 
-impl HttpBody for Page {
+impl HttpBody for MetricsText {
     type Data = Bytes;
     type Error = Outdated;
 
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    async fn text(page: Page) -> Result<String, axum::Error> {
+    async fn text(page: MetricsText) -> Result<String, axum::Error> {
         let bytes = to_bytes(Body::new(page), usize::MAX).await?;
         Ok(String::from_utf8(bytes.to_vec()).unwrap())
     }

@@ -33,14 +33,14 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 pub use openapi::openapi;
 
 use self::{
-    extract::{access::Door, auth::Keys},
+    extract::{access::AppState, auth::Keys},
     groups::members,
     observe::Operations,
 };
 use crate::broker::{Broker, Budget};
 
 /// Every route there is.
-fn routes() -> OpenApiRouter<Door> {
+fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::open_session, sessions::list_sessions))
         .routes(routes!(sessions::get_session, sessions::end::end_session))
@@ -99,7 +99,7 @@ pub fn router(
     render_metrics: impl Fn() -> String + Send + Sync + 'static,
 ) -> Router {
     let (routes, _) = routes().split_for_parts();
-    let door = Door::new(broker, keys, limits, Arc::new(render_metrics));
+    let door = AppState::new(broker, keys, limits, Arc::new(render_metrics));
     let answers = door.answers();
     layered(routes.with_state(door), Operations::of(&openapi()), answers)
 }

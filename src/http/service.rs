@@ -10,7 +10,7 @@ use axum::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{extract::access::Door, openapi};
+use super::{extract::access::AppState, openapi};
 use crate::broker::Error;
 
 #[derive(Serialize, ToSchema)]
@@ -36,7 +36,7 @@ pub async fn livez() -> Json<Health> {
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
     responses((status = 200, description = "This replica takes requests", body = Health,
         example = json!({"status": "ready"}))), security())]
-pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
+pub async fn readyz(State(door): State<AppState>) -> Result<Json<Health>, Error> {
     door.ready().await?;
     Ok(Json(Health { status: "ready" }))
 }
@@ -49,7 +49,7 @@ pub async fn readyz(State(door): State<Door>) -> Result<Json<Health>, Error> {
     responses((status = 200, description = "The metrics", body = String,
         content_type = "text/plain",
         example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security())]
-pub async fn metrics(State(door): State<Door>) -> Response {
+pub async fn metrics(State(door): State<AppState>) -> Response {
     let text = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (text, Body::new(door.metrics().await)).into_response()
 }

@@ -15,7 +15,7 @@ pub enum Scope {
 
 /// What makes an append idempotent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbered {
+pub struct ProducerSeq {
     pub producer_id: ProducerId,
     pub epoch: Epoch,
     pub sequence: Sequence,
@@ -24,7 +24,7 @@ pub struct Numbered {
 /// An append as asked for.
 #[derive(Debug)]
 pub struct Append {
-    pub numbered: Option<Numbered>,
+    pub numbered: Option<ProducerSeq>,
     /// Partition scope only: append only if this is the next offset.
     pub expected_offset: Option<Offset>,
     /// Refuse all of it if one of its records is known.

@@ -76,7 +76,7 @@ pub struct TopicRead {
 /// Records read from a topic, those of a partition together and in order.
 #[derive(Clone, Debug)]
 pub struct TopicFetched {
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionRecords>,
     pub partitions: Vec<PartitionEnds>,
     pub cursor: String,
 }
@@ -92,7 +92,7 @@ pub struct PartitionEnds {
 
 /// Records of one log among several.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct PartitionRecords {
     /// Whose they are: what [`origin`] says.
     pub origin: String,
     pub slices: Vec<Slice>,
@@ -124,7 +124,7 @@ pub struct Staged {
 /// Neighbouring records of one stored row. The bytes are shared with the cache.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    pub row: Arc<Row>,
+    pub row: Arc<BatchRow>,
     /// Of the first record of the slice.
     pub first_offset: Offset,
     /// Byte range of the slice in `row.lines`: whole lines.
@@ -157,7 +157,7 @@ impl Slice {
 
 /// One stored row of a partition's log: lines of JSON, each ending in a newline.
 #[derive(Debug)]
-pub struct Row {
+pub struct BatchRow {
     pub base_offset: Offset,
     /// How many offsets it spans.
     pub record_count: i64,
@@ -168,7 +168,7 @@ pub struct Row {
     pub lines: String,
 }
 
-impl Row {
+impl BatchRow {
     /// The offset behind it.
     pub fn end(&self) -> Offset {
         self.base_offset + self.record_count
@@ -250,7 +250,7 @@ pub struct Fetch {
 #[derive(Clone, Debug)]
 pub struct GroupFetched {
     pub membership: Membership,
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionRecords>,
     pub cursor: String,
 }
 

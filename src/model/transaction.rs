@@ -46,7 +46,7 @@ pub struct AppendItem {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OffsetItem {
     /// In one partition.
-    At { group: Name, topic: Name, partition: Partition, offset: Offset, claim: Claim },
+    At { group: Name, topic: Name, partition: Partition, offset: Offset, claim: CommitRight },
     /// In all that the cursor of a member's fetch names.
     Cursor { group: Name, member: Member, cursor: String },
 }
@@ -61,7 +61,7 @@ impl OffsetItem {
 
 /// By what right an offset is committed in a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Claim {
+pub enum CommitRight {
     /// The member owns the partition.
     Member {
         member_id: String,
@@ -76,11 +76,11 @@ pub enum Claim {
     Expected(Option<Offset>),
 }
 
-impl Claim {
+impl CommitRight {
     pub fn member_id(&self) -> Option<&str> {
         match self {
-            Claim::Member { member_id, .. } => Some(member_id),
-            Claim::Expected(_) => None,
+            CommitRight::Member { member_id, .. } => Some(member_id),
+            CommitRight::Expected(_) => None,
         }
     }
 }
@@ -266,10 +266,10 @@ impl Fields {
         }
     }
 
-    fn claim(&mut self, claim: &Claim) {
+    fn claim(&mut self, claim: &CommitRight) {
         match claim {
             // as without, where nothing is expected: of those there were before
-            Claim::Member { member_id, generation, expected, .. } => {
+            CommitRight::Member { member_id, generation, expected, .. } => {
                 self.number(if expected.is_some() { 2 } else { 1 });
                 self.text(member_id);
                 self.number(*generation);
@@ -277,7 +277,7 @@ impl Fields {
                     self.optional(*expected);
                 }
             }
-            Claim::Expected(expected) => {
+            CommitRight::Expected(expected) => {
                 self.number(0);
                 self.optional(*expected);
             }

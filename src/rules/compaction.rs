@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::model::{
     Offset, Timestamp,
     batch::{Keyed, keyed},
-    read::Row,
+    read::BatchRow,
     survivors::Kept,
 };
 
@@ -32,7 +32,7 @@ pub const PAGE_LIFE_MS: i64 = 600_000;
 
 /// What is known of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct CompactionState {
     pub next_offset: Offset,
     /// Before it the log is clean.
     pub cleaned_offset: Offset,
@@ -44,7 +44,7 @@ pub struct Standing {
     pub settled_at: Timestamp,
 }
 
-impl Standing {
+impl CompactionState {
     /// Whether there is enough to do. `delay_ms`: of tombstones; none: they stay for ever.
     pub fn is_due(&self, delay_ms: Option<i64>, now: Timestamp) -> bool {
         let dirty = self.next_offset - self.cleaned_offset;
@@ -66,7 +66,7 @@ pub struct LastOffsets(HashMap<u128, Offset>);
 
 impl LastOffsets {
     /// Learns a row; rows come in their order.
-    pub fn learn(&mut self, row: &Row) {
+    pub fn learn(&mut self, row: &BatchRow) {
         for (offset, line) in lines(row) {
             if let Some(Keyed { token, .. }) = keyed(line) {
                 self.0.insert(xxh3_128(token.as_bytes()), offset);
@@ -101,7 +101,7 @@ pub enum Left {
 }
 
 /// What stays of a row. Tombstones before `forget_before` go.
-pub fn clean(row: &Row, last: &LastOffsets, forget_before: Offset) -> Cleaned {
+pub fn clean(row: &BatchRow, last: &LastOffsets, forget_before: Offset) -> Cleaned {
     let (mut places, mut left) = (Vec::new(), String::new());
     let mut tombstones = 0;
     // nothing is copied before something goes
@@ -135,7 +135,7 @@ pub fn clean(row: &Row, last: &LastOffsets, forget_before: Offset) -> Cleaned {
 }
 
 /// The records of a row.
-fn lines(row: &Row) -> impl Iterator<Item = (Offset, &str)> {
+fn lines(row: &BatchRow) -> impl Iterator<Item = (Offset, &str)> {
     let lines = row.lines.split_inclusive('\n').enumerate();
     lines.map(|(n, line)| (row.offset(n), line))
 }

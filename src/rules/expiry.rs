@@ -9,7 +9,7 @@ use crate::model::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ExpiryVerdict {
     Expired,
     /// It counts as active at that instant: there is no need to look again before the limit has
     /// passed since.
@@ -52,13 +52,17 @@ pub fn judge(
     activity: &Activity,
     limit_ms: Option<i64>,
     now: Timestamp,
-) -> Verdict {
+) -> ExpiryVerdict {
     let active_at = activity.last_at(session, now);
-    let Some(limit_ms) = limit_ms else { return Verdict::ActiveAt(active_at) };
+    let Some(limit_ms) = limit_ms else { return ExpiryVerdict::ActiveAt(active_at) };
     // open ids at or before the horizon are refused by this row alone
     let needed_until_ms = session.open_horizon.0 + OPEN_ID_MEMORY_MS;
     let due_ms = needed_until_ms.max(active_at.0 + limit_ms);
-    if now.0 > due_ms { Verdict::Expired } else { Verdict::ActiveAt(Timestamp(due_ms - limit_ms)) }
+    if now.0 > due_ms {
+        ExpiryVerdict::Expired
+    } else {
+        ExpiryVerdict::ActiveAt(Timestamp(due_ms - limit_ms))
+    }
 }
 
 /// What is known of a group.
@@ -72,12 +76,16 @@ pub struct GroupActivity {
     pub last_committed_at: Option<Timestamp>,
 }
 
-pub fn judge_group(activity: &GroupActivity, limit_ms: Option<i64>, now: Timestamp) -> Verdict {
+pub fn judge_group(
+    activity: &GroupActivity,
+    limit_ms: Option<i64>,
+    now: Timestamp,
+) -> ExpiryVerdict {
     let lives = activity.has_members || activity.is_pinned;
     let known = [activity.last_committed_at, lives.then_some(now)];
     let active_at = known.into_iter().flatten().fold(activity.noted_at, Timestamp::max);
     match limit_ms {
-        Some(limit_ms) if now.0 > active_at.0 + limit_ms => Verdict::Expired,
-        _ => Verdict::ActiveAt(active_at),
+        Some(limit_ms) if now.0 > active_at.0 + limit_ms => ExpiryVerdict::Expired,
+        _ => ExpiryVerdict::ActiveAt(active_at),
     }
 }

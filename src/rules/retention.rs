@@ -9,12 +9,12 @@ use crate::model::{
 
 /// What a partition keeps. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct RetentionLimits {
     pub ms: Option<i64>,
     pub bytes: Option<i64>,
 }
 
-impl Limits {
+impl RetentionLimits {
     /// `levels`: the nearest first. What is compacted goes by key, and not by these.
     pub fn of(levels: &[&OwnSettings]) -> Self {
         let limit = |key| settings::in_force(key, levels).number();
@@ -25,13 +25,13 @@ impl Limits {
     }
 
     /// For how long the oldest row has been kept beyond its time; none: it is not due yet.
-    pub fn overdue_ms(&self, oldest: &Row, now: Timestamp) -> Option<i64> {
+    pub fn overdue_ms(&self, oldest: &LogRow, now: Timestamp) -> Option<i64> {
         let overdue_ms = now.0 - oldest.appended_at.0 - self.ms?;
         (overdue_ms > 0).then_some(overdue_ms)
     }
 
     /// Whether a log may have something to lose, as it looks from its head and its oldest row.
-    pub fn concern(&self, log: &Log, oldest: &Row, now: Timestamp) -> bool {
+    pub fn concern(&self, log: &Log, oldest: &LogRow, now: Timestamp) -> bool {
         let is_large = self.bytes.is_some_and(|bytes| log.size_bytes > bytes);
         self.overdue_ms(oldest, now).is_some() || is_large && oldest.end_offset < log.next_offset
     }
@@ -51,7 +51,7 @@ pub struct Log {
 
 /// A row of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct LogRow {
     pub end_offset: Offset,
     pub appended_at: Timestamp,
     pub size_bytes: i64,
@@ -75,7 +75,7 @@ pub struct Step {
 /// `rows`: the oldest that are there, oldest first, as many as one step may take; those before the
 /// log's start are on their way already. A row that is as old as the limit is kept, and so is the
 /// newest, however large.
-pub fn step(log: &Log, rows: &[Row], limits: &Limits, now: Timestamp) -> Step {
+pub fn step(log: &Log, rows: &[LogRow], limits: &RetentionLimits, now: Timestamp) -> Step {
     let mut kept_bytes = log.size_bytes;
     let (by_time, by_bytes) = (Gone::default(), Gone::default());
     let mut step = Step { log_start_offset: log.log_start_offset, by_time, by_bytes };

@@ -18,7 +18,7 @@ use tokio::{sync::OnceCell, time::timeout};
 use super::{
     Error,
     fair_pool::{Fair, Permit},
-    history::{History, Seen, Server},
+    history::{History, LastHistory, Server},
     route::{self, Route},
     statements,
 };
@@ -77,7 +77,7 @@ pub struct Store {
     bare: Arc<PgConnectOptions>,
     route: Arc<OnceCell<Route>>,
     losses: Losses,
-    seen: Seen,
+    seen: LastHistory,
     waiting: Gauge,
     acquire_duration: Histogram,
 }
@@ -127,7 +127,7 @@ impl Store {
         let waiting = metrics::gauge!(telemetry::DATABASE_POOL_WAITING);
         let acquire_duration =
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
-        let (fair, seen) = (Fair::new(pool_connections as usize), Seen::default());
+        let (fair, seen) = (Fair::new(pool_connections as usize), LastHistory::default());
         let (bare, route) = (Arc::new(options), Arc::default());
         Self { pool, fair, tenant: None, bare, route, losses, seen, waiting, acquire_duration }
     }

@@ -18,10 +18,10 @@ const TIMES: usize = 4;
 type Who = Option<TenantId>;
 
 #[derive(Debug)]
-pub struct Fair(Mutex<State>);
+pub struct Fair(Mutex<PoolState>);
 
 #[derive(Debug)]
-struct State {
+struct PoolState {
     free: usize,
     held: HashMap<Who, usize>,
     waiting: VecDeque<(Who, oneshot::Sender<Permit>)>,
@@ -34,7 +34,7 @@ pub struct Permit {
     fair: Arc<Fair>,
 }
 
-impl State {
+impl PoolState {
     fn may(&self, who: Who) -> bool {
         let held = self.held.get(&who).copied().unwrap_or(0);
         match held {
@@ -68,7 +68,7 @@ impl State {
 
 impl Fair {
     pub fn new(connections: usize) -> Arc<Self> {
-        let state = State { free: connections, held: HashMap::new(), waiting: VecDeque::new() };
+        let state = PoolState { free: connections, held: HashMap::new(), waiting: VecDeque::new() };
         Arc::new(Self(Mutex::new(state)))
     }
 

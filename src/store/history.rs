@@ -37,7 +37,7 @@ pub struct History {
 
 /// The history that was seen last.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen(Arc<Numbers>);
+pub(super) struct LastHistory(Arc<Numbers>);
 
 #[derive(Debug, Default)]
 struct Numbers {
@@ -45,7 +45,7 @@ struct Numbers {
     losses: AtomicU64,
 }
 
-impl Seen {
+impl LastHistory {
     pub fn lost(&self) {
         self.0.losses.fetch_add(1, Ordering::SeqCst);
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_history_ends_with_its_server_and_with_a_lost_connection() {
-        let seen = Seen::default();
+        let seen = LastHistory::default();
         let (one, other) = (Server(1), Server(2));
         let begun = seen.history();
         assert_eq!(begun.server, Server::default());

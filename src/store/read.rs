@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Error, Instant, Server, statements};
 use crate::model::{
     LogId, Offset, TenantId, Timestamp,
-    read::{Row, Staged},
+    read::{BatchRow, Staged},
     survivors::Kept,
     transaction::State,
 };
@@ -86,8 +86,8 @@ pub async fn rows(
     (from, to): (Offset, Offset),
     (max_bytes, limit): (i64, i64),
     server: Server,
-) -> Result<Vec<Arc<Row>>, Error> {
-    let rows: Vec<Stored> = sqlx::query_as(ROWS)
+) -> Result<Vec<Arc<BatchRow>>, Error> {
+    let rows: Vec<BatchColumns> = sqlx::query_as(ROWS)
         .bind(tenant.0)
         .bind(log.0)
         .bind(from)
@@ -101,9 +101,9 @@ pub async fn rows(
 }
 
 /// `base_offset, record_count, appended_at, transaction_id, kept, records`.
-type Stored = (i64, i64, Instant, Option<Uuid>, Option<Vec<u8>>, String);
+type BatchColumns = (i64, i64, Instant, Option<Uuid>, Option<Vec<u8>>, String);
 
-fn row(stored: Stored) -> Result<Arc<Row>, Error> {
+fn row(stored: BatchColumns) -> Result<Arc<BatchRow>, Error> {
     let (base_offset, record_count, appended_at, transaction_id, kept, lines) = stored;
     let decode = |bytes: Vec<u8>| {
         let kept = Kept::decode(&bytes, record_count);
@@ -114,7 +114,7 @@ fn row(stored: Stored) -> Result<Arc<Row>, Error> {
     };
     let kept = kept.map(decode).transpose()?;
     let appended_at = Instant::into(appended_at);
-    Ok(Arc::new(Row { base_offset, record_count, appended_at, transaction_id, kept, lines }))
+    Ok(Arc::new(BatchRow { base_offset, record_count, appended_at, transaction_id, kept, lines }))
 }
 
 /// Whether an offset without a record, and what is missing behind it, may be a hole; if not, the log

@@ -83,9 +83,9 @@ statements! {
 }
 
 /// A row of `sessions` as its columns hold it.
-pub type Row = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
+pub type SessionColumns = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
 
-pub fn session_row(row: Row) -> Result<SessionRow, Error> {
+pub fn session_row(row: SessionColumns) -> Result<SessionRow, Error> {
     let (
         producer_id,
         name,
@@ -162,7 +162,7 @@ pub async fn list(
     after: i64,
     limit: i64,
 ) -> Result<Vec<Session>, Error> {
-    let rows: Vec<Row> = sqlx::query_as(LIST)
+    let rows: Vec<SessionColumns> = sqlx::query_as(LIST)
         .bind(tenant.0)
         .bind(after)
         .bind(transactional_id.map(Name::as_str))
@@ -193,7 +193,7 @@ pub async fn open_new(
     open: &Open,
     transaction_timeout_ms: i64,
 ) -> Result<Option<SessionRow>, Error> {
-    let made: Result<Option<Row>, sqlx::Error> = sqlx::query_as(OPEN_NEW)
+    let made: Result<Option<SessionColumns>, sqlx::Error> = sqlx::query_as(OPEN_NEW)
         .bind(tenant.0)
         .bind(open.transactional_id.as_ref().map(Name::as_str))
         .bind(open.sequencing == Sequencing::Monotonic)
@@ -287,7 +287,7 @@ pub async fn registered_logs(
 }
 
 /// Where a producer stands in one scope.
-pub struct Standing {
+pub struct ScopePosition {
     pub topic: Name,
     pub partition: Option<Partition>,
     pub state: ProducerState,
@@ -296,7 +296,7 @@ pub struct Standing {
 /// Where a producer stands in all its scopes.
 pub enum Standings {
     /// By topic and partition.
-    Known(Vec<Standing>),
+    Known(Vec<ScopePosition>),
     /// The snapshots of these logs have to come nearer first.
     Behind(Vec<LogId>),
 }
@@ -320,7 +320,7 @@ pub async fn standings(
     );
     let query = sqlx::query_as(STANDINGS).bind(tenant.0).bind(producer.0).bind(FAR_OFFSETS);
     let rows: Vec<Found> = query.fetch_all(connection).await?;
-    let mut standings: Vec<(i64, Standing)> = Vec::new();
+    let mut standings: Vec<(i64, ScopePosition)> = Vec::new();
     let mut behind: Vec<LogId> = Vec::new();
     for row in rows {
         let (log_id, topic, partition, epoch, last, recent, is_behind, base, producers, at) = row;
@@ -329,7 +329,8 @@ pub async fn standings(
         }
         if standings.last().is_none_or(|(last, _)| *last != log_id) {
             let state = load::state(epoch, last, &recent)?;
-            standings.push((log_id, Standing { topic: stored_name(&topic)?, partition, state }));
+            standings
+                .push((log_id, ScopePosition { topic: stored_name(&topic)?, partition, state }));
         }
         let (Some(base), Some(producers), Some(at)) = (base, producers, at) else { continue };
         let Some((_, standing)) = standings.last_mut() else { continue };

@@ -5,13 +5,13 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 use metrics::Gauge;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::fair_queue::Place;
+use super::fair_queue::QueuePlace;
 use crate::{
     broker::{Error, memory_budget::Held},
     model::{Batch, LogId, Offset, TenantId, Timestamp, append::PlacedRecord},
     rules::{
         Refusal,
-        append::{Request, plan::Plan, producer_state::Placement, read_set::Compare},
+        append::{Request, plan::Plan, producer_state::Placement, read_set::ExpectedHead},
         transaction,
     },
     telemetry::{self, Counted},
@@ -38,7 +38,7 @@ pub enum Outcome {
     Refused(Refusal),
     /// A transaction, now or before.
     Committed {
-        row: Box<transaction::Row>,
+        row: Box<transaction::TransactionRow>,
         duplicate: bool,
     },
     /// Its topic is not what it was resolved to: resolve the name again.
@@ -78,7 +78,7 @@ pub struct Ticket {
     /// A statement that held it was sent, and its answer lost.
     pub maybe_written: bool,
     /// Among those that wait for a lane: until its answer.
-    pub place: Option<Place>,
+    pub place: Option<QueuePlace>,
     /// It has overtaken others, and waits for them.
     pub parked: Option<Parked>,
     /// Its bytes count as long as they wait here, also of a client that has hung up.
@@ -131,7 +131,7 @@ impl Parked {
 }
 
 /// Requests of one tenant that are decided together.
-pub struct Group {
+pub struct RequestBatch {
     pub tenant: TenantId,
     pub requests: Vec<Request>,
     pub tickets: Vec<Ticket>,
@@ -139,7 +139,7 @@ pub struct Group {
     /// effect.
     pub is_redo: bool,
     /// What a quick pass of it has just compared in vain.
-    pub compared: BTreeMap<LogId, Compare>,
+    pub compared: BTreeMap<LogId, ExpectedHead>,
 }
 
 /// Those of these lines that are kept.
@@ -148,7 +148,7 @@ fn only(lines: &str, kept: &[bool]) -> String {
     lines.filter(|(_, kept)| **kept).map(|(line, _)| line).collect()
 }
 
-impl Group {
+impl RequestBatch {
     /// The lines of every row of a plan, in the order of its writes.
     pub fn records(&self, plan: &Plan) -> Vec<Option<Cow<'_, str>>> {
         let rows = plan.writes.iter().flat_map(|write| &write.rows);
@@ -170,7 +170,7 @@ impl Group {
     }
 }
 
-impl Group {
+impl RequestBatch {
     /// Bytes of all records.
     pub fn size_bytes(&self) -> i64 {
         self.requests.iter().map(Request::size_bytes).sum()

@@ -12,8 +12,8 @@ use crate::{
     rules::{
         append::{
             Request, Spread,
-            cache::{JournalKeys, Memory},
-            dedup::{Dedup, Fact, Known, Record},
+            cache::{JournalKeys, LogCaches},
+            dedup::{Dedup, Fact, KeyedRecord, Known},
             placement::partition_of,
         },
         settings::in_force,
@@ -61,7 +61,7 @@ pub fn dedup(
     })
 }
 
-fn records(way: Way, batch: &Batch, request: &Request) -> Vec<Record> {
+fn records(way: Way, batch: &Batch, request: &Request) -> Vec<KeyedRecord> {
     let parts = request.parts.iter().enumerate();
     let part_of: HashMap<Partition, usize> = parts.map(|(at, part)| (part.partition, at)).collect();
     let part = |line: &Line| match request.spread {
@@ -82,7 +82,7 @@ fn records(way: Way, batch: &Batch, request: &Request) -> Vec<Record> {
             false => batch.ids.get(index).copied().flatten(),
         };
         let digest = key.map_or(0, |_| payload_digest(content.as_bytes()));
-        Record { append: None, index, part: part(line), key, digest, size_bytes }
+        KeyedRecord { append: None, index, part: part(line), key, digest, size_bytes }
     };
     batch.records.iter().enumerate().map(record).collect()
 }
@@ -172,7 +172,7 @@ pub async fn gather(
 pub async fn recall(
     connection: &mut Connection,
     tenant: TenantId,
-    memory: &Memory,
+    memory: &LogCaches,
     requests: &[Request],
 ) -> Result<Known, store::Error> {
     let of_journal = |journal| memory.get(&journal).and_then(|log| log.keys).unwrap_or_default();
@@ -184,7 +184,7 @@ pub async fn recall(
 pub async fn learn(
     connection: &mut Connection,
     tenant: TenantId,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     requests: &[Request],
 ) -> Result<Known, store::Error> {
     let journals = journals(dedups(requests));

@@ -9,20 +9,20 @@ use std::{
 use crate::model::TenantId;
 
 /// What waits. In the order of its coming, each tenant's by itself.
-pub struct InTurn<T> {
+pub struct FairQueue<T> {
     waiting: BTreeMap<TenantId, VecDeque<T>>,
     len: usize,
     /// Whose turn was last.
     last: TenantId,
 }
 
-impl<T> Default for InTurn<T> {
+impl<T> Default for FairQueue<T> {
     fn default() -> Self {
         Self { waiting: BTreeMap::new(), len: 0, last: TenantId(0) }
     }
 }
 
-impl<T> InTurn<T> {
+impl<T> FairQueue<T> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -73,7 +73,7 @@ pub struct Places {
 }
 
 /// One that waits, until dropped.
-pub struct Place {
+pub struct QueuePlace {
     tenant: TenantId,
     places: Arc<Places>,
 }
@@ -84,7 +84,7 @@ impl Places {
     }
 
     /// None: too many wait already, of all or of this tenant.
-    pub fn take(self: &Arc<Self>, tenant: TenantId) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, tenant: TenantId) -> Option<QueuePlace> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most.saturating_sub(taken.values().sum());
         let own = taken.get(&tenant).copied().unwrap_or(0);
@@ -92,11 +92,11 @@ impl Places {
             return None;
         }
         taken.insert(tenant, own + 1);
-        Some(Place { tenant, places: self.clone() })
+        Some(QueuePlace { tenant, places: self.clone() })
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = taken.get_mut(&self.tenant) {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn each_has_its_turn() {
-        let mut waiting = InTurn::default();
+        let mut waiting = FairQueue::default();
         for number in 0..6 {
             waiting.push(A, number);
         }
@@ -155,7 +155,8 @@ mod tests {
             let mut held = Vec::new();
             let mut got = Vec::new();
             for (tenant, wanted) in takes {
-                let taken: Vec<Place> = (0..*wanted).filter_map(|_| places.take(*tenant)).collect();
+                let taken: Vec<QueuePlace> =
+                    (0..*wanted).filter_map(|_| places.take(*tenant)).collect();
                 got.push(taken.len());
                 held.push(taken);
             }

@@ -19,21 +19,20 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    batch::{Group, Job, Outcome, Ticket},
+    batch::{Job, Outcome, RequestBatch, Ticket},
     fair_queue::Places,
     linger::Pace,
+    metrics::LaneMetrics,
     outcome::{appended, known},
     queue::{Queue, scope},
-    writer::{Full, Passed, Quick, Writer},
+    writer::{FastOutcome, Passed, SlowOutcome, Writer},
 };
 use crate::{
     broker::{
-        Error, Settings,
-        append::metrics::LaneMeasures,
-        janitor,
+        Error, ServiceConfig, janitor,
         wakeup::{
             notify::Signals,
-            watch::{News, Watches},
+            watch::{Change, Watches},
         },
     },
     model::{LogId, TenantId, TopicId},
@@ -73,14 +72,14 @@ pub struct Lanes {
 impl Lanes {
     pub fn start(
         store: &Store,
-        settings: &Settings,
+        settings: &ServiceConfig,
         watches: &Arc<Watches>,
         signals: &Arc<Signals>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
         let start = |lane| {
-            let measures = LaneMeasures::new(lane);
+            let measures = LaneMetrics::new(lane);
             let queued = measures.queued.clone();
             let (sender, receiver) = mpsc::unbounded_channel();
             let lane = Lane {
@@ -140,7 +139,7 @@ struct Lane {
     signals: Arc<Signals>,
     tasks: TaskTracker,
     stop: CancellationToken,
-    measures: LaneMeasures,
+    measures: LaneMetrics,
 }
 
 impl Lane {
@@ -176,21 +175,21 @@ impl Lane {
     }
 
     /// What waits, with what is parked in the same scopes.
-    fn next_group(&mut self) -> Group {
+    fn next_group(&mut self) -> RequestBatch {
         let scopes = self.queue.scopes();
         self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
         self.queue.next_group()
     }
 
     /// Makes passes until every request of the group has its answer or is parked.
-    async fn serve(&mut self, mut group: Group) {
+    async fn serve(&mut self, mut group: RequestBatch) {
         let begun = Instant::now();
         let quick = self.writer.quick(&group).await;
         self.measures.quick(begun, &quick);
         match quick {
-            Ok(Quick::Passed(passed)) => return self.answer(group, passed),
-            Ok(Quick::Unknown) => {}
-            Ok(Quick::Overtaken(compared)) => group.compared = compared,
+            Ok(FastOutcome::Passed(passed)) => return self.answer(group, passed),
+            Ok(FastOutcome::Unknown) => {}
+            Ok(FastOutcome::Overtaken(compared)) => group.compared = compared,
             Err(error) => self.sort_out_lost(&mut group, &error),
         }
         let tenant = group.tenant;
@@ -200,8 +199,8 @@ impl Lane {
             let full = self.writer.full(&mut group, &mut self.queue).await;
             self.measures.full(begun, &full);
             match full {
-                Ok(Full::Passed(passed)) => return self.answer(group, passed),
-                Ok(Full::Vanished(logs)) => {
+                Ok(SlowOutcome::Passed(passed)) => return self.answer(group, passed),
+                Ok(SlowOutcome::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
                         let mut parts = request.parts.iter();
                         let mut journals = request.whole.iter().flat_map(|whole| &whole.journals);
@@ -211,7 +210,7 @@ impl Lane {
                     };
                     group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
                 }
-                Ok(Full::Behind(log)) => {
+                Ok(SlowOutcome::Behind(log)) => {
                     self.tasks.spawn(snapshot(self.store.clone(), tenant, log));
                     let stands_on = |request: &Request, _: &Ticket| {
                         read_set::grounded_logs(std::slice::from_ref(request)).contains(&log)
@@ -241,7 +240,7 @@ impl Lane {
     /// other's
     /// compare fail), as long as the database is not away for too long. Of others whose answer was
     /// lost it is not known whether they were written.
-    fn sort_out_lost(&self, group: &mut Group, error: &store::Error) {
+    fn sort_out_lost(&self, group: &mut RequestBatch, error: &store::Error) {
         tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
         if matches!(error, store::Error::OutcomeUnknown(_)) {
             group.is_redo = true;
@@ -258,9 +257,9 @@ impl Lane {
     }
 
     /// Answers what was decided, parks what may wait, and tells who waits for these logs.
-    fn answer(&mut self, group: Group, passed: Passed) {
+    fn answer(&mut self, group: RequestBatch, passed: Passed) {
         self.measures.passed(&group);
-        let Group { tenant, requests, tickets, .. } = group;
+        let RequestBatch { tenant, requests, tickets, .. } = group;
         let Passed { plan, written } = passed;
         let remembered = self.writer.used(tenant, &requests, self.remembered_producers);
         self.measures.remembered.set(remembered as f64);
@@ -313,7 +312,7 @@ impl Lane {
             if let Some(base) = written.bases.get(&write.log_id)
                 && !is_journal
             {
-                let news = News::HighWatermark(base + write.record_count);
+                let news = Change::HighWatermark(base + write.record_count);
                 self.watches.tell(tenant, write.log_id, news);
             }
             let log = self.writer.memory(tenant).get_mut(&write.log_id);

@@ -6,7 +6,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
     rules::append::{
         Request,
-        cache::{FAR_OFFSETS, Head, LogMemory, Memory, Producer},
+        cache::{FAR_OFFSETS, Head, LogCache, LogCaches, Producer},
         producer_state::ProducerState,
         read_set,
         snapshot::TailRow,
@@ -20,7 +20,7 @@ use crate::{
 /// can open now.
 pub async fn load(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     requests: &[Request],
@@ -29,7 +29,7 @@ pub async fn load(
     for head in heads {
         match memory.get_mut(&head.log_id).filter(|log| log.is_prefix_of(head)) {
             Some(log) => log.see_fence(head.fence),
-            None => drop(memory.insert(head.log_id, LogMemory::cold(head))),
+            None => drop(memory.insert(head.log_id, LogCache::cold(head))),
         }
     }
     let numbered = numbered(heads, requests);
@@ -39,7 +39,7 @@ pub async fn load(
             Tails::Folded => break,
             Tails::TooLong(log) => return Ok(Loaded::Behind(log)),
             // cold memory is of no other history
-            Tails::Foreign(head) => drop(memory.insert(head.log_id, LogMemory::cold(&head))),
+            Tails::Foreign(head) => drop(memory.insert(head.log_id, LogCache::cold(&head))),
         }
     }
     load_partition_counts(connection, memory, tenant, heads, requests).await?;
@@ -58,7 +58,7 @@ pub async fn load(
 /// so under the lock only the difference is read, and the heads are held for microseconds.
 pub async fn load_early(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     requests: &[Request],
 ) -> Result<Loaded, store::Error> {
@@ -102,7 +102,7 @@ fn numbered(heads: &[Head], requests: &[Request]) -> BTreeSet<Pair> {
 /// written anew, without a row that says so, by who has raised the fence.
 async fn load_strangers(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     numbered: &BTreeSet<Pair>,
@@ -145,7 +145,7 @@ async fn load_strangers(
 
 async fn load_tails(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     starts: &Starts,
@@ -187,7 +187,7 @@ async fn load_tails(
 /// Journals know how many partitions their topic has under their fence, as far as somebody asked.
 async fn load_partition_counts(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     requests: &[Request],
@@ -220,7 +220,7 @@ async fn load_partition_counts(
 /// Epochs are read anew where the fence has moved since they were read.
 async fn load_sessions(
     connection: &mut Connection,
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     numbered: &BTreeSet<Pair>,

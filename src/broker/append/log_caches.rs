@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use crate::{
     model::{LogId, TenantId},
-    rules::append::cache::Memory,
+    rules::append::cache::LogCaches,
 };
 
 #[derive(Default)]
-pub struct Memories {
-    tenants: HashMap<TenantId, Memory>,
+pub struct TenantLogCaches {
+    tenants: HashMap<TenantId, LogCaches>,
     /// The pass that last touched a log.
     used_at: HashMap<(TenantId, LogId), u64>,
     passes: u64,
@@ -19,8 +19,8 @@ pub struct Memories {
     since: usize,
 }
 
-impl Memories {
-    pub fn of(&mut self, tenant: TenantId) -> &mut Memory {
+impl TenantLogCaches {
+    pub fn of(&mut self, tenant: TenantId) -> &mut LogCaches {
         self.tenants.entry(tenant).or_default()
     }
 
@@ -87,14 +87,14 @@ mod tests {
     use crate::{
         model::{ProducerId, Timestamp},
         rules::append::{
-            cache::{Head, LogMemory, Producer},
+            cache::{Head, LogCache, Producer},
             producer_state::ProducerState,
         },
     };
 
     const TENANT: TenantId = TenantId(1);
 
-    fn log(producers: i64) -> LogMemory {
+    fn log(producers: i64) -> LogCache {
         let head = Head {
             log_id: LogId(0),
             next_offset: 0,
@@ -103,7 +103,7 @@ mod tests {
             snapshot_offset: 0,
             kept_offset: 0,
         };
-        let mut log = LogMemory::cold(&head);
+        let mut log = LogCache::cold(&head);
         for id in 0..producers {
             let state = ProducerState::default();
             let producer = Producer { mark: 0, session: None, state, registered: true };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     /// A pass that loads these logs, each with four producers.
-    fn pass(memories: &mut Memories, logs: RangeInclusive<i64>, most: usize) -> usize {
+    fn pass(memories: &mut TenantLogCaches, logs: RangeInclusive<i64>, most: usize) -> usize {
         let logs: Vec<LogId> = logs.map(LogId).collect();
         for id in &logs {
             memories.of(TENANT).entry(*id).or_insert_with(|| log(4));
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_was_used_last_is_kept() {
-        let mut memories = Memories::default();
+        let mut memories = TenantLogCaches::default();
         assert_eq!(pass(&mut memories, 1..=4, 40), 20);
         assert_eq!(pass(&mut memories, 5..=8, 40), 40, "at the limit");
         // the first ones are used again
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_log_beyond_the_limit_alone_is_forgotten() {
-        let mut memories = Memories::default();
+        let mut memories = TenantLogCaches::default();
         memories.of(TENANT).insert(LogId(1), log(100));
         assert_eq!(memories.used(TENANT, [LogId(1)], 101, 50), 0);
         assert!(memories.tenants.is_empty());
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn counting_waits_until_a_quarter_may_have_come() {
-        let mut memories = Memories::default();
+        let mut memories = TenantLogCaches::default();
         assert_eq!(pass(&mut memories, 1..=20, 1_000), 100);
         // three more logs, counted by nobody; with two more it is
         assert_eq!(pass(&mut memories, 21..=23, 1_000), 100);

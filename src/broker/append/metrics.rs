@@ -4,8 +4,8 @@ use metrics::{Counter, Gauge, Histogram};
 use tokio::time::Instant;
 
 use super::{
-    batch::{Group, Parked},
-    writer::{Full, Quick},
+    batch::{Parked, RequestBatch},
+    writer::{FastOutcome, SlowOutcome},
 };
 use crate::{
     broker::Error,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Append requests, by what they were answered.
-pub struct Appends {
+pub struct AppendMetrics {
     appended: Counter,
     duplicate: Counter,
     problems: ByCode,
@@ -24,7 +24,7 @@ pub struct Appends {
     bytes: Counter,
 }
 
-impl Appends {
+impl AppendMetrics {
     pub fn new() -> Self {
         let answered = |outcome: &'static str, code: &'static str| metrics::counter!(telemetry::APPENDS_TOTAL, "outcome" => outcome, "code" => code);
         Self {
@@ -63,7 +63,7 @@ impl Appends {
 }
 
 /// One lane: what waits for it, its groups and its passes.
-pub struct LaneMeasures {
+pub struct LaneMetrics {
     /// What waits for its first pass.
     pub queued: Gauge,
     /// Logs and producers in the memory.
@@ -106,7 +106,7 @@ fn passes(kind: &'static str, outcome: &'static str) -> Counter {
     metrics::counter!(telemetry::PASSES_TOTAL, "kind" => kind, "outcome" => outcome)
 }
 
-impl LaneMeasures {
+impl LaneMetrics {
     pub fn new(lane: usize) -> Self {
         let lane = lane.to_string();
         Self {
@@ -123,28 +123,28 @@ impl LaneMeasures {
     }
 
     /// A group has its pass.
-    pub fn passed(&self, group: &Group) {
+    pub fn passed(&self, group: &RequestBatch) {
         let parts = || group.requests.iter().flat_map(|request| &request.parts);
         self.group_requests.record(group.requests.len() as f64);
         self.group_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
         self.group_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
     }
 
-    pub fn quick(&self, begun: Instant, result: &Result<Quick, store::Error>) {
+    pub fn quick(&self, begun: Instant, result: &Result<FastOutcome, store::Error>) {
         match result {
-            Ok(Quick::Passed(_)) => self.quick.ended(begun, "passed"),
-            Ok(Quick::Overtaken(_)) => self.quick.ended(begun, "overtaken"),
+            Ok(FastOutcome::Passed(_)) => self.quick.ended(begun, "passed"),
+            Ok(FastOutcome::Overtaken(_)) => self.quick.ended(begun, "overtaken"),
             // nothing was sent
-            Ok(Quick::Unknown) => {}
+            Ok(FastOutcome::Unknown) => {}
             Err(error) => self.quick.ended(begun, error.kind()),
         }
     }
 
-    pub fn full(&self, begun: Instant, result: &Result<Full, store::Error>) {
+    pub fn full(&self, begun: Instant, result: &Result<SlowOutcome, store::Error>) {
         match result {
-            Ok(Full::Passed(_)) => self.full.ended(begun, "passed"),
-            Ok(Full::Vanished(_)) => self.full.ended(begun, "vanished"),
-            Ok(Full::Behind(_)) => self.full.ended(begun, "behind"),
+            Ok(SlowOutcome::Passed(_)) => self.full.ended(begun, "passed"),
+            Ok(SlowOutcome::Vanished(_)) => self.full.ended(begun, "vanished"),
+            Ok(SlowOutcome::Behind(_)) => self.full.ended(begun, "behind"),
             Err(error) => self.full.ended(begun, error.kind()),
         }
     }

@@ -38,7 +38,9 @@ use crate::{
     },
     rules::{
         self, Refusal,
-        append::{Part, Request, Spread, dedup::Dedup, placement, producer_state::Placement},
+        append::{
+            Request, RequestPart, Spread, dedup::Dedup, placement, producer_state::Placement,
+        },
     },
     store::catalog::topics::StoredTopic,
 };
@@ -194,8 +196,8 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
     (request, lines)
 }
 
-fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize) -> Part {
-    Part {
+fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize) -> RequestPart {
+    RequestPart {
         log_id: topic.logs[partition as usize],
         partition,
         record_count: records as i64,
@@ -204,7 +206,7 @@ fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize)
 }
 
 /// The records of each partition, in the order of each partition's first record.
-fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<Part>, Vec<Lines>) {
+fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<RequestPart>, Vec<Lines>) {
     let partition_count = topic.summary.partition_count;
     let has_keyless = batch.records.iter().any(|line| line.key_hash.is_none());
     let turn = TURN.fetch_add(u64::from(has_keyless), Ordering::Relaxed);

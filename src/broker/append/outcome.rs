@@ -9,11 +9,11 @@ use crate::{
     rules::{
         append::{
             Request, Spread,
-            dedup::Verdict,
+            dedup::RecordVerdict,
             producer_state::{Placement, RecordPlace},
             reservations::{Verdicts, newest, places},
         },
-        transaction::{Row, one_request::Whole},
+        transaction::{TransactionRow, one_request::SingleRequestTxn},
     },
     store::append::Written,
 };
@@ -51,7 +51,7 @@ pub fn appended(
 }
 
 /// Each of its records was stored before.
-pub fn known(request: &Request, verdicts: Vec<Verdict>) -> Outcome {
+pub fn known(request: &Request, verdicts: Vec<RecordVerdict>) -> Outcome {
     let appended_at = newest(&verdicts).unwrap_or_default();
     let places = places(request, &vec![verdicts], |_| 0);
     let records = records(&places, appended_at);
@@ -76,15 +76,15 @@ fn base(request: &Request, deltas: &[i64], written: &Written, part: usize) -> Of
 }
 
 fn committed(
-    whole: &Whole,
+    whole: &SingleRequestTxn,
     request: &Request,
     deltas: &[i64],
     verdicts: &Verdicts,
     written: &Written,
-) -> Row {
+) -> TransactionRow {
     let ended_at = written.ended_at.unwrap_or(written.appended_at);
     let base_offsets = (0..request.parts.len()).map(|part| base(request, deltas, written, part));
-    Row {
+    TransactionRow {
         transaction_id: whole.transaction_id,
         state: State::Committed,
         session: whole.session,

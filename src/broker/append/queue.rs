@@ -10,8 +10,8 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{
-    batch::{Group, Job},
-    fair_queue::InTurn,
+    batch::{Job, RequestBatch},
+    fair_queue::FairQueue,
     linger::Pace,
 };
 use crate::{
@@ -25,15 +25,15 @@ pub const GROUP_REQUESTS: usize = 512;
 const GROUP_BYTES: i64 = 8 << 20;
 
 /// Where a producer's requests follow each other.
-pub type Scope = (TenantId, LogId, ProducerId);
+pub type ProducerScope = (TenantId, LogId, ProducerId);
 
-pub fn scope(job: &Job) -> Option<Scope> {
+pub fn scope(job: &Job) -> Option<ProducerScope> {
     Some((job.tenant, job.request.home, job.request.numbered?.producer_id))
 }
 
 pub struct Queue {
     receiver: mpsc::UnboundedReceiver<Job>,
-    jobs: InTurn<Job>,
+    jobs: FairQueue<Job>,
     /// Jobs that were in no group yet, and how long they were in none.
     queued: Gauge,
     queue_duration: Histogram,
@@ -42,7 +42,7 @@ pub struct Queue {
 impl Queue {
     pub fn new(receiver: mpsc::UnboundedReceiver<Job>, queued: Gauge) -> Self {
         let queue_duration = metrics::histogram!(telemetry::QUEUE_DURATION_SECONDS);
-        Self { receiver, jobs: InTurn::default(), queued, queue_duration }
+        Self { receiver, jobs: FairQueue::default(), queued, queue_duration }
     }
 
     /// Whether nothing waits.
@@ -98,14 +98,14 @@ impl Queue {
         self.jobs.push(job.tenant, job);
     }
 
-    pub fn scopes(&self) -> BTreeSet<Scope> {
+    pub fn scopes(&self) -> BTreeSet<ProducerScope> {
         self.jobs.iter().filter_map(scope).collect()
     }
 
     /// All that waits for the tenant whose turn it is.
-    pub fn next_group(&mut self) -> Group {
+    pub fn next_group(&mut self) -> RequestBatch {
         let tenant = self.jobs.next().unwrap_or(TenantId(0));
-        let mut group = Group {
+        let mut group = RequestBatch {
             tenant,
             requests: Vec::new(),
             tickets: Vec::new(),
@@ -117,13 +117,13 @@ impl Queue {
     }
 
     /// What has come for the group's tenant since it was made, and may join it.
-    pub fn join(&mut self, group: &mut Group, may_join: impl Fn(&Request) -> bool) {
+    pub fn join(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         self.take_in();
         self.add_to(group, may_join);
     }
 
     /// Adds as much as a group takes, each producer's requests in the order of their sequences.
-    fn add_to(&mut self, group: &mut Group, may_join: impl Fn(&Request) -> bool) {
+    fn add_to(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         let now = Instant::now();
         let size_bytes =
             |request: &Request| -> i64 { request.parts.iter().map(|part| part.size_bytes).sum() };

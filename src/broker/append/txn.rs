@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use super::batch::Group;
+use super::batch::RequestBatch;
 use crate::{
     model::{
         Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
@@ -12,23 +12,23 @@ use crate::{
     rules::{
         append::{
             Request,
-            plan::{Committed, Plan},
+            plan::{Plan, PlannedCommit},
             reservations::{Verdicts, stored_parts},
         },
-        group::offsets::Place,
-        transaction::one_request::{Memory, Standing, Whole},
+        group::offsets::OffsetPlace,
+        transaction::one_request::{OutcomeHorizon, SingleRequestTxn, TxnContext},
     },
     store::{self, Connection, append::load::Facts, transaction::one_request::Ended},
 };
 
 /// What was locked, and the ids that this pass has made rows for.
 #[derive(Default)]
-pub struct Held {
-    pub standing: Standing,
+pub struct HeldRows {
+    pub standing: TxnContext,
     claims: Vec<Uuid>,
 }
 
-pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &Whole> + Clone {
+pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &SingleRequestTxn> + Clone {
     requests.iter().filter_map(|request| request.whole.as_ref())
 }
 
@@ -43,8 +43,8 @@ pub async fn hold(
     tenant: TenantId,
     requests: &[Request],
     sessions: &Facts,
-) -> Result<Held, store::Error> {
-    let mut held = Held::default();
+) -> Result<HeldRows, store::Error> {
+    let mut held = HeldRows::default();
     let ids: Vec<(Uuid, Digest)> =
         requests.iter().filter_map(|r| Some((r.transaction_id()?, r.digest))).collect();
     if ids.is_empty() {
@@ -59,18 +59,18 @@ pub async fn hold(
     // last: what was forgotten before an id came free, or its row was looked for, has moved the
     // horizon by now
     let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
-    standing.memory = Some(Memory { horizon, now });
+    standing.memory = Some(OutcomeHorizon { horizon, now });
     for id in self::sessions(requests) {
         let ongoing = store::transaction::ongoing(connection, tenant, id).await?;
         let ongoing = ongoing.filter(|row| !row.has_expired(now));
         standing.ongoing.extend(ongoing.map(|row| (id, row.transaction_id)));
         standing.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
     }
-    let places: BTreeSet<Place> = wholes(requests)
+    let places: BTreeSet<OffsetPlace> = wholes(requests)
         .flat_map(|whole| whole.offsets.iter().map(|claimed| claimed.place.clone()))
         .collect();
     if !places.is_empty() {
-        let places: Vec<Place> = places.into_iter().collect();
+        let places: Vec<OffsetPlace> = places.into_iter().collect();
         standing.places = store::group::offsets::lock(connection, tenant, &places).await?;
         let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
         let logs: Vec<LogId> = logs.into_iter().collect();
@@ -88,8 +88,8 @@ pub async fn hold(
 }
 
 /// The transactions that a plan commits, with where their appends lie.
-pub fn ended<'a>(group: &'a Group, plan: &'a Plan) -> Vec<Ended<'a>> {
-    let ended = |(request, whole, verdicts, base_offsets): Committed<'a>| {
+pub fn ended<'a>(group: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
+    let ended = |(request, whole, verdicts, base_offsets): PlannedCommit<'a>| {
         let appends = placed(request, whole, verdicts, base_offsets);
         Ended { whole, digest: request.digest, appends }
     };
@@ -105,7 +105,7 @@ pub fn stored(request: &Request, verdicts: &Verdicts) -> Vec<i64> {
 /// Where the parts of a transaction lie, as its outcome tells.
 pub fn placed(
     request: &Request,
-    whole: &Whole,
+    whole: &SingleRequestTxn,
     verdicts: &Verdicts,
     base_offsets: impl IntoIterator<Item = Offset>,
 ) -> Vec<PlacedAppend> {
@@ -125,7 +125,7 @@ pub fn placed(
 pub async fn write(
     connection: &mut Connection,
     tenant: TenantId,
-    held: &Held,
+    held: &HeldRows,
     ended: &[Ended<'_>],
     plan: &Plan,
     ended_at: Option<Timestamp>,
@@ -133,12 +133,12 @@ pub async fn write(
     if let Some(ended_at) = ended_at.filter(|_| !ended.is_empty()) {
         store::transaction::one_request::finish(connection, tenant, ended, ended_at).await?;
     }
-    let commits: Vec<store::group::offsets::Commit> = plan
+    let commits: Vec<store::group::offsets::OffsetWrite> = plan
         .offsets
         .iter()
         .map(|moved| {
             let place = moved.place.clone();
-            store::group::offsets::Commit { place, offset: moved.to, metadata: None }
+            store::group::offsets::OffsetWrite { place, offset: moved.to, metadata: None }
         })
         .collect();
     if !commits.is_empty() && !store::group::offsets::commit(connection, tenant, &commits).await? {

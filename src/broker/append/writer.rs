@@ -13,10 +13,10 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    batch::Group,
+    batch::RequestBatch,
     dedup,
     load::{Loaded, load, load_early},
-    log_caches::Memories,
+    log_caches::TenantLogCaches,
     queue::Queue,
     txn::{self, wholes},
 };
@@ -25,11 +25,11 @@ use crate::{
     rules::{
         append::{
             self, Request,
-            cache::{Head, Memory},
+            cache::{Head, LogCaches},
             plan::Plan,
-            read_set::{self, Compare},
+            read_set::{self, ExpectedHead},
         },
-        transaction::one_request::Standing,
+        transaction::one_request::TxnContext,
     },
     store::{
         self, Connection, Store,
@@ -50,15 +50,15 @@ pub struct Passed {
     pub written: Option<Written>,
 }
 
-pub enum Quick {
+pub enum FastOutcome {
     Passed(Passed),
     /// The memory does not know enough.
     Unknown,
     /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
-    Overtaken(BTreeMap<LogId, Compare>),
+    Overtaken(BTreeMap<LogId, ExpectedHead>),
 }
 
-pub enum Full {
+pub enum SlowOutcome {
     Passed(Passed),
     /// These logs are gone with their topics; nothing was done.
     Vanished(BTreeSet<LogId>),
@@ -70,15 +70,15 @@ pub enum Full {
 pub struct Writer {
     store: Store,
     connection: Option<Connection>,
-    memory: Memories,
+    memory: TenantLogCaches,
 }
 
 impl Writer {
     pub fn new(store: Store) -> Self {
-        Self { store, connection: None, memory: Memories::default() }
+        Self { store, connection: None, memory: TenantLogCaches::default() }
     }
 
-    pub fn memory(&mut self, tenant: TenantId) -> &mut Memory {
+    pub fn memory(&mut self, tenant: TenantId) -> &mut LogCaches {
         self.memory.of(tenant)
     }
 
@@ -91,14 +91,14 @@ impl Writer {
     }
 
     /// Decides over the memory, and writes where it was right.
-    pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
+    pub async fn quick(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
         let memory = self.memory.of(group.tenant);
-        let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
+        let Some(connection) = &mut self.connection else { return Ok(FastOutcome::Unknown) };
         if !read_set::is_known(memory, &group.requests) {
-            return Ok(Quick::Unknown);
+            return Ok(FastOutcome::Unknown);
         }
-        let Some(mut standing) = Standing::assumed(wholes(&group.requests)) else {
-            return Ok(Quick::Unknown);
+        let Some(mut standing) = TxnContext::assumed(wholes(&group.requests)) else {
+            return Ok(FastOutcome::Unknown);
         };
         let look = dedup::recall(connection, group.tenant, memory, &group.requests);
         match timeout(PASS_TIMEOUT, look).await {
@@ -109,17 +109,19 @@ impl Writer {
         let plan = append::decide(memory, &group.requests, &mut standing);
         if !plan.silent.is_empty() {
             self.forget(group.tenant, &group.requests);
-            return Ok(Quick::Unknown);
+            return Ok(FastOutcome::Unknown);
         }
         let writes = plan.writes_anything();
         let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
-            Ok(Held::Yes(written)) => Ok(Quick::Passed(self.confirm(group.tenant, plan, written))),
-            Ok(Held::No) => {
+            Ok(PlanStanding::Yes(written)) => {
+                Ok(FastOutcome::Passed(self.confirm(group.tenant, plan, written)))
+            }
+            Ok(PlanStanding::No) => {
                 if writes {
                     self.forget(group.tenant, &group.requests);
                 }
-                Ok(Quick::Overtaken(plan.compares().collect()))
+                Ok(FastOutcome::Overtaken(plan.compares().collect()))
             }
             Err(store::Error::Unavailable(error)) if writes => {
                 Err(self.fail(group, store::Error::OutcomeUnknown(error)))
@@ -131,12 +133,12 @@ impl Writer {
     /// Locks, loads, decides, writes, commits.
     pub async fn full(
         &mut self,
-        group: &mut Group,
+        group: &mut RequestBatch,
         queue: &mut Queue,
-    ) -> Result<Full, store::Error> {
+    ) -> Result<SlowOutcome, store::Error> {
         match timeout(PASS_TIMEOUT, self.full_attempts(group, queue)).await {
             Ok(Ok(full)) => {
-                if let Full::Behind(_) = &full {
+                if let SlowOutcome::Behind(_) = &full {
                     self.forget(group.tenant, &group.requests);
                 }
                 Ok(full)
@@ -151,9 +153,9 @@ impl Writer {
 
     async fn full_attempts(
         &mut self,
-        group: &mut Group,
+        group: &mut RequestBatch,
         queue: &mut Queue,
-    ) -> Result<Full, store::Error> {
+    ) -> Result<SlowOutcome, store::Error> {
         let memory = self.memory.of(group.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
@@ -161,20 +163,20 @@ impl Writer {
         };
         let mut early = !read_set::remembers(memory, &group.requests);
         for _ in 0..FULL_ATTEMPTS {
-            let Group { tenant, requests, .. } = &*group;
+            let RequestBatch { tenant, requests, .. } = &*group;
             if early
                 && let Loaded::Behind(log) =
                     load_early(connection, memory, *tenant, requests).await?
             {
-                return Ok(Full::Behind(log));
+                return Ok(SlowOutcome::Behind(log));
             }
             let attempt = full_attempt(connection, memory, group, queue, early).await?;
             match attempt {
                 Attempt::Again => early = true,
-                Attempt::Vanished(logs) => return Ok(Full::Vanished(logs)),
-                Attempt::Behind(log) => return Ok(Full::Behind(log)),
+                Attempt::Vanished(logs) => return Ok(SlowOutcome::Vanished(logs)),
+                Attempt::Behind(log) => return Ok(SlowOutcome::Behind(log)),
                 Attempt::Held(plan, written) => {
-                    return Ok(Full::Passed(self.confirm(group.tenant, plan, written)));
+                    return Ok(SlowOutcome::Passed(self.confirm(group.tenant, plan, written)));
                 }
             }
         }
@@ -210,7 +212,7 @@ impl Writer {
         }
     }
 
-    fn fail(&mut self, group: &Group, error: store::Error) -> store::Error {
+    fn fail(&mut self, group: &RequestBatch, error: store::Error) -> store::Error {
         match &error {
             store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
                 if self.connection.take().is_some() {
@@ -227,7 +229,7 @@ impl Writer {
 }
 
 /// Whether a plan stands.
-enum Held {
+enum PlanStanding {
     Yes(Option<Written>),
     No,
 }
@@ -236,21 +238,21 @@ enum Held {
 /// that begins now, after its requests arrived.
 async fn write_if(
     connection: &mut Connection,
-    group: &Group,
+    group: &RequestBatch,
     plan: &Plan,
     quick: bool,
-) -> Result<Held, store::Error> {
-    let Group { tenant, .. } = *group;
+) -> Result<PlanStanding, store::Error> {
+    let RequestBatch { tenant, .. } = *group;
     // a full pass holds what its transactions stand on, and writes them after its rows
     let ended = if quick { txn::ended(group, plan) } else { Vec::new() };
     if !plan.writes_rows_or_keys() && ended.is_empty() {
         let held = store::append::confirm(connection, tenant, &plan.writes).await?;
-        return Ok(if held { Held::Yes(None) } else { Held::No });
+        return Ok(if held { PlanStanding::Yes(None) } else { PlanStanding::No });
     }
     let records = group.records(plan);
     let records: Vec<Option<&str>> = records.iter().map(Option::as_deref).collect();
     let written = store::append::append_if(connection, tenant, plan, &records, &ended).await?;
-    Ok(written.map_or(Held::No, |written| Held::Yes(Some(written))))
+    Ok(written.map_or(PlanStanding::No, |written| PlanStanding::Yes(Some(written))))
 }
 
 enum Attempt {
@@ -263,12 +265,12 @@ enum Attempt {
 /// `early`: what could be loaded before the lock was.
 async fn full_attempt(
     connection: &mut Connection,
-    memory: &mut Memory,
-    group: &mut Group,
+    memory: &mut LogCaches,
+    group: &mut RequestBatch,
     queue: &mut Queue,
     early: bool,
 ) -> Result<Attempt, store::Error> {
-    let Group { tenant, requests, .. } = &*group;
+    let RequestBatch { tenant, requests, .. } = &*group;
     let touched = read_set::touched_logs(requests);
     let grounded = read_set::grounded_logs(requests);
     let known = positions(memory, &grounded);
@@ -333,11 +335,11 @@ async fn full_attempt(
 /// nothing was to be written. `now_at`: where the locked logs stand.
 async fn write_locked(
     mut transaction: store::Transaction<'_>,
-    memory: &Memory,
-    group: &Group,
+    memory: &LogCaches,
+    group: &RequestBatch,
     plan: &Plan,
     now_at: &BTreeMap<LogId, Offset>,
-    whole: &txn::Held,
+    whole: &txn::HeldRows,
 ) -> Result<Option<Written>, store::Error> {
     let ended = txn::ended(group, plan);
     if !plan.writes_anything() {
@@ -353,7 +355,7 @@ async fn write_locked(
         }
         return Ok(None);
     }
-    let Held::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
+    let PlanStanding::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
         return Err(store::Error::Corrupt("a locked head does not compare".into()));
     };
     let written = match written {
@@ -381,14 +383,14 @@ async fn write_locked(
     Ok(written)
 }
 
-fn positions(memory: &Memory, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
+fn positions(memory: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
     let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
     logs.iter().filter_map(position).collect()
 }
 
 /// Producers of the group that are not in the memory with a registered state: an open of them may
 /// not know of this log yet, so their session rows are held until this pass has registered them.
-fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
+fn unregistered(memory: &LogCaches, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {
         let producer = memory.get(log_id).and_then(|log| log.producers.get(producer_id));

@@ -14,12 +14,12 @@ use crate::{
 /// How many names are remembered.
 const REMEMBERED_NAMES: u64 = 100_000;
 
-pub struct Names {
+pub struct LogNames {
     store: Store,
     known: Cache<(History, TenantId, LogId), (Name, Partition)>,
 }
 
-impl Names {
+impl LogNames {
     pub fn new(store: Store) -> Self {
         Self { store, known: Cache::new(REMEMBERED_NAMES) }
     }

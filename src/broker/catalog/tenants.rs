@@ -136,8 +136,8 @@ impl Broker {
         Ok(())
     }
 
-    async fn operated(&self, change: Change) -> TenantDescription {
-        let Change { id, former, described } = change;
+    async fn operated(&self, change: TenantChange) -> TenantDescription {
+        let TenantChange { id, former, described } = change;
         let now = &described.tenant;
         tell(&former, now);
         self.settings.changed(id, now).await;
@@ -146,7 +146,7 @@ impl Broker {
 }
 
 /// What an operator has made of a tenant.
-struct Change {
+struct TenantChange {
     id: TenantId,
     former: Tenant,
     described: TenantDescription,
@@ -175,7 +175,7 @@ async fn operate(
     id: TenantId,
     former: Tenant,
     after: (Maxima, bool),
-) -> Result<Change, Error> {
+) -> Result<TenantChange, Error> {
     let mut tenant = former.clone();
     if after != said(&former) {
         let (maxima, suspended) = after;
@@ -183,7 +183,7 @@ async fn operate(
         let read = store::catalog::tenants::read(connection, id).await?;
         tenant = read.ok_or_else(Error::internal)?;
     }
-    Ok(Change { id, former, described: described(connection, id, tenant).await? })
+    Ok(TenantChange { id, former, described: described(connection, id, tenant).await? })
 }
 
 async fn described(

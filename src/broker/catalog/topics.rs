@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::settings::{SETTINGS_LAG, lock_tenant};
 use crate::{
-    broker::{Broker, Error, wakeup::watch::News},
+    broker::{Broker, Error, wakeup::watch::Change},
     model::{
         Code, LogId, Name, Offset, Partition, TenantId,
         settings::{Changes, OwnSettings},
@@ -23,12 +23,12 @@ const REMEMBERED_LOGS: u64 = 1_000_000;
 /// Names resolved lately.
 pub struct Topics {
     store: Store,
-    cache: Cache<(TenantId, Name), Found>,
+    cache: Cache<(TenantId, Name), ResolvedTopic>,
 }
 
 /// What a name meant.
 #[derive(Clone)]
-struct Found {
+struct ResolvedTopic {
     /// That it meant nothing, or could not be found out, only those are told who came before.
     topic: Result<Arc<StoredTopic>, Error>,
     history: History,
@@ -42,7 +42,7 @@ impl Topics {
             // its settings may lag so long; its logs never do: a vanished or moved head means
             // "resolve the name again"
             .time_to_live(SETTINGS_LAG)
-            .weigher(|_, found: &Found| {
+            .weigher(|_, found: &ResolvedTopic| {
                 let logs = found.topic.as_ref().map_or(0, |topic| topic.logs.len());
                 u32::try_from(logs).unwrap_or(u32::MAX).saturating_add(8)
             })
@@ -60,7 +60,8 @@ impl Topics {
     ) -> Result<Arc<StoredTopic>, Error> {
         let (arrived_at, key) = (Instant::now(), (tenant, name.clone()));
         if !anew
-            && let Some(Found { topic: Ok(topic), history, .. }) = self.cache.get(&key).await
+            && let Some(ResolvedTopic { topic: Ok(topic), history, .. }) =
+                self.cache.get(&key).await
             && history == self.store.history()
         {
             return Ok(topic);
@@ -77,7 +78,7 @@ impl Topics {
         found.unwrap_or_else(|| Err(Error::internal()))
     }
 
-    async fn find(&self, tenant: TenantId, name: &Name) -> Found {
+    async fn find(&self, tenant: TenantId, name: &Name) -> ResolvedTopic {
         let (found_at, wanted) = (Instant::now(), name.clone());
         let find = self.store.of(tenant).run(move |connection| {
             Box::pin(async move { store::catalog::topics::find(connection, tenant, &wanted).await })
@@ -91,7 +92,7 @@ impl Topics {
             Ok(topic) => self.store.saw(topic.server),
             Err(_) => self.store.history(),
         };
-        Found { topic, history, found_at }
+        ResolvedTopic { topic, history, found_at }
     }
 
     /// A topic that has this partition.
@@ -185,7 +186,7 @@ impl Broker {
         patched.await?;
         // who reads all of it has waited for new partitions as well
         let grown = self.topics.resolve(tenant, topic, true).await?;
-        let news = News::HighWatermark(grown.summary.partition_count.into());
+        let news = Change::HighWatermark(grown.summary.partition_count.into());
         self.notifier.logs_changed(tenant, &[(grown.journal, news)]);
         self.topic(tenant, topic).await
     }
@@ -221,7 +222,7 @@ impl Broker {
         });
         let logs: Vec<LogId> = delete.await?;
         self.topics.forget(tenant, topic).await;
-        let news: Vec<_> = logs.into_iter().map(|log| (log, News::Gone)).collect();
+        let news: Vec<_> = logs.into_iter().map(|log| (log, Change::Gone)).collect();
         self.notifier.logs_changed(tenant, &news);
         Ok(())
     }

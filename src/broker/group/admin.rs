@@ -19,11 +19,11 @@ use crate::{
     rules::{
         Refusal,
         group::{
-            offsets::Place,
-            reset::{self, Ground},
+            offsets::OffsetPlace,
+            reset::{self, ResetContext},
         },
     },
-    store::{self, Connection, group::offsets::Commit},
+    store::{self, Connection, group::offsets::OffsetWrite},
 };
 
 /// How often a reset or a deletion starts again when others came between.
@@ -244,8 +244,8 @@ async fn reset(
     let facts = store::group::offsets::groups(connection, tenant, groups, &nobody).await?;
     let has_members = facts.get(group).is_some_and(|facts| !facts.members.is_empty());
     reset::check(has_members, None).map_err(|refusal| stop(refusal, NOTHING_RESET))?;
-    let place = |target: &Target| Place { group: group.clone(), log_id: target.log_id };
-    let places: Vec<Place> = targets.iter().map(place).collect();
+    let place = |target: &Target| OffsetPlace { group: group.clone(), log_id: target.log_id };
+    let places: Vec<OffsetPlace> = targets.iter().map(place).collect();
     let rows = store::group::offsets::lock(connection, tenant, &places).await?;
     let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
     let ends = ends(connection, tenant, &logs).await?;
@@ -258,7 +258,7 @@ async fn reset(
         let (row, log) = found_row.ok_or(Stop::Vanished)?;
         let pinned = row.pinned_by.map(|id| (row.committed_offset, id));
         reset::check(false, pinned).map_err(|refusal| stop(refusal, &at))?;
-        let ground = Ground {
+        let ground = ResetContext {
             committed_offset: row.committed_offset,
             starts: starts.get(log_id).copied(),
             auto_offset_reset,
@@ -268,7 +268,7 @@ async fn reset(
         let offset = reset::target(to, &ground).map_err(|refusal| stop(refusal, &at))?;
         let (topic, partition) = (topic.clone(), *partition);
         offsets.push(CommittedOffset { topic, partition, offset, metadata: None });
-        commits.push(Commit { place, offset, metadata: None });
+        commits.push(OffsetWrite { place, offset, metadata: None });
     }
     if dry_run {
         return Err(Stop::Rehearsed(offsets));

@@ -18,25 +18,25 @@ use crate::{
         Broker, Error,
         read::{
             GROUND_ATTEMPTS,
-            budget::Room,
-            fair::{Several, Source, Taken},
+            budget::ReadBudget,
+            fair::{LogSlice, Several, Source},
             watermarks::Watermarks,
         },
         wakeup::{
             Awaited, Wake, patient,
-            watch::{Heard, News, Watch, number},
+            watch::{Change, Observed, Watch, number},
         },
     },
     model::{
         Code, GroupId, LogId, Name, Offset, Partition, TenantId,
         cursor::{GroupCursor, Position},
         group::{Membership, Partitions},
-        read::{Fetch, GroupFetched, Part, Run, origin, origin_bytes},
+        read::{Fetch, GroupFetched, PartitionRecords, Run, origin, origin_bytes},
     },
     rules::group::position::{is_withheld, position, run_began},
     store::{
         self,
-        group::leases::{Beat, Owned},
+        group::leases::{MemberStatus, Owned},
     },
 };
 
@@ -63,20 +63,20 @@ struct Fetching<'a> {
 }
 
 /// What a round stands on.
-struct Ground {
-    beat: Arc<Beat>,
+struct FetchContext {
+    beat: Arc<MemberStatus>,
     /// Before the beat.
     seen_at: Instant,
     membership: Membership,
     /// What is read, by log.
-    places: Vec<Place>,
+    places: Vec<FetchPosition>,
     /// What else belongs to the run, though no more is read there.
     unsettled: Vec<Position>,
     /// Something is withheld.
     withholds: bool,
 }
 
-struct Place {
+struct FetchPosition {
     topic: Name,
     partition: Partition,
     position: Position,
@@ -110,7 +110,7 @@ impl Broker {
             is_first = false;
             let sources = ground.sources();
             let found = || async {
-                let mut room = Room::new(fetch.limit, fetch.max_bytes);
+                let mut room = ReadBudget::new(fetch.limit, fetch.max_bytes);
                 self.several(tenant, &sources, fetching.first, &mut room).await
             };
             // without: rows are gone since the look, so the ground is another
@@ -118,7 +118,7 @@ impl Broker {
             let has_news = found.has_records() || !ground.membership.revoked.is_empty();
             if has_news || Instant::now() >= deadline || self.draining() {
                 self.reads.answered(found.records(), found.size_bytes());
-                if let Some(Heard { source, since, .. }) = woken {
+                if let Some(Observed { source, since, .. }) = woken {
                     self.reads.woken(source, since);
                 }
                 return self.answer_fetch(&fetching, ground, found).await;
@@ -134,7 +134,7 @@ impl Broker {
     async fn permit_all(
         &self,
         tenant: TenantId,
-        beat: &Beat,
+        beat: &MemberStatus,
         permit: impl Fn(&Name) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
@@ -147,8 +147,8 @@ impl Broker {
     async fn fetch_ground(
         &self,
         fetching: &mut Fetching<'_>,
-        (beat, seen_at): (Arc<Beat>, Instant),
-    ) -> Result<Ground, Error> {
+        (beat, seen_at): (Arc<MemberStatus>, Instant),
+    ) -> Result<FetchContext, Error> {
         let Fetching { tenant, group, member_id, .. } = *fetching;
         // once: what is told from now on is not shown by it
         let shown = fetching.shown.take();
@@ -184,9 +184,9 @@ impl Broker {
                 continue;
             };
             let (topic, partition) = (topic.clone(), *partition);
-            places.push(Place { topic, partition, position, watermarks });
+            places.push(FetchPosition { topic, partition, position, watermarks });
         }
-        Ok(Ground { beat, seen_at, membership, places, unsettled, withholds })
+        Ok(FetchContext { beat, seen_at, membership, places, unsettled, withholds })
     }
 
     /// Until there may be another answer, or the lease is to be renewed; not at all where something
@@ -194,16 +194,16 @@ impl Broker {
     async fn await_news(
         &self,
         fetching: &mut Fetching<'_>,
-        ground: Ground,
+        ground: FetchContext,
         deadline: Instant,
-    ) -> Result<Option<Heard>, Error> {
-        let Ground { beat, seen_at, places, withholds, .. } = ground;
+    ) -> Result<Option<Observed>, Error> {
+        let FetchContext { beat, seen_at, places, withholds, .. } = ground;
         let timeout_ms = u64::try_from(beat.session_timeout_ms).unwrap_or_default();
         let mut until = deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
         if withholds {
             until = until.min(Instant::now() + WITHHELD_INTERVAL);
         }
-        let log = |place: &Place| (place.position.log_id, place.watermarks.high_watermark);
+        let log = |place: &FetchPosition| (place.position.log_id, place.watermarks.high_watermark);
         let of_group = (number(beat.group_id), beat.generation);
         let wanted = places.iter().map(log).chain([of_group]);
         let (mut keys, mut awaited, mut is_new) = (Vec::new(), Vec::new(), false);
@@ -223,7 +223,7 @@ impl Broker {
         fetching.watches = keys.into_iter().zip(watches).collect();
         Ok(match woken {
             Wake::Log(index, heard) if index < places.len() => {
-                Some(heard).filter(|heard| matches!(heard.news, News::HighWatermark(_)))
+                Some(heard).filter(|heard| matches!(heard.news, Change::HighWatermark(_)))
             }
             Wake::Log(..) | Wake::Nothing => None,
         })
@@ -232,20 +232,20 @@ impl Broker {
     async fn answer_fetch(
         &self,
         fetching: &Fetching<'_>,
-        ground: Ground,
+        ground: FetchContext,
         found: Several,
     ) -> Result<GroupFetched, Error> {
         let Fetching { tenant, .. } = *fetching;
-        let Ground { beat, mut membership, places, unsettled, .. } = ground;
+        let FetchContext { beat, mut membership, places, unsettled, .. } = ground;
         let Several { parts, first } = found;
         let told = Some(membership.generation).filter(|_| !membership.revoked.is_empty());
         let mut positions: Vec<Position> = places.iter().map(|place| place.position).collect();
         for part in &parts {
             positions[part.source].offset = part.next_offset;
         }
-        let part = |Taken { source, slices, .. }| {
-            let Place { topic, partition, .. } = &places[source];
-            Part { origin: origin(Some(topic), *partition), slices }
+        let part = |LogSlice { source, slices, .. }| {
+            let FetchPosition { topic, partition, .. } = &places[source];
+            PartitionRecords { origin: origin(Some(topic), *partition), slices }
         };
         let parts = parts.into_iter().map(part).collect();
         // what the cursor names and the member keeps not, let go of in this very call as well
@@ -316,7 +316,7 @@ impl<'a> Fetching<'a> {
 
     /// What was fetched of partitions that the member is to let go of and is not committed yet; and of
     /// a run that continues also what was fetched of those that it has lost.
-    fn unsettled(&self, kept: &[Owned], revoked: &[Owned], beat: &Beat) -> Vec<Position> {
+    fn unsettled(&self, kept: &[Owned], revoked: &[Owned], beat: &MemberStatus) -> Vec<Position> {
         let is_unsettled = |owned: &Owned, named: &Position| {
             let Owned { committed_offset, pinned_offset, starts, watermarks, .. } = *owned;
             let ends = watermarks.unwrap_or_default();
@@ -342,7 +342,7 @@ impl<'a> Fetching<'a> {
     fn position(
         &mut self,
         owned: &Owned,
-        beat: &Beat,
+        beat: &MemberStatus,
         watermarks: Watermarks,
     ) -> Result<Option<Position>, Error> {
         let Owned { log_id, since: owned_since, committed_offset, starts, pinned_offset, .. } =
@@ -361,9 +361,9 @@ impl<'a> Fetching<'a> {
     }
 }
 
-impl Ground {
+impl FetchContext {
     fn sources(&self) -> Vec<Source> {
-        let source = |place: &Place| Source {
+        let source = |place: &FetchPosition| Source {
             log: place.position.log_id,
             from: place.position.offset,
             high_watermark: place.watermarks.high_watermark,

@@ -11,10 +11,10 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use crate::{
-    broker::{Error, read::watermarks::Begins},
+    broker::{Error, read::watermarks::When},
     model::{Name, TenantId},
     rules::group::renewed,
-    store::{self, Connection, Store, group::leases::Beat},
+    store::{self, Connection, Store, group::leases::MemberStatus},
 };
 
 /// Most members one statement looks at.
@@ -23,36 +23,36 @@ const MEMBERS_PER_BEAT: usize = 1_000;
 const HEARTBEAT_WINDOW: Duration = Duration::from_millis(50);
 
 /// None: there is no such member.
-pub type Seen = Option<Arc<Beat>>;
+pub type SeenMember = Option<Arc<MemberStatus>>;
 
-struct Call {
+struct LeaseCall {
     group: Name,
     member_id: String,
-    answer: oneshot::Sender<Result<Seen, Error>>,
+    answer: oneshot::Sender<Result<SeenMember, Error>>,
 }
 
-type Queue = (TenantId, Begins);
+type Queue = (TenantId, When);
 
 #[derive(Clone)]
-pub struct Beats {
+pub struct Leases {
     store: Store,
     /// What waits for the next look; an entry means that somebody makes it.
-    waiting: Arc<Mutex<HashMap<Queue, Vec<Call>>>>,
+    waiting: Arc<Mutex<HashMap<Queue, Vec<LeaseCall>>>>,
 }
 
-impl Beats {
+impl Leases {
     pub fn new(store: Store) -> Self {
         Self { store, waiting: Arc::default() }
     }
 
-    /// As [`Beats::beat`], with all those of its window.
+    /// As [`Leases::beat`], with all those of its window.
     pub async fn heartbeat(
         &self,
         tenant: TenantId,
         group: &Name,
         member_id: &str,
-    ) -> Result<Seen, Error> {
-        self.ask((tenant, Begins::Later), group, member_id).await
+    ) -> Result<SeenMember, Error> {
+        self.ask((tenant, When::Later), group, member_id).await
     }
 
     /// The member as it is now or later. Its lease goes on.
@@ -61,13 +61,13 @@ impl Beats {
         tenant: TenantId,
         group: &Name,
         member_id: &str,
-    ) -> Result<Seen, Error> {
-        self.ask((tenant, Begins::AtOnce), group, member_id).await
+    ) -> Result<SeenMember, Error> {
+        self.ask((tenant, When::AtOnce), group, member_id).await
     }
 
-    async fn ask(&self, queue: Queue, group: &Name, member_id: &str) -> Result<Seen, Error> {
+    async fn ask(&self, queue: Queue, group: &Name, member_id: &str) -> Result<SeenMember, Error> {
         let (answer, answered) = oneshot::channel();
-        let call = Call { group: group.clone(), member_id: member_id.to_owned(), answer };
+        let call = LeaseCall { group: group.clone(), member_id: member_id.to_owned(), answer };
         let idle = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             let idle = !waiting.contains_key(&queue);
@@ -85,7 +85,7 @@ impl Beats {
         let (tenant, begins) = queue;
         let mut is_behind = false;
         loop {
-            if begins == Begins::Later && !is_behind {
+            if begins == When::Later && !is_behind {
                 sleep(HEARTBEAT_WINDOW).await;
             }
             let mut lot = {
@@ -109,7 +109,7 @@ impl Beats {
             let members: Vec<(Name, String)> =
                 lot.iter().map(|call| (call.group.clone(), call.member_id.clone())).collect();
             // a heartbeat reads nothing
-            let with_watermarks = begins == Begins::AtOnce;
+            let with_watermarks = begins == When::AtOnce;
             let look = self.store.of(tenant).write(move |connection| {
                 Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
             });
@@ -138,7 +138,7 @@ async fn look(
     tenant: TenantId,
     members: &[(Name, String)],
     with_watermarks: bool,
-) -> Result<Vec<Option<Beat>>, store::Error> {
+) -> Result<Vec<Option<MemberStatus>>, store::Error> {
     let asked: Vec<(&Name, &str)> = members.iter().map(|(g, id)| (g, id.as_str())).collect();
     let beats = store::group::leases::beats(connection, tenant, &asked, with_watermarks).await?;
     let mut leases = Vec::new();

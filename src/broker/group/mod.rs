@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     Answer, Broker, Error,
-    idempotency::{Looked, Once, count_replay},
+    idempotency::{Begun, IdempotentCall, count_replay},
 };
 use crate::{
     model::{
@@ -25,9 +25,9 @@ use crate::{
     },
     rules::{
         self, Refusal,
-        group::{Revoked, State, Topics},
+        group::{GroupState, Revoked, Topics},
     },
-    store::{self, Connection, group::leases::Beat},
+    store::{self, Connection, group::leases::MemberStatus},
     telemetry,
 };
 
@@ -35,7 +35,7 @@ use crate::{
 const CHANGE_ATTEMPTS: usize = 5;
 
 /// What a change is decided on, beside the group.
-pub(super) struct Ground {
+pub(super) struct ChangeContext {
     pub topics: Topics,
     pub now: Timestamp,
 }
@@ -43,8 +43,8 @@ pub(super) struct Ground {
 /// A change that was made.
 pub(super) struct Changed {
     pub group_id: GroupId,
-    pub before: State,
-    pub after: State,
+    pub before: GroupState,
+    pub after: GroupState,
     /// Partitions whose owners were told to let go of them, and had not in time.
     overdue: usize,
     /// What who has joined is answered.
@@ -67,7 +67,7 @@ impl Changed {
 struct Joining {
     subscription: Subscription,
     member_id: String,
-    once: Once,
+    once: IdempotentCall,
 }
 
 impl Broker {
@@ -81,15 +81,15 @@ impl Broker {
         key: Option<RequestKey>,
     ) -> Result<Answer<Joined>, Error> {
         let once = match self.look_once(tenant, key).await? {
-            Looked::Before(joined) => return Ok(replayed(joined)),
-            Looked::New(once) => once,
+            Begun::Before(joined) => return Ok(replayed(joined)),
+            Begun::New(once) => once,
         };
         let settings = self.settings.of(tenant).await?;
         let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
         let member_id = Uuid::now_v7().to_string();
         let subscription = join.subscription.clone();
         let joining = Joining { subscription, member_id: member_id.clone(), once };
-        let change = move |state: &mut State, ground: &Ground| {
+        let change = move |state: &mut GroupState, ground: &ChangeContext| {
             let known: BTreeSet<&Name> =
                 ground.topics.partitions.iter().map(|(_, name, _)| name).collect();
             if let Some(topic) = join.subscription.topics.iter().find(|t| !known.contains(t)) {
@@ -126,7 +126,7 @@ impl Broker {
     /// told it to. Where that fails it is for its next call, or its time runs out.
     pub(super) async fn let_go(&self, tenant: TenantId, group: &Name, member_id: &str, shown: i64) {
         let id = member_id.to_owned();
-        let change = move |state: &mut State, ground: &Ground| {
+        let change = move |state: &mut GroupState, ground: &ChangeContext| {
             state.let_go(&id, Some(shown), ground.now);
             Ok(())
         };
@@ -141,7 +141,7 @@ impl Broker {
         member_id: &str,
     ) -> Result<(), Error> {
         let id = member_id.to_owned();
-        let change = move |state: &mut State, ground: &Ground| {
+        let change = move |state: &mut GroupState, ground: &ChangeContext| {
             Ok(state.leave(&id, &ground.topics, ground.now)?)
         };
         self.change_group(tenant, group, "leave", change).await?;
@@ -155,7 +155,7 @@ impl Broker {
         tenant: TenantId,
         group: &Name,
         member_id: &str,
-        beat: &Beat,
+        beat: &MemberStatus,
         shown: Option<i64>,
     ) -> Result<Membership, Error> {
         let is_news = |revoked: Revoked| {
@@ -164,8 +164,9 @@ impl Broker {
         };
         if beat.owned.iter().filter_map(|owned| owned.revoked).any(is_news) {
             let id = member_id.to_owned();
-            let change =
-                move |state: &mut State, ground: &Ground| Ok(state.beat(&id, shown, ground.now)?);
+            let change = move |state: &mut GroupState, ground: &ChangeContext| {
+                Ok(state.beat(&id, shown, ground.now)?)
+            };
             let changed = self.change_group(tenant, group, "handover", change).await?;
             return Ok(changed.after.membership(member_id));
         }
@@ -197,7 +198,7 @@ impl Broker {
     /// it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
         let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
-        let rule = Arc::new(|_: &mut State, _: &Ground| Ok(()));
+        let rule = Arc::new(|_: &mut GroupState, _: &ChangeContext| Ok(()));
         // what failed was logged, and is due again; a group that was deleted needs nothing
         if let Ok(changed) = self.try_change(tenant, group, Arc::default(), rule, true).await {
             changed.tell(tenant, group, cause);
@@ -273,10 +274,13 @@ impl Broker {
 
 /// What is to become of a group.
 pub(super) trait Rule:
-    Fn(&mut State, &Ground) -> Result<(), Error> + Send + Sync + 'static
+    Fn(&mut GroupState, &ChangeContext) -> Result<(), Error> + Send + Sync + 'static
 {
 }
-impl<F> Rule for F where F: Fn(&mut State, &Ground) -> Result<(), Error> + Send + Sync + 'static {}
+impl<F> Rule for F where
+    F: Fn(&mut GroupState, &ChangeContext) -> Result<(), Error> + Send + Sync + 'static
+{
+}
 
 /// Why one attempt of a change ended without a result.
 enum Stop {
@@ -337,8 +341,8 @@ async fn decide(
     let before = locked.state;
     let once = match joins {
         Some(joining) => match joining.once.look(connection, tenant).await? {
-            Looked::Before(joined) => return Err(Stop::Before(joined)),
-            Looked::New(once) => Some(once),
+            Begun::Before(joined) => return Err(Stop::Before(joined)),
+            Begun::New(once) => Some(once),
         },
         None => None,
     };
@@ -347,7 +351,7 @@ async fn decide(
     let names: BTreeSet<&Name> = subscriptions().flat_map(|s| &s.topics).collect();
     let all = subscriptions().any(|subscription| subscription.pattern.is_some());
     let topics = store::group::topics(connection, tenant, &names, all).await?;
-    let ground = Ground { topics, now: store::session::clock(connection).await? };
+    let ground = ChangeContext { topics, now: store::session::clock(connection).await? };
     let is_overdue = |revoked: Revoked| revoked.is_overdue(ground.now);
     let revoked = before.places.values().filter_map(|place| place.revoked);
     let overdue = revoked.filter(|revoked| is_overdue(*revoked)).count();
@@ -364,7 +368,7 @@ async fn decide(
 }
 
 /// What a member of this id is told of its join.
-fn joined(state: &State, member_id: &str) -> Option<Joined> {
+fn joined(state: &GroupState, member_id: &str) -> Option<Joined> {
     let member = state.members.get(member_id)?;
     let Membership { generation, assignment, .. } = state.membership(member_id);
     Some(Joined {

@@ -1,4 +1,4 @@
-//! Committed offsets of groups, outside of transactions: committed whole or not at all, and shown.
+//! CommitResult offsets of groups, outside of transactions: committed whole or not at all, and shown.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use crate::{
     broker::{
         Answer, Broker, Error,
-        idempotency::{Looked, Once, count_replay},
+        idempotency::{Begun, IdempotentCall, count_replay},
         read::watermarks::Watermarks,
     },
     model::{
@@ -18,7 +18,9 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::offsets::{Asked, Place, Refused, Right, Row, Verdict, judge_all},
+        group::offsets::{
+            OffsetPlace, OffsetRow, OffsetVerdict, Refused, RequestedOffset, Right, judge_all,
+        },
     },
     store::{self, Connection},
     telemetry,
@@ -51,12 +53,12 @@ impl From<Error> for Stop {
 }
 
 /// What has been committed, and whether that changed anything.
-struct Committed {
+struct CommitResult {
     offsets: Answer<Vec<CommittedOffset>>,
     is_new: bool,
 }
 
-impl Committed {
+impl CommitResult {
     fn before(offsets: Vec<CommittedOffset>) -> Self {
         count_replay("offsets");
         Self { offsets: Answer { value: offsets, is_replay: true }, is_new: false }
@@ -75,7 +77,7 @@ impl Broker {
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
         let committed = self.commit_whole(tenant, group, &commit, key).await;
         let outcome = match &committed {
-            Ok(Committed { is_new: true, .. }) => "committed",
+            Ok(CommitResult { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
             Err(error) if error.code.status() < 500 => "refused",
             Err(_) => "failed",
@@ -97,10 +99,10 @@ impl Broker {
         group: &Name,
         commit: &OffsetCommit,
         key: Option<RequestKey>,
-    ) -> Result<Committed, Error> {
+    ) -> Result<CommitResult, Error> {
         let once = match self.look_once(tenant, key).await? {
-            Looked::Before(offsets) => return Ok(Committed::before(offsets)),
-            Looked::New(once) => once,
+            Begun::Before(offsets) => return Ok(CommitResult::before(offsets)),
+            Begun::New(once) => once,
         };
         // all with a key wait for the group's row
         let _turn = match once.is_keyed() {
@@ -116,7 +118,7 @@ impl Broker {
             });
             match write.await {
                 Ok(committed) => return Ok(committed),
-                Err(Stop::Before(offsets)) => return Ok(Committed::before(offsets)),
+                Err(Stop::Before(offsets)) => return Ok(CommitResult::before(offsets)),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Vanished) => {}
             }
@@ -247,8 +249,8 @@ async fn write(
     tenant: TenantId,
     group: &Name,
     wanted: Vec<Wanted>,
-    once: Once,
-) -> Result<Committed, Stop> {
+    once: IdempotentCall,
+) -> Result<CommitResult, Stop> {
     if once.is_keyed() {
         store::group::make(connection, tenant, group).await?;
         // deleted since it was made
@@ -256,11 +258,11 @@ async fn write(
         held.ok_or(Stop::Vanished)?;
     }
     let once = match once.look(connection, tenant).await? {
-        Looked::Before(offsets) => return Err(Stop::Before(offsets)),
-        Looked::New(once) => once,
+        Begun::Before(offsets) => return Err(Stop::Before(offsets)),
+        Begun::New(once) => once,
     };
-    let place = |wanted: &Wanted| Place { group: group.clone(), log_id: wanted.log_id };
-    let places: Vec<Place> = wanted.iter().map(place).collect();
+    let place = |wanted: &Wanted| OffsetPlace { group: group.clone(), log_id: wanted.log_id };
+    let places: Vec<OffsetPlace> = wanted.iter().map(place).collect();
     let mut rows = store::group::offsets::lock(connection, tenant, &places).await?;
     let members = wanted.iter().filter_map(|wanted| match &wanted.right {
         Right::Member(member) => Some(member.member_id.as_str()),
@@ -268,12 +270,16 @@ async fn write(
     });
     let (groups, members) = (std::slice::from_ref(group), members.collect());
     let facts = store::group::offsets::groups(connection, tenant, groups, &members).await?;
-    let rows: Option<Vec<Row>> = places.iter().map(|place| rows.remove(place)).collect();
+    let rows: Option<Vec<OffsetRow>> = places.iter().map(|place| rows.remove(place)).collect();
     let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
-    let asked: Vec<Asked<'_>> = wanted
+    let asked: Vec<RequestedOffset<'_>> = wanted
         .iter()
         .zip(&rows)
-        .map(|(wanted, row)| Asked { row, right: &wanted.right, offset: wanted.item.offset })
+        .map(|(wanted, row)| RequestedOffset {
+            row,
+            right: &wanted.right,
+            offset: wanted.item.offset,
+        })
         .collect();
     let verdicts = judge_all(&asked, facts).map_err(|refused| refusal(refused, &wanted))?;
     let (mut commits, mut offsets) = (Vec::new(), Vec::new());
@@ -281,14 +287,14 @@ async fn write(
     {
         let OffsetItem { topic, partition, offset, metadata, .. } = wanted.item;
         let (offset, metadata) = match (verdict, row.committed_offset) {
-            (Verdict::Keep, Some(committed)) => (committed, row.metadata),
+            (OffsetVerdict::Keep, Some(committed)) => (committed, row.metadata),
             _ => {
                 // where a group has no members every commit tells that it lives
                 let by_member = matches!(wanted.right, Right::Member(_));
                 let is_new = row.committed_offset != Some(offset) || row.metadata != metadata;
                 if is_new || !by_member {
                     let metadata = metadata.clone();
-                    commits.push(store::group::offsets::Commit { place, offset, metadata });
+                    commits.push(store::group::offsets::OffsetWrite { place, offset, metadata });
                 }
                 (offset, metadata)
             }
@@ -299,7 +305,7 @@ async fn write(
         return Err(Stop::Vanished);
     }
     once.remember(connection, tenant, &offsets).await?;
-    Ok(Committed { offsets: Answer::new(offsets), is_new: !commits.is_empty() })
+    Ok(CommitResult { offsets: Answer::new(offsets), is_new: !commits.is_empty() })
 }
 
 /// What was refused, by name where that tells more.

@@ -17,7 +17,7 @@ use std::{
 use super::{Every, Task};
 use crate::{
     broker::{Broker, janitor},
-    model::{LogId, Offset, Timestamp, read::Row, settings::Key, survivors::Kept},
+    model::{LogId, Offset, Timestamp, read::BatchRow, settings::Key, survivors::Kept},
     rules::{
         compaction::{Cleaned, LastOffsets, Left, clean},
         settings::in_force,
@@ -26,7 +26,7 @@ use crate::{
         self, Server, Store,
         janitor::{
             Chunk,
-            compaction::{Candidate, Change, Claimed, Finished},
+            compaction::{Candidate, Claimed, CompactedRow, Finished},
         },
     },
     telemetry,
@@ -95,7 +95,7 @@ struct Round<'a> {
 
 /// What a round has done.
 #[derive(Default)]
-struct Done {
+struct RoundResult {
     /// Rows changed, and what they lost.
     rows: u64,
     dropped_records: i64,
@@ -107,7 +107,7 @@ struct Done {
 
 impl Round<'_> {
     /// None: the log is left to another replica, or has vanished.
-    async fn run(self) -> Result<Option<Done>, store::Error> {
+    async fn run(self) -> Result<Option<RoundResult>, store::Error> {
         let Candidate { log: (tenant, log), standing, now, .. } = *self.candidate;
         janitor::snapshot(self.store, tenant, log).await?;
         let candidate = self.candidate.clone();
@@ -122,7 +122,7 @@ impl Round<'_> {
         let (last, end) = self.learn(server, snapshot_offset).await?;
         let may_forget = standing.may_forget(delay_ms(self.candidate), now);
         let forget_before = if may_forget { standing.settled_offset } else { 0 };
-        let mut done = Done::default();
+        let mut done = RoundResult::default();
         let mut from = log_start_offset.min(end);
         while from < end {
             let rows = self.rows(server, (from, end)).await?;
@@ -170,7 +170,7 @@ impl Round<'_> {
         &self,
         server: Server,
         range: (Offset, Offset),
-    ) -> Result<Vec<Arc<Row>>, store::Error> {
+    ) -> Result<Vec<Arc<BatchRow>>, store::Error> {
         let (tenant, log) = self.candidate.log;
         let most = (CHUNK_BYTES, ROWS_PER_CHUNK);
         let read = self.store.run(move |connection| {
@@ -183,9 +183,9 @@ impl Round<'_> {
     async fn clean(
         &self,
         server: Server,
-        rows: &[Arc<Row>],
+        rows: &[Arc<BatchRow>],
         (last, forget_before): (&LastOffsets, Offset),
-        done: &mut Done,
+        done: &mut RoundResult,
     ) -> Result<bool, store::Error> {
         let (mut changes, mut end) = (Vec::new(), 0);
         for row in rows {
@@ -204,7 +204,7 @@ impl Round<'_> {
             done.freed_bytes += freed_bytes;
             end = row.end();
             let kept = row.kept.as_ref().map(Kept::encode);
-            changes.push(Change { base_offset: row.base_offset, kept, left, freed_bytes });
+            changes.push(CompactedRow { base_offset: row.base_offset, kept, left, freed_bytes });
         }
         if changes.is_empty() {
             return Ok(true);
@@ -216,7 +216,7 @@ impl Round<'_> {
         change.await
     }
 
-    fn tell(&self, done: &Done) {
+    fn tell(&self, done: &RoundResult) {
         let (tenant, log) = self.candidate.log;
         let count = |number: i64| u64::try_from(number).unwrap_or_default();
         metrics::counter!(telemetry::COMPACTED_RECORDS_TOTAL)

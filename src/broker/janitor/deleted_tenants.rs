@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::{Task, transaction};
 use crate::{
-    broker::{Broker, wakeup::watch::News},
+    broker::{Broker, wakeup::watch::Change},
     model::{
         LogId, Partition, TenantId,
         transaction::{Call, Caller},
@@ -123,7 +123,7 @@ async fn remove_partitions(
     let partitions = Partition::try_from(rows / 2).unwrap_or(Partition::MAX).max(1);
     let shrink = transaction(&broker.store, move |c| Box::pin(shrink(c, tenant, partitions)));
     let Some(gone) = shrink.await? else { return Ok(Chunk::default()) };
-    let news: Vec<_> = gone.iter().map(|log| (*log, News::Gone)).collect();
+    let news: Vec<_> = gone.iter().map(|log| (*log, Change::Gone)).collect();
     broker.notifier.logs_changed(tenant, &news);
     Ok(Chunk { rows: gone.len() as u64, more: true })
 }

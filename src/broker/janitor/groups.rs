@@ -8,7 +8,7 @@ use crate::{
     model::{Name, TenantId, Timestamp, settings::Key},
     rules::{
         self,
-        expiry::{GroupActivity, Verdict, judge_group},
+        expiry::{ExpiryVerdict, GroupActivity, judge_group},
     },
     store::{self, Connection, janitor::Chunk},
     telemetry,
@@ -78,7 +78,7 @@ async fn look(
         last_committed_at: locked.last_committed_at,
     };
     let now = store::session::clock(connection).await?;
-    if let Verdict::ActiveAt(at) = judge_group(&activity, limit_ms, now) {
+    if let ExpiryVerdict::ActiveAt(at) = judge_group(&activity, limit_ms, now) {
         store::group::admin::move_activity(connection, tenant, group, at).await?;
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Seldom, Task, transaction};
+use super::{Task, Throttle, transaction};
 use crate::{
     broker::Broker,
     model::dedup::Ring,
@@ -44,11 +44,11 @@ async fn turn(connection: &mut Connection, ring: Ring) -> Result<Chunk, store::E
 }
 
 /// Measures what the rings hold.
-pub struct KeySizes(Seldom);
+pub struct KeySizes(Throttle);
 
 impl Default for KeySizes {
     fn default() -> Self {
-        Self(Seldom::every(MEASURED_EVERY))
+        Self(Throttle::every(MEASURED_EVERY))
     }
 }
 

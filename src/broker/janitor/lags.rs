@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Seldom, Task};
+use super::{Task, Throttle};
 use crate::{
     broker::Broker,
     model::group::view::Lag,
@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(15);
 pub struct Lags {
     /// Groups and topics that are shown by name; 0: the lag is not measured.
     max_series: usize,
-    seldom: Seldom,
+    seldom: Throttle,
 }
 
 impl Lags {
@@ -27,7 +27,7 @@ impl Lags {
         if max_series > 0 {
             show(&[], 0);
         }
-        Self { max_series, seldom: Seldom::every(INTERVAL) }
+        Self { max_series, seldom: Throttle::every(INTERVAL) }
     }
 }
 

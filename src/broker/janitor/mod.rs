@@ -27,7 +27,7 @@
 //! - Each task has the same metrics, by its name.
 //!
 //! To add a task: implement `Task` for a struct, which has its state if it needs any (`Tenants` to go
-//! over all of them, `Seldom` to do so less often); add it to the list in `Janitor::new`, and its
+//! over all of them, `Throttle` to do so less often); add it to the list in `Janitor::new`, and its
 //! name to the label `task` in `telemetry::table`.
 
 pub mod compaction;
@@ -56,8 +56,8 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-pub use self::{snapshots::snapshot, tenants::Tenants, throttle::Seldom};
-use super::{Broker, Settings};
+pub use self::{snapshots::snapshot, tenants::Tenants, throttle::Throttle};
+use super::{Broker, ServiceConfig};
 use crate::{
     store::{self, Store, Work, janitor::Chunk},
     telemetry,
@@ -105,7 +105,7 @@ pub trait Task: Send + Sync + 'static {
 pub struct Janitor(Vec<Box<dyn Rounds>>);
 
 impl Janitor {
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &ServiceConfig) -> Self {
         Self(vec![
             task(members::Members),
             task(transactions::Late),

@@ -16,7 +16,7 @@ use crate::{
     model::{LogId, ProducerId, TenantId, Timestamp, session::OPEN_ID_MEMORY_MS},
     rules::{
         self,
-        expiry::{Activity, Verdict, judge, limited_by},
+        expiry::{Activity, ExpiryVerdict, judge, limited_by},
         session::SessionRow,
     },
     store::{
@@ -122,14 +122,14 @@ async fn look(
     let since = since(store::session::clock(connection).await?, limit_ms);
     let activity =
         store::janitor::producers::transacted(connection, tenant, producer, since).await?;
-    let locked = Locked { session, limit_ms, activity };
+    let locked = LockedSession { session, limit_ms, activity };
     let logs = store::session::registered_logs(connection, tenant, producer).await?;
     let mut verdict = verdict(connection, tenant, &locked, &logs).await?;
-    if verdict == Verdict::Expired {
+    if verdict == ExpiryVerdict::Expired {
         store::catalog::logs::lock(connection, tenant, &logs).await?;
         verdict = self::verdict(connection, tenant, &locked, &logs).await?;
     }
-    if let Verdict::ActiveAt(at) = verdict {
+    if let ExpiryVerdict::ActiveAt(at) = verdict {
         store::janitor::producers::move_activity(connection, tenant, producer, at).await?;
         return Ok(None);
     }
@@ -139,7 +139,7 @@ async fn look(
 }
 
 /// What does not change while the session is locked.
-struct Locked {
+struct LockedSession {
     session: SessionRow,
     limit_ms: Option<i64>,
     /// But for its rows. Whoever begins a transaction holds the session, too; one that is ended
@@ -150,10 +150,10 @@ struct Locked {
 async fn verdict(
     connection: &mut Connection,
     tenant: TenantId,
-    locked: &Locked,
+    locked: &LockedSession,
     logs: &[LogId],
-) -> Result<Verdict, store::Error> {
-    let Locked { session, limit_ms, activity } = locked;
+) -> Result<ExpiryVerdict, store::Error> {
+    let LockedSession { session, limit_ms, activity } = locked;
     let now = store::session::clock(connection).await?;
     let (id, since) = (session.producer_id, since(now, *limit_ms));
     let last_appended_at =

@@ -16,10 +16,10 @@ use super::{Task, transaction};
 use crate::{
     broker::Broker,
     model::{LogId, TenantId},
-    rules::retention::{Gone, Limits, Log, step},
+    rules::retention::{Gone, Log, RetentionLimits, step},
     store::{
         self, Connection,
-        janitor::{Chunk, Due, retention::Seen},
+        janitor::{Chunk, Due, retention::HeadSizes},
     },
     telemetry,
 };
@@ -46,7 +46,7 @@ impl Default for Round {
 }
 
 /// What a look at some logs has found.
-struct Found {
+struct DueLogs {
     due: Vec<Due>,
     overdue_ms: i64,
     /// The last that was looked at, if there may be more behind it.
@@ -87,23 +87,23 @@ impl Task for Retention {
     }
 }
 
-async fn find(connection: &mut Connection, after: Due) -> Result<Found, store::Error> {
+async fn find(connection: &mut Connection, after: Due) -> Result<DueLogs, store::Error> {
     // also the tenant whose logs the last round did not come to the end of
     let before = TenantId(after.0.0 - 1);
     let tenants = store::catalog::tenants::page(connection, before, TENANTS_PER_ROUND).await?;
-    let mut found = Found { due: Vec::new(), overdue_ms: 0, last: None };
+    let mut found = DueLogs { due: Vec::new(), overdue_ms: 0, last: None };
     let Some((last, _)) = tenants.last() else { return Ok(found) };
     let mut logs = store::janitor::retention::page(connection, after, LOGS_PER_ROUND).await?;
     // those of the tenants behind come with them
     let known = logs.partition_point(|seen| seen.log.0 <= *last);
     logs.truncate(known);
     let now = store::session::clock(connection).await?;
-    for Seen { log, settings, next_offset, size_bytes, oldest } in &logs {
+    for HeadSizes { log, settings, next_offset, size_bytes, oldest } in &logs {
         let Some(oldest) = oldest else { continue };
         let tenant = tenants.binary_search_by_key(&log.0, |(tenant, _)| *tenant);
         // one that was made meanwhile is seen by the next round
         let Ok(tenant) = tenant.map(|at| &tenants[at].1) else { continue };
-        let limits = Limits::of(&[settings, tenant]);
+        let limits = RetentionLimits::of(&[settings, tenant]);
         let (next_offset, size_bytes) = (*next_offset, *size_bytes);
         let head = Log { log_start_offset: 0, next_offset, size_bytes, held_offset: None };
         if limits.concern(&head, oldest, now) {
@@ -133,7 +133,7 @@ async fn take(
     };
     let kept_offset = locked.kept_offset;
     let oldest = store::janitor::retention::oldest(connection, log, kept_offset, rows).await?;
-    let limits = Limits::of(&[&locked.settings, &tenant]);
+    let limits = RetentionLimits::of(&[&locked.settings, &tenant]);
     let step = step(&locked.log, &oldest, &limits, locked.now);
     let moves = step.log_start_offset > locked.log.log_start_offset;
     if moves {

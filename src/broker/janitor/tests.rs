@@ -34,7 +34,7 @@ impl Task for Scripted {
 /// What is asked for in rounds that end when nothing is left, or each after one chunk.
 async fn rounds(due: &[&'static str], time: Duration, count: usize) -> String {
     let options = "postgres://nobody@localhost:1/nothing".parse().unwrap();
-    let broker = Broker::start_without_janitor(Store::new(options, 1), Settings::default());
+    let broker = Broker::start_without_janitor(Store::new(options, 1), ServiceConfig::default());
     let log = Arc::new(Mutex::new(String::new()));
     let task = task(Scripted { due: Mutex::new(due.to_vec()), log: log.clone() });
     for _ in 0..count {

@@ -11,12 +11,12 @@ use tokio::time::Instant;
 const SHARE: u32 = 100;
 
 /// When something is due again on this replica.
-pub struct Seldom {
+pub struct Throttle {
     interval: Duration,
     next_at: Mutex<Instant>,
 }
 
-impl Seldom {
+impl Throttle {
     pub fn every(interval: Duration) -> Self {
         Self { interval, next_at: Mutex::new(Instant::now()) }
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::model::{
     Offset,
-    read::{Row, Slice},
+    read::{BatchRow, Slice},
 };
 
 /// What fits into an answer, or into one log's part of it, and what has come already.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct ReadBudget {
     limit: usize,
     max_bytes: usize,
     /// The first record may be larger than `max_bytes`, but not than this.
@@ -18,7 +18,7 @@ pub struct Room {
     bytes: usize,
 }
 
-impl Room {
+impl ReadBudget {
     /// Of a whole answer, whose first record always comes.
     pub fn new(limit: usize, max_bytes: usize) -> Self {
         Self { limit, max_bytes, first_bytes: usize::MAX, records: 0, bytes: 0 }
@@ -37,7 +37,7 @@ impl Room {
     }
 
     /// What has come into a part.
-    pub fn add(&mut self, part: &Room) {
+    pub fn add(&mut self, part: &ReadBudget) {
         self.records += part.records;
         self.bytes = self.bytes.saturating_add(part.bytes);
     }
@@ -56,7 +56,12 @@ impl Room {
 
     /// The part of a row from an offset on that fits; none if nothing does. `origin_bytes`: of what
     /// is put into every line beside what the row says.
-    pub fn take(&mut self, row: &Arc<Row>, from: Offset, origin_bytes: usize) -> Option<Slice> {
+    pub fn take(
+        &mut self,
+        row: &Arc<BatchRow>,
+        from: Offset,
+        origin_bytes: usize,
+    ) -> Option<Slice> {
         let skipped = row.lines_before(from);
         let bytes = row.lines.as_bytes();
         let mut lines = memchr::memchr_iter(b'\n', bytes).map(|end| end + 1);
@@ -106,7 +111,7 @@ mod tests {
     use super::*;
 
     /// How many of these sizes are taken one after the other.
-    fn taken(room: &mut Room, sizes: &[usize]) -> usize {
+    fn taken(room: &mut ReadBudget, sizes: &[usize]) -> usize {
         sizes.iter().take_while(|size| room.admits(**size)).count()
     }
 
@@ -121,14 +126,14 @@ mod tests {
             (0, 100, &[1], 0),
         ];
         for (limit, max_bytes, sizes, want) in table {
-            let mut room = Room::new(limit, max_bytes);
+            let mut room = ReadBudget::new(limit, max_bytes);
             assert_eq!(taken(&mut room, sizes), want, "{limit} {max_bytes} {sizes:?}");
         }
     }
 
     #[test]
     fn a_part_takes_from_the_whole() {
-        let mut whole = Room::new(10, 100);
+        let mut whole = ReadBudget::new(10, 100);
         let mut part = whole.part(2, 30);
         assert_eq!(taken(&mut part, &[10, 10, 10]), 2);
         whole.add(&part);
@@ -148,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_first_record_of_the_first_part_is_the_answers() {
-        let mut whole = Room::new(10, 100);
+        let mut whole = ReadBudget::new(10, 100);
         let mut part = whole.part(5, 50);
         assert_eq!(taken(&mut part, &[1_000]), 1);
         whole.add(&part);

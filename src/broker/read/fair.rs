@@ -14,14 +14,14 @@ use std::sync::Arc;
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 
 use super::{
-    budget::Room,
+    budget::ReadBudget,
     page_cache::{Loaded, LogOf, PAGE_BYTES, Pages},
 };
 use crate::{
     broker::{Broker, Error},
     model::{
         LogId, Offset, TenantId,
-        read::{Row, Slice},
+        read::{BatchRow, Slice},
     },
     store::History,
 };
@@ -53,14 +53,14 @@ pub struct Source {
 #[derive(Debug, Default)]
 pub struct Several {
     /// In the order they are to be answered in.
-    pub parts: Vec<Taken>,
+    pub parts: Vec<LogSlice>,
     /// Which source has its turn first next time.
     pub first: usize,
 }
 
 /// What an answer holds of one source; no records if there is nothing before `next_offset`.
 #[derive(Debug)]
-pub struct Taken {
+pub struct LogSlice {
     /// By its place among the sources.
     pub source: usize,
     pub slices: Vec<Slice>,
@@ -94,7 +94,7 @@ impl Broker {
         tenant: TenantId,
         sources: &[Source],
         first: usize,
-        room: &mut Room,
+        room: &mut ReadBudget,
     ) -> Result<Option<Several>, Error> {
         let first = if first < sources.len() { first } else { 0 };
         let in_turn = (first..sources.len()).chain(0..first);
@@ -133,7 +133,8 @@ impl Broker {
         }
         let without = turns.iter().find(|turn| turn.slices.is_empty()).map(|turn| turn.source);
         let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
-        let parts: Vec<Taken> = turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
+        let parts: Vec<LogSlice> =
+            turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
         for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
             let source = &sources[part.source];
             let log = source.log_of(tenant);
@@ -164,9 +165,9 @@ struct Turn {
 
 impl Turn {
     /// What has moved on, by records or over a hole.
-    fn taken(self, sources: &[Source]) -> Option<Taken> {
+    fn taken(self, sources: &[Source]) -> Option<LogSlice> {
         let Turn { source, next: next_offset, slices, .. } = self;
-        (next_offset > sources[source].from).then_some(Taken { source, slices, next_offset })
+        (next_offset > sources[source].from).then_some(LogSlice { source, slices, next_offset })
     }
 }
 
@@ -201,7 +202,7 @@ impl Reading<'_> {
 
     /// Takes what fits into the room. False: nothing has been taken yet, and nothing is there any
     /// more.
-    async fn take(&self, turn: &mut Turn, room: &mut Room) -> Result<bool, Error> {
+    async fn take(&self, turn: &mut Turn, room: &mut ReadBudget) -> Result<bool, Error> {
         let source = &self.sources[turn.source];
         while source.has_more(turn.next) && room.free_records() > 0 {
             let page = turn.page.take().filter(|page| covers(page, turn.next));
@@ -213,7 +214,7 @@ impl Reading<'_> {
                 return Ok(turn.next > source.from);
             };
             let begin = page.rows.partition_point(|row| !row.reaches(turn.next));
-            let seen = |row: &&Arc<Row>| row.base_offset < source.high_watermark;
+            let seen = |row: &&Arc<BatchRow>| row.base_offset < source.high_watermark;
             for row in page.rows[begin..].iter().take_while(seen) {
                 let Some(slice) = room.take(row, turn.next, source.origin_bytes) else {
                     return Ok(true);

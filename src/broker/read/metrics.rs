@@ -8,8 +8,8 @@ use crate::{
     telemetry::{self, Counted},
 };
 
-/// Reads, and their waits.
-pub struct Reads {
+/// ReadMetrics, and their waits.
+pub struct ReadMetrics {
     answered: Counter,
     records: Counter,
     bytes: Counter,
@@ -29,7 +29,7 @@ pub enum Waited {
     Gone,
 }
 
-impl Reads {
+impl ReadMetrics {
     pub fn new() -> Self {
         let wait = |outcome: &'static str| metrics::histogram!(telemetry::READ_WAIT_DURATION_SECONDS, "outcome" => outcome);
         let woken = |source: &'static str| metrics::histogram!(telemetry::WAKEUP_DURATION_SECONDS, "source" => source);

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::{budget::Room, fair::Source, watermarks::Watermarks};
+use self::{budget::ReadBudget, fair::Source, watermarks::Watermarks};
 use super::{
     Broker, Error,
     wakeup::{
         Awaited, Wake, patient,
-        watch::{Heard, News, Watch},
+        watch::{Change, Observed, Watch},
     },
 };
 use crate::{
@@ -36,7 +36,7 @@ pub const GROUND_ATTEMPTS: usize = 5;
 const CROWD: usize = 16;
 
 /// What a read stands on after its first look.
-struct Ground {
+struct ReadContext {
     log: LogId,
     watermarks: Watermarks,
     /// Before the look began.
@@ -44,7 +44,7 @@ struct Ground {
     /// Registered before the look, if the read may wait.
     watch: Option<Watch>,
     /// What the read has waited for before it looked.
-    heard: Option<Heard>,
+    heard: Option<Observed>,
 }
 
 impl Broker {
@@ -60,7 +60,7 @@ impl Broker {
         let mut attempts = 0..GROUND_ATTEMPTS;
         while attempts.next().is_some() {
             let ground = self.ground(tenant, topic, partition, &read, deadline).await?;
-            let Ground { log, watermarks, seen_at, watch, heard } = ground;
+            let ReadContext { log, watermarks, seen_at, watch, heard } = ground;
             let Watermarks { log_start_offset, mut high_watermark, history } = watermarks;
             let from = match position {
                 // a position once found is kept, as far as the log still holds it
@@ -80,13 +80,13 @@ impl Broker {
                 let awaited = &mut [Awaited { watch, beyond: from, seen_at }];
                 if let Wake::Log(_, heard) = self.wait(tenant, awaited, deadline).await? {
                     match heard.news {
-                        News::HighWatermark(now) if now > from => high_watermark = now,
+                        Change::HighWatermark(now) if now > from => high_watermark = now,
                         // the log has lost its end
-                        News::HighWatermark(_) => {
+                        Change::HighWatermark(_) => {
                             attempts.start = 0;
                             continue;
                         }
-                        News::Gone => return Err(Error::topic_not_found(topic)),
+                        Change::Gone => return Err(Error::topic_not_found(topic)),
                     }
                     woken = Some(heard);
                 }
@@ -94,11 +94,13 @@ impl Broker {
             let source = Source { log, from, high_watermark, history, origin_bytes: 0 };
             let page = || self.page(tenant, source, &read);
             // without: its rows are gone since the look, so the ground is another
-            if let Some(Found { slices, next_offset, staged }) = patient(deadline, page).await? {
+            if let Some(ReadAttempt { slices, next_offset, staged }) =
+                patient(deadline, page).await?
+            {
                 let records = slices.iter().map(|slice| slice.record_count() as u64).sum();
                 let bytes = slices.iter().map(|slice| slice.end - slice.start).sum();
                 self.reads.answered(records, bytes);
-                if let Some(Heard { source, since, .. }) = woken {
+                if let Some(Observed { source, since, .. }) = woken {
                     self.reads.woken(source, since);
                 }
                 return Ok(Fetched {
@@ -122,7 +124,7 @@ impl Broker {
         partition: Partition,
         read: &Read,
         deadline: Instant,
-    ) -> Result<Ground, Error> {
+    ) -> Result<ReadContext, Error> {
         for attempt in 0..RESOLVE_ATTEMPTS {
             let resolved = self.topics.partition(tenant, topic, partition, attempt > 0).await?;
             let log = resolved.logs[partition as usize];
@@ -136,7 +138,13 @@ impl Broker {
             // under another history the name may mean another log
             let is_same = |seen: &Watermarks| seen.history.server == resolved.server;
             if let Some(watermarks) = seen.filter(is_same) {
-                return Ok(Ground { log, watermarks, seen_at, watch, heard: joined.flatten() });
+                return Ok(ReadContext {
+                    log,
+                    watermarks,
+                    seen_at,
+                    watch,
+                    heard: joined.flatten(),
+                });
             }
         }
         Err(Error::topic_not_found(topic))
@@ -151,10 +159,10 @@ impl Broker {
         watch: &mut Option<Watch>,
         start: Start,
         deadline: Instant,
-    ) -> Result<Option<Option<Heard>>, Error> {
+    ) -> Result<Option<Option<Observed>>, Error> {
         let Start::Offset(beyond) = start else { return Ok(None) };
         let stands = |watch: &mut Watch| {
-            watch.company >= CROWD && watch.known() == News::HighWatermark(beyond)
+            watch.company >= CROWD && watch.known() == Change::HighWatermark(beyond)
         };
         let Some(waiting) = watch.take_if(stands) else { return Ok(None) };
         let mut awaited = [Awaited { watch: waiting, beyond, seen_at: Instant::now() }];
@@ -208,9 +216,9 @@ impl Broker {
         tenant: TenantId,
         source: Source,
         read: &Read,
-    ) -> Result<Option<Found>, Error> {
+    ) -> Result<Option<ReadAttempt>, Error> {
         let Source { log, from, high_watermark, .. } = source;
-        let mut room = Room::new(read.limit, read.max_bytes);
+        let mut room = ReadBudget::new(read.limit, read.max_bytes);
         let found = self.several(tenant, &[source], 0, &mut room).await?;
         let Some(found) = found else { return Ok(None) };
         let part = found.parts.into_iter().next();
@@ -221,7 +229,7 @@ impl Broker {
             Isolation::ReadUncommitted if next_offset < high_watermark => Some(Vec::new()),
             Isolation::ReadUncommitted => Some(self.staged(tenant, log, room).await?),
         };
-        Ok(Some(Found { slices, next_offset, staged }))
+        Ok(Some(ReadAttempt { slices, next_offset, staged }))
     }
 
     /// What open transactions have staged, as far as there is room. Read after the log: whatever
@@ -230,7 +238,7 @@ impl Broker {
         &self,
         tenant: TenantId,
         log: LogId,
-        mut room: Room,
+        mut room: ReadBudget,
     ) -> Result<Vec<Staged>, Error> {
         let mut staged: Vec<Staged> = Vec::new();
         if room.is_full() {
@@ -260,7 +268,7 @@ impl Broker {
 }
 
 /// What one attempt has found.
-struct Found {
+struct ReadAttempt {
     slices: Vec<Slice>,
     next_offset: Offset,
     staged: Option<Vec<Staged>>,

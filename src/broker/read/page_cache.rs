@@ -16,7 +16,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     broker::Error,
-    model::{LogId, Offset, TenantId, read::Row},
+    model::{LogId, Offset, TenantId, read::BatchRow},
     rules::compaction::PAGE_LIFE_MS,
     store::{self, History, Store},
     telemetry,
@@ -35,25 +35,25 @@ const PAGE_LIFE: Duration = Duration::from_millis(PAGE_LIFE_MS.unsigned_abs());
 const OVERHEAD_BYTES: usize = 256;
 
 /// Neighbouring rows.
-pub struct Page {
-    pub rows: Vec<Arc<Row>>,
+pub struct CachedPage {
+    pub rows: Vec<Arc<BatchRow>>,
     /// The offset behind its last record, and behind the hole that follows, as far as it is known.
     pub end: Offset,
 }
 
 /// A page that is there.
-pub type Loaded = Arc<OnceCell<Page>>;
+pub type Loaded = Arc<OnceCell<CachedPage>>;
 
 #[derive(Clone)]
-struct Entry {
-    page: Arc<OnceCell<Page>>,
+struct CacheEntry {
+    page: Arc<OnceCell<CachedPage>>,
     last_used: u64,
     made_at: Instant,
     /// 0 until it is loaded.
     size_bytes: usize,
 }
 
-impl Entry {
+impl CacheEntry {
     fn is_outdated(&self) -> bool {
         self.made_at.elapsed() > PAGE_LIFE
     }
@@ -67,12 +67,12 @@ pub struct LogOf {
     pub log: LogId,
 }
 
-type Key = (LogOf, Offset);
+type PageKey = (LogOf, Offset);
 
 #[derive(Default)]
 struct Shelf {
-    pages: BTreeMap<Key, Entry>,
-    by_use: BTreeMap<u64, Key>,
+    pages: BTreeMap<PageKey, CacheEntry>,
+    by_use: BTreeMap<u64, PageKey>,
     size_bytes: usize,
     clock: u64,
 }
@@ -146,14 +146,14 @@ impl Pages {
         from: Offset,
         high_watermark: Offset,
         size_bytes: usize,
-    ) -> Result<Option<Page>, store::Error> {
+    ) -> Result<Option<CachedPage>, store::Error> {
         let to = high_watermark.min(from + PAGE_RECORDS);
         let Read { mut rows, mut end } =
             self.rows(log, (from, to), size_bytes, PAGE_RECORDS).await?;
         let holds = rows.first().is_some_and(|row| row.base_offset <= from);
         let is_dense = holds && rows.last().is_some_and(|row| row.end() >= end);
         if is_dense {
-            return Ok(Some(Page { rows, end }));
+            return Ok(Some(CachedPage { rows, end }));
         }
         // compacted; or trimmed or deleted since the watermarks were seen
         let LogOf { history: History { server, .. }, tenant, log: id } = log;
@@ -170,7 +170,7 @@ impl Pages {
             rows.extend(more.rows);
             end = more.end;
         }
-        Ok(Some(Page { rows, end }))
+        Ok(Some(CachedPage { rows, end }))
     }
 
     /// The rows of a range, as far as there is room for them, and up to where there are no others.
@@ -216,19 +216,19 @@ impl Pages {
 
 /// Rows as they were read.
 struct Read {
-    rows: Vec<Arc<Row>>,
+    rows: Vec<Arc<BatchRow>>,
     /// There are no others before it.
     end: Offset,
 }
 
 /// Bytes of their lines.
-fn size_of(rows: &[Arc<Row>]) -> usize {
+fn size_of(rows: &[Arc<BatchRow>]) -> usize {
     rows.iter().map(|row| row.lines.len()).sum()
 }
 
 impl Shelf {
     /// The page that covers an offset, or an empty one to be loaded from there on.
-    fn find(&mut self, log: LogOf, from: Offset) -> (Key, Arc<OnceCell<Page>>) {
+    fn find(&mut self, log: LogOf, from: Offset) -> (PageKey, Arc<OnceCell<CachedPage>>) {
         let before = self.pages.range(..=(log, from)).next_back();
         let covering = before.filter(|((found, start), entry)| {
             let end = entry.page.get().map(|page| page.end);
@@ -236,12 +236,12 @@ impl Shelf {
             covers && !entry.is_outdated()
         });
         let key = covering.map_or((log, from), |(key, _)| *key);
-        if self.pages.get(&key).is_some_and(Entry::is_outdated) {
+        if self.pages.get(&key).is_some_and(CacheEntry::is_outdated) {
             self.remove(key);
         }
         self.clock += 1;
         let clock = self.clock;
-        let entry = self.pages.entry(key).or_insert_with(|| Entry {
+        let entry = self.pages.entry(key).or_insert_with(|| CacheEntry {
             page: Arc::default(),
             last_used: clock,
             made_at: Instant::now(),
@@ -264,11 +264,11 @@ impl Shelf {
     }
 
     /// Makes room for a page; answers how many had to go.
-    fn loaded(&mut self, key: Key, page: &Page, capacity_bytes: usize) -> u64 {
+    fn loaded(&mut self, key: PageKey, page: &CachedPage, capacity_bytes: usize) -> u64 {
         let Some(entry) = self.pages.get_mut(&key) else { return 0 };
         if entry.size_bytes == 0 {
-            let places = |row: &Row| row.kept.as_ref().map_or(0, |kept| kept.count() * 4);
-            let size = |row: &Arc<Row>| row.lines.len() + places(row) + OVERHEAD_BYTES;
+            let places = |row: &BatchRow| row.kept.as_ref().map_or(0, |kept| kept.count() * 4);
+            let size = |row: &Arc<BatchRow>| row.lines.len() + places(row) + OVERHEAD_BYTES;
             let rows = page.rows.iter().map(size);
             entry.size_bytes = OVERHEAD_BYTES + rows.sum::<usize>();
             self.size_bytes += entry.size_bytes;
@@ -284,13 +284,13 @@ impl Shelf {
         evicted
     }
 
-    fn drop_empty(&mut self, key: Key) {
+    fn drop_empty(&mut self, key: PageKey) {
         if self.pages.get(&key).is_some_and(|entry| entry.page.get().is_none()) {
             self.remove(key);
         }
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: PageKey) {
         if let Some(entry) = self.pages.remove(&key) {
             self.by_use.remove(&entry.last_used);
             self.size_bytes -= entry.size_bytes;
@@ -311,7 +311,7 @@ mod tests {
         let (log, other) = (log(1), log(2));
         let mut shelf = Shelf::default();
         let mut load = |log, from, end| {
-            let page = Page { rows: Vec::new(), end };
+            let page = CachedPage { rows: Vec::new(), end };
             assert!(shelf.find(log, from).1.set(page).is_ok());
         };
         load(log, 0, 10);
@@ -333,7 +333,7 @@ mod tests {
         let log = log(1);
         let mut shelf = Shelf::default();
         let (key, cell) = shelf.find(log, 0);
-        assert!(cell.set(Page { rows: Vec::new(), end: 10 }).is_ok());
+        assert!(cell.set(CachedPage { rows: Vec::new(), end: 10 }).is_ok());
         shelf.loaded(key, cell.get().unwrap(), 1 << 20);
         assert!(shelf.find(log, 4).1.initialized());
         let long_ago = Instant::now().checked_sub(PAGE_LIFE + Duration::from_secs(1));

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::{
     GROUND_ATTEMPTS, RESOLVE_ATTEMPTS,
-    budget::Room,
-    fair::{Several, Source, Taken},
+    budget::ReadBudget,
+    fair::{LogSlice, Several, Source},
     watermarks::Watermarks,
 };
 use crate::{
@@ -17,14 +17,15 @@ use crate::{
         Broker, Error,
         wakeup::{
             Awaited, Wake, patient,
-            watch::{Heard, News},
+            watch::{Change, Observed},
         },
     },
     model::{
         Code, Name, Offset, Partition, TenantId, Timestamp,
         cursor::TopicCursor,
         read::{
-            Part, PartitionEnds, Start, TopicFetched, TopicRead, TopicStart, origin, origin_bytes,
+            PartitionEnds, PartitionRecords, Start, TopicFetched, TopicRead, TopicStart, origin,
+            origin_bytes,
         },
     },
     store::{self, catalog::topics::StoredTopic},
@@ -34,7 +35,7 @@ use crate::{
 const SEARCHES_AT_ONCE: usize = 4;
 
 /// What a read stands on after a look.
-struct Ground {
+struct TopicReadContext {
     topic: Arc<StoredTopic>,
     /// By partition.
     watermarks: Vec<Watermarks>,
@@ -67,7 +68,7 @@ impl Broker {
             let may_wait = Instant::now() < deadline && !self.draining();
             if may_wait && ground.is_read_up_to(&positions) {
                 woken = match self.wait(tenant, &mut ground.awaited, deadline).await? {
-                    Wake::Log(_, Heard { news: News::Gone, .. }) => {
+                    Wake::Log(_, Observed { news: Change::Gone, .. }) => {
                         return Err(Error::topic_not_found(topic));
                     }
                     Wake::Log(index, heard) => Some(heard).filter(|_| index < positions.len()),
@@ -78,13 +79,13 @@ impl Broker {
             }
             let sources = ground.sources(&positions);
             let found = || async {
-                let mut room = Room::new(read.limit, read.max_bytes);
+                let mut room = ReadBudget::new(read.limit, read.max_bytes);
                 self.several(tenant, &sources, cursor.first, &mut room).await
             };
             // without: rows are gone since the look, so the ground is another
             let Some(found) = patient(deadline, found).await? else { continue };
             self.reads.answered(found.records(), found.size_bytes());
-            if let Some(Heard { source, since, .. }) = woken {
+            if let Some(Observed { source, since, .. }) = woken {
                 self.reads.woken(source, since);
             }
             return Ok(ground.answer(tenant, positions, found));
@@ -100,7 +101,7 @@ impl Broker {
         tenant: TenantId,
         name: &Name,
         may_wait: bool,
-    ) -> Result<Ground, Error> {
+    ) -> Result<TopicReadContext, Error> {
         for attempt in 0..RESOLVE_ATTEMPTS {
             let topic = self.topics.resolve(tenant, name, attempt > 0).await?;
             let logs: Vec<_> = topic.logs.iter().chain([&topic.journal]).copied().collect();
@@ -121,7 +122,7 @@ impl Broker {
                 awaited.map(|(watch, beyond)| Awaited { watch, beyond, seen_at }).collect();
             let count = watermarks.pop().map(|journal| journal.high_watermark);
             if count.and_then(|count| usize::try_from(count).ok()) == Some(topic.logs.len()) {
-                return Ok(Ground { topic, watermarks, awaited });
+                return Ok(TopicReadContext { topic, watermarks, awaited });
             }
         }
         Err(Error::topic_not_found(name))
@@ -131,7 +132,7 @@ impl Broker {
     async fn beginning(
         &self,
         tenant: TenantId,
-        ground: &Ground,
+        ground: &TopicReadContext,
         start: &TopicStart,
     ) -> Result<Option<TopicCursor>, Error> {
         let positions = match start {
@@ -151,7 +152,7 @@ impl Broker {
     async fn search(
         &self,
         tenant: TenantId,
-        ground: &Ground,
+        ground: &TopicReadContext,
         instant: Timestamp,
     ) -> Result<Option<Vec<Offset>>, Error> {
         let logs = ground.topic.logs.iter().zip(&ground.watermarks);
@@ -163,7 +164,7 @@ impl Broker {
     }
 }
 
-impl Ground {
+impl TopicReadContext {
     fn is_read_up_to(&self, positions: &[Offset]) -> bool {
         let mut ends = self.watermarks.iter().zip(positions);
         ends.all(|(seen, position)| seen.high_watermark == *position)
@@ -194,7 +195,7 @@ impl Ground {
             high_watermark: seen.high_watermark,
         });
         let partitions = partitions.collect();
-        let part = |part: Taken| Part {
+        let part = |part: LogSlice| PartitionRecords {
             origin: origin(None, Partition::try_from(part.source).unwrap_or(Partition::MAX)),
             slices: part.slices,
         };
@@ -207,7 +208,11 @@ impl Ground {
 /// Where every partition is read from. A place that a cursor names must be there; one that was found
 /// in this read is kept, as far as the log still holds it. What has come since begins at its log
 /// start.
-fn positions(cursor: &TopicCursor, ground: &Ground, is_given: bool) -> Result<Vec<Offset>, Error> {
+fn positions(
+    cursor: &TopicCursor,
+    ground: &TopicReadContext,
+    is_given: bool,
+) -> Result<Vec<Offset>, Error> {
     let mut named = cursor.positions.iter();
     let position = |(partition, seen): (Partition, &Watermarks)| {
         let range = seen.log_start_offset..=seen.high_watermark;

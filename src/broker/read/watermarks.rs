@@ -38,14 +38,14 @@ impl Watermarks {
 }
 
 /// None: the log has vanished with its topic.
-pub type Seen = Option<Watermarks>;
+pub type SeenLog = Option<Watermarks>;
 
-type Asked = (Vec<LogId>, oneshot::Sender<Result<Vec<Seen>, Error>>);
-type Waiting = HashMap<(TenantId, Begins), Vec<Asked>>;
+type WatermarkQuestion = (Vec<LogId>, oneshot::Sender<Result<Vec<SeenLog>, Error>>);
+type Waiters = HashMap<(TenantId, When), Vec<WatermarkQuestion>>;
 
 /// When a look begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Begins {
+pub enum When {
     AtOnce,
     /// When a window has passed, with all that came meanwhile.
     Later,
@@ -55,15 +55,15 @@ pub enum Begins {
 const CROWD_WINDOW: Duration = Duration::from_millis(5);
 
 #[derive(Clone)]
-pub struct Looks {
+pub struct WatermarkReader {
     store: Store,
     /// What waits for the next look of a tenant; an entry means that somebody makes it.
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<Waiters>>,
     duration: Histogram,
     reads: Histogram,
 }
 
-impl Looks {
+impl WatermarkReader {
     pub fn new(store: Store) -> Self {
         Self {
             store,
@@ -74,13 +74,13 @@ impl Looks {
     }
 
     /// The log's watermarks, as of now or later.
-    pub async fn look(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
+    pub async fn look(&self, tenant: TenantId, log: LogId) -> Result<SeenLog, Error> {
         Ok(self.look_at_all(tenant, vec![log]).await?.pop().flatten())
     }
 
     /// The same, for one of many that were woken together.
-    pub async fn look_in_crowd(&self, tenant: TenantId, log: LogId) -> Result<Seen, Error> {
-        Ok(self.ask((tenant, Begins::Later), vec![log]).await?.pop().flatten())
+    pub async fn look_in_crowd(&self, tenant: TenantId, log: LogId) -> Result<SeenLog, Error> {
+        Ok(self.ask((tenant, When::Later), vec![log]).await?.pop().flatten())
     }
 
     /// The watermarks of each of the logs, as of one instant, now or later.
@@ -88,11 +88,11 @@ impl Looks {
         &self,
         tenant: TenantId,
         logs: Vec<LogId>,
-    ) -> Result<Vec<Seen>, Error> {
-        self.ask((tenant, Begins::AtOnce), logs).await
+    ) -> Result<Vec<SeenLog>, Error> {
+        self.ask((tenant, When::AtOnce), logs).await
     }
 
-    async fn ask(&self, queue: (TenantId, Begins), logs: Vec<LogId>) -> Result<Vec<Seen>, Error> {
+    async fn ask(&self, queue: (TenantId, When), logs: Vec<LogId>) -> Result<Vec<SeenLog>, Error> {
         let (answer, answered) = oneshot::channel();
         let idle = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,10 +107,10 @@ impl Looks {
         answered.await.unwrap_or_else(|_| Err(Error::internal()))
     }
 
-    async fn serve(self, queue: (TenantId, Begins)) {
+    async fn serve(self, queue: (TenantId, When)) {
         let (tenant, begins) = queue;
         loop {
-            if begins == Begins::Later {
+            if begins == When::Later {
                 tokio::time::sleep(CROWD_WINDOW).await;
             }
             let lot = {
@@ -195,10 +195,10 @@ impl Looks {
 }
 
 /// How many of these reads look together, the first of them always.
-fn together(lot: &[Asked]) -> usize {
+fn together(lot: &[WatermarkQuestion]) -> usize {
     let most = lot.first().map_or(0, |(logs, _)| logs.len()).max(LOGS_PER_LOOK);
     let mut asked: BTreeSet<LogId> = BTreeSet::new();
-    let fits = |(logs, _): &&Asked| {
+    let fits = |(logs, _): &&WatermarkQuestion| {
         asked.extend(logs);
         asked.len() <= most
     };
@@ -224,10 +224,10 @@ mod tests {
             (vec![(0, 1), (0, 9 * most)], 1),
         ];
         for (ranges, want) in table {
-            let asked = |(from, to): (i64, i64)| -> Asked {
+            let asked = |(from, to): (i64, i64)| -> WatermarkQuestion {
                 ((from..to).map(LogId).collect(), oneshot::channel().0)
             };
-            let lot: Vec<Asked> = ranges.into_iter().map(asked).collect();
+            let lot: Vec<WatermarkQuestion> = ranges.into_iter().map(asked).collect();
             assert_eq!(together(&lot), want);
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     },
     store::{
         self, Connection,
-        session::{Standing, Standings},
+        session::{ScopePosition, Standings},
     },
     telemetry,
 };
@@ -115,7 +115,7 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: ProducerId,
-    ) -> Result<(SessionRow, Vec<Standing>), Error> {
+    ) -> Result<(SessionRow, Vec<ScopePosition>), Error> {
         loop {
             let read = self.store.of(tenant).run(move |connection| {
                 Box::pin(async move {
@@ -144,7 +144,7 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: ProducerId,
-    ) -> Result<Vec<Standing>, Error> {
+    ) -> Result<Vec<ScopePosition>, Error> {
         loop {
             let read = self
                 .store
@@ -229,11 +229,11 @@ async fn close(
 /// What comes next in every scope the producer has appended to.
 pub(super) fn next_sequences(
     reset_epoch: Epoch,
-    standings: Vec<Standing>,
+    standings: Vec<ScopePosition>,
     limit: usize,
 ) -> Vec<NextSequence> {
     let known = standings.into_iter().filter(|standing| standing.state.last_sequence.is_some());
-    let next = |standing: Standing| NextSequence {
+    let next = |standing: ScopePosition| NextSequence {
         topic: standing.topic,
         partition: standing.partition,
         next_sequence: standing.state.next_sequence(reset_epoch),

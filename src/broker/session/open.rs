@@ -10,9 +10,9 @@ use super::{LOGS_FENCED_AT_ONCE, count, next_sequences};
 use crate::{
     broker::{
         Answer, Broker, Error,
-        idempotency::{self, Looked, Once, count_replay},
+        idempotency::{self, Begun, IdempotentCall, count_replay},
         janitor::transactions::count_aborted,
-        transaction::fence::{Transactions, abort_ongoing, transactions},
+        transaction::fence::{FencedTransactions, abort_ongoing, transactions},
     },
     model::{
         Epoch, LogId, ProducerId, TenantId,
@@ -24,7 +24,7 @@ use crate::{
     rules::{self, Refusal, session::SessionRow},
     store::{
         self, Connection,
-        session::{Standing, Standings},
+        session::{ScopePosition, Standings},
     },
 };
 
@@ -72,8 +72,8 @@ struct Attempt {
 impl Attempt {
     fn new(
         row: SessionRow,
-        standings: Vec<Standing>,
-        transactions: Transactions,
+        standings: Vec<ScopePosition>,
+        transactions: FencedTransactions,
         duplicate: bool,
     ) -> Self {
         let (reset_epoch, is_fencing) = (row.facts.reset_epoch, row.fencing);
@@ -97,8 +97,8 @@ impl Broker {
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
         let once = match self.look_once(tenant, key).await? {
-            Looked::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
-            Looked::New(once) => once,
+            Begun::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
+            Begun::New(once) => once,
         };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
@@ -173,9 +173,9 @@ impl Broker {
             return Ok(opened);
         }
         Ok(match self.look_once(tenant, Some(key)).await? {
-            Looked::Before(Attempt { opened, is_fencing: false, .. }) => opened,
+            Begun::Before(Attempt { opened, is_fencing: false, .. }) => opened,
             // forgotten meanwhile
-            Looked::Before(_) | Looked::New(_) => opened,
+            Begun::Before(_) | Begun::New(_) => opened,
         })
     }
 
@@ -184,7 +184,7 @@ impl Broker {
         tenant: TenantId,
         open: &Open,
         timeout_ms: &Result<i64, Error>,
-        once: Once,
+        once: IdempotentCall,
     ) -> Result<Attempt, Stop> {
         if let Some(attempt) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
             return Ok(attempt);
@@ -207,7 +207,7 @@ impl Broker {
         tenant: TenantId,
         open: Open,
         timeout_ms: &Result<i64, Error>,
-        once: Once,
+        once: IdempotentCall,
     ) -> Result<Option<Attempt>, Stop> {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
@@ -247,14 +247,14 @@ fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
 async fn take_turn(
     connection: &mut Connection,
     tenant: TenantId,
-    once: Once,
-) -> Result<Once, Stop> {
+    once: IdempotentCall,
+) -> Result<IdempotentCall, Stop> {
     if once.is_keyed() {
         store::catalog::tenants::lock(connection, tenant).await?;
     }
     match once.look(connection, tenant).await? {
-        Looked::Before(attempt) => Err(Stop::Before(attempt)),
-        Looked::New(once) => Ok(once),
+        Begun::Before(attempt) => Err(Stop::Before(attempt)),
+        Begun::New(once) => Ok(once),
     }
 }
 
@@ -263,13 +263,13 @@ async fn open_new(
     tenant: TenantId,
     open: &Open,
     timeout_ms: i64,
-    once: Once,
+    once: IdempotentCall,
 ) -> Result<Option<Attempt>, Stop> {
     let once = take_turn(connection, tenant, once).await?;
     check_open_id(connection, open).await?;
     let made = store::session::open_new(connection, tenant, open, timeout_ms).await?;
     let Some(row) = made else { return Ok(None) };
-    let attempt = Attempt::new(row, Vec::new(), Transactions::default(), false);
+    let attempt = Attempt::new(row, Vec::new(), FencedTransactions::default(), false);
     once.remember(connection, tenant, &attempt).await?;
     Ok(Some(attempt))
 }
@@ -360,7 +360,7 @@ async fn standings(
     connection: &mut Connection,
     tenant: TenantId,
     id: ProducerId,
-) -> Result<Vec<Standing>, Stop> {
+) -> Result<Vec<ScopePosition>, Stop> {
     match store::session::standings(connection, tenant, id).await? {
         Standings::Known(standings) => Ok(standings),
         Standings::Behind(logs) => Err(Stop::Behind(logs)),

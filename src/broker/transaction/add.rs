@@ -13,13 +13,13 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, batcher, enter};
+use super::{CallResult, ResolvedRequest, Stop, batcher, enter};
 use crate::{
     broker::Broker,
     model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Caller},
     rules::{
         Refusal,
-        transaction::{self, Numbering, Row, Verb},
+        transaction::{self, Numbering, TransactionRow, Verb},
     },
     store::{self, Connection, transaction::staging},
 };
@@ -38,11 +38,11 @@ pub struct Staging {
     id: Uuid,
     session: Option<(ProducerId, Epoch)>,
     sequence: Option<Sequence>,
-    asked: Arc<Asked>,
+    asked: Arc<ResolvedRequest>,
     max_batches: i64,
 }
 
-impl batcher::Call for Staging {
+impl batcher::BatchedCall for Staging {
     fn tenant(&self) -> TenantId {
         self.tenant
     }
@@ -58,15 +58,15 @@ impl batcher::Call for Staging {
     fn make<'a>(
         calls: &'a [Self],
         connection: &'a mut Connection,
-    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>> {
+    ) -> BoxFuture<'a, Result<Vec<CallResult>, store::Error>> {
         Box::pin(async move {
             let Some(Staging { tenant, max_batches, .. }) = calls.first() else {
                 return Ok(Vec::new());
             };
             let call = |call: &'a Staging| call.asked.call(call.id, call.session, call.sequence);
-            let staged: Vec<staging::Call<'_>> = calls.iter().map(call).collect();
+            let staged: Vec<staging::StagingCall<'_>> = calls.iter().map(call).collect();
             let rows = staging::stage(connection, *tenant, &staged, *max_batches).await?;
-            Ok(rows.into_iter().map(Done::now).collect())
+            Ok(rows.into_iter().map(CallResult::now).collect())
         })
     }
 }
@@ -78,8 +78,8 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         sequence: Option<Sequence>,
-        asked: &Arc<Asked>,
-    ) -> Result<Done, Stop> {
+        asked: &Arc<ResolvedRequest>,
+    ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
         if asked.too_large.is_none() {
             let staging = Staging {
@@ -103,7 +103,9 @@ impl Broker {
                 {
                     return Ok(known);
                 }
-                stage(connection, tenant, &row, sequence, &asked, &settings).await.map(Done::now)
+                stage(connection, tenant, &row, sequence, &asked, &settings)
+                    .await
+                    .map(CallResult::now)
             })
         });
         judge.await
@@ -114,14 +116,14 @@ impl Broker {
         tenant: TenantId,
         id: Uuid,
         caller: Caller,
-        asked: &Arc<Asked>,
-    ) -> Result<Done, Stop> {
+        asked: &Arc<ResolvedRequest>,
+    ) -> Result<CallResult, Stop> {
         let asked = asked.clone();
         let add = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
                 staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
-                Ok(Done::now(row))
+                Ok(CallResult::now(row))
             })
         });
         add.await
@@ -149,10 +151,10 @@ impl Broker {
 async fn number(
     connection: &mut Connection,
     tenant: TenantId,
-    row: &Row,
+    row: &TransactionRow,
     sequence: Sequence,
-    asked: &Asked,
-) -> Result<Option<Done>, Stop> {
+    asked: &ResolvedRequest,
+) -> Result<Option<CallResult>, Stop> {
     match transaction::number(row, sequence)? {
         Numbering::New => Ok(None),
         Numbering::Ahead => Err(Stop::Ahead { expected: row.next_sequence, received: sequence }),
@@ -162,7 +164,7 @@ async fn number(
             if digest != Some(asked.digest) {
                 return Err(Refusal::SequenceReused { sequence }.into());
             }
-            Ok(Some(Done::before(row.clone())))
+            Ok(Some(CallResult::before(row.clone())))
         }
     }
 }
@@ -171,11 +173,11 @@ async fn number(
 pub(super) async fn stage(
     connection: &mut Connection,
     tenant: TenantId,
-    row: &Row,
+    row: &TransactionRow,
     sequence: Option<Sequence>,
-    asked: &Asked,
+    asked: &ResolvedRequest,
     settings: &OwnSettings,
-) -> Result<Row, Stop> {
+) -> Result<TransactionRow, Stop> {
     if let Some(refusal) = &asked.too_large {
         return Err(refusal.clone().into());
     }
@@ -192,9 +194,9 @@ pub(super) async fn stage(
 
 /// Calls that wait for those before them, by their transactions.
 #[derive(Default)]
-pub struct Waits(Mutex<HashMap<Uuid, Waiting>>);
+pub struct Waits(Mutex<HashMap<Uuid, WaitingCall>>);
 
-struct Waiting {
+struct WaitingCall {
     calls: usize,
     /// The next sequence of the transaction, as it was last heard of here.
     next: watch::Sender<Sequence>,
@@ -217,7 +219,7 @@ impl Waits {
         if same >= WAITING_CALLS_PER_TRANSACTION || all >= WAITING_CALLS {
             return None;
         }
-        let new = || Waiting { calls: 0, next: watch::Sender::new(0) };
+        let new = || WaitingCall { calls: 0, next: watch::Sender::new(0) };
         let same = waiting.entry(id).or_insert_with(new);
         same.calls += 1;
         Some(Wait {

@@ -12,11 +12,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-use super::Done;
+use super::CallResult;
 use crate::{
     broker::{
         Error,
-        append::fair_queue::{InTurn, Places},
+        append::fair_queue::{FairQueue, Places},
         wakeup::notifier::Notifier,
     },
     model::TenantId,
@@ -33,7 +33,7 @@ const GROUP_BYTES: i64 = 8 << 20;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A call that is made together with others of its kind.
-pub trait Call: Send + Sync + 'static {
+pub trait BatchedCall: Send + Sync + 'static {
     fn tenant(&self) -> TenantId;
     fn id(&self) -> Uuid;
     fn size_bytes(&self) -> i64;
@@ -42,13 +42,13 @@ pub trait Call: Send + Sync + 'static {
     fn make<'a>(
         calls: &'a [Self],
         connection: &'a mut Connection,
-    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>>
+    ) -> BoxFuture<'a, Result<Vec<CallResult>, store::Error>>
     where
         Self: Sized;
 }
 
 /// None: it was not done.
-type Made = Result<Option<Done>, Error>;
+type Made = Result<Option<CallResult>, Error>;
 type Waiting<C> = (C, oneshot::Sender<Made>);
 
 /// The way to those that make calls of one kind.
@@ -57,7 +57,7 @@ pub struct Calls<C> {
     places: Arc<Places>,
 }
 
-impl<C: Call> Calls<C> {
+impl<C: BatchedCall> Calls<C> {
     pub fn start(
         store: &Store,
         notifier: &Notifier,
@@ -66,7 +66,7 @@ impl<C: Call> Calls<C> {
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (store, notifier) = (store.clone(), notifier.clone());
-        let maker = Maker { store, notifier, connection: None, queue: InTurn::default() };
+        let maker = Maker { store, notifier, connection: None, queue: FairQueue::default() };
         tasks.spawn(maker.run(receiver, stop.clone()));
         Self { sender, places: Places::new(QUEUED_CALLS) }
     }
@@ -89,10 +89,10 @@ struct Maker<C> {
     store: Store,
     notifier: Notifier,
     connection: Option<Connection>,
-    queue: InTurn<Waiting<C>>,
+    queue: FairQueue<Waiting<C>>,
 }
 
-impl<C: Call> Maker<C> {
+impl<C: BatchedCall> Maker<C> {
     async fn run(
         mut self,
         mut receiver: mpsc::UnboundedReceiver<Waiting<C>>,
@@ -155,7 +155,7 @@ impl<C: Call> Maker<C> {
         }
     }
 
-    async fn try_make(&mut self, calls: &[C]) -> Result<Vec<Done>, store::Error> {
+    async fn try_make(&mut self, calls: &[C]) -> Result<Vec<CallResult>, store::Error> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             closed => closed.insert(self.store.connection().await?),

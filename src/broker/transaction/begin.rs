@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, add, hold_session};
+use super::{CallResult, ResolvedRequest, Stop, add, hold_session};
 use crate::{
     broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, group::offsets::count_fenced},
     model::{
@@ -14,7 +14,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        transaction::{self, Row},
+        transaction::{self, TransactionRow},
     },
     store::{
         self, Connection,
@@ -64,14 +64,14 @@ impl Broker {
         tenant: TenantId,
         new: &Arc<New>,
         refusal: Error,
-    ) -> Result<Done, Error> {
+    ) -> Result<CallResult, Error> {
         for _ in 0..RESOLVE_ATTEMPTS {
             let (new, refusal) = (new.clone(), refusal.clone());
             let find = self.store.of(tenant).transaction(move |connection| {
                 Box::pin(async move { remembered(connection, tenant, &new, refusal).await })
             });
             match find.await {
-                Ok(row) => return Ok(Done::before(row)),
+                Ok(row) => return Ok(CallResult::before(row)),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
                 Err(_) => break,
@@ -86,7 +86,7 @@ impl Broker {
         begin: &Begin,
         new: &Arc<New>,
         held: &Held,
-    ) -> Result<Done, Error> {
+    ) -> Result<CallResult, Error> {
         let work = &begin.work;
         let in_pass = begin.commit && !work.appends.is_empty();
         for attempt in 0..RESOLVE_ATTEMPTS {
@@ -117,9 +117,9 @@ impl Broker {
         tenant: TenantId,
         new: &Arc<New>,
         asked_timeout_ms: Option<i64>,
-        asked: Asked,
+        asked: ResolvedRequest,
         settings: Arc<OwnSettings>,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let limits = Limits {
             asked_timeout_ms,
             default_timeout_ms: transaction::timeout_ms(asked_timeout_ms, None, &settings)?,
@@ -134,7 +134,7 @@ impl Broker {
                 })
             });
             if let Some(row) = begin.await? {
-                return Ok(Done::now(row));
+                return Ok(CallResult::now(row));
             }
         }
         let new = new.clone();
@@ -142,9 +142,9 @@ impl Broker {
             Box::pin(async move {
                 let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {
-                    Begun::Before(row) => Ok(Done::before(row)),
+                    Begun::Before(row) => Ok(CallResult::before(row)),
                     Begun::Now(row) => {
-                        add(connection, tenant, row, &asked, &settings).await.map(Done::now)
+                        add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
                     }
                 }
             })
@@ -160,7 +160,7 @@ async fn remembered(
     tenant: TenantId,
     new: &New,
     refusal: Error,
-) -> Result<Row, Stop> {
+) -> Result<TransactionRow, Stop> {
     let claimed =
         store::transaction::one_request::claim(connection, tenant, &[(new.id, new.digest)]).await?;
     if !claimed.is_empty() {
@@ -174,7 +174,7 @@ async fn repeated(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
-) -> Result<Option<Row>, Stop> {
+) -> Result<Option<TransactionRow>, Stop> {
     let locked = store::transaction::lock(connection, tenant, &[new.id]).await?.pop();
     let Some(row) = locked else { return Ok(None) };
     if row.has_expired(store::session::clock(connection).await?) {
@@ -185,8 +185,8 @@ async fn repeated(
 }
 
 pub(super) enum Begun {
-    Now(Row),
-    Before(Row),
+    Now(TransactionRow),
+    Before(TransactionRow),
 }
 
 /// Makes the row, if there is none and nothing forbids it. What forbids it is asked after the row was
@@ -221,7 +221,11 @@ pub(super) async fn judge(
 }
 
 /// Why there can be no new row.
-async fn known(connection: &mut Connection, tenant: TenantId, new: &New) -> Result<Row, Stop> {
+async fn known(
+    connection: &mut Connection,
+    tenant: TenantId,
+    new: &New,
+) -> Result<TransactionRow, Stop> {
     if let Some(row) = repeated(connection, tenant, new).await? {
         return Ok(row);
     }
@@ -241,10 +245,10 @@ async fn known(connection: &mut Connection, tenant: TenantId, new: &New) -> Resu
 pub(super) async fn add(
     connection: &mut Connection,
     tenant: TenantId,
-    mut row: Row,
-    asked: &Asked,
+    mut row: TransactionRow,
+    asked: &ResolvedRequest,
     settings: &OwnSettings,
-) -> Result<Row, Stop> {
+) -> Result<TransactionRow, Stop> {
     if asked.append_count > 0 {
         row = match add::stage(connection, tenant, &row, None, asked, settings).await {
             Err(Stop::Again) => return Err(too_late(connection, row).await?),
@@ -259,9 +263,9 @@ pub(super) async fn add(
 }
 
 /// Why records could not be staged for a locked transaction.
-async fn too_late(connection: &mut Connection, row: Row) -> Result<Stop, Stop> {
+async fn too_late(connection: &mut Connection, row: TransactionRow) -> Result<Stop, Stop> {
     let now = store::session::clock(connection).await?;
-    let Row { state, reason, .. } = row.as_of(now);
+    let TransactionRow { state, reason, .. } = row.as_of(now);
     Ok(match state {
         State::Aborted => Refusal::InvalidTransactionState { state, reason }.into(),
         _ => Stop::Again,

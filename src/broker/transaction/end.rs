@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Asked, Done, Stop, batcher, begin, enter, record_ids, session_of};
+use super::{CallResult, ResolvedRequest, Stop, batcher, begin, enter, record_ids, session_of};
 use crate::{
     broker::{Broker, Error},
     model::{
@@ -15,12 +15,12 @@ use crate::{
         transaction::{Call, Caller, Reason, State},
     },
     rules::{
-        group::offsets::{self, Claimed, Committer, Place},
-        transaction::{self, Row, Verb, Verdict},
+        group::offsets::{self, Claimed, Committer, OffsetPlace},
+        transaction::{self, TransactionRow, TransactionVerdict, Verb},
     },
     store::{
         self, Connection,
-        group::offsets::Commit as OffsetCommit,
+        group::offsets::OffsetWrite as OffsetCommit,
         transaction::{end::Commit, staging},
     },
 };
@@ -31,7 +31,7 @@ pub struct Committing {
     commit: Commit,
 }
 
-impl batcher::Call for Committing {
+impl batcher::BatchedCall for Committing {
     fn tenant(&self) -> TenantId {
         self.tenant
     }
@@ -47,13 +47,14 @@ impl batcher::Call for Committing {
     fn make<'a>(
         calls: &'a [Self],
         connection: &'a mut Connection,
-    ) -> BoxFuture<'a, Result<Vec<Done>, store::Error>> {
+    ) -> BoxFuture<'a, Result<Vec<CallResult>, store::Error>> {
         Box::pin(async move {
             let Some(Committing { tenant, .. }) = calls.first() else { return Ok(Vec::new()) };
             let commits: Vec<Commit> = calls.iter().map(|call| call.commit).collect();
             let committed =
                 store::transaction::end::commit(connection, *tenant, &commits, false).await?;
-            let mut done: Vec<Done> = committed.rows.into_iter().map(Done::now).collect();
+            let mut done: Vec<CallResult> =
+                committed.rows.into_iter().map(CallResult::now).collect();
             // told once for all
             if let Some(first) = done.first_mut() {
                 first.high_watermarks = committed.high_watermarks;
@@ -70,8 +71,8 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         expected_appends: Option<i64>,
-        asked: &Arc<Asked>,
-    ) -> Result<Done, Stop> {
+        asked: &Arc<ResolvedRequest>,
+    ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
         if asked.is_empty() && caller != Caller::Operator {
             let commit = Commit { id, session: session_of(caller), expected_appends };
@@ -108,7 +109,7 @@ impl Broker {
         caller: Caller,
         call: &Call,
         refusal: Error,
-    ) -> Result<Done, Error> {
+    ) -> Result<CallResult, Error> {
         if !matches!(call, Call::Commit { .. }) || refusal.code.status() >= 500 {
             return Err(refusal);
         }
@@ -116,7 +117,7 @@ impl Broker {
             Box::pin(async move { enter(connection, tenant, id, caller, Verb::Commit).await })
         });
         match look.await {
-            Ok((row, Verdict::Repeat, _)) => Ok(Done::before(row)),
+            Ok((row, TransactionVerdict::Repeat, _)) => Ok(CallResult::before(row)),
             Ok(_) | Err(_) => Err(refusal),
         }
     }
@@ -126,7 +127,7 @@ impl Broker {
         tenant: TenantId,
         id: Uuid,
         caller: Caller,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
         let prepare = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_prepare(connection, tenant, id, caller, &settings).await })
@@ -139,7 +140,7 @@ impl Broker {
         tenant: TenantId,
         id: Uuid,
         caller: Caller,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let abort = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move { judge_abort(connection, tenant, id, caller).await })
         });
@@ -154,12 +155,12 @@ async fn judge_commit(
     id: Uuid,
     caller: Caller,
     expected_appends: Option<i64>,
-    asked: &Asked,
+    asked: &ResolvedRequest,
     settings: &OwnSettings,
-) -> Result<Done, Stop> {
+) -> Result<CallResult, Stop> {
     let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Commit).await?;
-    if verdict == Verdict::Repeat {
-        return Ok(Done::before(row));
+    if verdict == TransactionVerdict::Repeat {
+        return Ok(CallResult::before(row));
     }
     if !asked.is_empty() {
         // a prepared one takes nothing more
@@ -173,10 +174,10 @@ async fn judge_commit(
 pub(super) async fn finish(
     connection: &mut Connection,
     tenant: TenantId,
-    row: Row,
+    row: TransactionRow,
     expected_appends: Option<i64>,
     settings: &OwnSettings,
-) -> Result<Done, Stop> {
+) -> Result<CallResult, Stop> {
     let id = row.transaction_id;
     transaction::check_appends(expected_appends, row.append_count)?;
     let logs = staging::logs(connection, tenant, id).await?;
@@ -201,7 +202,7 @@ pub(super) async fn finish(
         }
         staging::drop_offsets(connection, tenant, id).await?;
     }
-    Ok(Done { row, duplicate: false, high_watermarks })
+    Ok(CallResult { row, duplicate: false, high_watermarks })
 }
 
 async fn judge_prepare(
@@ -210,10 +211,10 @@ async fn judge_prepare(
     id: Uuid,
     caller: Caller,
     settings: &OwnSettings,
-) -> Result<Done, Stop> {
+) -> Result<CallResult, Stop> {
     let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Prepare).await?;
-    if verdict == Verdict::Repeat {
-        return Ok(Done::before(row));
+    if verdict == TransactionVerdict::Repeat {
+        return Ok(CallResult::before(row));
     }
     let staged = staging::offsets(connection, tenant, id).await?;
     let places = judge_offsets(connection, tenant, &row, &staged).await?;
@@ -237,7 +238,7 @@ async fn judge_prepare(
     store::transaction::end::prepare(connection, tenant, id, now).await?;
     row.state = State::Prepared;
     row.prepared_at = Some(now);
-    Ok(Done::now(row))
+    Ok(CallResult::now(row))
 }
 
 async fn judge_abort(
@@ -245,14 +246,14 @@ async fn judge_abort(
     tenant: TenantId,
     id: Uuid,
     caller: Caller,
-) -> Result<Done, Stop> {
+) -> Result<CallResult, Stop> {
     let (mut row, verdict, now) = enter(connection, tenant, id, caller, Verb::Abort).await?;
-    if verdict == Verdict::Repeat {
-        return Ok(Done::before(row));
+    if verdict == TransactionVerdict::Repeat {
+        return Ok(CallResult::before(row));
     }
     if row.state == State::Prepared {
         let staged = staging::offsets(connection, tenant, id).await?;
-        let places: Vec<Place> = staged.into_iter().map(|staged| staged.place).collect();
+        let places: Vec<OffsetPlace> = staged.into_iter().map(|staged| staged.place).collect();
         store::group::offsets::lock(connection, tenant, &places).await?;
         staging::unpin(connection, tenant, id, &places).await?;
         store::transaction::record_ids::release(connection, tenant, id).await?;
@@ -262,7 +263,7 @@ async fn judge_abort(
     row.state = State::Aborted;
     row.reason = Some(reason);
     row.ended_at = Some(now);
-    Ok(Done::now(row))
+    Ok(CallResult::now(row))
 }
 
 /// Locks the places of the offsets a transaction is to commit, and judges them; those of a prepared
@@ -270,10 +271,10 @@ async fn judge_abort(
 async fn judge_offsets(
     connection: &mut Connection,
     tenant: TenantId,
-    row: &Row,
+    row: &TransactionRow,
     staged: &[Claimed],
-) -> Result<Vec<Place>, Stop> {
-    let places: Vec<Place> = staged.iter().map(|staged| staged.place.clone()).collect();
+) -> Result<Vec<OffsetPlace>, Stop> {
+    let places: Vec<OffsetPlace> = staged.iter().map(|staged| staged.place.clone()).collect();
     if places.is_empty() {
         return Ok(places);
     }

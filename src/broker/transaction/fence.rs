@@ -9,7 +9,7 @@ use crate::{
 
 /// What an open did to the transactions of its producer, and which it left.
 #[derive(Default)]
-pub struct Transactions {
+pub struct FencedTransactions {
     pub aborted: Option<Uuid>,
     pub prepared: Vec<Uuid>,
 }
@@ -42,8 +42,8 @@ pub async fn transactions(
     tenant: TenantId,
     id: ProducerId,
     opened_at: Timestamp,
-) -> Result<Transactions, store::Error> {
+) -> Result<FencedTransactions, store::Error> {
     let aborted = store::transaction::fenced_at(connection, tenant, id, opened_at).await?;
     let prepared = store::transaction::prepared(connection, tenant, id).await?;
-    Ok(Transactions { aborted, prepared })
+    Ok(FencedTransactions { aborted, prepared })
 }

@@ -11,7 +11,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        transaction::{self, Row},
+        transaction::{self, TransactionRow},
     },
     store,
 };
@@ -20,8 +20,8 @@ use crate::{
 const LATE_PER_LIST: i64 = 1_000;
 
 /// What is known of an id.
-enum Seen {
-    Row(Box<Row>),
+enum KnownTransaction {
+    Row(Box<TransactionRow>),
     Expired,
     Absent(Refusal),
 }
@@ -39,16 +39,20 @@ impl Broker {
                             store::catalog::tenants::settings(connection, tenant).await?;
                         let retention_ms = transaction::retention_ms(&settings);
                         let absent = transaction::absent(&id, horizon, retention_ms, now);
-                        return Ok::<_, Error>(Seen::Absent(absent));
+                        return Ok::<_, Error>(KnownTransaction::Absent(absent));
                     };
-                    Ok(if row.has_expired(now) { Seen::Expired } else { Seen::Row(Box::new(row)) })
+                    Ok(if row.has_expired(now) {
+                        KnownTransaction::Expired
+                    } else {
+                        KnownTransaction::Row(Box::new(row))
+                    })
                 })
             });
             match see.await? {
-                Seen::Row(row) => return Ok(row.into_transaction()),
-                Seen::Absent(refusal) => return Err(refusal.into()),
+                KnownTransaction::Row(row) => return Ok(row.into_transaction()),
+                KnownTransaction::Absent(refusal) => return Err(refusal.into()),
                 // a commit may hold it that was in time: its end is waited for
-                Seen::Expired => self.expire_transactions(tenant, vec![id]).await?,
+                KnownTransaction::Expired => self.expire_transactions(tenant, vec![id]).await?,
             }
         }
     }
@@ -77,7 +81,7 @@ impl Broker {
             Box::pin(store::transaction::list(connection, tenant, filter, after, limit + 1))
         });
         let rows = list.await?;
-        let transactions = rows.into_iter().map(Row::into_transaction).collect();
+        let transactions = rows.into_iter().map(TransactionRow::into_transaction).collect();
         Ok(Listed::cut(transactions, limit, |t: &Transaction| t.transaction_id.to_string()))
     }
 

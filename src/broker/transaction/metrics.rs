@@ -6,14 +6,14 @@ use tokio::time::Instant;
 use crate::telemetry;
 
 /// Calls of transactions that succeeded, and what became of the transactions.
-pub struct Transactions {
+pub struct TransactionMetrics {
     committed: Counter,
     committed_whole: Counter,
     commit_duration: Histogram,
     commit_duration_whole: Histogram,
 }
 
-impl Transactions {
+impl TransactionMetrics {
     pub fn new() -> Self {
         let committed = |form: &'static str| metrics::counter!(telemetry::TRANSACTIONS_COMMITTED_TOTAL, "form" => form);
         let duration = |form: &'static str| metrics::histogram!(telemetry::TRANSACTION_COMMIT_DURATION_SECONDS, "form" => form);

@@ -28,13 +28,13 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use self::resolve::Asked;
+use self::resolve::ResolvedRequest;
 use super::{
     Broker, Error,
     append::RESOLVE_ATTEMPTS,
     group::offsets::count_fenced,
     memory_budget::Held,
-    wakeup::{notifier::Notifier, watch::News},
+    wakeup::{notifier::Notifier, watch::Change},
 };
 use crate::{
     model::{
@@ -44,7 +44,7 @@ use crate::{
     rules::{
         Refusal,
         append::sequence::SessionFacts,
-        transaction::{self, Row, Verb},
+        transaction::{self, TransactionRow, Verb},
     },
     store::{self, Connection},
 };
@@ -84,27 +84,28 @@ impl From<Refusal> for Stop {
 }
 
 /// A call that was done, or had been.
-pub struct Done {
-    row: Row,
+pub struct CallResult {
+    row: TransactionRow,
     duplicate: bool,
     /// Where the next offsets of its logs are, if it has just made it visible.
     high_watermarks: Vec<(LogId, Offset)>,
 }
 
-impl Done {
-    fn now(row: Row) -> Self {
+impl CallResult {
+    fn now(row: TransactionRow) -> Self {
         Self { row, duplicate: false, high_watermarks: Vec::new() }
     }
 
-    fn before(row: Row) -> Self {
+    fn before(row: TransactionRow) -> Self {
         Self { row, duplicate: true, high_watermarks: Vec::new() }
     }
 }
 
-impl Done {
+impl CallResult {
     /// Tells those that wait for logs what has become visible.
     fn tell(&self, tenant: TenantId, notifier: &Notifier) {
-        let news = self.high_watermarks.iter().map(|(log, now)| (*log, News::HighWatermark(*now)));
+        let news =
+            self.high_watermarks.iter().map(|(log, now)| (*log, Change::HighWatermark(*now)));
         notifier.logs_changed(tenant, &news.collect::<Vec<_>>());
     }
 }
@@ -163,8 +164,8 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         call: &Arc<Call>,
-        asked: &Arc<Asked>,
-    ) -> Result<Done, Stop> {
+        asked: &Arc<ResolvedRequest>,
+    ) -> Result<CallResult, Stop> {
         match &**call {
             Call::Records { sequence, .. } => {
                 self.add_records(tenant, id, caller, *sequence, asked).await
@@ -188,8 +189,8 @@ impl Broker {
         }
     }
 
-    fn answer(&self, call: &'static str, done: Done) -> Answered {
-        let Done { row, duplicate, .. } = done;
+    fn answer(&self, call: &'static str, done: CallResult) -> Answered {
+        let CallResult { row, duplicate, .. } = done;
         if !duplicate && let Some(reason) = row.reason {
             crate::broker::janitor::transactions::count_aborted(reason, 1);
         }
@@ -236,7 +237,7 @@ async fn enter(
     id: Uuid,
     caller: Caller,
     verb: Verb,
-) -> Result<(Row, transaction::Verdict, Timestamp), Stop> {
+) -> Result<(TransactionRow, transaction::TransactionVerdict, Timestamp), Stop> {
     hold_session(connection, tenant, caller).await?;
     let locked = store::transaction::lock(connection, tenant, &[id]).await?.pop();
     let (horizon, now) = store::transaction::horizon(connection, tenant).await?;

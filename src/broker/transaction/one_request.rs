@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Asked, Done, Stop, begin, end};
+use super::{CallResult, ResolvedRequest, Stop, begin, end};
 use crate::{
     broker::{
         Broker, Error,
@@ -14,7 +14,7 @@ use crate::{
     model::{TenantId, TopicId, settings::OwnSettings},
     rules::{
         append::Request,
-        transaction::{self, one_request::Whole},
+        transaction::{self, one_request::SingleRequestTxn},
     },
     store::transaction::New,
 };
@@ -25,9 +25,9 @@ impl Broker {
         tenant: TenantId,
         new: &Arc<New>,
         asked_timeout_ms: Option<i64>,
-        asked: Asked,
+        asked: ResolvedRequest,
         settings: Arc<OwnSettings>,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
         let done = match asked.topic {
             Some(topic) => self.submit(tenant, topic, new, asked, &settings).await?,
@@ -44,14 +44,14 @@ impl Broker {
         tenant: TenantId,
         topic: TopicId,
         new: &New,
-        asked: Asked,
+        asked: ResolvedRequest,
         settings: &OwnSettings,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let size = transaction::check_size(0, asked.batch_count(), settings);
         let too_large = asked.too_large.clone().or(size.err());
         let (parts, lines): (Vec<_>, Vec<_>) = asked.parts.into_iter().unzip();
         let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
-        let whole = Whole {
+        let whole = SingleRequestTxn {
             transaction_id: new.id,
             chosen: new.chosen,
             session: new.session,
@@ -86,8 +86,8 @@ impl Broker {
         };
         self.lanes.submit(topic, Job { tenant, request, ticket })?;
         match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
-            Outcome::Committed { row, duplicate: false } => Ok(Done::now(*row)),
-            Outcome::Committed { row, duplicate: true } => Ok(Done::before(*row)),
+            Outcome::Committed { row, duplicate: false } => Ok(CallResult::now(*row)),
+            Outcome::Committed { row, duplicate: true } => Ok(CallResult::before(*row)),
             Outcome::Refused(refusal) => Err(refusal.into()),
             Outcome::Failed(error) => Err(error.into()),
             Outcome::Stale => Err(Stop::Stale),
@@ -102,16 +102,16 @@ impl Broker {
         tenant: TenantId,
         new: &Arc<New>,
         asked_timeout_ms: Option<i64>,
-        asked: Asked,
+        asked: ResolvedRequest,
         settings: Arc<OwnSettings>,
-    ) -> Result<Done, Stop> {
+    ) -> Result<CallResult, Stop> {
         let new = new.clone();
         let run = self.store.of(tenant).transaction(move |connection| {
             Box::pin(async move {
                 let begun =
                     begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
                 match begun {
-                    begin::Begun::Before(row) => Ok(Done::before(row)),
+                    begin::Begun::Before(row) => Ok(CallResult::before(row)),
                     begin::Begun::Now(row) => {
                         let row = begin::add(connection, tenant, row, &asked, &settings).await?;
                         end::finish(connection, tenant, row, None, &settings).await

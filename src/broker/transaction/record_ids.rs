@@ -7,15 +7,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use super::Stop;
-use crate::broker::Error;
 use crate::{
-    broker::append::dedup::{self, Way},
+    broker::{
+        Error,
+        append::dedup::{self, Way},
+    },
     model::{LogId, TenantId, TopicId, dedup::Ring, settings::OwnSettings, transaction::State},
     rules::{
         append::dedup::{Dedup, Known, Stopped},
         transaction::{
-            Row,
-            record_ids::{self, NewId, Topic},
+            TransactionRow,
+            record_ids::{self, IdTopic, NewId},
         },
     },
     store::{self, Connection, dedup::NewKey, transaction::staging::Logs},
@@ -23,8 +25,8 @@ use crate::{
 
 /// What a transaction claims; the heads of the journals are held.
 #[derive(Default)]
-pub struct Claims {
-    topics: BTreeMap<TopicId, Topic>,
+pub struct IdReservations {
+    topics: BTreeMap<TopicId, IdTopic>,
     new: Vec<NewId>,
     known: Known,
 }
@@ -38,21 +40,21 @@ impl From<Stopped> for Stop {
     }
 }
 
-/// Claims the ids of a locked transaction, by the settings of now; what is stored elsewhere under the
+/// IdReservations the ids of a locked transaction, by the settings of now; what is stored elsewhere under the
 /// same id leaves it. A prepared one has claimed its ids: they are released, to be remembered.
 pub async fn claim(
     connection: &mut Connection,
     tenant: TenantId,
-    row: &Row,
+    row: &TransactionRow,
     logs: &Logs,
     settings: &OwnSettings,
-) -> Result<Claims, Stop> {
+) -> Result<IdReservations, Stop> {
     if logs.with_ids.is_empty() {
-        return Ok(Claims::default());
+        return Ok(IdReservations::default());
     }
     let id = row.transaction_id;
     let of_logs = topics(connection, tenant, &logs.with_ids, settings).await?;
-    let topics: BTreeMap<TopicId, Topic> =
+    let topics: BTreeMap<TopicId, IdTopic> =
         of_logs.values().map(|topic| (topic.topic_id, *topic)).collect();
     let journals = topics.values().map(|topic| topic.journal);
     let heads: BTreeSet<LogId> = logs.all.iter().copied().chain(journals).collect();
@@ -64,14 +66,14 @@ pub async fn claim(
         let new = store::transaction::record_ids::release(connection, tenant, id).await?;
         let dedups: Vec<Dedup> = topics.values().map(|topic| topic.dedup()).collect();
         let known = look(connection, tenant, &dedups).await?;
-        return Ok(Claims { topics, new, known });
+        return Ok(IdReservations { topics, new, known });
     }
     let rows = store::transaction::record_ids::read(connection, tenant, id, &of_logs).await?;
     let dedups = record_ids::dedups(&rows);
     let known = look(connection, tenant, &dedups).await?;
-    let record_ids::Claims { new, skipped } = record_ids::judge(&known, &rows, &dedups)?;
+    let record_ids::RecordIdPlan { new, skipped } = record_ids::judge(&known, &rows, &dedups)?;
     skip(connection, tenant, id, &skipped).await?;
-    Ok(Claims { topics, new, known })
+    Ok(IdReservations { topics, new, known })
 }
 
 /// The topics of these logs that remember ids now.
@@ -80,12 +82,12 @@ async fn topics(
     tenant: TenantId,
     logs: &[LogId],
     settings: &OwnSettings,
-) -> Result<HashMap<LogId, Topic>, Stop> {
+) -> Result<HashMap<LogId, IdTopic>, Stop> {
     let found = store::transaction::record_ids::topics(connection, tenant, logs).await?;
     let remembering = found.into_iter().filter_map(|(log_id, topic)| {
         let Way { window_ms, .. } = Way::of(&topic.settings, settings)?;
         let store::transaction::record_ids::TopicOf { topic_id, journal, .. } = topic;
-        Some((log_id, Topic { topic_id, journal, window_ms }))
+        Some((log_id, IdTopic { topic_id, journal, window_ms }))
     });
     Ok(remembering.collect())
 }
@@ -120,7 +122,7 @@ async fn skip(
     store::transaction::record_ids::keep(connection, tenant, id, &left.collect::<Vec<_>>()).await
 }
 
-impl Claims {
+impl IdReservations {
     /// Until a prepared transaction has ended nobody else stores records of these ids.
     pub async fn hold(
         &self,
@@ -141,7 +143,7 @@ impl Claims {
         &self,
         connection: &mut Connection,
         tenant: TenantId,
-        committed: &Row,
+        committed: &TransactionRow,
     ) -> Result<(), store::Error> {
         let appends = committed.appends.as_deref().unwrap_or_default();
         if appends.iter().any(|append| append.record_count == 0) {
@@ -153,7 +155,7 @@ impl Claims {
             .await?;
         }
         let key = |id: &NewId| {
-            let Topic { window_ms, .. } = self.topics.get(&id.topic_id)?;
+            let IdTopic { window_ms, .. } = self.topics.get(&id.topic_id)?;
             let base_offset = appends.get(usize::try_from(id.ordinal).ok()?)?.base_offset?;
             Some(NewKey {
                 slot: self.known.slot(Ring::of(*window_ms)),
@@ -168,7 +170,7 @@ impl Claims {
         let keys: Vec<NewKey> = self.new.iter().filter_map(key).collect();
         let (Some(ended_at), false) = (committed.ended_at, keys.is_empty()) else { return Ok(()) };
         store::dedup::remember(connection, tenant, &keys, ended_at).await?;
-        let rings = |topic: &Topic| (topic.journal, Ring::of(topic.window_ms).bit());
+        let rings = |topic: &IdTopic| (topic.journal, Ring::of(topic.window_ms).bit());
         let journals: Vec<_> = self.topics.values().map(rings).collect();
         store::dedup::claimed(connection, tenant, &journals).await
     }

@@ -14,20 +14,20 @@ use crate::{
         Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
         append::Scope,
         cursor::Position,
-        transaction::{AppendItem, Claim, OffsetItem, appends_digest},
+        transaction::{AppendItem, CommitRight, OffsetItem, appends_digest},
     },
     rules::{
         self, Refusal,
-        append::{Part, Request, dedup::Dedup},
-        group::offsets::{Claimed, Place},
+        append::{Request, RequestPart, dedup::Dedup},
+        group::offsets::{Claimed, OffsetPlace},
         transaction::record_ids,
     },
     store::transaction::staging::{self, Spread},
 };
 
-pub struct Asked {
+pub struct ResolvedRequest {
     /// In the order of the items, then of each partition's first record.
-    pub parts: Vec<(Part, Lines)>,
+    pub parts: Vec<(RequestPart, Lines)>,
     /// What ids the records of each part have, as they are staged.
     pub ids: Vec<Option<Vec<u8>>>,
     /// Of each part.
@@ -61,8 +61,8 @@ impl Broker {
         held: &Held,
         in_pass: bool,
         anew: bool,
-    ) -> Result<Asked, Error> {
-        let mut asked = Asked {
+    ) -> Result<ResolvedRequest, Error> {
+        let mut asked = ResolvedRequest {
             parts: Vec::new(),
             ids: Vec::new(),
             topics: Vec::new(),
@@ -118,7 +118,7 @@ impl Broker {
         in_pass: bool,
         anew: bool,
     ) -> Result<Vec<Claimed>, Error> {
-        let mut last: BTreeMap<Place, (Claimed, Option<&Name>)> = BTreeMap::new();
+        let mut last: BTreeMap<OffsetPlace, (Claimed, Option<&Name>)> = BTreeMap::new();
         for (index, item) in offsets.iter().enumerate() {
             for (claimed, topic) in self.claims(tenant, index, item, anew).await? {
                 let claimed = match last.get(&claimed.place) {
@@ -163,7 +163,7 @@ impl Broker {
             OffsetItem::At { group, topic, partition, offset, claim } => {
                 let found = self.topics.partition(tenant, topic, *partition, anew).await?;
                 let log_id = found.logs[*partition as usize];
-                let place = Place { group: group.clone(), log_id };
+                let place = OffsetPlace { group: group.clone(), log_id };
                 let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
                 Ok(vec![(claimed, Some(topic))])
             }
@@ -172,9 +172,9 @@ impl Broker {
                 let cursor = self.cursor(tenant, group, member, cursor, &pointer).await?;
                 let claimed = |position: Position| {
                     let Position { log_id, owned_since: generation, offset, began } = position;
-                    let place = Place { group: group.clone(), log_id };
+                    let place = OffsetPlace { group: group.clone(), log_id };
                     let (member_id, expected) = (member.member_id.clone(), None);
-                    let claim = Claim::Member { member_id, generation, expected, began };
+                    let claim = CommitRight::Member { member_id, generation, expected, began };
                     (Claimed { place, offset, claim }, None)
                 };
                 Ok(cursor.positions.into_iter().map(claimed).collect())
@@ -183,7 +183,7 @@ impl Broker {
     }
 }
 
-impl Asked {
+impl ResolvedRequest {
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.offsets.is_empty()
     }
@@ -204,16 +204,27 @@ impl Asked {
         id: Uuid,
         session: Option<(ProducerId, Epoch)>,
         sequence: Option<Sequence>,
-    ) -> staging::Call<'_> {
+    ) -> staging::StagingCall<'_> {
         let parts = self.parts.iter().zip(&self.ids).map(staged).collect();
-        let Asked { digest, append_count, ref spreads, .. } = *self;
+        let ResolvedRequest { digest, append_count, ref spreads, .. } = *self;
         let records = self.dedups.iter().flat_map(|dedup| &dedup.records);
         let id_count = records.filter(|record| record.key.is_some()).count() as i64;
-        staging::Call { id, session, sequence, digest, append_count, id_count, parts, spreads }
+        staging::StagingCall {
+            id,
+            session,
+            sequence,
+            digest,
+            append_count,
+            id_count,
+            parts,
+            spreads,
+        }
     }
 }
 
-fn staged<'a>(((part, lines), ids): (&'a (Part, Lines), &'a Option<Vec<u8>>)) -> staging::Part<'a> {
-    let Part { log_id, record_count, .. } = *part;
-    staging::Part { log_id, record_count, records: lines.as_str(), ids: ids.as_deref() }
+fn staged<'a>(
+    ((part, lines), ids): (&'a (RequestPart, Lines), &'a Option<Vec<u8>>),
+) -> staging::StagedPart<'a> {
+    let RequestPart { log_id, record_count, .. } = *part;
+    staging::StagedPart { log_id, record_count, records: lines.as_str(), ids: ids.as_deref() }
 }

@@ -10,7 +10,7 @@ use std::{future::Future, time::Duration};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout_at};
 
-use self::watch::{Heard, News, Watch};
+use self::watch::{Change, Observed, Watch};
 use super::{Broker, Error, read::metrics::Waited};
 use crate::{
     model::{Code, Offset, TenantId},
@@ -34,7 +34,7 @@ pub struct Awaited {
 #[derive(Clone, Copy, Debug)]
 pub enum Wake {
     /// A log, by its place among those awaited, has grown or is gone, or has lost its end.
-    Log(usize, Heard),
+    Log(usize, Observed),
     /// The time is over, the server drains, or others need the place of one who has many.
     Nothing,
 }
@@ -65,8 +65,8 @@ impl Broker {
             None => Wake::Nothing,
         };
         let how = match woken {
-            Wake::Log(_, Heard { news: News::HighWatermark(_), .. }) => Waited::Records,
-            Wake::Log(_, Heard { news: News::Gone, .. }) => Waited::Gone,
+            Wake::Log(_, Observed { news: Change::HighWatermark(_), .. }) => Waited::Records,
+            Wake::Log(_, Observed { news: Change::Gone, .. }) => Waited::Gone,
             Wake::Nothing => Waited::Nothing,
         };
         self.reads.waited(begun, &how);

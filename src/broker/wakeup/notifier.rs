@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     notify::Signals,
-    watch::{News, Watches, number},
+    watch::{Change, Watches, number},
 };
 use crate::model::{GroupId, LogId, TenantId};
 
@@ -17,7 +17,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, News)]) {
+    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, Change)]) {
         for (log_id, news) in news {
             self.watches.tell(tenant, *log_id, *news);
         }
@@ -25,6 +25,6 @@ impl Notifier {
     }
 
     pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
-        self.logs_changed(tenant, &[(number(group), News::HighWatermark(generation))]);
+        self.logs_changed(tenant, &[(number(group), Change::HighWatermark(generation))]);
     }
 }

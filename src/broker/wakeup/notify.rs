@@ -30,13 +30,13 @@ const EVERYTHING: &str = "*";
 const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
 
-type Key = (TenantId, LogId);
+type LogKey = (TenantId, LogId);
 
 pub struct Signals {
     store: Store,
     /// Tells this replica's notices from others'.
     replica: String,
-    changed: Mutex<BTreeSet<Key>>,
+    changed: Mutex<BTreeSet<LogKey>>,
     wake: Notify,
     /// Whether this replica listens and has not heard itself yet.
     unheard: AtomicBool,
@@ -55,7 +55,7 @@ impl Signals {
     }
 
     /// Other replicas learn of it within milliseconds.
-    pub fn changed(&self, keys: impl IntoIterator<Item = Key>) {
+    pub fn changed(&self, keys: impl IntoIterator<Item = LogKey>) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
         self.wake.notify_one();
     }

@@ -1,4 +1,4 @@
-//! Seats for those who wait for records: a tenant may have all that are free, and gives back what is
+//! WaitPermits for those who wait for records: a tenant may have all that are free, and gives back what is
 //! more than its share as soon as another, who has less, needs it.
 
 use std::{
@@ -10,38 +10,38 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::TenantId;
 
-pub struct Seats {
+pub struct WaitPermits {
     most: usize,
-    taken: Mutex<HashMap<TenantId, VecDeque<Taken>>>,
+    taken: Mutex<HashMap<TenantId, VecDeque<TakenPermit>>>,
 }
 
-struct Taken {
+struct TakenPermit {
     number: u64,
     /// How many seats it is worth.
     count: usize,
     revoked: CancellationToken,
 }
 
-/// Taken until dropped, or until revoked: then it is another's already.
-pub struct Seat {
+/// TakenPermit until dropped, or until revoked: then it is another's already.
+pub struct WaitPermit {
     tenant: TenantId,
     number: u64,
-    seats: Arc<Seats>,
+    seats: Arc<WaitPermits>,
     pub revoked: CancellationToken,
 }
 
-fn count(taken: &VecDeque<Taken>) -> usize {
+fn count(taken: &VecDeque<TakenPermit>) -> usize {
     taken.iter().map(|taken| taken.count).sum()
 }
 
-impl Seats {
+impl WaitPermits {
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
     /// Who wants more than there are, takes all. None: the tenant has its share, and the others have
     /// the rest.
-    pub fn take(self: &Arc<Self>, tenant: TenantId, count: usize) -> Option<Seat> {
+    pub fn take(self: &Arc<Self>, tenant: TenantId, count: usize) -> Option<WaitPermit> {
         let mut tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let others = tenants.keys().filter(|other| **other != tenant).count();
         let share = self.most / (others + 1);
@@ -64,9 +64,9 @@ impl Seats {
         let revoked = CancellationToken::new();
         let own = tenants.entry(tenant).or_default();
         let number = own.back().map_or(0, |last| last.number + 1);
-        own.push_back(Taken { number, count, revoked: revoked.clone() });
+        own.push_back(TakenPermit { number, count, revoked: revoked.clone() });
         tenants.retain(|_, taken| !taken.is_empty());
-        Some(Seat { tenant, number, seats: self.clone(), revoked })
+        Some(WaitPermit { tenant, number, seats: self.clone(), revoked })
     }
 
     /// How many are taken.
@@ -76,7 +76,7 @@ impl Seats {
     }
 }
 
-impl Drop for Seat {
+impl Drop for WaitPermit {
     fn drop(&mut self) {
         let mut tenants = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if self.revoked.is_cancelled() {
@@ -99,17 +99,22 @@ mod tests {
     const B: TenantId = TenantId(2);
     const C: TenantId = TenantId(3);
 
-    fn take(seats: &Arc<Seats>, tenant: TenantId, count: usize, times: usize) -> Vec<Seat> {
+    fn take(
+        seats: &Arc<WaitPermits>,
+        tenant: TenantId,
+        count: usize,
+        times: usize,
+    ) -> Vec<WaitPermit> {
         (0..times).filter_map(|_| seats.take(tenant, count)).collect()
     }
 
-    fn left(seats: &[Seat]) -> usize {
+    fn left(seats: &[WaitPermit]) -> usize {
         seats.iter().filter(|seat| !seat.revoked.is_cancelled()).count()
     }
 
     #[test]
     fn what_is_free_may_be_borrowed_and_what_is_anothers_is_given_back() {
-        let seats = Seats::new(12);
+        let seats = WaitPermits::new(12);
         let a = take(&seats, A, 1, 20);
         assert_eq!((left(&a), a.len()), (12, 12));
         let b = take(&seats, B, 1, 20);
@@ -129,7 +134,7 @@ mod tests {
 
     #[test]
     fn many_logs_count_as_many_and_nobody_has_none() {
-        let seats = Seats::new(10);
+        let seats = WaitPermits::new(10);
         let a = take(&seats, A, 4, 9);
         assert_eq!(left(&a), 2);
         // all that is free, but no more than a share of what is not
@@ -137,8 +142,8 @@ mod tests {
         assert_eq!((left(&a), left(&b), seats.taken()), (1, 1, 9));
         let c = take(&seats, C, 99, 1);
         assert_eq!(left(&c), 1);
-        let alone = Seats::new(3);
+        let alone = WaitPermits::new(3);
         assert_eq!(take(&alone, A, 99, 2).len(), 1);
-        assert!(Seats::new(0).take(A, 1).is_none());
+        assert!(WaitPermits::new(0).take(A, 1).is_none());
     }
 }

@@ -16,7 +16,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    broker::read::watermarks::Looks,
+    broker::read::watermarks::WatermarkReader,
     model::{GroupId, LogId, Offset, TenantId},
 };
 
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 
 /// What is known to a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum Change {
     /// The log reaches at least up to here; the topic of a journal has at least so many partitions;
     /// the generation of a group is at least this.
     HighWatermark(Offset),
@@ -41,21 +41,21 @@ pub enum Source {
     Poll,
 }
 
-/// News, how this replica learned of it, and when.
+/// Change, how this replica learned of it, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Heard {
-    pub news: News,
+pub struct Observed {
+    pub news: Change,
     pub source: Source,
     pub since: Instant,
 }
 
-impl Heard {
+impl Observed {
     /// Whether it changes what is known.
     fn moves(&self, known: &Self) -> bool {
         let grows = match (known.news, self.news) {
-            (News::Gone, _) => false,
-            (News::HighWatermark(_), News::Gone) => true,
-            (News::HighWatermark(known), News::HighWatermark(new)) => new > known,
+            (Change::Gone, _) => false,
+            (Change::HighWatermark(_), Change::Gone) => true,
+            (Change::HighWatermark(known), Change::HighWatermark(new)) => new > known,
         };
         // a commit is told after it was done, so looks may know of it, and of more, before
         let is_look = !matches!(self.source, Source::Commit);
@@ -63,31 +63,31 @@ impl Heard {
     }
 }
 
-type Key = (TenantId, LogId);
+type WatchKey = (TenantId, LogId);
 
 pub struct Watches {
-    looks: Looks,
-    logs: Mutex<HashMap<Key, Watched>>,
+    looks: WatermarkReader,
+    logs: Mutex<HashMap<WatchKey, Watched>>,
 }
 
 /// A log of which news are told. It stays until a poll finds that nobody watches it: who has read
 /// something comes back for more.
 struct Watched {
-    sender: watch::Sender<Heard>,
+    sender: watch::Sender<Observed>,
     /// Most that have watched it at once since a poll.
     most: usize,
 }
 
 /// A registered interest in a log.
 pub struct Watch {
-    receiver: watch::Receiver<Heard>,
+    receiver: watch::Receiver<Observed>,
     /// With how many others the log is watched, or was lately.
     pub company: usize,
 }
 
 impl Watch {
     /// Waits for news that has not been seen by this watch.
-    pub async fn news(&mut self) -> Heard {
+    pub async fn news(&mut self) -> Observed {
         // the sender lives in `Watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
@@ -95,33 +95,33 @@ impl Watch {
 
     /// Waits until the log has grown past an offset that was seen at an instant, or is gone, or does
     /// not reach so far any more.
-    pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Heard {
+    pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Observed {
         loop {
             let heard = self.news().await;
             let is_lost = |now| now < offset && heard.since > seen_at;
             match heard.news {
-                News::HighWatermark(now) if now <= offset && !is_lost(now) => {}
+                Change::HighWatermark(now) if now <= offset && !is_lost(now) => {}
                 _ => return heard,
             }
         }
     }
 
     /// What is known already.
-    pub fn known(&self) -> News {
+    pub fn known(&self) -> Change {
         self.receiver.borrow().news
     }
 }
 
 impl Watches {
-    pub fn new(looks: Looks) -> Self {
+    pub fn new(looks: WatermarkReader) -> Self {
         Self { looks, logs: Mutex::default() }
     }
 
     pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let watched = logs.entry((tenant, log)).or_insert_with(|| {
-            let (news, source) = (News::HighWatermark(0), Source::Poll);
-            let known = Heard { news, source, since: Instant::now() };
+            let (news, source) = (Change::HighWatermark(0), Source::Poll);
+            let known = Observed { news, source, since: Instant::now() };
             Watched { sender: watch::Sender::new(known), most: 0 }
         });
         let company = watched.most.max(watched.sender.receiver_count());
@@ -131,11 +131,11 @@ impl Watches {
     }
 
     /// A commit of this replica.
-    pub fn tell(&self, tenant: TenantId, log: LogId, news: News) {
-        self.heard(tenant, log, Heard { news, source: Source::Commit, since: Instant::now() });
+    pub fn tell(&self, tenant: TenantId, log: LogId, news: Change) {
+        self.heard(tenant, log, Observed { news, source: Source::Commit, since: Instant::now() });
     }
 
-    fn heard(&self, tenant: TenantId, log: LogId, heard: Heard) {
+    fn heard(&self, tenant: TenantId, log: LogId, heard: Observed) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(watched) = logs.get(&(tenant, log)) else { return };
         watched.sender.send_if_modified(|known| {
@@ -147,9 +147,9 @@ impl Watches {
         });
     }
 
-    /// Looks at those of the logs that are watched here, after a notice.
-    pub async fn refresh(&self, changed: impl IntoIterator<Item = Key>) {
-        let watched: Vec<Key> = {
+    /// WatermarkReader at those of the logs that are watched here, after a notice.
+    pub async fn refresh(&self, changed: impl IntoIterator<Item = WatchKey>) {
+        let watched: Vec<WatchKey> = {
             let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
             changed.into_iter().filter(|key| logs.contains_key(key)).collect()
         };
@@ -168,7 +168,7 @@ impl Watches {
         self.look_at(watched, source).await;
     }
 
-    async fn look_at(&self, watched: Vec<Key>, source: Source) {
+    async fn look_at(&self, watched: Vec<WatchKey>, source: Source) {
         let since = Instant::now();
         let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
         for (tenant, log) in watched {
@@ -178,8 +178,8 @@ impl Watches {
             // away: the next poll looks again
             let Ok(seen) = self.looks.numbers(tenant, logs.clone()).await else { return };
             for log in logs {
-                let news = seen.get(&log).map_or(News::Gone, |now| News::HighWatermark(*now));
-                self.heard(tenant, log, Heard { news, source, since });
+                let news = seen.get(&log).map_or(Change::Gone, |now| Change::HighWatermark(*now));
+                self.heard(tenant, log, Observed { news, source, since });
             }
         }
     }
@@ -208,11 +208,11 @@ mod tests {
     #[test]
     fn what_is_known_shrinks_only_by_a_later_look() {
         use {
-            News::{Gone, HighWatermark},
+            Change::{Gone, HighWatermark},
             Source::{Commit, Notice, Poll},
         };
         let begun = Instant::now();
-        let heard = |news, source, after_ms| Heard {
+        let heard = |news, source, after_ms| Observed {
             news,
             source,
             since: begun + Duration::from_millis(after_ms),
@@ -243,18 +243,18 @@ mod tests {
     #[tokio::test]
     async fn who_waits_learns_that_the_log_became_shorter() {
         let store = crate::store::Store::new(Default::default(), 1);
-        let watches = Watches::new(Looks::new(store));
+        let watches = Watches::new(WatermarkReader::new(store));
         let (tenant, log, earlier) = (TenantId(1), LogId(1), Instant::now());
         let mut watch = watches.watch(tenant, log);
         let seen_at = Instant::now();
         let heard =
-            |now, since| Heard { news: News::HighWatermark(now), source: Source::Poll, since };
+            |now, since| Observed { news: Change::HighWatermark(now), source: Source::Poll, since };
         let tell = |now, since| watches.heard(tenant, log, heard(now, since));
         tell(3, earlier);
         assert!(watch.beyond(5, seen_at).now_or_never().is_none(), "it was so before");
         tell(4, Instant::now());
-        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(4));
+        assert_eq!(watch.beyond(5, seen_at).await.news, Change::HighWatermark(4));
         tell(6, Instant::now());
-        assert_eq!(watch.beyond(5, seen_at).await.news, News::HighWatermark(6));
+        assert_eq!(watch.beyond(5, seen_at).await.news, Change::HighWatermark(6));
     }
 }

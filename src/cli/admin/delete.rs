@@ -5,17 +5,17 @@ use std::io::{IsTerminal, Write, stderr, stdin};
 use anyhow::Context;
 use reqwest::Method;
 
-use crate::cli::common::PATIENCE;
 use crate::{
     cli::{
         WrongUsage,
         client::{Client, Failure, ServerFlags},
+        common::PATIENCE,
     },
     model::Name,
 };
 
 /// What there is to delete.
-pub(in crate::cli) struct Kind {
+pub(in crate::cli) struct Deletable {
     /// As people call it.
     pub noun: &'static str,
     /// Its collection in the API.
@@ -25,12 +25,12 @@ pub(in crate::cli) struct Kind {
 }
 
 pub(in crate::cli) async fn delete(
-    kind: &Kind,
+    kind: &Deletable,
     name: &Name,
     yes: bool,
     server: ServerFlags,
 ) -> anyhow::Result<()> {
-    let Kind { noun, path, with } = kind;
+    let Deletable { noun, path, with } = kind;
     if !yes {
         if !stdin().is_terminal() {
             let what = "there is no terminal to ask on: give --yes to delete without being asked";

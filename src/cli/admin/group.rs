@@ -7,14 +7,14 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{
-    delete::{Kind, delete},
+    delete::{Deletable, delete},
     txn::{number, since},
 };
-use crate::cli::common::{Common, OUTPUT, PATIENCE, name};
 use crate::{
     cli::{
         block_on,
         client::{Answer, Client, ServerFlags, counted},
+        common::{Common, OUTPUT, PATIENCE, name},
         output::{print, table, text},
     },
     model::{MAX_INTEGER, Name, Timestamp},
@@ -24,10 +24,10 @@ pub(in crate::cli) const EXAMPLE: &str = "\
 Example:
   oncelog group describe billing";
 
-const KIND: Kind = Kind { noun: "group", path: "groups", with: "all its offsets" };
+const KIND: Deletable = Deletable { noun: "group", path: "groups", with: "all its offsets" };
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum Command {
+pub(in crate::cli) enum GroupCommand {
     /// List all groups that the token covers
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog group list --json | jq -r .group"))]
     List {
@@ -103,17 +103,17 @@ fn place(text: &str) -> Result<Value, String> {
     }
 }
 
-pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(command: GroupCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            Command::List { common } => list(common).await,
-            Command::Describe { name, common } => {
+            GroupCommand::List { common } => list(common).await,
+            GroupCommand::Describe { name, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let get = client.request(Method::GET, &["groups", name.as_str()], &[]);
                 describe(&client.send(get).await?, common.json)
             }
-            Command::Reset(asked) => reset(asked).await,
-            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+            GroupCommand::Reset(asked) => reset(asked).await,
+            GroupCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
 }

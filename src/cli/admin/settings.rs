@@ -6,11 +6,11 @@ use clap::Subcommand;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
-use crate::cli::common::{Common, OUTPUT, PATIENCE};
 use crate::{
     cli::{
         block_on,
         client::{Answer, Client},
+        common::{Common, OUTPUT, PATIENCE},
         output::{print, table, text},
     },
     model::settings::{self, Key},
@@ -21,7 +21,7 @@ Each value is the tenant's own, or the default, or `operator`: then it is held d
 set for the tenant, the default's or the tenant's own value being more than that.";
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum Command {
+pub(in crate::cli) enum SettingsCommand {
     /// Show the tenant's settings, and where each comes from
     #[command(after_help = format!("{ORIGINS}\n{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
     Show {
@@ -95,15 +95,15 @@ fn change(text: &str) -> Result<(Key, Value), String> {
     Ok((key, json!(value)))
 }
 
-pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(command: SettingsCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            Command::Show { common } => {
+            SettingsCommand::Show { common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let answer = client.send(client.request(Method::GET, &["settings"], &[])).await?;
                 show(&answer, common.json)
             }
-            Command::Set { changes, common } => {
+            SettingsCommand::Set { changes, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let body: Map<String, Value> = changes
                     .into_iter()

@@ -7,14 +7,14 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{
-    delete::{Kind, delete},
+    delete::{Deletable, delete},
     settings::maximum,
 };
-use crate::cli::common::{Common, OUTPUT, PATIENCE, name};
 use crate::{
     cli::{
         block_on,
         client::{Answer, Client, ServerFlags, counted},
+        common::{Common, OUTPUT, PATIENCE, name},
         output::{print, table, text},
     },
     model::{Name, settings::Key},
@@ -30,10 +30,10 @@ All of them need a token with the scope `operator`, of whatever tenant.
 Example:
   oncelog tenant set acme max_topics=50";
 
-const KIND: Kind = Kind { noun: "tenant", path: "tenants", with: "all it has" };
+const KIND: Deletable = Deletable { noun: "tenant", path: "tenants", with: "all it has" };
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum Command {
+pub(in crate::cli) enum TenantCommand {
     /// List all tenants
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant list --json | jq -r .tenant"))]
     List {
@@ -120,26 +120,26 @@ Example:
     },
 }
 
-pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            Command::List { common } => list(common).await,
-            Command::Create { name, maxima, common } => create(&name, maxima, common).await,
-            Command::Show { name, common } => {
+            TenantCommand::List { common } => list(common).await,
+            TenantCommand::Create { name, maxima, common } => create(&name, maxima, common).await,
+            TenantCommand::Show { name, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let get = client.request(Method::GET, &["tenants", name.as_str()], &[]);
                 show(&client.send(get).await?, common.json)
             }
-            Command::Set { name, maxima, common } => {
+            TenantCommand::Set { name, maxima, common } => {
                 patch(&name, json!({"maxima": object(maxima)}), None, common).await
             }
-            Command::Suspend { name, common } => {
+            TenantCommand::Suspend { name, common } => {
                 patch(&name, json!({"suspended": true}), Some("suspended"), common).await
             }
-            Command::Resume { name, common } => {
+            TenantCommand::Resume { name, common } => {
                 patch(&name, json!({"suspended": false}), Some("served"), common).await
             }
-            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+            TenantCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
 }

@@ -6,7 +6,7 @@ use clap::Subcommand;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::delete::{Kind, delete};
+use super::delete::{Deletable, delete};
 use crate::{
     cli::{
         block_on,
@@ -21,10 +21,10 @@ pub(in crate::cli) const EXAMPLE: &str = "\
 Example:
   oncelog topic create orders --partitions 4";
 
-const KIND: Kind = Kind { noun: "topic", path: "topics", with: "all its records" };
+const KIND: Deletable = Deletable { noun: "topic", path: "topics", with: "all its records" };
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum Command {
+pub(in crate::cli) enum TopicCommand {
     /// Make a topic, or see that it is there
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
     Create {
@@ -71,10 +71,10 @@ Example:
     },
 }
 
-pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            Command::Create { name, partitions, common } => {
+            TopicCommand::Create { name, partitions, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let put = client.request(Method::PUT, &["topics", name.as_str()], &[]);
                 let put = match partitions {
@@ -87,13 +87,13 @@ pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
                 client.notice(&format!("topic {name} {done}"));
                 describe(&answer, common.json)
             }
-            Command::Describe { name, common } => {
+            TopicCommand::Describe { name, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let get = client.request(Method::GET, &["topics", name.as_str()], &[]);
                 describe(&client.send(get).await?, common.json)
             }
-            Command::List { common } => list(common).await,
-            Command::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+            TopicCommand::List { common } => list(common).await,
+            TopicCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
 }

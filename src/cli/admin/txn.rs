@@ -11,11 +11,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::cli::common::{Common, OUTPUT, PATIENCE};
 use crate::{
     cli::{
         block_on,
         client::{Answer, Client, Failure, counted},
+        common::{Common, OUTPUT, PATIENCE},
         output::{print, table, text},
         token::{lapse, life},
     },
@@ -31,7 +31,7 @@ Example:
   oncelog txn list --state prepared --older-than 5m";
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum Command {
+pub(in crate::cli) enum TxnCommand {
     /// List transactions, all that are remembered or some of them
     #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog txn list --state prepared --older-than 5m\n  oncelog txn list --json | jq -r .transaction_id"))]
     List {
@@ -91,10 +91,10 @@ pub(in crate::cli) fn id(text: &str) -> Result<Uuid, String> {
     uuid_v7(text).ok_or_else(|| "a transaction id is a UUIDv7; `oncelog txn id` makes one".into())
 }
 
-pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(command: TxnCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            Command::List { state, older_than, producer, limit, common } => {
+            TxnCommand::List { state, older_than, producer, limit, common } => {
                 let older_than = older_than.map(|age| age.as_millis().to_string());
                 let filter = [
                     ("state", state),
@@ -103,15 +103,15 @@ pub(in crate::cli) fn run(command: Command) -> anyhow::Result<()> {
                 ];
                 list(&filter, limit.unwrap_or(u64::MAX), common).await
             }
-            Command::Show { which: Which { id, common } } => {
+            TxnCommand::Show { which: Which { id, common } } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let path = ["transactions", &id.to_string()];
                 let answer = client.send(client.request(Method::GET, &path, &[])).await?;
                 show(&answer, common.json)
             }
-            Command::Abort { which } => end(which, "abort", "aborted").await,
-            Command::Commit { which } => end(which, "commit", "committed").await,
-            Command::Id => print(format!("{}\n", Uuid::now_v7()).as_bytes()),
+            TxnCommand::Abort { which } => end(which, "abort", "aborted").await,
+            TxnCommand::Commit { which } => end(which, "commit", "committed").await,
+            TxnCommand::Id => print(format!("{}\n", Uuid::now_v7()).as_bytes()),
         }
     })
 }

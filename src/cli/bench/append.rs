@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::{
     Common, Stage,
     connection::{Connection, Failure, Server},
-    events::{Requests, Session, Shape},
+    events::{BenchSession, Requests, Shape},
     measure::{Clock, Report, SharedTally, watch},
 };
 
@@ -26,7 +26,7 @@ use super::{
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct AppendFlags {
     /// Connections, each with one request at a time
     #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
@@ -34,8 +34,8 @@ pub(in crate::cli) struct Flags {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
     records_per_request: u16,
     /// What is appended to
-    #[arg(long, value_enum, default_value_t = Scope::Partition)]
-    scope: Scope,
+    #[arg(long, value_enum, default_value_t = AppendScope::Partition)]
+    scope: AppendScope,
     /// Number the requests, each connection with a session of its own; it is what happens anyway
     #[arg(long, overrides_with = "unsequenced")]
     sequenced: bool,
@@ -59,15 +59,15 @@ pub(in crate::cli) struct Flags {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Scope {
+enum AppendScope {
     /// Each connection to one partition
     Partition,
     /// All to the topic, which spreads the events by their keys
     Topic,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
-    let (keyed, connections) = (flags.scope == Scope::Topic, usize::from(flags.connections));
+pub(super) async fn run(flags: &AppendFlags, stage: &Stage) -> anyhow::Result<Report> {
+    let (keyed, connections) = (flags.scope == AppendScope::Topic, usize::from(flags.connections));
     let shape = Shape {
         records: flags.records_per_request.into(),
         record_bytes: stage.record_bytes,
@@ -81,8 +81,8 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
         let server = stage.server(index);
         let partition = index / stage.servers.len() % stage.partitions.unsigned_abs() as usize;
         let path = match flags.scope {
-            Scope::Topic => stage.topic_path() + "/records",
-            Scope::Partition => stage.partition_path(partition as i64),
+            AppendScope::Topic => stage.topic_path() + "/records",
+            AppendScope::Partition => stage.partition_path(partition as i64),
         };
         producers.push(Producer {
             session: if flags.unsequenced { None } else { Some(open(&server).await?) },
@@ -141,17 +141,17 @@ async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
 }
 
 /// A session without a name.
-pub(super) async fn open(server: &Server) -> anyhow::Result<Session> {
+pub(super) async fn open(server: &Server) -> anyhow::Result<BenchSession> {
     let opened = server.call("POST", "/sessions", Some(&json!({}))).await;
     let opened = opened.context("cannot open a session")?;
     let number = |name: &str| opened[name].as_i64().context("a session without its number");
-    Ok(Session { producer_id: number("producer_id")?, epoch: number("epoch")? })
+    Ok(BenchSession { producer_id: number("producer_id")?, epoch: number("epoch")? })
 }
 
 struct Producer {
     server: Arc<Server>,
     connection: Connection,
-    session: Option<Session>,
+    session: Option<BenchSession>,
     next_sequence: u64,
     requests: Requests,
     /// Of one request.

@@ -37,7 +37,7 @@ impl Random {
 
 /// Who appends: what an append carries beside its records.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Session {
+pub(super) struct BenchSession {
     pub producer_id: i64,
     pub epoch: i64,
 }
@@ -82,10 +82,10 @@ impl Requests {
     }
 
     /// The next request, with new events.
-    pub fn next(&mut self, numbered: Option<(Session, u64)>) -> &str {
+    pub fn next(&mut self, numbered: Option<(BenchSession, u64)>) -> &str {
         self.envelope.clear();
         self.envelope.push('{');
-        if let Some((Session { producer_id, epoch }, sequence)) = numbered {
+        if let Some((BenchSession { producer_id, epoch }, sequence)) = numbered {
             // Writing to a String cannot fail.
             let _ = write!(
                 self.envelope,
@@ -191,7 +191,7 @@ mod tests {
             let shape = Shape { records, record_bytes, keyed, ids_of };
             let mut requests = Requests::new(&server, "/p", values.len(), shape);
             for sequence in [9, 10, 1_000_000] {
-                let session = Session { producer_id: 7, epoch: 1 };
+                let session = BenchSession { producer_id: 7, epoch: 1 };
                 let request = requests.next(Some((session, sequence))).to_owned();
                 assert_eq!(request, requests.last());
                 let (head, body) = request.split_once("\r\n\r\n").unwrap();

@@ -30,7 +30,7 @@ const GROUPS_AT_A_TIME: usize = 16;
 const REBALANCE_ROUNDS: usize = 100;
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct HeartbeatFlags {
     /// Groups, each of which has all partitions of the topic to share
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     groups: u16,
@@ -47,7 +47,7 @@ pub(in crate::cli) struct Flags {
     pub(super) common: Common,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &HeartbeatFlags, stage: &Stage) -> anyhow::Result<Report> {
     let crowd = Arc::new(Crowd::new(flags, stage));
     let begun = Instant::now();
     // until all have joined nothing is measured
@@ -105,15 +105,15 @@ struct Line {
     connection: Option<Connection>,
 }
 
-struct Group {
+struct HeartbeatGroup {
     path: String,
-    members: Vec<Member>,
+    members: Vec<HeartbeatMember>,
     /// How long each join took.
     joined_in: Vec<Duration>,
 }
 
 #[derive(Clone)]
-struct Member {
+struct HeartbeatMember {
     /// Of all members.
     index: usize,
     path: String,
@@ -124,7 +124,7 @@ struct Member {
 }
 
 #[derive(Deserialize)]
-struct Joined {
+struct JoinAnswer {
     member_id: String,
 }
 
@@ -132,17 +132,17 @@ struct Joined {
 #[derive(Deserialize)]
 struct Told {
     generation: i64,
-    assignment: Vec<Part>,
-    revoked: Vec<Part>,
+    assignment: Vec<GroupShare>,
+    revoked: Vec<GroupShare>,
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct GroupShare {
     partitions: Vec<i64>,
 }
 
 impl Crowd {
-    fn new(flags: &Flags, stage: &Stage) -> Self {
+    fn new(flags: &HeartbeatFlags, stage: &Stage) -> Self {
         let (groups, members) = (usize::from(flags.groups), usize::from(flags.members));
         let count = usize::from(flags.connections).min(groups * members);
         let line = |index| Mutex::new(Line { server: stage.server(index), connection: None });
@@ -160,7 +160,7 @@ impl Crowd {
     }
 
     /// Members join a group, and share its partitions.
-    async fn gather(&self, number: usize) -> anyhow::Result<Group> {
+    async fn gather(&self, number: usize) -> anyhow::Result<HeartbeatGroup> {
         let group = format!("{}-{number}", self.path);
         let path = format!("{group}/members");
         let (mut members, mut joined_in) = (Vec::new(), Vec::new());
@@ -173,9 +173,9 @@ impl Crowd {
             });
             let joined = joined.await.context("cannot join the group")?;
             joined_in.push(begun.elapsed());
-            let Joined { member_id } = serde_json::from_slice(&joined)?;
+            let JoinAnswer { member_id } = serde_json::from_slice(&joined)?;
             let path = format!("{path}/{member_id}");
-            members.push(Member { index, path, shown: "{}".into(), told: Vec::new() });
+            members.push(HeartbeatMember { index, path, shown: "{}".into(), told: Vec::new() });
         }
         for _ in 0..REBALANCE_ROUNDS {
             let all = join_all(members.iter().map(|member| self.beat(member))).await;
@@ -185,14 +185,14 @@ impl Crowd {
                 member.shown = json!({"generation": generation}).to_string();
             }
             if self.is_settled(&members)? {
-                return Ok(Group { path: group, members, joined_in });
+                return Ok(HeartbeatGroup { path: group, members, joined_in });
             }
         }
         bail!("the members of a group do not come to share the partitions")
     }
 
     /// Every partition has its member, no member has more than its part, and all know.
-    fn is_settled(&self, members: &[Member]) -> anyhow::Result<bool> {
+    fn is_settled(&self, members: &[HeartbeatMember]) -> anyhow::Result<bool> {
         let told = members.iter().map(|member| serde_json::from_slice(&member.told));
         let told: Vec<Told> = told.collect::<Result<_, _>>()?;
         let share = self.partitions.div_ceil(self.members);
@@ -203,7 +203,7 @@ impl Crowd {
     }
 
     /// Sends a heartbeat in each interval, always at the same time of it.
-    async fn stay(self: Arc<Self>, member: Member, begun: Instant, tally: SharedTally) {
+    async fn stay(self: Arc<Self>, member: HeartbeatMember, begun: Instant, tally: SharedTally) {
         let share = member.index as f64 / (self.groups * self.members) as f64;
         let mut due = begun + self.interval.mul_f64(share);
         loop {
@@ -224,7 +224,7 @@ impl Crowd {
         }
     }
 
-    async fn beat(&self, member: &Member) -> Result<Vec<u8>, Failure> {
+    async fn beat(&self, member: &HeartbeatMember) -> Result<Vec<u8>, Failure> {
         let path = format!("{}/heartbeat", member.path);
         let request = |server: &Server| {
             format!("{}{}\r\n\r\n{}", server.post_head(&path), member.shown.len(), member.shown)
@@ -232,7 +232,7 @@ impl Crowd {
         self.send(member.index, request).await
     }
 
-    async fn leave(&self, group: &Group) -> anyhow::Result<()> {
+    async fn leave(&self, group: &HeartbeatGroup) -> anyhow::Result<()> {
         for member in &group.members {
             let leave = self.send(member.index, |server| server.request("DELETE", &member.path));
             leave.await.context("cannot leave the group")?;

@@ -83,28 +83,28 @@ answer must be that of the one before: the same assignment in the same generatio
 leave and groups are deleted; where the topic is named they stay, until their leases have run out.";
 
 #[derive(Subcommand)]
-pub(super) enum Command {
+pub(super) enum BenchCommand {
     /// Append as fast as the answers come
     #[command(after_help = APPEND_EXAMPLE)]
-    Append(append::Flags),
+    Append(append::AppendFlags),
     /// Read stored events from the first to the last, page by page
     #[command(after_help = READ_EXAMPLE)]
-    Read(read::Flags),
+    Read(read::ReadFlags),
     /// Append at a fixed rate, and see how soon waiting readers have it
     #[command(after_help = WAKE_EXAMPLE)]
-    Wake(wake::Flags),
+    Wake(wake::WakeFlags),
     /// Open a fresh session and append once with it, again and again
     #[command(after_help = SESSION_EXAMPLE)]
-    Session(session::Flags),
+    Session(session::SessionFlags),
     /// Commit transactions, in one request or in several
     #[command(after_help = TRANSACTION_EXAMPLE)]
-    Transaction(transaction::Flags),
+    Transaction(transaction::TransactionFlags),
     /// Commit what members of a group read to another topic, with how far they have come
     #[command(after_help = TRANSFORM_EXAMPLE)]
-    Transform(transform::Flags),
+    Transform(transform::TransformFlags),
     /// Keep the members of many groups alive
     #[command(after_help = HEARTBEAT_EXAMPLE)]
-    Heartbeat(heartbeat::Flags),
+    Heartbeat(heartbeat::HeartbeatFlags),
 }
 
 /// What all workloads ask.
@@ -155,25 +155,25 @@ struct Stage {
     phases: Phases,
 }
 
-pub(super) fn run(command: Command) -> anyhow::Result<()> {
+pub(super) fn run(command: BenchCommand) -> anyhow::Result<()> {
     block_on(async {
-        let (Command::Append(append::Flags { common, .. })
-        | Command::Read(read::Flags { common, .. })
-        | Command::Wake(wake::Flags { common, .. })
-        | Command::Session(session::Flags { common, .. })
-        | Command::Transaction(transaction::Flags { common, .. })
-        | Command::Transform(transform::Flags { common, .. })
-        | Command::Heartbeat(heartbeat::Flags { common, .. })) = &command;
+        let (BenchCommand::Append(append::AppendFlags { common, .. })
+        | BenchCommand::Read(read::ReadFlags { common, .. })
+        | BenchCommand::Wake(wake::WakeFlags { common, .. })
+        | BenchCommand::Session(session::SessionFlags { common, .. })
+        | BenchCommand::Transaction(transaction::TransactionFlags { common, .. })
+        | BenchCommand::Transform(transform::TransformFlags { common, .. })
+        | BenchCommand::Heartbeat(heartbeat::HeartbeatFlags { common, .. })) = &command;
         let stage = Stage::set(common).await?;
         let work = async {
             match &command {
-                Command::Append(flags) => append::run(flags, &stage).await,
-                Command::Read(flags) => read::run(flags, &stage).await,
-                Command::Wake(flags) => wake::run(flags, &stage).await,
-                Command::Session(flags) => session::run(flags, &stage).await,
-                Command::Transaction(flags) => transaction::run(flags, &stage).await,
-                Command::Transform(flags) => transform::run(flags, &stage).await,
-                Command::Heartbeat(flags) => heartbeat::run(flags, &stage).await,
+                BenchCommand::Append(flags) => append::run(flags, &stage).await,
+                BenchCommand::Read(flags) => read::run(flags, &stage).await,
+                BenchCommand::Wake(flags) => wake::run(flags, &stage).await,
+                BenchCommand::Session(flags) => session::run(flags, &stage).await,
+                BenchCommand::Transaction(flags) => transaction::run(flags, &stage).await,
+                BenchCommand::Transform(flags) => transform::run(flags, &stage).await,
+                BenchCommand::Heartbeat(flags) => heartbeat::run(flags, &stage).await,
             }
         };
         let outcome = tokio::select! {

@@ -19,7 +19,7 @@ const FILLERS: usize = 4;
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct ReadFlags {
     /// Append until the partition has so many events; what is there already counts
     #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u32).range(1..))]
     events: u32,
@@ -33,7 +33,7 @@ pub(in crate::cli) struct Flags {
     pub(super) common: Common,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &ReadFlags, stage: &Stage) -> anyhow::Result<Report> {
     let path = stage.partition_path(0);
     let records = usize::from(flags.records_per_request);
     let missing = usize::try_from(i64::from(flags.events) - stage.events_before).unwrap_or(0);
@@ -43,7 +43,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     let clock = stage.phases.clock();
     let tally = SharedTally::new(clock)?;
     let server = stage.server(0);
-    let reader = Reader {
+    let reader = BenchReader {
         connection: server.connect().await?,
         server,
         path,
@@ -92,7 +92,7 @@ pub(super) async fn fill(
     Ok(())
 }
 
-struct Reader {
+struct BenchReader {
     server: Arc<Server>,
     connection: Connection,
     path: String,
@@ -107,7 +107,7 @@ struct Passes {
     first: Duration,
 }
 
-impl Reader {
+impl BenchReader {
     /// Reads until the time is over, and once to the end in any case.
     async fn run(mut self, clock: Clock, tally: SharedTally) -> anyhow::Result<Passes> {
         let started = Instant::now();
@@ -138,14 +138,14 @@ impl Reader {
 }
 
 /// What a page must agree on, whoever reads it.
-pub(super) struct Page {
+pub(super) struct PageAnswer {
     pub end_offset: u64,
     high_watermark: u64,
 }
 
 /// Looks at every offset of a page: they count up from `offset` without a hole. The events are
 /// those of `events`, which have nothing that looks like an offset.
-pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<Page> {
+pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<PageAnswer> {
     let mut end_offset = offset;
     for at in memmem::find_iter(answer, b"{\"offset\":") {
         let found = number(&answer[at + "{\"offset\":".len()..]);
@@ -163,7 +163,7 @@ pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<Page> {
         "{} from {offset}, but the next offset is {next_offset} of {high_watermark}",
         counted(end_offset - offset, "event")
     );
-    Ok(Page { end_offset, high_watermark })
+    Ok(PageAnswer { end_offset, high_watermark })
 }
 
 fn number(text: &[u8]) -> Option<u64> {

@@ -14,12 +14,12 @@ use super::{
     Common, Stage,
     append::PAUSE,
     connection::{Connection, Failure, Server},
-    events::{Requests, Session, Shape},
+    events::{BenchSession, Requests, Shape},
     measure::{Clock, Report, SharedTally, watch},
 };
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct SessionFlags {
     /// Connections, each with one request at a time
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
@@ -27,7 +27,7 @@ pub(in crate::cli) struct Flags {
     pub(super) common: Common,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &SessionFlags, stage: &Stage) -> anyhow::Result<Report> {
     let connections = usize::from(flags.connections);
     let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let mut functions = Vec::with_capacity(connections);
@@ -58,7 +58,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
 }
 
 #[derive(Deserialize)]
-struct Opened {
+struct OpenAnswer {
     producer_id: i64,
     epoch: i64,
 }
@@ -97,9 +97,9 @@ impl Function {
 
     async fn once(&mut self) -> Result<(), Failure> {
         let opened = self.connection.exchange(self.open.as_bytes()).await?;
-        let Opened { producer_id, epoch } = serde_json::from_slice(opened)
+        let OpenAnswer { producer_id, epoch } = serde_json::from_slice(opened)
             .map_err(|error| Failure::Foreign(format!("a session that says {error}")))?;
-        let session = Session { producer_id, epoch };
+        let session = BenchSession { producer_id, epoch };
         let request = self.requests.next(Some((session, 0))).as_bytes();
         self.connection.exchange(request).await.map(drop)
     }

@@ -16,12 +16,12 @@ use super::{
     Common, Stage,
     append::{PAUSE, open},
     connection::{Connection, Failure, Server},
-    events::{Requests, Session, Shape},
+    events::{BenchSession, Requests, Shape},
     measure::{Clock, Report, SharedTally, watch},
 };
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct TransactionFlags {
     /// Connections, each with one transaction at a time
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
@@ -49,7 +49,7 @@ enum Form {
     Staged,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &TransactionFlags, stage: &Stage) -> anyhow::Result<Report> {
     let connections = usize::from(flags.connections);
     let beside = format!("{}-beside", stage.topic);
     let beside_path = format!("/topics/{beside}");
@@ -101,7 +101,7 @@ struct Client {
     connection: Connection,
     form: Form,
     appends: u64,
-    session: Session,
+    session: BenchSession,
     topics: [String; 2],
     partition: usize,
     group: String,
@@ -170,7 +170,7 @@ impl Client {
     }
 
     async fn staged(&mut self) -> Result<(), Failure> {
-        let Session { producer_id, epoch } = self.session;
+        let BenchSession { producer_id, epoch } = self.session;
         let who = format!(r#""producer_id":{producer_id},"epoch":{epoch}"#);
         let begun = self.post("/transactions", &format!("{{{who}}}")).await?;
         let Begun { transaction_id } = serde_json::from_slice(begun)

@@ -27,7 +27,7 @@ use super::{
 const REBALANCE_ROUNDS: usize = 100;
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct TransformFlags {
     /// Members of the group, each with a connection of its own and one lot at a time
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=1000))]
     members: u16,
@@ -41,13 +41,13 @@ pub(in crate::cli) struct Flags {
     pub(super) common: Common,
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &TransformFlags, stage: &Stage) -> anyhow::Result<Report> {
     let source = format!("{}-source", stage.topic);
     let stored = store_events(flags, stage, &source).await?;
     let group = format!("/groups/bench-{}", Uuid::now_v7().simple());
     let mut members = Vec::new();
     for index in 0..usize::from(flags.members) {
-        members.push(Member::join(flags, stage, &group, &source, index).await?);
+        members.push(TransformMember::join(flags, stage, &group, &source, index).await?);
     }
     settle(&members, stage.partitions).await?;
     let clock = stage.phases.clock();
@@ -76,7 +76,7 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
 }
 
 /// In equal parts to all partitions of the topic that is read.
-async fn store_events(flags: &Flags, stage: &Stage, source: &str) -> anyhow::Result<i64> {
+async fn store_events(flags: &TransformFlags, stage: &Stage, source: &str) -> anyhow::Result<i64> {
     let wanted = json!({"partition_count": stage.partitions});
     let path = format!("/topics/{source}");
     stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot make the topic")?;
@@ -97,7 +97,7 @@ async fn store_events(flags: &Flags, stage: &Stage, source: &str) -> anyhow::Res
 }
 
 /// Until every partition has its member, and no member has more than its part.
-async fn settle(members: &[Member], partitions: i64) -> anyhow::Result<()> {
+async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
     let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
     let mut shown = vec![json!({}); members.len()];
     for _ in 0..REBALANCE_ROUNDS {
@@ -119,7 +119,7 @@ async fn settle(members: &[Member], partitions: i64) -> anyhow::Result<()> {
     anyhow::bail!("the members do not come to share the partitions")
 }
 
-struct Member {
+struct TransformMember {
     server: Arc<Server>,
     connection: Connection,
     /// Of its own, and of what it commits to.
@@ -135,9 +135,9 @@ struct Member {
     unresolved: u64,
 }
 
-impl Member {
+impl TransformMember {
     async fn join(
-        flags: &Flags,
+        flags: &TransformFlags,
         stage: &Stage,
         group: &str,
         source: &str,

@@ -13,7 +13,7 @@ use super::{
     Common, Stage,
     append::open,
     connection::{Connection, Server},
-    events::{Requests, Session, Shape},
+    events::{BenchSession, Requests, Shape},
     measure::{Clock, Latencies, Report, SharedTally, watch},
     read::page,
 };
@@ -21,7 +21,7 @@ use super::{
 const WAIT_MS: u64 = 20_000;
 
 #[derive(Args)]
-pub(in crate::cli) struct Flags {
+pub(in crate::cli) struct WakeFlags {
     /// Appends of one event each second
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     rate: u16,
@@ -39,12 +39,12 @@ struct Sent {
 }
 
 /// What a task brings home.
-enum Seen {
+enum TaskResult {
     Sent(Vec<Sent>),
     Arrived(Vec<Instant>),
 }
 
-pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> {
+pub(super) async fn run(flags: &WakeFlags, stage: &Stage) -> anyhow::Result<Report> {
     let (path, offset) = (stage.partition_path(0), stage.events_before.unsigned_abs());
     // with several servers the first reader is at another one than the producer
     let (near, readers) = (stage.server(0), usize::from(flags.readers));
@@ -73,8 +73,8 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
     let (mut sent, mut arrived) = (Vec::new(), Vec::new());
     for seen in seen {
         match seen? {
-            Seen::Sent(all) => sent = all,
-            Seen::Arrived(all) => arrived.push(all),
+            TaskResult::Sent(all) => sent = all,
+            TaskResult::Arrived(all) => arrived.push(all),
         }
     }
     let mut report = stage.report("wake", 1 + readers);
@@ -90,10 +90,10 @@ pub(super) async fn run(flags: &Flags, stage: &Stage) -> anyhow::Result<Report> 
 async fn produce(
     mut connection: Connection,
     mut requests: Requests,
-    session: Session,
+    session: BenchSession,
     (period, count): (Duration, usize),
     tally: SharedTally,
-) -> anyhow::Result<Seen> {
+) -> anyhow::Result<TaskResult> {
     let mut ticks = interval_at(Instant::now() + period, period);
     // a slow answer puts off the next append: it is the wait that is measured, not a queue
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,7 +107,7 @@ async fn produce(
         tally.lock().done(at, answered, 1);
         sent.push(Sent { at, answered });
     }
-    Ok(Seen::Sent(sent))
+    Ok(TaskResult::Sent(sent))
 }
 
 async fn wait(
@@ -116,7 +116,7 @@ async fn wait(
     path: String,
     mut offset: u64,
     count: usize,
-) -> anyhow::Result<Seen> {
+) -> anyhow::Result<TaskResult> {
     let mut arrived = Vec::with_capacity(count);
     while arrived.len() < count {
         let path = format!("{path}?offset={offset}&wait_ms={WAIT_MS}");
@@ -127,7 +127,7 @@ async fn wait(
         arrived.extend((offset..end).map(|_| now));
         offset = end;
     }
-    Ok(Seen::Arrived(arrived))
+    Ok(TaskResult::Arrived(arrived))
 }
 
 fn compare(

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::{
     group::GroupFlags,
-    topic::{Until, Whole},
+    topic::{AllPartitions, Until},
 };
 use super::{
     WrongUsage, block_on,
@@ -67,7 +67,7 @@ Examples:
   oncelog consume --topic-pattern '^carts' --group billing --instance-id pod-1 --follow";
 
 #[derive(Args)]
-pub(super) struct Flags {
+pub(super) struct ConsumeFlags {
     /// The topic to read; with --group perhaps several
     #[arg(long = "topic", required_unless_present = "topic_pattern", value_parser = name)]
     topics: Vec<Name>,
@@ -98,7 +98,7 @@ pub(super) struct Flags {
     group: GroupFlags,
 }
 
-impl Flags {
+impl ConsumeFlags {
     fn patience(&self) -> Patience {
         let patience = self.max_retry_ms.or((!self.follow).then_some(10_000));
         patience.map(Duration::from_millis)
@@ -119,12 +119,12 @@ fn instant(text: &str) -> Result<String, String> {
 }
 
 #[derive(Deserialize)]
-struct Topic {
-    partitions: Vec<Partition>,
+struct TopicInfo {
+    partitions: Vec<PartitionInfo>,
 }
 
 #[derive(Deserialize)]
-struct Partition {
+struct PartitionInfo {
     partition: i32,
     high_watermark: i64,
 }
@@ -139,14 +139,14 @@ enum End {
 }
 
 /// The records of one answer.
-struct Page {
+struct ReadPage {
     lines: Bytes,
     next_offset: i64,
     high_watermark: i64,
 }
 
 /// One partition, read on and on.
-struct Reader {
+struct PartitionReader {
     client: Arc<Client>,
     topic: Name,
     partition: i32,
@@ -157,7 +157,7 @@ struct Reader {
     tagged: bool,
 }
 
-pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
+pub(super) fn run(flags: ConsumeFlags) -> anyhow::Result<()> {
     block_on(async {
         if flags.group.group.is_some() {
             return group::consume(flags).await;
@@ -169,14 +169,14 @@ pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
     })
 }
 
-async fn consume(flags: Flags) -> anyhow::Result<()> {
+async fn consume(flags: ConsumeFlags) -> anyhow::Result<()> {
     let patience = flags.patience();
     let Ok([topic_name]) = <[Name; 1]>::try_from(flags.topics) else {
         return Err(WrongUsage("without --group one topic is read at a time".into()).into());
     };
     let client = Arc::new(Client::new(flags.server, patience)?);
     let described = client.request(Method::GET, &["topics", topic_name.as_str()], &[]);
-    let mut topic: Topic = client.send(described).await?.json()?;
+    let mut topic: TopicInfo = client.send(described).await?.json()?;
     if let Some(wanted) = flags.partition {
         let count = topic.partitions.len();
         topic.partitions.retain(|partition| partition.partition == wanted);
@@ -194,7 +194,7 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
     if flags.partition.is_none() && !is_number {
         let until = match (flags.follow, flags.until_end) {
             (false, _) => {
-                let end = |p: &Partition| (p.partition, p.high_watermark);
+                let end = |p: &PartitionInfo| (p.partition, p.high_watermark);
                 Until::Ends(topic.partitions.iter().map(end).collect())
             }
             (true, true) => Until::Found(BTreeSet::new()),
@@ -202,7 +202,7 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
         };
         // `latest` lies behind the ends
         let is_over = !flags.follow && from.1 == "latest";
-        let mut whole = Whole { client, topic: topic_name, from, until, is_over };
+        let mut whole = AllPartitions { client, topic: topic_name, from, until, is_over };
         while left > 0
             && let Some(lines) = whole.next(left).await?
         {
@@ -215,7 +215,7 @@ async fn consume(flags: Flags) -> anyhow::Result<()> {
         return Err(WrongUsage(what.into()).into());
     }
     for partition in topic.partitions {
-        let mut reader = Reader {
+        let mut reader = PartitionReader {
             client: client.clone(),
             topic: topic_name.clone(),
             partition: partition.partition,
@@ -270,9 +270,9 @@ fn before(lines: &[u8], end: i64) -> anyhow::Result<usize> {
     Ok(size_bytes)
 }
 
-impl Reader {
+impl PartitionReader {
     /// The next records, perhaps none yet; none at all at the end.
-    async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<Page>> {
+    async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<ReadPage>> {
         if self.is_over() {
             return Ok(None);
         }
@@ -311,7 +311,7 @@ impl Reader {
         *what == "offset" && (from == "latest" || *from == end.to_string())
     }
 
-    async fn fetch(&self, at_most: u64) -> anyhow::Result<Page> {
+    async fn fetch(&self, at_most: u64) -> anyhow::Result<ReadPage> {
         let partition = self.partition.to_string();
         let path = ["topics", self.topic.as_str(), "partitions", &partition, "records"];
         let limit = at_most.clamp(1, MAX_LIMIT).to_string();
@@ -322,7 +322,7 @@ impl Reader {
         let request = self.client.request(Method::GET, &path, &query);
         let request = request.header(ACCEPT, "application/x-ndjson").timeout(ANSWER_TIMEOUT + wait);
         let answer = self.client.send(request).await?;
-        Ok(Page {
+        Ok(ReadPage {
             next_offset: number(&answer.headers, "oncelog-next-offset")?,
             high_watermark: number(&answer.headers, "oncelog-high-watermark")?,
             lines: answer.body,

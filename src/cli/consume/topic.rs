@@ -24,7 +24,7 @@ pub enum Until {
 }
 
 /// A topic, read on and on.
-pub struct Whole {
+pub struct AllPartitions {
     pub client: Arc<Client>,
     pub topic: Name,
     /// `offset` or `timestamp`, and where; from the first answer on its cursor.
@@ -34,15 +34,15 @@ pub struct Whole {
 }
 
 #[derive(Deserialize)]
-struct Answer<'a> {
+struct TopicAnswer<'a> {
     #[serde(borrow)]
     records: Vec<&'a RawValue>,
-    partitions: Vec<Partition>,
+    partitions: Vec<PartitionPage>,
     cursor: String,
 }
 
 #[derive(Deserialize)]
-struct Partition {
+struct PartitionPage {
     partition: i32,
     next_offset: i64,
     high_watermark: i64,
@@ -50,12 +50,12 @@ struct Partition {
 
 /// Where a record is.
 #[derive(Deserialize)]
-struct Place {
+struct RecordOffset {
     partition: i32,
     offset: i64,
 }
 
-impl Whole {
+impl AllPartitions {
     /// The next records, a line each, perhaps none yet; none at all at the end.
     pub async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<Vec<u8>>> {
         if self.is_over {
@@ -69,7 +69,7 @@ impl Whole {
         let path = ["topics", topic, "records"];
         let request = ask.request(&self.client, &path, &["topics", topic, "reads"]);
         let answer = self.client.send(request).await?;
-        let Answer { records, partitions, cursor } = answer.json()?;
+        let TopicAnswer { records, partitions, cursor } = answer.json()?;
         let mut lines = Vec::with_capacity(answer.body.len());
         for record in &records {
             if self.until.covers(record)? {
@@ -90,13 +90,13 @@ impl Until {
     /// Whether a record is to be printed; what came after the start may be for another time.
     fn covers(&self, record: &RawValue) -> anyhow::Result<bool> {
         let Until::Ends(ends) = self else { return Ok(true) };
-        let Place { partition, offset } = serde_json::from_str(record.get())?;
+        let RecordOffset { partition, offset } = serde_json::from_str(record.get())?;
         Ok(ends.get(&partition).is_some_and(|end| offset < *end))
     }
 
     /// What an answer says of the partitions, its records being printed.
-    fn is_reached(&mut self, partitions: &[Partition]) -> anyhow::Result<bool> {
-        for Partition { partition, next_offset, high_watermark } in partitions {
+    fn is_reached(&mut self, partitions: &[PartitionPage]) -> anyhow::Result<bool> {
+        for PartitionPage { partition, next_offset, high_watermark } in partitions {
             let is_read = next_offset >= high_watermark;
             match self {
                 Until::Ends(ends) => match ends.get(partition) {
@@ -126,8 +126,8 @@ impl Until {
 mod tests {
     use super::*;
 
-    fn ends(partitions: &[(i32, i64, i64)]) -> Vec<Partition> {
-        let ends = |&(partition, next_offset, high_watermark)| Partition {
+    fn ends(partitions: &[(i32, i64, i64)]) -> Vec<PartitionPage> {
+        let ends = |&(partition, next_offset, high_watermark)| PartitionPage {
             partition,
             next_offset,
             high_watermark,

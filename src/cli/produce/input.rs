@@ -17,7 +17,7 @@ const MAX_BATCH_BYTES: usize = 16 << 20;
 
 /// What a line of the input is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum Kind {
+pub(in crate::cli) enum LineKind {
     /// A record: `{"key": ..., "value": ...}`.
     Record,
     /// The value of a record, any JSON.
@@ -39,7 +39,7 @@ pub(in crate::cli) struct Batch {
 
 pub(in crate::cli) struct Cutter<R> {
     input: R,
-    kind: Kind,
+    kind: LineKind,
     key_field: Option<String>,
     batch_size: usize,
     /// The flag that `batch_size` was given by.
@@ -53,7 +53,7 @@ pub(in crate::cli) struct Cutter<R> {
 impl<R: BufRead> Cutter<R> {
     pub fn new(
         input: R,
-        kind: Kind,
+        kind: LineKind,
         key_field: Option<String>,
         (batch_size, size_flag): (usize, &'static str),
     ) -> Self {
@@ -117,7 +117,7 @@ impl<R: BufRead> Cutter<R> {
                 bail!("line {} is longer than {MAX_BATCH_BYTES} bytes", self.line);
             }
             // an empty text is a text; an empty line of JSON is nothing
-            if self.kind == Kind::Text || !self.buffer.trim_ascii().is_empty() {
+            if self.kind == LineKind::Text || !self.buffer.trim_ascii().is_empty() {
                 return Ok(true);
             }
         }
@@ -125,16 +125,16 @@ impl<R: BufRead> Cutter<R> {
 }
 
 /// The record of a line; none if the line is the record itself.
-fn shape(line: &str, kind: Kind, key_field: Option<&str>) -> anyhow::Result<Option<String>> {
+fn shape(line: &str, kind: LineKind, key_field: Option<&str>) -> anyhow::Result<Option<String>> {
     match kind {
-        Kind::Text => Ok(Some(format!("{{\"value\":{}}}", Value::from(line)))),
-        Kind::Value => {
+        LineKind::Text => Ok(Some(format!("{{\"value\":{}}}", Value::from(line)))),
+        LineKind::Value => {
             let value: &RawValue = serde_json::from_str(line).context("not JSON")?;
             let key = key_field.map(|field| key(value.get(), field)).transpose()?;
             let key = key.map(|key| format!("\"key\":{},", Value::from(key))).unwrap_or_default();
             Ok(Some(format!("{{{key}\"value\":{value}}}")))
         }
-        Kind::Record => {
+        LineKind::Record => {
             let Some(field) = key_field else { return Ok(None) };
             with_key(line, field)
         }
@@ -174,7 +174,7 @@ mod tests {
 
     fn cutter<'a>(
         input: &'a str,
-        kind: Kind,
+        kind: LineKind,
         key_field: Option<&str>,
         size: usize,
     ) -> Cutter<&'a [u8]> {
@@ -182,45 +182,45 @@ mod tests {
         Cutter::new(input.as_bytes(), kind, key_field, (size, "--batch-size"))
     }
 
-    fn cut(input: &str, kind: Kind, key_field: Option<&str>, size: usize) -> Vec<Batch> {
+    fn cut(input: &str, kind: LineKind, key_field: Option<&str>, size: usize) -> Vec<Batch> {
         let mut cutter = cutter(input, kind, key_field, size);
         std::iter::from_fn(|| cutter.next().unwrap()).collect()
     }
 
-    fn one(line: &str, kind: Kind, key_field: Option<&str>) -> String {
+    fn one(line: &str, kind: LineKind, key_field: Option<&str>) -> String {
         let [batch] = &cut(line, kind, key_field, 10)[..] else { panic!("{line}") };
         String::from_utf8(batch.body.clone()).unwrap()
     }
 
     #[test]
     fn batches_hold_so_many_records_and_know_their_lines() {
-        let batches = cut("{1}\n\n{2}\r\n  \n{3}\n{4}\n{5}", Kind::Record, None, 2);
+        let batches = cut("{1}\n\n{2}\r\n  \n{3}\n{4}\n{5}", LineKind::Record, None, 2);
         let bodies: Vec<_> = batches.iter().map(|batch| batch.body.as_slice()).collect();
         assert_eq!(bodies, [&b"{1}\n{2}\n"[..], b"{3}\n{4}\n", b"{5}\n"]);
         let lines: Vec<_> = batches.iter().map(|batch| batch.lines.clone()).collect();
         assert_eq!(lines, [vec![1, 3], vec![5, 6], vec![7]]);
         assert_eq!(batches[2].end_byte, 24);
-        assert_eq!(cut("", Kind::Record, None, 2), []);
+        assert_eq!(cut("", LineKind::Record, None, 2), []);
     }
 
     #[test]
     fn skipping_lands_where_cutting_would() {
         let input = "1\n\n2\n3\n\n\n4\n5\n";
         for skipped in 0..3 {
-            let mut cutter = cutter(input, Kind::Value, None, 2);
+            let mut cutter = cutter(input, LineKind::Value, None, 2);
             assert_eq!(cutter.skip(skipped).unwrap(), skipped);
             let next = cutter.next().unwrap().unwrap();
-            assert_eq!(next, cut(input, Kind::Value, None, 2)[skipped as usize]);
+            assert_eq!(next, cut(input, LineKind::Value, None, 2)[skipped as usize]);
         }
         // the last one is not full
-        let skip = |batches| cutter(input, Kind::Value, None, 2).skip(batches);
+        let skip = |batches| cutter(input, LineKind::Value, None, 2).skip(batches);
         assert_eq!((skip(3).unwrap(), skip(4).unwrap()), (3, 3));
     }
 
     #[test]
     fn texts_are_strings_to_the_byte() {
         assert_eq!(
-            one("say \"hi\"\\\n\n", Kind::Text, None),
+            one("say \"hi\"\\\n\n", LineKind::Text, None),
             "{\"value\":\"say \\\"hi\\\"\\\\\"}\n{\"value\":\"\"}\n"
         );
     }
@@ -229,14 +229,26 @@ mod tests {
     fn keys_come_from_a_field() {
         let table = [
             (
-                Kind::Value,
+                LineKind::Value,
                 r#"{"id":"a\"b","n":1.50}"#,
                 r#"{"key":"a\"b","value":{"id":"a\"b","n":1.50}}"#,
             ),
-            (Kind::Value, r#"{"id":7}"#, r#"{"key":"7","value":{"id":7}}"#),
-            (Kind::Record, r#" {"value":{"id":true}}"#, r#"{"key":"true","value":{"id":true}}"#),
-            (Kind::Record, r#"{"key":"k","value":{"id":1}}"#, r#"{"key":"k","value":{"id":1}}"#),
-            (Kind::Record, r#"{"key":null,"value":{"id":1}}"#, r#"{"key":null,"value":{"id":1}}"#),
+            (LineKind::Value, r#"{"id":7}"#, r#"{"key":"7","value":{"id":7}}"#),
+            (
+                LineKind::Record,
+                r#" {"value":{"id":true}}"#,
+                r#"{"key":"true","value":{"id":true}}"#,
+            ),
+            (
+                LineKind::Record,
+                r#"{"key":"k","value":{"id":1}}"#,
+                r#"{"key":"k","value":{"id":1}}"#,
+            ),
+            (
+                LineKind::Record,
+                r#"{"key":null,"value":{"id":1}}"#,
+                r#"{"key":null,"value":{"id":1}}"#,
+            ),
         ];
         for (kind, line, want) in table {
             assert_eq!(one(line, kind, Some("id")), format!("{want}\n"));
@@ -247,12 +259,12 @@ mod tests {
     fn a_bad_line_is_named() {
         let long = "x".repeat(MAX_BATCH_BYTES + 1);
         let table = [
-            ("\n1,\"key\":\"x\"", Kind::Value, None, "line 2"),
-            ("{\"a\":1}", Kind::Value, Some("id"), "no field `id`"),
-            ("{\"id\":[]}", Kind::Value, Some("id"), "so it is no key"),
-            ("{\"id\":1}", Kind::Record, Some("id"), "without a `value`"),
-            ("7", Kind::Record, Some("id"), "not a record"),
-            (&long, Kind::Text, None, "line 1 is longer"),
+            ("\n1,\"key\":\"x\"", LineKind::Value, None, "line 2"),
+            ("{\"a\":1}", LineKind::Value, Some("id"), "no field `id`"),
+            ("{\"id\":[]}", LineKind::Value, Some("id"), "so it is no key"),
+            ("{\"id\":1}", LineKind::Record, Some("id"), "without a `value`"),
+            ("7", LineKind::Record, Some("id"), "not a record"),
+            (&long, LineKind::Text, None, "line 1 is longer"),
         ];
         for (input, kind, field, want) in table {
             let mut cutter = cutter(input, kind, field, 10);

@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::{
-    input::{Batch, Cutter, Kind},
-    window::{Identity, Stored, Window, Words},
+    input::{Batch, Cutter, LineKind},
+    window::{Identity, StoredBatch, Window, Words},
 };
 use super::{
     Interrupted, WrongUsage,
@@ -42,7 +42,7 @@ const BATCH_SIZE_IN_TRANSACTION: u32 = 1_000;
 const IN_FLIGHT: u8 = 5;
 
 /// What is appended to.
-pub(in crate::cli) struct Scope {
+pub(in crate::cli) struct Destination {
     pub topic: Name,
     pub partition: Option<i32>,
 }
@@ -97,7 +97,7 @@ Examples:
   oncelog produce orders.ndjson --topic orders --transaction-size 500 --transaction-id $id";
 
 #[derive(Args)]
-pub(super) struct Flags {
+pub(super) struct ProduceFlags {
     /// The input; stdin if absent or `-`
     file: Option<PathBuf>,
     /// The topic to append to
@@ -150,7 +150,7 @@ struct Tally {
     requests_before: i64,
 }
 
-impl Flags {
+impl ProduceFlags {
     /// Who runs, and how many lines one of its requests has.
     fn identity(&self) -> Result<(Identity, u32), WrongUsage> {
         let Some(size) = self.transaction_size else {
@@ -177,25 +177,25 @@ impl Flags {
     }
 }
 
-pub(super) fn run(flags: Flags) -> anyhow::Result<()> {
+pub(super) fn run(flags: ProduceFlags) -> anyhow::Result<()> {
     block_on(produce(flags))
 }
 
-async fn produce(flags: Flags) -> anyhow::Result<()> {
+async fn produce(flags: ProduceFlags) -> anyhow::Result<()> {
     let (identity, batch_size) = flags.identity()?;
     let words = identity.words();
     let (input, size) = input(flags.file)?;
     let kind = match (flags.plain, flags.values) {
-        (true, _) => Kind::Text,
-        (_, true) => Kind::Value,
-        _ => Kind::Record,
+        (true, _) => LineKind::Text,
+        (_, true) => LineKind::Value,
+        _ => LineKind::Record,
     };
     let cutter = Cutter::new(input, kind, flags.key_field, (batch_size as usize, words.size));
     let patience = flags.max_retry_ms.map(Duration::from_millis);
     let mut client = Client::new(flags.server, patience)?;
     client.progress = progress(size);
     let client = Arc::new(client);
-    let scope = Scope { topic: flags.topic, partition: flags.partition };
+    let scope = Destination { topic: flags.topic, partition: flags.partition };
     let begun = Instant::now();
 
     let (mut tally, mut signal) = (Tally::default(), None);
@@ -272,7 +272,7 @@ async fn finish(window: &mut Window, tally: &mut Tally, client: &Client) -> anyh
 }
 
 impl Tally {
-    fn count(&mut self, stored: &Stored, client: &Client) {
+    fn count(&mut self, stored: &StoredBatch, client: &Client) {
         self.records += stored.records;
         self.requests += 1;
         self.duplicates += u64::from(stored.duplicate);
@@ -282,7 +282,13 @@ impl Tally {
     }
 }
 
-fn summary(tally: &Tally, scope: &Scope, client: &Client, words: &Words, took: Duration) -> String {
+fn summary(
+    tally: &Tally,
+    scope: &Destination,
+    client: &Client,
+    words: &Words,
+    took: Duration,
+) -> String {
     let seconds = took.as_secs_f64();
     let mut text = format!(
         "stored {} in {} to {} in {seconds:.1} s ({:.0}/s)",

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use uuid::Uuid;
 
-use super::Scope;
+use super::Destination;
 use crate::{
     cli::client::{Client, Problem},
     model::Name,
@@ -16,24 +16,24 @@ use crate::{
 const NDJSON: &str = "application/x-ndjson";
 
 #[derive(Deserialize)]
-struct Opened {
+struct OpenedSession {
     producer_id: i64,
     epoch: i64,
     next_sequences: Vec<Value>,
 }
 
-pub struct Session {
+pub struct ProducerSession {
     path: Vec<String>,
     producer_id: i64,
     epoch: i64,
 }
 
-impl Session {
+impl ProducerSession {
     /// Opens the session, which ends every older run of the same transactional id; answers also the
     /// next sequence.
     pub async fn open(
         client: &Client,
-        scope: &Scope,
+        scope: &Destination,
         transactional_id: Option<&Name>,
     ) -> anyhow::Result<(Self, i64)> {
         let mut asked = json!({"open_id": Uuid::now_v7()});
@@ -41,9 +41,10 @@ impl Session {
             asked["transactional_id"] = name.as_str().into();
         }
         let open = client.request(Method::POST, &["sessions"], &[]).json(&asked);
-        let opened: Opened = client.send(open).await.context("cannot open the session")?.json()?;
+        let opened: OpenedSession =
+            client.send(open).await.context("cannot open the session")?.json()?;
         let next_sequence = next_sequence(client, scope, &opened).await?;
-        let Opened { producer_id, epoch, .. } = opened;
+        let OpenedSession { producer_id, epoch, .. } = opened;
         Ok((Self { path: path(scope), producer_id, epoch }, next_sequence))
     }
 
@@ -57,7 +58,7 @@ impl Session {
     }
 }
 
-fn path(scope: &Scope) -> Vec<String> {
+fn path(scope: &Destination) -> Vec<String> {
     let topic = scope.topic.to_string();
     match scope.partition {
         Some(partition) => {
@@ -68,12 +69,16 @@ fn path(scope: &Scope) -> Vec<String> {
     }
 }
 
-fn is_of(scope: &Scope, item: &Value) -> bool {
+fn is_of(scope: &Destination, item: &Value) -> bool {
     item["topic"] == scope.topic.as_str()
         && item["partition"].as_i64() == scope.partition.map(i64::from)
 }
 
-async fn next_sequence(client: &Client, scope: &Scope, opened: &Opened) -> anyhow::Result<i64> {
+async fn next_sequence(
+    client: &Client,
+    scope: &Destination,
+    opened: &OpenedSession,
+) -> anyhow::Result<i64> {
     let number = |item: &Value| item["next_sequence"].as_i64().context("no next_sequence");
     if let Some(found) = opened.next_sequences.iter().find(|item| is_of(scope, item)) {
         return number(found);

@@ -15,7 +15,7 @@ use serde::{
 use serde_json::{Value, value::RawValue};
 use uuid::Uuid;
 
-use super::Scope;
+use super::Destination;
 use crate::cli::client::{Client, Failure, Problem};
 
 /// An append of a transaction is closed before it is larger: half of what a topic takes unless set.
@@ -32,7 +32,7 @@ is taken for as long as that after the instant in it, which this machine's clock
 on nobody can tell whether it has run. See with `oncelog consume` how far the log goes, and send the rest of the input with a new \
 --transaction-id (`oncelog txn id` makes one)";
 
-pub struct Transactions {
+pub struct TransactionRun {
     /// None: each gets an id of its own.
     first: Option<Uuid>,
     batch_size: usize,
@@ -40,11 +40,11 @@ pub struct Transactions {
     head: String,
 }
 
-impl Transactions {
+impl TransactionRun {
     /// Answers also how many transactions the log holds of a run that began with the same id.
     pub async fn open(
         client: &Client,
-        scope: &Scope,
+        scope: &Destination,
         first: Option<Uuid>,
         batch_size: usize,
     ) -> anyhow::Result<(Self, i64)> {
@@ -229,7 +229,7 @@ mod tests {
 
     fn body(batch_size: usize, ndjson: &str) -> anyhow::Result<(Value, Vec<usize>)> {
         let head = "{\"topic\":\"t\",\"records\":[".to_owned();
-        let transactions = Transactions { first: None, batch_size, head };
+        let transactions = TransactionRun { first: None, batch_size, head };
         let lines: Vec<u64> = (1..).take(ndjson.lines().count()).collect();
         let (body, starts) = transactions.body(FIRST.parse().unwrap(), ndjson, &lines)?;
         Ok((serde_json::from_str(&body).unwrap(), starts))

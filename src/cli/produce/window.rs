@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::{Scope, input::Batch, session::Session, transactions::Transactions};
+use super::{Destination, input::Batch, session::ProducerSession, transactions::TransactionRun};
 use crate::{
     cli::client::{Client, Failure, Problem},
     model::Name,
@@ -56,7 +56,7 @@ impl Identity {
 
 /// What was acknowledged of one batch.
 #[derive(Deserialize)]
-pub(in crate::cli) struct Stored {
+pub(in crate::cli) struct StoredBatch {
     /// It had been stored before.
     pub duplicate: bool,
     #[serde(skip)]
@@ -67,41 +67,42 @@ pub(in crate::cli) struct Stored {
 
 /// A run and its requests in flight.
 pub(in crate::cli) struct Window {
-    run: Arc<Run>,
+    run: Arc<ProduceRun>,
     /// The number of the next batch: so many the log holds, or they are on their way.
     pub next: i64,
     limit: usize,
-    in_flight: VecDeque<JoinHandle<anyhow::Result<Stored>>>,
+    in_flight: VecDeque<JoinHandle<anyhow::Result<StoredBatch>>>,
 }
 
-struct Run {
+struct ProduceRun {
     client: Arc<Client>,
     way: Way,
     words: &'static Words,
 }
 
 enum Way {
-    Session(Session),
-    Transactions(Transactions),
+    Session(ProducerSession),
+    Transactions(TransactionRun),
 }
 
 impl Window {
     pub async fn open(
         client: Arc<Client>,
-        scope: &Scope,
+        scope: &Destination,
         identity: &Identity,
     ) -> anyhow::Result<Self> {
         let (way, next, limit) = match identity {
             Identity::Session { transactional_id, in_flight } => {
-                let opened = Session::open(&client, scope, transactional_id.as_ref()).await?;
+                let opened =
+                    ProducerSession::open(&client, scope, transactional_id.as_ref()).await?;
                 (Way::Session(opened.0), opened.1, *in_flight)
             }
             Identity::Transactions { first, batch_size } => {
-                let opened = Transactions::open(&client, scope, *first, *batch_size).await?;
+                let opened = TransactionRun::open(&client, scope, *first, *batch_size).await?;
                 (Way::Transactions(opened.0), opened.1, 1)
             }
         };
-        let run = Arc::new(Run { client, way, words: identity.words() });
+        let run = Arc::new(ProduceRun { client, way, words: identity.words() });
         Ok(Self { run, next, limit, in_flight: VecDeque::new() })
     }
 
@@ -146,13 +147,13 @@ impl Window {
             let (request, starts) = run.request(number, body, &lines)?;
             let stored = append(&run.client, request, known).await;
             let stored = stored.map_err(|failure| run.explain(failure, number, &lines, &starts))?;
-            Ok(Stored { records: lines.len() as u64, end_byte, ..stored })
+            Ok(StoredBatch { records: lines.len() as u64, end_byte, ..stored })
         }));
         self.next += 1;
     }
 
     /// Waits for the oldest request; none when all are answered. Given up, it loses nothing.
-    pub async fn oldest(&mut self) -> anyhow::Result<Option<Stored>> {
+    pub async fn oldest(&mut self) -> anyhow::Result<Option<StoredBatch>> {
         let Some(oldest) = self.in_flight.front_mut() else { return Ok(None) };
         let stored = oldest.await.context("a request panicked")?;
         self.in_flight.pop_front();
@@ -169,7 +170,11 @@ impl Drop for Window {
 
 /// One batch, until it is stored. That the log waits for a sequence at or above `known` is no
 /// failure: that one is on its way, and is being tried again like this one.
-async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<Stored, Failure> {
+async fn append(
+    client: &Client,
+    request: RequestBuilder,
+    known: i64,
+) -> Result<StoredBatch, Failure> {
     let overtook = |problem: &Problem| {
         ["out_of_order_sequence", "unknown_producer_state"].contains(&problem.code.as_str())
             && problem.expected.is_some_and(|expected| expected >= known)
@@ -178,7 +183,7 @@ async fn append(client: &Client, request: RequestBuilder, known: i64) -> Result<
     answer.json().map_err(|error| Failure::Foreign(format!("{error:#}")))
 }
 
-impl Run {
+impl ProduceRun {
     /// The request, the same whenever it is asked for; and of a transaction, which record each of
     /// its appends begins with.
     fn request(

@@ -24,17 +24,17 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
 
 /// Where parameters are, which pointers to them say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ParameterPlace {
     Query,
     /// In a JSON object.
     Body,
 }
 
-impl Place {
+impl ParameterPlace {
     pub fn of(self, name: &str) -> String {
         match self {
-            Place::Query => format!("?{name}"),
-            Place::Body => format!("/{name}"),
+            ParameterPlace::Query => format!("?{name}"),
+            ParameterPlace::Body => format!("/{name}"),
         }
     }
 }

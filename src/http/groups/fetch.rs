@@ -16,12 +16,12 @@ use crate::{
     broker::Error,
     http::{
         extract::{
-            access::{Gate, Group, GroupAccess, MemberPath},
+            access::{Admission, Group, GroupAccess, MemberPath},
             auth::Word,
             body::JsonBody,
             json::Faults,
             media::{AnswersRecords, Media},
-            query::{Place, Query},
+            query::{ParameterPlace, Query},
         },
         openapi::schemas::FetchAnswer,
         reads::{
@@ -32,7 +32,7 @@ use crate::{
     },
     model::{
         Invalid, Name,
-        read::{self, Fetch, GroupFetched, Part},
+        read::{self, Fetch, GroupFetched, PartitionRecords},
     },
 };
 
@@ -73,7 +73,7 @@ enum Run {
 }
 
 impl FetchParameters {
-    fn checked(self, place: Place) -> Result<Fetch, Invalid> {
+    fn checked(self, place: ParameterPlace) -> Result<Fetch, Invalid> {
         let mut faults = Faults::default();
         let run = match self.run {
             None => read::Run::SinceCommit,
@@ -158,12 +158,12 @@ fn nothing_new() -> Value {
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group(
     access: GroupAccess<Group>,
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     MemberPath(member_id): MemberPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<FetchParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, &member_id, media, query.checked(Place::Query)?).await
+    answer(access, &gate, &member_id, media, query.checked(ParameterPlace::Query)?).await
 }
 
 /// Fetch records with a long cursor
@@ -186,17 +186,17 @@ pub async fn fetch_group(
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group_by_body(
     access: GroupAccess<Group>,
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     MemberPath(member_id): MemberPath,
     AnswersRecords(media): AnswersRecords,
     sent: JsonBody<FetchParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, &member_id, media, sent.body.checked(Place::Body)?).await
+    answer(access, &gate, &member_id, media, sent.body.checked(ParameterPlace::Body)?).await
 }
 
 async fn answer(
     access: GroupAccess<Group>,
-    gate: &Gate,
+    gate: &Admission,
     member_id: &str,
     media: Media,
     fetch: Fetch,
@@ -243,7 +243,7 @@ impl Ends {
     }
 }
 
-fn json_body(ends: &Ends, parts: &[Part]) -> Vec<u8> {
+fn json_body(ends: &Ends, parts: &[PartitionRecords]) -> Vec<u8> {
     let mut body = Vec::with_capacity(ends.size_bytes() + capacity(parts));
     body.extend_from_slice(&ends.head);
     for part in parts {
@@ -254,7 +254,7 @@ fn json_body(ends: &Ends, parts: &[Part]) -> Vec<u8> {
     body
 }
 
-fn ndjson_body(parts: &[Part]) -> Vec<u8> {
+fn ndjson_body(parts: &[PartitionRecords]) -> Vec<u8> {
     let mut body = Vec::with_capacity(capacity(parts));
     for part in parts {
         write_records(&mut body, &part.origin, &part.slices, b'\n');
@@ -262,7 +262,7 @@ fn ndjson_body(parts: &[Part]) -> Vec<u8> {
     body
 }
 
-fn capacity(parts: &[Part]) -> usize {
+fn capacity(parts: &[PartitionRecords]) -> usize {
     parts.iter().map(|part| records::capacity(&part.origin, &part.slices)).sum()
 }
 
@@ -272,14 +272,14 @@ mod tests {
     use crate::{
         http::extract::query,
         model::{
-            Name, Timestamp, group,
-            group::Partitions,
-            read::{Row, Run, Slice, origin},
+            Name, Timestamp,
+            group::{self, Partitions},
+            read::{BatchRow, Run, Slice, origin},
         },
     };
 
     fn fetch(text: &str) -> Result<Fetch, Invalid> {
-        query::parse::<FetchParameters>(Some(text))?.checked(Place::Query)
+        query::parse::<FetchParameters>(Some(text))?.checked(ParameterPlace::Query)
     }
 
     #[test]
@@ -315,10 +315,10 @@ mod tests {
         }
     }
 
-    fn part(topic: &str, partition: i32, lines: &str) -> Part {
+    fn part(topic: &str, partition: i32, lines: &str) -> PartitionRecords {
         let name = Name::parse(topic).unwrap();
         let count = lines.lines().count() as i64;
-        let row = Row {
+        let row = BatchRow {
             base_offset: 7,
             record_count: count,
             appended_at: Timestamp(1_795_248_000_123),
@@ -329,7 +329,7 @@ mod tests {
         let row = Arc::new(row);
         let slice =
             Slice { row, first_offset: 7, start: 0, end: lines.len(), end_offset: 7 + count };
-        Part { origin: origin(Some(&name), partition), slices: vec![slice] }
+        PartitionRecords { origin: origin(Some(&name), partition), slices: vec![slice] }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How much an answer may hold, and how long it may be waited for.
 
-use crate::http::extract::{json::Faults, query::Place};
+use crate::http::extract::{json::Faults, query::ParameterPlace};
 
 const DEFAULT_LIMIT: i64 = 500;
 const MAX_LIMIT: i64 = 10_000;
@@ -20,7 +20,7 @@ impl Bounds {
     /// The parameters of these names, or what holds without them.
     pub fn checked(
         faults: &mut Faults,
-        place: Place,
+        place: ParameterPlace,
         limit: Option<i64>,
         max_bytes: Option<i64>,
         wait_ms: Option<i64>,

@@ -5,7 +5,7 @@ use axum::http::HeaderValue;
 
 use crate::{
     broker::Error,
-    http::extract::{json::Faults, query::Place},
+    http::extract::{json::Faults, query::ParameterPlace},
     model::Invalid,
 };
 
@@ -13,9 +13,9 @@ use crate::{
 pub const MAX_HEAD_CURSOR_BYTES: usize = 8 << 10;
 
 /// Judges how long a cursor may be where it was sent. `instead`: the operation that takes any.
-pub fn check(faults: &mut Faults, place: Place, cursor: Option<&str>, instead: &str) {
+pub fn check(faults: &mut Faults, place: ParameterPlace, cursor: Option<&str>, instead: &str) {
     let length = cursor.map_or(0, str::len);
-    if place == Place::Query && length > MAX_HEAD_CURSOR_BYTES {
+    if place == ParameterPlace::Query && length > MAX_HEAD_CURSOR_BYTES {
         let detail = format!(
             "this cursor has {length} bytes, a URL takes one of at most {MAX_HEAD_CURSOR_BYTES}; \
              send the parameters as the JSON body of {instead}"
@@ -45,9 +45,9 @@ mod tests {
     #[test]
     fn how_long_a_cursor_may_be_where() {
         for (place, length, is_good) in [
-            (Place::Query, MAX_HEAD_CURSOR_BYTES, true),
-            (Place::Query, MAX_HEAD_CURSOR_BYTES + 1, false),
-            (Place::Body, MAX_HEAD_CURSOR_BYTES + 1, true),
+            (ParameterPlace::Query, MAX_HEAD_CURSOR_BYTES, true),
+            (ParameterPlace::Query, MAX_HEAD_CURSOR_BYTES + 1, false),
+            (ParameterPlace::Body, MAX_HEAD_CURSOR_BYTES + 1, true),
         ] {
             let mut faults = Faults::default();
             check(&mut faults, place, Some(&"A".repeat(length)), "POST /elsewhere");

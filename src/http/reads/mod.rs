@@ -32,10 +32,10 @@ use self::{
 };
 use super::{
     extract::{
-        access::{Consume, Gate, PartitionPath, TopicAccess},
+        access::{Admission, Consume, PartitionPath, TopicAccess},
         json::Faults,
         media::{AnswersRecords, Media},
-        query::{self, Place, Query},
+        query::{self, ParameterPlace, Query},
     },
     openapi::schemas::ReadAnswer,
 };
@@ -115,7 +115,7 @@ impl ReadQuery {
     fn checked(self, media: Media) -> Result<Read, Invalid> {
         let mut faults = Faults::default();
         let (limit, max_bytes, wait_ms) = (self.limit, self.max_bytes, self.wait_ms);
-        let bounds = Bounds::checked(&mut faults, Place::Query, limit, max_bytes, wait_ms);
+        let bounds = Bounds::checked(&mut faults, ParameterPlace::Query, limit, max_bytes, wait_ms);
         let start = match (self.offset, self.timestamp.as_deref().map(Timestamp::parse)) {
             (Some(_), Some(_)) => {
                 faults.add("?timestamp", "offset and timestamp exclude each other");
@@ -169,7 +169,7 @@ impl ReadQuery {
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     PartitionPath(partition): PartitionPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<ReadQuery>,

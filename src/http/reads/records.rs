@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use memchr::memchr_iter;
 
-use crate::model::read::{Row, Slice};
+use crate::model::read::{BatchRow, Slice};
 
 /// Longest text in front of a record, but for where it is from.
 const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
@@ -23,7 +23,7 @@ pub fn capacity(origin: &str, slices: &[Slice]) -> usize {
 }
 
 /// What is the same for all records of a row, ready to follow the offset.
-pub fn row_members(row: &Row) -> String {
+pub fn row_members(row: &BatchRow) -> String {
     let mut members = format!(",\"appended_at\":\"{}\",", row.appended_at);
     if let Some(id) = row.transaction_id {
         // Writing to a String cannot fail.

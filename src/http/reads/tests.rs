@@ -8,7 +8,7 @@ use super::{
     *,
 };
 use crate::model::{
-    read::{self, Row, Slice},
+    read::{self, BatchRow, Slice},
     transaction::State,
 };
 
@@ -18,7 +18,7 @@ pub fn slices() -> Vec<Slice> {
     let row = |base_offset, transaction_id| {
         let appended_at = Timestamp(1_795_248_000_123);
         let lines = lines.concat();
-        Arc::new(Row {
+        Arc::new(BatchRow {
             base_offset,
             record_count: 3,
             appended_at,
@@ -124,7 +124,7 @@ fn the_room_is_made_once() {
         assert!(body.len() <= body.capacity());
         assert!(ndjson_body(&fetched).len() <= capacity(&fetched));
     }
-    let transactional = Row {
+    let transactional = BatchRow {
         base_offset: 0,
         record_count: 0,
         appended_at: Timestamp(0),

@@ -21,7 +21,7 @@ use crate::{
         Batch, Code,
         append::Scope,
         group::{MAX_MEMBER_ID_BYTES, MAX_OFFSETS, Member},
-        transaction::{AppendItem, Claim, OffsetItem, Work},
+        transaction::{AppendItem, CommitRight, OffsetItem, Work},
     },
 };
 
@@ -81,11 +81,11 @@ pub struct TransactionOffset<'a> {
 }
 
 /// Work as read: it is nobody's yet.
-pub struct Asked {
+pub struct ParsedWork {
     work: Work,
 }
 
-impl Asked {
+impl ParsedWork {
     /// `held`: what the request counts for; its records are added, each before the next is read.
     pub fn read(
         (appends, offsets): (Option<Appends>, Option<Offsets>),
@@ -163,16 +163,16 @@ impl TransactionOffset<'_> {
                 let (topic, partition, offset) = (topic?, partition?, offset?);
                 Some(OffsetItem::At { group, topic, partition, offset, claim })
             }
-            (Some(cursor), Claim::Member { member_id, generation, .. }) => {
+            (Some(cursor), CommitRight::Member { member_id, generation, .. }) => {
                 let member = Member { member_id, generation };
                 Some(OffsetItem::Cursor { group, member, cursor })
             }
             // which was refused above
-            (Some(_), Claim::Expected(_)) => None,
+            (Some(_), CommitRight::Expected(_)) => None,
         }
     }
 
-    fn claim(self, at: &str, faults: &mut Faults) -> Option<Claim> {
+    fn claim(self, at: &str, faults: &mut Faults) -> Option<CommitRight> {
         let of = |name: &str| format!("{at}/{name}");
         // PostgreSQL's text has no U+0000
         let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
@@ -188,7 +188,7 @@ impl TransactionOffset<'_> {
             faults.add(&of("expected_offset"), "the cursor says that; leave it out");
         }
         if let Some(expected) = self.expected_offset.filter(|_| !member) {
-            return Some(Claim::Expected(expected));
+            return Some(CommitRight::Expected(expected));
         } else if !member {
             let detail = "by what right? Give member_id and generation, or expected_offset (null: \
                           none committed yet)";
@@ -202,7 +202,7 @@ impl TransactionOffset<'_> {
         if self.generation.is_none() {
             faults.add(&of("generation"), missing);
         }
-        Some(Claim::Member {
+        Some(CommitRight::Member {
             member_id: self.member_id?,
             generation: self.generation?,
             expected: self.expected_offset,

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::items::{Appends, Asked, Offsets, TransactionAppend, TransactionOffset};
+use super::items::{Appends, Offsets, ParsedWork, TransactionAppend, TransactionOffset};
 use crate::{
     broker::{Error, Taken},
     http::extract::{
@@ -125,7 +125,7 @@ impl BeginTransaction<'_> {
         let mut faults = Faults::default();
         let session = session(self.producer_id, self.epoch, &mut faults);
         let timeout_ms = faults.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
-        let asked = Asked::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
+        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
         faults.finish()?;
         let named = self.transaction_id.as_deref();
         let id = named.map(|text| uuid_v7(text).ok_or_else(Error::invalid_transaction_id));
@@ -155,7 +155,7 @@ impl AppendToTransaction<'_> {
         if self.appends.as_ref().is_none_or(AtMost::is_empty) {
             faults.add("/appends", "missing or empty; expected an array of at least one append");
         }
-        let asked = Asked::read((self.appends, None), traceparent, held, &mut faults)?;
+        let asked = ParsedWork::read((self.appends, None), traceparent, held, &mut faults)?;
         faults.finish()?;
         let Work { appends, .. } = asked.permitted(grant)?;
         Ok((caller, Call::Records { sequence, appends }))
@@ -169,7 +169,7 @@ impl AddOffsetsToTransaction<'_> {
         if self.offsets.as_ref().is_none_or(AtMost::is_empty) {
             faults.add("/offsets", "missing or empty; expected an array of at least one offset");
         }
-        let asked = Asked::read((None, self.offsets), None, held, &mut faults)?;
+        let asked = ParsedWork::read((None, self.offsets), None, held, &mut faults)?;
         faults.finish()?;
         let Work { offsets, .. } = asked.permitted(grant)?;
         Ok((caller, Call::Offsets(offsets)))
@@ -219,7 +219,7 @@ impl CommitTransaction<'_> {
             client(self.producer_id, self.epoch, &mut faults)
         };
         let expected_appends = faults.count("/expected_appends", self.expected_appends);
-        let asked = Asked::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
+        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
         faults.finish()?;
         Ok((caller, Call::Commit { expected_appends, work: asked.permitted(grant)? }))
     }

@@ -6,7 +6,7 @@ use crate::{
         Code, Name,
         append::Scope,
         group::Member,
-        transaction::{Begin, Call, Caller, Claim, OffsetItem, Work},
+        transaction::{Begin, Call, Caller, CommitRight, OffsetItem, Work},
     },
 };
 
@@ -98,13 +98,17 @@ async fn everything_arrives_as_it_was_sent() {
             ("audit", Scope::Partition(3), "{\"value_base64\":\"AAEC\"}\n"),
         ]
     );
-    let member =
-        |expected| Claim::Member { member_id: "m-1".into(), generation: 3, expected, began: None };
+    let member = |expected| CommitRight::Member {
+        member_id: "m-1".into(),
+        generation: 3,
+        expected,
+        began: None,
+    };
     let at = |partition, offset, claim| {
         let name = |name| Name::parse(name).unwrap();
         OffsetItem::At { group: name("billing"), topic: name("carts"), partition, offset, claim }
     };
-    let (over, none) = (Claim::Expected(Some(120)), Claim::Expected(None));
+    let (over, none) = (CommitRight::Expected(Some(120)), CommitRight::Expected(None));
     let by_member =
         [at(0, 121, member(None)), at(2, 7, member(Some(Some(8)))), at(3, 1, member(Some(None)))];
     let without_members = [at(0, 0, over), at(1, 9, none)];

@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 
-use super::snapshot::TailRow;
 use super::{
     encoding::{self, Corrupt},
     producer_state::{Placement, ProducerState, Remembered},
     sequence::SessionFacts,
+    snapshot::TailRow,
 };
 use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 
@@ -64,7 +64,7 @@ pub struct JournalKeys {
 
 /// A log as far as it is known.
 #[derive(Clone, Debug)]
-pub struct LogMemory {
+pub struct LogCache {
     pub next_offset: Offset,
     pub fence: i64,
     pub last_appended_at: Timestamp,
@@ -79,9 +79,9 @@ pub struct LogMemory {
     pub unfolded_rows: i64,
 }
 
-pub type Memory = HashMap<LogId, LogMemory>;
+pub type LogCaches = HashMap<LogId, LogCache>;
 
-impl LogMemory {
+impl LogCache {
     /// No producer known yet: each is loaded with its own tail, and rows before the head's next offset
     /// matter to nobody else.
     pub fn cold(head: &Head) -> Self {

@@ -23,7 +23,7 @@ pub struct Dedup {
     /// How long what is new is remembered; none: for ever.
     pub window_ms: Option<i64>,
     /// Of every record, in request order; empty: no record has a key.
-    pub records: Vec<Record>,
+    pub records: Vec<KeyedRecord>,
     /// A request with a known record is refused whole.
     pub refuses_duplicates: bool,
     /// The whole request's.
@@ -32,7 +32,7 @@ pub struct Dedup {
 
 /// A record that may be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct KeyedRecord {
     /// Where it stands in what was sent: of several appends in which, and where in its append.
     pub append: Option<usize>,
     pub index: usize,
@@ -46,7 +46,7 @@ pub struct Record {
     pub size_bytes: i64,
 }
 
-impl Record {
+impl KeyedRecord {
     fn pointer(&self) -> String {
         let append = self.append.map(|append| format!("/appends/{append}")).unwrap_or_default();
         format!("{append}/records/{}", self.index)
@@ -58,7 +58,7 @@ impl Record {
 pub enum Fact {
     Record {
         digest: PayloadDigest,
-        seen: Seen,
+        seen: KnownRecord,
     },
     /// A request, and what it was answered (`rules::provenance`).
     /// `is_live`: its window is not over.
@@ -77,7 +77,7 @@ pub enum Fact {
 
 /// Where a known record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Seen {
+pub struct KnownRecord {
     pub partition: Partition,
     /// None: it has left the log.
     pub offset: Option<Offset>,
@@ -99,12 +99,12 @@ pub struct Known {
 
 /// What becomes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RecordVerdict {
     /// It is stored.
     New,
     /// As the record before it in the same request.
     Same(usize),
-    Known(Seen),
+    Known(KnownRecord),
 }
 
 /// Why an append is not decided by its keys now.
@@ -123,32 +123,34 @@ impl From<Refusal> for Stopped {
 
 impl Known {
     /// What becomes of each record.
-    pub fn judge(&self, dedup: &Dedup) -> Result<Vec<Verdict>, Stopped> {
+    pub fn judge(&self, dedup: &Dedup) -> Result<Vec<RecordVerdict>, Stopped> {
         let mut firsts: HashMap<DedupKey, usize> = HashMap::new();
         let mut verdicts = Vec::with_capacity(dedup.records.len());
         let (mut reused, mut duplicates, mut held) = (Vec::new(), Vec::new(), None);
         for (index, record) in dedup.records.iter().enumerate() {
             let Some(key) = record.key else {
-                verdicts.push(Verdict::New);
+                verdicts.push(RecordVerdict::New);
                 continue;
             };
             if self.claimed.contains(&(dedup.topic_id, key)) {
                 return Err(Stopped::Later);
             }
             let (verdict, digest) = match (firsts.get(&key), self.fact(dedup.topic_id, key)) {
-                (Some(first), _) => (Verdict::Same(*first), dedup.records[*first].digest),
-                (None, Some(Fact::Record { digest, seen })) => (Verdict::Known(*seen), *digest),
+                (Some(first), _) => (RecordVerdict::Same(*first), dedup.records[*first].digest),
+                (None, Some(Fact::Record { digest, seen })) => {
+                    (RecordVerdict::Known(*seen), *digest)
+                }
                 (None, Some(Fact::Held { digest, transaction_id })) => {
                     held = Some(*transaction_id);
-                    (Verdict::New, *digest)
+                    (RecordVerdict::New, *digest)
                 }
-                (None, Some(Fact::Request { .. }) | None) => (Verdict::New, record.digest),
+                (None, Some(Fact::Request { .. }) | None) => (RecordVerdict::New, record.digest),
             };
             firsts.entry(key).or_insert(index);
             let pointer = || record.pointer();
             if digest != record.digest {
                 reused.push(pointer());
-            } else if verdict != Verdict::New {
+            } else if verdict != RecordVerdict::New {
                 duplicates.push(pointer());
             }
             verdicts.push(verdict);
@@ -207,9 +209,9 @@ impl Known {
     }
 
     /// What of a decided request is new is claimed by it.
-    pub fn claim(&mut self, dedup: &Dedup, verdicts: &[Verdict]) {
+    pub fn claim(&mut self, dedup: &Dedup, verdicts: &[RecordVerdict]) {
         let news = dedup.records.iter().zip(verdicts);
-        let news = news.filter(|(_, verdict)| **verdict == Verdict::New);
+        let news = news.filter(|(_, verdict)| **verdict == RecordVerdict::New);
         let keys = news.filter_map(|(record, _)| record.key);
         let keys = keys.chain(dedup.request_key.map(|request| request.key));
         self.claimed.extend(keys.map(|key| (dedup.topic_id, key)));

@@ -3,10 +3,10 @@
 use uuid::Uuid;
 
 use super::{
-    Part, encoding,
-    plan::{LogWrite, Row},
+    RequestPart, encoding,
+    plan::{LogWrite, PlannedRow},
     producer_state::Entry,
-    read_set::Compare,
+    read_set::ExpectedHead,
 };
 use crate::model::LogId;
 
@@ -18,7 +18,7 @@ pub const ROW_TARGET_BYTES: i64 = 16 * 1024;
 pub struct Draft {
     record_count: i64,
     size_bytes: i64,
-    rows: Vec<(Row, Vec<Entry>)>,
+    rows: Vec<(PlannedRow, Vec<Entry>)>,
 }
 
 impl Draft {
@@ -27,16 +27,16 @@ impl Draft {
     /// of its first record from the log's base in this pass.
     pub fn add_part(
         &mut self,
-        part: &Part,
+        part: &RequestPart,
         lines: (usize, usize),
         transaction_id: Option<Uuid>,
     ) -> i64 {
         let delta = self.record_count;
-        let is_over = |(row, _): &(Row, _)| {
+        let is_over = |(row, _): &(PlannedRow, _)| {
             row.size_bytes >= ROW_TARGET_BYTES || row.transaction_id != transaction_id
         };
         if self.rows.last().is_none_or(is_over) {
-            self.rows.push((Row { transaction_id, ..row_at(delta) }, Vec::new()));
+            self.rows.push((PlannedRow { transaction_id, ..row_at(delta) }, Vec::new()));
         }
         if let Some((row, _)) = self.rows.last_mut() {
             row.record_count += part.record_count;
@@ -62,13 +62,13 @@ impl Draft {
         self.record_count += counts;
     }
 
-    pub fn into_write(self, log_id: LogId, compare: Option<Compare>) -> LogWrite {
+    pub fn into_write(self, log_id: LogId, compare: Option<ExpectedHead>) -> LogWrite {
         let base = compare.and_then(|compare| compare.position).map_or(0, |(base, _)| base);
         let rows = self.rows.into_iter().map(|(row, entries)| {
             let origin = base + row.delta;
             let producers =
                 (!entries.is_empty()).then(|| encoding::encode_entries(origin, &entries));
-            Row { producers, ..row }
+            PlannedRow { producers, ..row }
         });
         LogWrite {
             log_id,
@@ -82,8 +82,8 @@ impl Draft {
     }
 }
 
-fn row_at(delta: i64) -> Row {
-    Row {
+fn row_at(delta: i64) -> PlannedRow {
+    PlannedRow {
         delta,
         record_count: 0,
         size_bytes: 0,

@@ -22,20 +22,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use self::{
-    cache::{Memory, Producer},
+    cache::{LogCaches, Producer},
     dedup::Dedup,
     draft::Draft,
     plan::{Decision, LogWrite, Plan},
     producer_state::{Entry, Placement, Remembered},
-    read_set::{Compare, Ground, compare, grounds},
-    reservations::{Claim, Verdicts},
-    sequence::Verdict,
+    read_set::{Dependency, ExpectedHead, compare, grounds},
+    reservations::{KeyReservation, Verdicts},
+    sequence::SequenceVerdict,
 };
 use super::{
     Refusal,
-    transaction::one_request::{Standing, Whole},
+    transaction::one_request::{SingleRequestTxn, TxnContext},
 };
-use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, append::Numbered};
+use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, append::ProducerSeq};
 
 /// Longer than a request is tried by a server whose answers from the database are lost.
 pub const REDO_MS: i64 = 60_000;
@@ -45,7 +45,7 @@ pub(super) const THIS_PASS: Timestamp = Timestamp(i64::MAX);
 
 /// The records of a request that go to one log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RequestPart {
     pub log_id: LogId,
     pub partition: Partition,
     pub record_count: i64,
@@ -65,17 +65,17 @@ pub struct Request {
     /// The log of its scope: the partition's log, or the topic's journal. Of a transaction, the first
     /// one it appends to.
     pub home: LogId,
-    pub numbered: Option<Numbered>,
+    pub numbered: Option<ProducerSeq>,
     pub digest: Digest,
     pub expected_offset: Option<Offset>,
     /// In the order of each partition's first record; never empty.
-    pub parts: Vec<Part>,
+    pub parts: Vec<RequestPart>,
     /// Topic scope only.
     pub spread: Option<Spread>,
     /// It breaks a limit: refused if it would be appended.
     pub too_large: Option<Refusal>,
     /// The request is a transaction: its parts, its offsets and its outcome go together.
-    pub whole: Option<Whole>,
+    pub whole: Option<SingleRequestTxn>,
     /// What of it may be known by keys: one for each append that has some. (Only a transaction has
     /// several.)
     pub dedups: Vec<Dedup>,
@@ -121,9 +121,9 @@ impl Request {
 
 /// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
 /// (`is_known`, or loaded under the heads' locks), and what its transactions stand on in `standing`.
-pub fn decide(memory: &mut Memory, group: &[Request], standing: &mut Standing) -> Plan {
+pub fn decide(memory: &mut LogCaches, group: &[Request], standing: &mut TxnContext) -> Plan {
     let grounds = grounds(group);
-    let compares: BTreeMap<LogId, Option<Compare>> = grounds
+    let compares: BTreeMap<LogId, Option<ExpectedHead>> = grounds
         .iter()
         .map(|(log_id, ground)| (*log_id, compare(memory, *log_id, *ground)))
         .collect();
@@ -187,13 +187,18 @@ struct Drafts {
     touched: BTreeSet<(LogId, ProducerId)>,
     silent: BTreeSet<(LogId, ProducerId)>,
     commits: bool,
-    claims: Vec<Claim>,
+    claims: Vec<KeyReservation>,
 }
 
 impl Drafts {
     /// Adds what is stored of a request's parts; answers the distance of each from its log's base.
-    fn add_parts(&mut self, parts: &[Part], request: usize, whole: Option<Uuid>) -> Vec<i64> {
-        let mut add = |(part, p): (usize, &Part)| {
+    fn add_parts(
+        &mut self,
+        parts: &[RequestPart],
+        request: usize,
+        whole: Option<Uuid>,
+    ) -> Vec<i64> {
+        let mut add = |(part, p): (usize, &RequestPart)| {
             if p.record_count == 0 {
                 return 0;
             }
@@ -203,7 +208,13 @@ impl Drafts {
     }
 
     /// The producer's state goes on with the request; its entry goes into a row, if there is one.
-    fn number(&mut self, memory: &mut Memory, request: &Request, entry: Entry, parts: &[Part]) {
+    fn number(
+        &mut self,
+        memory: &mut LogCaches,
+        request: &Request,
+        entry: Entry,
+        parts: &[RequestPart],
+    ) {
         let home = (request.home, entry.producer_id);
         if let Some(producer) = producer_mut(memory, home) {
             self.touched.insert(home);
@@ -223,7 +234,12 @@ impl Drafts {
 
 /// Whoever decides by a topic's keys stands on what its journal says of them, and counts the new ones
 /// there.
-fn claim_journals(memory: &Memory, group: &[Request], claims: &[Claim], writes: &mut [LogWrite]) {
+fn claim_journals(
+    memory: &LogCaches,
+    group: &[Request],
+    claims: &[KeyReservation],
+    writes: &mut [LogWrite],
+) {
     let journals: BTreeSet<LogId> =
         group.iter().flat_map(|request| &request.dedups).map(|dedup| dedup.journal).collect();
     for write in writes.iter_mut().filter(|write| journals.contains(&write.log_id)) {
@@ -242,7 +258,11 @@ struct Approved {
 }
 
 /// The order is the contract's.
-fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<Approved, Decision> {
+fn judge(
+    memory: &LogCaches,
+    request: &Request,
+    standing: &TxnContext,
+) -> Result<Approved, Decision> {
     let home = memory.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
         && spread.partition_count != home.partition_count
@@ -265,12 +285,12 @@ fn judge(memory: &Memory, request: &Request, standing: &Standing) -> Result<Appr
         let producer = producer.ok_or(Decision::Refused(unknown))?;
         match sequence::judge(producer.session.as_ref(), &producer.state, numbered, &request.digest)
         {
-            Ok(Verdict::Append { fresh: is_fresh }) => fresh = is_fresh,
-            Ok(Verdict::Duplicate(remembered)) => {
+            Ok(SequenceVerdict::Append { fresh: is_fresh }) => fresh = is_fresh,
+            Ok(SequenceVerdict::Duplicate(remembered)) => {
                 return Err(Decision::Repeated(remembered.clone()));
             }
-            Ok(Verdict::Forgotten) => return Err(Decision::Forgotten),
-            Ok(Verdict::Ahead(refusal)) => return Err(Decision::Ahead(refusal)),
+            Ok(SequenceVerdict::Forgotten) => return Err(Decision::Forgotten),
+            Ok(SequenceVerdict::Ahead(refusal)) => return Err(Decision::Ahead(refusal)),
             Err(refusal) => return Err(Decision::Refused(refusal)),
         }
     }
@@ -308,7 +328,7 @@ fn judge_keys(request: &Request, known: &dedup::Known) -> Result<Verdicts, Decis
     Ok(request.dedups.iter().map(|dedup| known.judge(dedup)).collect::<Result<_, _>>()?)
 }
 
-fn entry(request: &Request, numbered: Numbered, fresh: bool, placement: Placement) -> Entry {
+fn entry(request: &Request, numbered: ProducerSeq, fresh: bool, placement: Placement) -> Entry {
     Entry {
         producer_id: numbered.producer_id,
         epoch: numbered.epoch,
@@ -324,7 +344,7 @@ fn placement(
     request: &Request,
     verdicts: &Verdicts,
     deltas: &[i64],
-    compares: &BTreeMap<LogId, Option<Compare>>,
+    compares: &BTreeMap<LogId, Option<ExpectedHead>>,
 ) -> Placement {
     let base = |part: usize| {
         let (part, delta) = (&request.parts[part], deltas[part]);
@@ -345,15 +365,20 @@ fn placement(
 }
 
 pub(super) fn producer_mut(
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     (log_id, producer_id): (LogId, ProducerId),
 ) -> Option<&mut Producer> {
     memory.get_mut(&log_id)?.producers.get_mut(&producer_id)
 }
 
 /// A log that is compared advances with the decision, so that the next request sees it.
-fn advance(memory: &mut Memory, grounds: &BTreeMap<LogId, Ground>, log_id: LogId, count: i64) {
-    if grounds.get(&log_id) == Some(&Ground::Position)
+fn advance(
+    memory: &mut LogCaches,
+    grounds: &BTreeMap<LogId, Dependency>,
+    log_id: LogId,
+    count: i64,
+) {
+    if grounds.get(&log_id) == Some(&Dependency::Position)
         && let Some(log) = memory.get_mut(&log_id)
     {
         log.next_offset += count;
@@ -362,7 +387,7 @@ fn advance(memory: &mut Memory, grounds: &BTreeMap<LogId, Ground>, log_id: LogId
 
 /// A producer that was loaded without a state and did not append stays unknown: an open of it would
 /// not fence this log.
-fn forget_unregistered(memory: &mut Memory, group: &[Request]) {
+fn forget_unregistered(memory: &mut LogCaches, group: &[Request]) {
     for request in group {
         if let (Some(numbered), Some(log)) = (request.numbered, memory.get_mut(&request.home)) {
             let registered = log.producers.get(&numbered.producer_id).is_some_and(|p| p.registered);

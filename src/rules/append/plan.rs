@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::{
-    Part, Request, THIS_PASS,
-    cache::Memory,
+    Request, RequestPart, THIS_PASS,
+    cache::LogCaches,
     dedup, producer_mut,
     producer_state::{ProducerState, Remembered},
-    read_set::Compare,
-    reservations::{self, Claim, Verdicts},
+    read_set::ExpectedHead,
+    reservations::{self, KeyReservation, Verdicts},
 };
 use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
@@ -18,7 +18,7 @@ use crate::{
         Refusal,
         transaction::{
             self,
-            one_request::{OffsetMove, Stopped, Whole},
+            one_request::{OffsetMove, SingleRequestTxn, Stopped},
         },
     },
 };
@@ -32,7 +32,7 @@ pub enum Decision {
         verdicts: Verdicts,
     },
     /// Each of its records is stored.
-    Known(Vec<dedup::Verdict>),
+    Known(Vec<dedup::RecordVerdict>),
     /// A request before it in this pass has one of its keys: the next pass knows more.
     Later,
     /// Stored before (or earlier in this pass), here.
@@ -40,7 +40,7 @@ pub enum Decision {
     /// Stored before, too long ago to say where.
     Forgotten,
     /// A transaction committed before.
-    Before(Box<transaction::Row>),
+    Before(Box<transaction::TransactionRow>),
     /// It may wait for the sequences before it; this is the refusal if they do not come.
     Ahead(Refusal),
     Refused(Refusal),
@@ -50,7 +50,7 @@ pub enum Decision {
 
 /// One row to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct PlannedRow {
     /// Distance from the log's base in this pass.
     pub delta: i64,
     pub record_count: i64,
@@ -67,10 +67,10 @@ pub struct Row {
 pub struct LogWrite {
     pub log_id: LogId,
     /// None: the head gives the offset, whatever it is.
-    pub compare: Option<Compare>,
+    pub compare: Option<ExpectedHead>,
     pub record_count: i64,
     pub size_bytes: i64,
-    pub rows: Vec<Row>,
+    pub rows: Vec<PlannedRow>,
     /// Of a journal in whose topic keys were looked up: how often keys had been claimed there.
     pub claims: Option<i64>,
     /// The rings in which this pass claims some: a bit each.
@@ -88,7 +88,7 @@ pub struct Plan {
     pub registrations: Vec<(LogId, ProducerId)>,
     /// The offsets that its transactions commit.
     pub offsets: Vec<OffsetMove>,
-    pub claims: Vec<Claim>,
+    pub claims: Vec<KeyReservation>,
     /// (log, producer) whose newest request uses its number and stores nothing: no row says so, the
     /// producer's state does.
     pub silent: Vec<(LogId, ProducerId)>,
@@ -118,17 +118,20 @@ impl From<Stopped> for Decision {
 }
 
 /// A transaction that a plan commits, and where its parts begin.
-pub type Committed<'a> = (&'a Request, &'a Whole, &'a Verdicts, Vec<Offset>);
+pub type PlannedCommit<'a> = (&'a Request, &'a SingleRequestTxn, &'a Verdicts, Vec<Offset>);
 
 impl Plan {
     /// The transactions it commits, and where each of their parts lies: their logs are compared.
-    pub fn committed<'a>(&'a self, group: &'a [Request]) -> impl Iterator<Item = Committed<'a>> {
+    pub fn committed<'a>(
+        &'a self,
+        group: &'a [Request],
+    ) -> impl Iterator<Item = PlannedCommit<'a>> {
         group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
             let (Some(whole), Decision::Appended { deltas, verdicts }) = (&request.whole, decision)
             else {
                 return None;
             };
-            let base = |part: &Part| {
+            let base = |part: &RequestPart| {
                 let write = self.writes.iter().find(|write| write.log_id == part.log_id);
                 let compare = write.and_then(|write| write.compare?.position);
                 compare.map_or(0, |(next_offset, _)| next_offset)
@@ -139,7 +142,7 @@ impl Plan {
     }
 
     /// What is compared, by log.
-    pub fn compares(&self) -> impl Iterator<Item = (LogId, Compare)> {
+    pub fn compares(&self) -> impl Iterator<Item = (LogId, ExpectedHead)> {
         self.writes.iter().filter_map(|write| Some((write.log_id, write.compare?)))
     }
 
@@ -165,7 +168,7 @@ impl Plan {
     /// The states of the producers that no row tells of, after this pass.
     pub fn silent_states<'a>(
         &'a self,
-        memory: &'a Memory,
+        memory: &'a LogCaches,
         appended_at: Timestamp,
     ) -> impl Iterator<Item = (LogId, ProducerId, Offset, ProducerState)> + 'a {
         self.silent.iter().filter_map(move |(log_id, id)| {
@@ -179,7 +182,7 @@ impl Plan {
     /// The write held: `appended_at` and every written log's base are known.
     pub fn confirm(
         &mut self,
-        memory: &mut Memory,
+        memory: &mut LogCaches,
         appended_at: Timestamp,
         bases: &BTreeMap<LogId, Offset>,
     ) {

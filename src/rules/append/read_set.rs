@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use super::{
     Request,
-    cache::{LogMemory, Memory},
+    cache::{LogCache, LogCaches},
 };
 use crate::model::{LogId, Offset, Partition, Timestamp};
 
 /// How much of a log's memory the answers of a group stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ground {
+pub enum Dependency {
     Nothing,
     Fence,
     Position,
@@ -19,52 +19,52 @@ pub enum Ground {
 
 /// What has to be unchanged in a head for the decision to stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compare {
+pub struct ExpectedHead {
     pub fence: i64,
     /// With the fingerprint of the history. None: only the fence counts.
     pub position: Option<(Offset, Timestamp)>,
 }
 
-impl Compare {
-    pub fn holds(&self, log: &LogMemory) -> bool {
+impl ExpectedHead {
+    pub fn holds(&self, log: &LogCache) -> bool {
         let position = (log.next_offset, log.last_appended_at);
         log.fence == self.fence && self.position.is_none_or(|compared| compared == position)
     }
 }
 
 /// What a group stands on, by log.
-pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Ground> {
+pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Dependency> {
     let mut grounds = BTreeMap::new();
-    let mut stand = |log_id, ground: Ground| {
+    let mut stand = |log_id, ground: Dependency| {
         let known = grounds.entry(log_id).or_insert(ground);
         *known = ground.max(*known);
     };
     for request in group {
         let numbered = request.numbered.is_some();
         let home = match request.spread {
-            _ if numbered || request.expected_offset.is_some() => Ground::Position,
-            Some(_) => Ground::Fence,
-            None => Ground::Nothing,
+            _ if numbered || request.expected_offset.is_some() => Dependency::Position,
+            Some(_) => Dependency::Fence,
+            None => Dependency::Nothing,
         };
         stand(request.home, home);
-        request.dedups.iter().for_each(|dedup| stand(dedup.journal, Ground::Fence));
+        request.dedups.iter().for_each(|dedup| stand(dedup.journal, Dependency::Fence));
         let journals = request.whole.iter().flat_map(|whole| &whole.journals);
-        journals.for_each(|(journal, _)| stand(*journal, Ground::Fence));
+        journals.for_each(|(journal, _)| stand(*journal, Dependency::Fence));
         // the bases of a numbered topic append go into its provenance, those of a transaction into its
         // outcome, those of a request with a key into what is remembered
         let is_placed = numbered || request.whole.is_some() || request.is_keyed();
-        let parts = if is_placed { Ground::Position } else { Ground::Nothing };
+        let parts = if is_placed { Dependency::Position } else { Dependency::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
     grounds
 }
 
-pub fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare> {
+pub fn compare(memory: &LogCaches, log_id: LogId, ground: Dependency) -> Option<ExpectedHead> {
     let log = memory.get(&log_id)?;
     match ground {
-        Ground::Nothing => None,
-        Ground::Fence => Some(Compare { fence: log.fence, position: None }),
-        Ground::Position => Some(Compare {
+        Dependency::Nothing => None,
+        Dependency::Fence => Some(ExpectedHead { fence: log.fence, position: None }),
+        Dependency::Position => Some(ExpectedHead {
             fence: log.fence,
             position: Some((log.next_offset, log.last_appended_at)),
         }),
@@ -73,12 +73,12 @@ pub fn compare(memory: &Memory, log_id: LogId, ground: Ground) -> Option<Compare
 
 /// The logs whose memory the answers of a group stand on, by id.
 pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
-    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Ground::Nothing);
+    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Dependency::Nothing);
     grounded.map(|(log_id, _)| log_id).collect()
 }
 
 /// Whether each of them is in the memory.
-pub fn remembers(memory: &Memory, group: &[Request]) -> bool {
+pub fn remembers(memory: &LogCaches, group: &[Request]) -> bool {
     grounded_logs(group).iter().all(|log_id| memory.contains_key(log_id))
 }
 
@@ -89,14 +89,19 @@ pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
 
 /// Whether the memory can decide this group, and is likely to be right: it knows every log an answer
 /// would stand on, and read every producer's epoch under the log's present fence.
-pub fn is_known(memory: &Memory, group: &[Request]) -> bool {
+pub fn is_known(memory: &LogCaches, group: &[Request]) -> bool {
     let likely = |log_id: &LogId| memory.get(log_id).is_some_and(|log| log.contended_passes == 0);
     grounded_logs(group).iter().all(likely) && group.iter().all(|r| is_read(memory, r))
 }
 
 /// Whether a request that came after the heads of a group were locked and loaded may be decided with
 /// it: it touches and stands on nothing else, and its producer's epoch is read.
-pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request: &Request) -> bool {
+pub fn may_join(
+    memory: &LogCaches,
+    touched: &[LogId],
+    grounded: &[LogId],
+    request: &Request,
+) -> bool {
     let alone = std::slice::from_ref(request);
     // what a transaction stands on is taken before the heads, and keys are looked up after them
     let is_append = request.whole.is_none() && request.dedups.is_empty();
@@ -108,7 +113,7 @@ pub fn may_join(memory: &Memory, touched: &[LogId], grounded: &[LogId], request:
 }
 
 /// Whether what a request says of its topic and producer can be judged.
-fn is_read(memory: &Memory, request: &Request) -> bool {
+fn is_read(memory: &LogCaches, request: &Request) -> bool {
     let home = memory.get(&request.home);
     let spread_known = request
         .spread

@@ -1,8 +1,8 @@
 //! What a decided request stores of its records, and which keys it claims with them.
 
 use super::{
-    Part, Request,
-    dedup::{Known, Verdict},
+    Request, RequestPart,
+    dedup::{Known, RecordVerdict},
     encoding,
     producer_state::{Placement, RecordPlace},
 };
@@ -12,11 +12,11 @@ use crate::model::{
 };
 
 /// What becomes of the records of each of a request's `dedups`.
-pub type Verdicts = Vec<Vec<Verdict>>;
+pub type Verdicts = Vec<Vec<RecordVerdict>>;
 
 /// A key that is remembered with a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct KeyReservation {
     pub journal: LogId,
     pub ring: Ring,
     /// The ring's partition that takes new keys.
@@ -39,15 +39,15 @@ pub fn stores_any(request: &Request, verdicts: &Verdicts) -> bool {
 
 /// Whether something of these records is not stored.
 pub fn skips_any(verdicts: &Verdicts) -> bool {
-    verdicts.iter().flatten().any(|verdict| *verdict != Verdict::New)
+    verdicts.iter().flatten().any(|verdict| *verdict != RecordVerdict::New)
 }
 
 /// The parts of a request as far as they are stored.
-pub fn stored_parts(request: &Request, verdicts: &Verdicts) -> Vec<Part> {
+pub fn stored_parts(request: &Request, verdicts: &Verdicts) -> Vec<RequestPart> {
     let mut parts = request.parts.clone();
     for (dedup, verdicts) in request.dedups.iter().zip(verdicts) {
         let records = dedup.records.iter().zip(verdicts);
-        for (record, _) in records.filter(|(_, verdict)| **verdict != Verdict::New) {
+        for (record, _) in records.filter(|(_, verdict)| **verdict != RecordVerdict::New) {
             if let Some(part) = parts.get_mut(record.part) {
                 part.record_count -= 1;
                 part.size_bytes -= record.size_bytes;
@@ -69,7 +69,7 @@ pub fn kept(request: &Request, verdicts: &Verdicts, part: usize) -> Option<Vec<b
         .find(|(dedup, _)| dedup.records.iter().any(|record| record.part == part))?;
     let records = dedup.records.iter().zip(verdicts);
     let records = records.filter(|(record, _)| record.part == part);
-    Some(records.map(|(_, verdict)| *verdict == Verdict::New).collect())
+    Some(records.map(|(_, verdict)| *verdict == RecordVerdict::New).collect())
 }
 
 /// What a request claims: the keys of its stored records, and its own. `deltas`: of its parts;
@@ -80,12 +80,12 @@ pub fn claims(
     deltas: &[i64],
     placement: Option<&Placement>,
     known: &Known,
-) -> Vec<Claim> {
+) -> Vec<KeyReservation> {
     let mut claims = Vec::new();
     for (index, dedup) in request.dedups.iter().enumerate() {
         let claim = |key, digest, lifetime_ms| {
             let ring = Ring::of(lifetime_ms);
-            Claim {
+            KeyReservation {
                 journal: dedup.journal,
                 ring,
                 slot: known.slot(ring),
@@ -99,7 +99,7 @@ pub fn claims(
         };
         let mut next: Vec<i64> = deltas.to_vec();
         let records = dedup.records.iter().zip(verdicts.get(index).into_iter().flatten());
-        for (record, _) in records.filter(|(_, verdict)| **verdict == Verdict::New) {
+        for (record, _) in records.filter(|(_, verdict)| **verdict == RecordVerdict::New) {
             let (Some(part), Some(delta)) =
                 (request.parts.get(record.part), next.get_mut(record.part))
             else {
@@ -108,7 +108,7 @@ pub fn claims(
             if let Some(key) = record.key {
                 let record_at = Some((part.log_id, *delta));
                 let claim = claim(key, record.digest, dedup.window_ms);
-                claims.push(Claim { record: record_at, ..claim });
+                claims.push(KeyReservation { record: record_at, ..claim });
             }
             *delta += 1;
         }
@@ -116,7 +116,7 @@ pub fn claims(
             let lifetime_ms = request_key.lifetime_ms(dedup.window_ms, known.now);
             let answer = Some(encoding::encode_placement(placement));
             let claim = claim(request_key.key, request_key.digest, lifetime_ms);
-            claims.push(Claim { answer, ..claim });
+            claims.push(KeyReservation { answer, ..claim });
         }
     }
     claims
@@ -135,7 +135,7 @@ pub fn places(
     let mut places: Vec<RecordPlace> = Vec::with_capacity(verdicts.len());
     for (record, verdict) in dedup.records.iter().zip(verdicts) {
         let place = match verdict {
-            Verdict::New => {
+            RecordVerdict::New => {
                 let partition = request.parts.get(record.part).map_or(0, |part| part.partition);
                 let offset = next.get_mut(record.part).map(|next| {
                     *next += 1;
@@ -143,11 +143,11 @@ pub fn places(
                 });
                 RecordPlace { partition, offset, known: None }
             }
-            Verdict::Same(first) => match places.get(*first) {
+            RecordVerdict::Same(first) => match places.get(*first) {
                 Some(first) => RecordPlace { known: Some(first.known.flatten()), ..*first },
                 None => continue,
             },
-            Verdict::Known(seen) => RecordPlace {
+            RecordVerdict::Known(seen) => RecordPlace {
                 partition: seen.partition,
                 offset: seen.offset,
                 known: Some(Some(seen.first_seen_at)),
@@ -159,10 +159,10 @@ pub fn places(
 }
 
 /// When the newest of these was first seen.
-pub fn newest(verdicts: &[Verdict]) -> Option<Timestamp> {
-    let seen = |verdict: &Verdict| match verdict {
-        Verdict::Known(seen) => Some(seen.first_seen_at),
-        Verdict::New | Verdict::Same(_) => None,
+pub fn newest(verdicts: &[RecordVerdict]) -> Option<Timestamp> {
+    let seen = |verdict: &RecordVerdict| match verdict {
+        RecordVerdict::Known(seen) => Some(seen.first_seen_at),
+        RecordVerdict::New | RecordVerdict::Same(_) => None,
     };
     verdicts.iter().filter_map(seen).max()
 }

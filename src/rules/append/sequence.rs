@@ -14,7 +14,7 @@
 
 use super::producer_state::{ProducerState, REMEMBERED_REQUESTS, Remembered};
 use crate::{
-    model::{Digest, Epoch, append::Numbered, session::Sequencing},
+    model::{Digest, Epoch, append::ProducerSeq, session::Sequencing},
     rules::Refusal,
 };
 
@@ -31,7 +31,7 @@ pub struct SessionFacts {
 
 /// What becomes of a numbered request that is not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict<'a> {
+pub enum SequenceVerdict<'a> {
     /// New. `fresh`: decided on "no state".
     Append { fresh: bool },
     /// Stored before, and remembered.
@@ -47,10 +47,10 @@ pub enum Verdict<'a> {
 pub fn judge<'a>(
     session: Option<&SessionFacts>,
     state: &'a ProducerState,
-    numbered: &Numbered,
+    numbered: &ProducerSeq,
     digest: &Digest,
-) -> Result<Verdict<'a>, Refusal> {
-    let Numbered { producer_id, epoch, sequence } = *numbered;
+) -> Result<SequenceVerdict<'a>, Refusal> {
+    let ProducerSeq { producer_id, epoch, sequence } = *numbered;
     let session = session.ok_or(Refusal::UnknownProducer { producer_id })?;
     if epoch < session.epoch {
         return Err(Refusal::ProducerFenced { current_epoch: session.epoch });
@@ -62,13 +62,13 @@ pub fn judge<'a>(
     let last = state.last_sequence.filter(|_| state.epoch >= session.reset_epoch);
     let expected = last.map_or(0, |last| last + 1);
     if sequence == expected || (sequence > expected && !contiguous) {
-        return Ok(Verdict::Append { fresh: last.is_none() });
+        return Ok(SequenceVerdict::Append { fresh: last.is_none() });
     }
     if sequence < expected {
         return match state.recent.iter().find(|request| request.sequence == sequence) {
-            Some(request) if request.digest == *digest => Ok(Verdict::Duplicate(request)),
+            Some(request) if request.digest == *digest => Ok(SequenceVerdict::Duplicate(request)),
             Some(_) => Err(Refusal::SequenceReused { sequence }),
-            None => Ok(Verdict::Forgotten),
+            None => Ok(SequenceVerdict::Forgotten),
         };
     }
     let refusal = match last {
@@ -76,7 +76,7 @@ pub fn judge<'a>(
         Some(_) => Refusal::OutOfOrderSequence { expected, received: sequence },
     };
     if sequence - expected < REMEMBERED_REQUESTS as i64 {
-        Ok(Verdict::Ahead(refusal))
+        Ok(SequenceVerdict::Ahead(refusal))
     } else {
         Err(refusal)
     }

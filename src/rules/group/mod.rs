@@ -34,7 +34,7 @@ pub const MIN_LETTING_GO_MS: i64 = 30_000;
 
 /// A group, all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct GroupState {
     pub generation: i64,
     pub auto_offset_reset: AutoOffsetReset,
     /// All that members have ever subscribed with.
@@ -43,7 +43,7 @@ pub struct State {
     pub topics_version: i64,
     pub members: BTreeMap<String, Member>,
     /// What it owns, has owned or has committed in, of topics that there are.
-    pub places: BTreeMap<LogId, Place>,
+    pub places: BTreeMap<LogId, GroupPartition>,
 }
 
 /// A member is a lease.
@@ -58,7 +58,7 @@ pub struct Member {
 
 /// A partition in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupPartition {
     pub topic: Name,
     pub partition: Partition,
     pub owner: Option<Owner>,
@@ -148,7 +148,7 @@ pub fn renewed(lease_expires_at: Timestamp, timeout_ms: i64, now: Timestamp) -> 
     (renewed.0 - lease_expires_at.0 >= timeout_ms / 3).then_some(renewed)
 }
 
-impl State {
+impl GroupState {
     /// A member joins; one of the same `instance_id` gives its place to it. Without another
     /// subscription than that one's nothing moves but what was on its way.
     pub fn join(
@@ -272,7 +272,7 @@ impl State {
     }
 
     /// What is revoked goes to the members that it is assigned to.
-    fn hand_over(&mut self, now: Timestamp, is_let_go: impl Fn(&Place) -> bool) {
+    fn hand_over(&mut self, now: Timestamp, is_let_go: impl Fn(&GroupPartition) -> bool) {
         let since = self.generation + 1;
         let mut moved = false;
         let revoked = self.places.values_mut().filter(|place| place.revoked.is_some());
@@ -321,8 +321,10 @@ impl State {
         let covered: BTreeSet<&Name> = subscribers.iter().flat_map(|s| &s.topics).collect();
         for (log_id, topic, partition) in &topics.partitions {
             if covered.contains(topic) {
-                let place =
-                    self.places.entry(*log_id).or_insert_with(|| Place::new(topic, *partition));
+                let place = self
+                    .places
+                    .entry(*log_id)
+                    .or_insert_with(|| GroupPartition::new(topic, *partition));
                 let is_known = known.is_none_or(|known| known.contains(topic));
                 let starts = if is_known { Starts::Earliest } else { Starts::Reset };
                 place.starts.get_or_insert(starts);
@@ -343,9 +345,9 @@ impl State {
     }
 }
 
-impl State {
+impl GroupState {
     /// A partition, and who of the members is to have it already, or else still has it.
-    fn piece<'a>(&self, log_id: LogId, place: &'a Place) -> Piece<'a> {
+    fn piece<'a>(&self, log_id: LogId, place: &'a GroupPartition) -> Piece<'a> {
         let owner = place.owner.as_ref().map(|owner| owner.member_id.as_str());
         let may_hold = |holder: &&str| {
             self.members.get(*holder).is_some_and(|m| m.subscription.covers(&place.topic))
@@ -355,7 +357,7 @@ impl State {
     }
 }
 
-impl Place {
+impl GroupPartition {
     pub fn new(topic: &Name, partition: Partition) -> Self {
         let topic = topic.clone();
         Self { topic, partition, owner: None, assigned_to: None, revoked: None, starts: None }

@@ -17,13 +17,13 @@
 use uuid::Uuid;
 
 use crate::{
-    model::{LogId, Name, Offset, group::Member, transaction::Claim},
+    model::{LogId, Name, Offset, group::Member, transaction::CommitRight},
     rules::Refusal,
 };
 
 /// A group's place in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct OffsetPlace {
     pub group: Name,
     pub log_id: LogId,
 }
@@ -31,14 +31,14 @@ pub struct Place {
 /// An offset that a transaction is to commit, and by what right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
-    pub place: Place,
+    pub place: OffsetPlace,
     pub offset: Offset,
-    pub claim: Claim,
+    pub claim: CommitRight,
 }
 
 /// What is committed there, and who may commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Row {
+pub struct OffsetRow {
     /// None: none yet.
     pub committed_offset: Option<Offset>,
     pub metadata: Option<String>,
@@ -50,7 +50,7 @@ pub struct Row {
 
 /// What is known of a group's members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Group {
+pub struct GroupFacts {
     /// The newest.
     pub generation: i64,
     /// Those of interest, and one at least if there is any.
@@ -69,7 +69,7 @@ pub enum Right {
 
 /// What becomes of an offset that may be committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum OffsetVerdict {
     Commit,
     /// What is committed is greater, and stays.
     Keep,
@@ -77,8 +77,8 @@ pub enum Verdict {
 
 /// One offset of a commit.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    pub row: &'a Row,
+pub struct RequestedOffset<'a> {
+    pub row: &'a OffsetRow,
     pub right: &'a Right,
     pub offset: Offset,
 }
@@ -91,7 +91,10 @@ pub struct Refused {
 }
 
 /// What becomes of a commit outside of transactions: a verdict on every offset, or nothing is done.
-pub fn judge_all(asked: &[Asked<'_>], group: &Group) -> Result<Vec<Verdict>, Refused> {
+pub fn judge_all(
+    asked: &[RequestedOffset<'_>],
+    group: &GroupFacts,
+) -> Result<Vec<OffsetVerdict>, Refused> {
     let judged: Vec<_> = asked.iter().map(|asked| judge(asked, group)).collect();
     let refusals = || judged.iter().filter_map(|judged| judged.as_ref().err());
     let is_conflict = |refusal: &&Refusal| matches!(refusal, Refusal::OffsetCommitConflict { .. });
@@ -104,8 +107,8 @@ pub fn judge_all(asked: &[Asked<'_>], group: &Group) -> Result<Vec<Verdict>, Ref
     Err(Refused { items: concerned.map(|(index, _)| index).collect(), refusal })
 }
 
-fn judge(asked: &Asked<'_>, group: &Group) -> Result<Verdict, Refusal> {
-    let Asked { row, right, offset } = *asked;
+fn judge(asked: &RequestedOffset<'_>, group: &GroupFacts) -> Result<OffsetVerdict, Refusal> {
+    let RequestedOffset { row, right, offset } = *asked;
     match right {
         Right::Member(member) => check_member(row, group, &member.member_id, member.generation)?,
         Right::Expected(_) | Right::Free => check_no_members(row, group)?,
@@ -121,8 +124,8 @@ fn judge(asked: &Asked<'_>, group: &Group) -> Result<Verdict, Refusal> {
     }
     let goes_back = row.committed_offset.is_some_and(|committed| offset < committed);
     Ok(match right {
-        Right::Member(_) if goes_back => Verdict::Keep,
-        _ => Verdict::Commit,
+        Right::Member(_) if goes_back => OffsetVerdict::Keep,
+        _ => OffsetVerdict::Commit,
     })
 }
 
@@ -148,13 +151,14 @@ pub struct Committer {
 
 /// Whether a transaction may commit its offsets, all of them.
 pub fn judge_in_transaction(
-    asked: &[(&Row, &Group, &Claimed)],
+    asked: &[(&OffsetRow, &GroupFacts, &Claimed)],
     by: Committer,
 ) -> Result<(), Refusal> {
     asked.iter().try_for_each(|(row, group, claimed)| judge_claimed(row, group, claimed, by))?;
     let by_members = || asked.iter().filter(|(.., claimed)| claimed.claim.member_id().is_some());
-    let moves =
-        |(row, _, claimed): &(&Row, &Group, &Claimed)| row.committed_offset != Some(claimed.offset);
+    let moves = |(row, _, claimed): &(&OffsetRow, &GroupFacts, &Claimed)| {
+        row.committed_offset != Some(claimed.offset)
+    };
     match by_members().next() {
         Some((.., first)) if by.appends && !by_members().any(moves) => {
             Err(Refusal::NothingProcessed { offset: first.offset })
@@ -164,20 +168,20 @@ pub fn judge_in_transaction(
 }
 
 fn judge_claimed(
-    row: &Row,
-    group: &Group,
+    row: &OffsetRow,
+    group: &GroupFacts,
     claimed: &Claimed,
     by: Committer,
 ) -> Result<(), Refusal> {
     let pinned_by = row.pinned_by.filter(|pin| *pin != by.transaction_id);
     let is_another = |base: &Option<Offset>| *base != row.committed_offset;
     let (or_else, goes_back) = match &claimed.claim {
-        Claim::Member { member_id, generation, expected, .. } => {
+        CommitRight::Member { member_id, generation, expected, .. } => {
             check_member(row, group, member_id, *generation)?;
             let is_behind = row.committed_offset.is_some_and(|at| claimed.offset < at);
             (Some(claimed.offset), expected.is_none() && is_behind)
         }
-        Claim::Expected(expected) => {
+        CommitRight::Expected(expected) => {
             check_no_members(row, group)?;
             (*expected, false)
         }
@@ -194,8 +198,8 @@ impl Claimed {
     /// What has to be committed there, for this to take its place.
     pub fn bases(&self, by: Committer) -> impl Iterator<Item = Option<Offset>> + use<> {
         let (expected, began) = match self.claim {
-            Claim::Member { expected, began, .. } => (expected, began.filter(|_| by.appends)),
-            Claim::Expected(expected) => (Some(expected), None),
+            CommitRight::Member { expected, began, .. } => (expected, began.filter(|_| by.appends)),
+            CommitRight::Expected(expected) => (Some(expected), None),
         };
         expected.into_iter().chain(began)
     }
@@ -203,7 +207,7 @@ impl Claimed {
     /// As the transaction has it that has given another offset for this place before: the last one
     /// counts, but what was processed until then began where the first one's run began.
     pub fn after(mut self, former: &Claimed) -> Self {
-        if let (Claim::Member { began, .. }, Claim::Member { began: Some(first), .. }) =
+        if let (CommitRight::Member { began, .. }, CommitRight::Member { began: Some(first), .. }) =
             (&mut self.claim, &former.claim)
         {
             *began = Some(*first);
@@ -212,20 +216,20 @@ impl Claimed {
     }
 }
 
-fn conflict(row: &Row, expected_offset: Option<Offset>, pinned_by: Option<Uuid>) -> Refusal {
+fn conflict(row: &OffsetRow, expected_offset: Option<Offset>, pinned_by: Option<Uuid>) -> Refusal {
     let committed_offset = row.committed_offset;
     Refusal::OffsetCommitConflict { expected_offset, committed_offset, pinned_by }
 }
 
-fn check_no_members(row: &Row, group: &Group) -> Result<(), Refusal> {
+fn check_no_members(row: &OffsetRow, group: &GroupFacts) -> Result<(), Refusal> {
     let is_empty = group.members.is_empty() && row.owner.is_none();
     if is_empty { Ok(()) } else { Err(Refusal::GroupNotEmpty) }
 }
 
 /// Whether a member owns a partition, and has since its generation or before.
 pub fn check_member(
-    row: &Row,
-    group: &Group,
+    row: &OffsetRow,
+    group: &GroupFacts,
     member_id: &str,
     generation: i64,
 ) -> Result<(), Refusal> {

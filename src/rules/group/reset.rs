@@ -14,7 +14,7 @@ use crate::{
 
 /// What an offset is moved by, in one partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ground {
+pub struct ResetContext {
     pub committed_offset: Option<Offset>,
     pub starts: Option<Starts>,
     pub auto_offset_reset: AutoOffsetReset,
@@ -41,8 +41,9 @@ pub fn check(has_members: bool, pinned: Option<(Option<Offset>, Uuid)>) -> Resul
 }
 
 /// Where the offset goes: always into the log, or to its end.
-pub fn target(to: ResetTo, ground: &Ground) -> Result<Offset, Refusal> {
-    let Ground { committed_offset, starts, auto_offset_reset, log: (start, end), found } = *ground;
+pub fn target(to: ResetTo, ground: &ResetContext) -> Result<Offset, Refusal> {
+    let ResetContext { committed_offset, starts, auto_offset_reset, log: (start, end), found } =
+        *ground;
     let wanted = match to {
         ResetTo::Earliest => start,
         ResetTo::Latest => end,
@@ -60,8 +61,8 @@ pub fn target(to: ResetTo, ground: &Ground) -> Result<Offset, Refusal> {
 }
 
 /// How many records the group has still to process; None: it is to begin nowhere.
-pub fn lag(ground: &Ground) -> Option<i64> {
-    let Ground { committed_offset, starts, auto_offset_reset, log, .. } = *ground;
+pub fn lag(ground: &ResetContext) -> Option<i64> {
+    let ResetContext { committed_offset, starts, auto_offset_reset, log, .. } = *ground;
     let position = position(committed_offset, starts, auto_offset_reset, log).ok()?;
     Some(log.1 - position)
 }

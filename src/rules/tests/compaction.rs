@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    model::{Offset, Timestamp, read::Row, survivors::Kept},
-    rules::compaction::{Cleaned, LastOffsets, Left, PAGE_LIFE_MS, Standing, clean},
+    model::{Offset, Timestamp, read::BatchRow, survivors::Kept},
+    rules::compaction::{Cleaned, CompactionState, LastOffsets, Left, PAGE_LIFE_MS, clean},
 };
 
 /// A record: its key if it has one, and its value if it is no tombstone.
@@ -18,8 +18,8 @@ fn line((key, value): Record) -> String {
     format!("{{\"value\":{value}{key}}}\n")
 }
 
-fn row(base_offset: Offset, records: &[Record]) -> Row {
-    Row {
+fn row(base_offset: Offset, records: &[Record]) -> BatchRow {
+    BatchRow {
         base_offset,
         record_count: records.len() as i64,
         appended_at: Timestamp(0),
@@ -75,7 +75,7 @@ fn the_last_record_of_a_key_stays() {
 
 #[test]
 fn when_a_log_is_due() {
-    let standing = |next_offset, cleaned_offset, left_records, tombstones| Standing {
+    let standing = |next_offset, cleaned_offset, left_records, tombstones| CompactionState {
         next_offset,
         cleaned_offset,
         left_records,
@@ -100,20 +100,20 @@ fn when_a_log_is_due() {
 }
 
 /// A log as compaction leaves it, row by row.
-struct Log(Vec<Row>);
+struct Log(Vec<BatchRow>);
 
 impl Log {
     fn new(batches: &[Vec<Record>]) -> Self {
         let mut log = Self(Vec::new());
         for batch in batches {
-            let base_offset = log.0.last().map_or(0, Row::end);
+            let base_offset = log.0.last().map_or(0, BatchRow::end);
             log.0.push(row(base_offset, batch));
         }
         log
     }
 
     fn end(&self) -> Offset {
-        self.0.last().map_or(0, Row::end)
+        self.0.last().map_or(0, BatchRow::end)
     }
 
     /// A round that learns the rows of a range and goes over all before its end; as one that dies
@@ -135,7 +135,7 @@ impl Log {
                     let stored = Kept::decode(&kept.encode(), row.record_count);
                     assert_eq!(stored.as_ref(), Some(&kept));
                     assert!(kept.count() < row.line_count());
-                    after.push(Row { kept: stored, lines, ..row });
+                    after.push(BatchRow { kept: stored, lines, ..row });
                 }
                 Left::Nothing => {}
             }
@@ -144,7 +144,8 @@ impl Log {
     }
 
     fn records(&self) -> BTreeMap<Offset, &str> {
-        let lines = |row: &Row| (0..row.line_count()).map(|n| row.offset(n)).collect::<Vec<_>>();
+        let lines =
+            |row: &BatchRow| (0..row.line_count()).map(|n| row.offset(n)).collect::<Vec<_>>();
         let of = |row| lines(row).into_iter().zip(row.lines.split_inclusive('\n'));
         self.0.iter().flat_map(of).collect()
     }

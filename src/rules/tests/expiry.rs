@@ -7,7 +7,7 @@ use crate::{
         session::OPEN_ID_MEMORY_MS,
         settings::{Key, OwnSettings, Value},
     },
-    rules::expiry::{Activity, GroupActivity, Verdict, judge, judge_group, limit_ms},
+    rules::expiry::{Activity, ExpiryVerdict, GroupActivity, judge, judge_group, limit_ms},
 };
 
 const HOUR_MS: i64 = 3_600_000;
@@ -77,8 +77,8 @@ fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
         let limit = number(limit, "limit");
         let limit = (limit != "null").then(|| hours(&limit));
         let got = match judge(&session, &activity, limit, Timestamp(hours(&number(now, "now")))) {
-            Verdict::Expired => "expired".to_owned(),
-            Verdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
+            ExpiryVerdict::Expired => "expired".to_owned(),
+            ExpiryVerdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
         };
         assert_eq!(got, want.trim(), "{line}");
     }
@@ -141,8 +141,8 @@ fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit
         let limit = (limit != "null").then(|| hours(limit));
         let now = Timestamp(hours(now.strip_prefix("now ").unwrap()));
         let got = match judge_group(&activity, limit, now) {
-            Verdict::Expired => "expired".to_owned(),
-            Verdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
+            ExpiryVerdict::Expired => "expired".to_owned(),
+            ExpiryVerdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
         };
         assert_eq!(got, want.trim(), "{line}");
     }

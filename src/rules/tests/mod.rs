@@ -19,7 +19,7 @@ use super::{
         producer_state::{Placement, Remembered},
     },
 };
-use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, append::Numbered};
+use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, append::ProducerSeq};
 use append::ledger::Written;
 
 pub const JOURNAL: LogId = LogId(100);
@@ -32,8 +32,8 @@ pub fn digest(of: &str) -> Digest {
     xxhash_rust::xxh3::xxh3_128(of.as_bytes()).to_be_bytes()
 }
 
-pub fn numbered(producer_id: i64, epoch: Epoch, sequence: Sequence) -> Option<Numbered> {
-    Some(Numbered { producer_id: ProducerId(producer_id), epoch, sequence })
+pub fn numbered(producer_id: i64, epoch: Epoch, sequence: Sequence) -> Option<ProducerSeq> {
+    Some(ProducerSeq { producer_id: ProducerId(producer_id), epoch, sequence })
 }
 
 /// What a client is told.

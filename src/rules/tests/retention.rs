@@ -5,7 +5,7 @@ use crate::{
         Timestamp,
         settings::{Key, OwnSettings, Value},
     },
-    rules::retention::{Gone, Limits, Log, Row, step},
+    rules::retention::{Gone, Log, LogRow, RetentionLimits, step},
 };
 
 const NOW: i64 = 1_000;
@@ -53,8 +53,8 @@ fn the_oldest_rows_go_by_time_and_by_bytes() {
             size_bytes: number(log, "size").unwrap(),
             held_offset: number(log, "held"),
         };
-        let rows: Vec<Row> = rows.split_whitespace().map(row).collect();
-        let limits = Limits { ms: number(limits, "ms"), bytes: number(limits, "bytes") };
+        let rows: Vec<LogRow> = rows.split_whitespace().map(row).collect();
+        let limits = RetentionLimits { ms: number(limits, "ms"), bytes: number(limits, "bytes") };
         let step = step(&log, &rows, &limits, Timestamp(NOW));
         let shown = |gone: Gone| format!("{}/{}", gone.records, gone.bytes);
         let got = format!(
@@ -77,19 +77,19 @@ fn number(text: &str, name: &str) -> Option<i64> {
     words.nth(1).filter(|word| *word != "null").map(|word| word.parse().unwrap())
 }
 
-fn row(text: &str) -> Row {
+fn row(text: &str) -> LogRow {
     let (end, rest) = text.split_once('@').unwrap();
     let (instant, bytes) = rest.split_once('/').unwrap();
     let parse = |text: &str| text.parse::<i64>().unwrap();
     let appended_at = Timestamp(parse(instant));
-    Row { end_offset: parse(end), appended_at, size_bytes: parse(bytes) }
+    LogRow { end_offset: parse(end), appended_at, size_bytes: parse(bytes) }
 }
 
 #[test]
 fn a_log_whose_only_row_is_too_large_is_left_alone() {
     let log = Log { log_start_offset: 0, next_offset: 5, size_bytes: 50, held_offset: None };
-    let row = Row { end_offset: 5, appended_at: Timestamp(NOW), size_bytes: 50 };
-    let limits = Limits { ms: None, bytes: Some(1) };
+    let row = LogRow { end_offset: 5, appended_at: Timestamp(NOW), size_bytes: 50 };
+    let limits = RetentionLimits { ms: None, bytes: Some(1) };
     assert!(!limits.concern(&log, &row, Timestamp(NOW)));
     assert!(limits.concern(&Log { next_offset: 6, ..log }, &row, Timestamp(NOW)));
 }
@@ -105,7 +105,7 @@ fn what_is_compacted_knows_no_limits_and_a_topic_overrides_its_tenant() {
     let number = |key, number| (key, Value::Number(number));
     let compact = (Key::Cleanup, Value::Choice("compact"));
     let delete = (Key::Cleanup, Value::Choice("delete"));
-    let limits = |ms, bytes| Limits { ms, bytes };
+    let limits = |ms, bytes| RetentionLimits { ms, bytes };
     let table = [
         (own(&[]), own(&[]), limits(Some(week_ms), None)),
         (own(&[]), own(&[number(Key::RetentionMs, 5_000)]), limits(Some(5_000), None)),
@@ -125,6 +125,6 @@ fn what_is_compacted_knows_no_limits_and_a_topic_overrides_its_tenant() {
         (own(&[delete]), own(&[compact]), limits(Some(week_ms), None)),
     ];
     for (topic, tenant, want) in table {
-        assert_eq!(Limits::of(&[&topic, &tenant]), want, "{topic:?} {tenant:?}");
+        assert_eq!(RetentionLimits::of(&[&topic, &tenant]), want, "{topic:?} {tenant:?}");
     }
 }

@@ -37,7 +37,7 @@ use crate::model::{
 
 /// A transaction's row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Row {
+pub struct TransactionRow {
     pub transaction_id: Uuid,
     pub state: State,
     pub session: Option<(ProducerId, Epoch)>,
@@ -82,7 +82,7 @@ pub const MOVES: &[(State, Verb, State)] = &[
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TransactionVerdict {
     /// It is done, and the transaction is then in this state.
     Go(State),
     /// It was done before.
@@ -164,13 +164,17 @@ pub fn timeout_ms(
 }
 
 /// A begin of an id that has a row.
-pub fn repeat(row: &Row, digest: &Digest) -> Result<(), Refusal> {
+pub fn repeat(row: &TransactionRow, digest: &Digest) -> Result<(), Refusal> {
     if row.digest == *digest { Ok(()) } else { Err(Refusal::TransactionReused) }
 }
 
 /// What becomes of a call; the row is as of now (`as_of`), and the caller's session, if it names
 /// one, has been checked.
-pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> {
+pub fn judge(
+    row: &TransactionRow,
+    verb: Verb,
+    caller: Caller,
+) -> Result<TransactionVerdict, Refusal> {
     match (caller, row.session) {
         (Caller::Session(id, _), Some((owner, _))) if id == owner => {}
         (Caller::Session(..), _) => return Err(Refusal::ProducerMismatch),
@@ -182,8 +186,8 @@ pub fn judge(row: &Row, verb: Verb, caller: Caller) -> Result<Verdict, Refusal> 
     }
     let to = MOVES.iter().find(|(from, by, _)| (*from, *by) == (row.state, verb));
     match to {
-        Some((from, by, to)) if from == to && *by != Verb::Add => Ok(Verdict::Repeat),
-        Some((.., to)) => Ok(Verdict::Go(*to)),
+        Some((from, by, to)) if from == to && *by != Verb::Add => Ok(TransactionVerdict::Repeat),
+        Some((.., to)) => Ok(TransactionVerdict::Go(*to)),
         None => Err(Refusal::InvalidTransactionState { state: row.state, reason: row.reason }),
     }
 }
@@ -205,7 +209,7 @@ pub enum Numbering {
 
 /// Where the sequence of a call to /records stands; all are remembered while the transaction is
 /// open.
-pub fn number(row: &Row, sequence: Sequence) -> Result<Numbering, Refusal> {
+pub fn number(row: &TransactionRow, sequence: Sequence) -> Result<Numbering, Refusal> {
     let expected = row.next_sequence;
     match sequence - expected {
         0 => Ok(Numbering::New),
@@ -236,7 +240,7 @@ pub fn check_appends(expected: Option<i64>, received: i64) -> Result<(), Refusal
     }
 }
 
-impl Row {
+impl TransactionRow {
     /// Whether its time has run out and nobody has written that down yet.
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.state == State::Ongoing && self.expires_at <= now

@@ -5,22 +5,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use uuid::Uuid;
 
-use super::Row;
+use super::TransactionRow;
 use crate::{
     model::{
-        Digest, Epoch, LogId, Name, Offset, Partition, ProducerId, Timestamp, transaction::Claim,
+        Digest, Epoch, LogId, Name, Offset, Partition, ProducerId, Timestamp,
+        transaction::CommitRight,
     },
     rules::{
         Refusal,
         append::{dedup, sequence::SessionFacts},
-        group::offsets::{self, Claimed, Committer, Group, Place},
+        group::offsets::{self, Claimed, Committer, GroupFacts, OffsetPlace},
         transaction,
     },
 };
 
 /// A transaction that is one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct SingleRequestTxn {
     pub transaction_id: Uuid,
     /// The client chose the id: it may have run before.
     pub chosen: bool,
@@ -39,28 +40,28 @@ pub struct Whole {
 /// What is known of a group's transactions, their sessions and their groups' offsets.
 /// (An id comes once in a group.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    pub rows: HashMap<Uuid, Row>,
+pub struct TxnContext {
+    pub rows: HashMap<Uuid, TransactionRow>,
     pub sessions: HashMap<ProducerId, SessionFacts>,
     /// The ongoing transaction of a producer.
     pub ongoing: HashMap<ProducerId, Uuid>,
-    pub places: BTreeMap<Place, offsets::Row>,
-    pub groups: BTreeMap<Name, Group>,
+    pub places: BTreeMap<OffsetPlace, offsets::OffsetRow>,
+    pub groups: BTreeMap<Name, GroupFacts>,
     /// Where the logs of the places begin and end. None: offsets are not held against them here.
     pub ends: Option<BTreeMap<LogId, (Offset, Offset)>>,
     /// None: ids are not judged here.
-    pub memory: Option<Memory>,
+    pub memory: Option<OutcomeHorizon>,
     /// Of its records' ids and its requests' keys.
     pub known: dedup::Known,
-    moves: BTreeMap<Place, OffsetMove>,
+    moves: BTreeMap<OffsetPlace, OffsetMove>,
     /// Where less may be committed than is assumed.
-    from_below: BTreeSet<Place>,
+    from_below: BTreeSet<OffsetPlace>,
 }
 
 /// An offset that a pass commits: the place as it is before all of it, and what it commits there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetMove {
-    pub place: Place,
+    pub place: OffsetPlace,
     /// The member that owns it, and since when.
     pub owner: Option<(String, i64)>,
     /// The group's.
@@ -75,7 +76,7 @@ pub struct OffsetMove {
 
 /// What ids are judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct OutcomeHorizon {
     pub horizon: Timestamp,
     pub now: Timestamp,
 }
@@ -84,7 +85,7 @@ pub struct Memory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It was committed before.
-    Before(Box<Row>),
+    Before(Box<TransactionRow>),
     Refused(Refusal),
     /// A topic is gone.
     Stale,
@@ -96,8 +97,8 @@ impl From<Refusal> for Stopped {
     }
 }
 
-impl Whole {
-    /// Whether a statement can confirm what a quick pass assumes of it (`Standing::assumed`). It does
+impl SingleRequestTxn {
+    /// Whether a statement can confirm what a quick pass assumes of it (`TxnContext::assumed`). It does
     /// not hold the heads that the first commit in a partition has to hold.
     pub fn may_be_assumed(&self) -> bool {
         let by = self.committer();
@@ -110,12 +111,12 @@ impl Whole {
     }
 }
 
-impl Standing {
+impl TxnContext {
     /// The least with which all of these can be committed: none has run; what is committed is what
     /// the first one goes on from, or, where a member does not say that, less than its first offset (it
     /// moves); and the members own their places since the oldest of their generations, or before, of a
     /// group that has reached the newest. None: nothing would let them all be committed.
-    pub fn assumed<'a>(wholes: impl Iterator<Item = &'a Whole> + Clone) -> Option<Self> {
+    pub fn assumed<'a>(wholes: impl Iterator<Item = &'a SingleRequestTxn> + Clone) -> Option<Self> {
         let mut assumed = Self::default();
         for whole in wholes.clone() {
             for claimed in &whole.offsets {
@@ -135,13 +136,16 @@ impl Standing {
         let group = self.groups.entry(place.group.clone()).or_default();
         let (row, base) = (self.places.entry(place.clone()), claimed.bases(by).next());
         match claim {
-            Claim::Expected(expected) => {
-                row.or_insert(offsets::Row { committed_offset: *expected, ..Default::default() });
+            CommitRight::Expected(expected) => {
+                row.or_insert(offsets::OffsetRow {
+                    committed_offset: *expected,
+                    ..Default::default()
+                });
             }
-            Claim::Member { member_id, generation, .. } => {
+            CommitRight::Member { member_id, generation, .. } => {
                 let row = row.or_insert_with(|| {
                     self.from_below.extend(base.is_none().then(|| place.clone()));
-                    offsets::Row {
+                    offsets::OffsetRow {
                         committed_offset: base.unwrap_or(Some(*offset - 1)),
                         owner: Some((member_id.clone(), *generation)),
                         ..Default::default()
@@ -162,7 +166,7 @@ impl Standing {
 
     /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.) What
     /// became of one that is remembered is told before anything else is judged.
-    pub fn judge(&self, whole: &Whole, digest: &Digest) -> Result<(), Stopped> {
+    pub fn judge(&self, whole: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
         if let Some(row) = self.rows.get(&whole.transaction_id) {
             transaction::repeat(row, digest)?;
             return Err(Stopped::Before(Box::new(row.clone())));
@@ -170,7 +174,7 @@ impl Standing {
         if let Some((producer_id, epoch)) = whole.session {
             transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
-        if let Some(Memory { horizon, now }) = self.memory.filter(|_| whole.chosen) {
+        if let Some(OutcomeHorizon { horizon, now }) = self.memory.filter(|_| whole.chosen) {
             transaction::check_id(&whole.transaction_id, horizon, whole.retention_ms, now)?;
         }
         let ongoing = whole.session.and_then(|(producer, _)| self.ongoing.get(&producer));
@@ -181,7 +185,7 @@ impl Standing {
     }
 
     /// Whether its offsets may be committed now.
-    pub fn judge_offsets(&self, whole: &Whole) -> Result<(), Stopped> {
+    pub fn judge_offsets(&self, whole: &SingleRequestTxn) -> Result<(), Stopped> {
         let mut asked = Vec::with_capacity(whole.offsets.len());
         for claimed @ Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.get(place).ok_or(Stopped::Stale)?;
@@ -196,7 +200,7 @@ impl Standing {
     }
 
     /// It is committed with this pass: the next one sees its offsets.
-    pub fn apply(&mut self, whole: &Whole) {
+    pub fn apply(&mut self, whole: &SingleRequestTxn) {
         for Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.entry(place.clone()).or_default();
             let moved = self.moves.entry(place.clone()).or_insert_with(|| OffsetMove {

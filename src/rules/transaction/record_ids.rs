@@ -10,7 +10,7 @@ use crate::{
         dedup::{DedupKey, PayloadDigest},
     },
     rules::append::{
-        dedup::{Dedup, Known, Record, Stopped, Verdict},
+        dedup::{Dedup, KeyedRecord, Known, RecordVerdict, Stopped},
         encoding::Corrupt,
     },
 };
@@ -36,7 +36,7 @@ pub struct StagedId {
 
 /// A topic in which ids are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Topic {
+pub struct IdTopic {
     pub topic_id: TopicId,
     /// Whose head is held by whoever claims ids.
     pub journal: LogId,
@@ -49,7 +49,7 @@ pub struct Topic {
 pub struct StagedRow {
     pub ordinal: i64,
     pub log_id: LogId,
-    pub topic: Topic,
+    pub topic: IdTopic,
     /// Which append of the transaction it is of.
     pub append: i64,
     pub ids: Vec<StagedId>,
@@ -68,7 +68,7 @@ pub struct NewId {
 
 /// What becomes of the records that have ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claims {
+pub struct RecordIdPlan {
     pub new: Vec<NewId>,
     /// Lines that are not stored (again), by the ordinals of their rows.
     pub skipped: Vec<(i64, Vec<u32>)>,
@@ -136,7 +136,7 @@ fn take(bytes: &[u8; ID_BYTES]) -> StagedId {
     }
 }
 
-impl Topic {
+impl IdTopic {
     /// Nothing of it is asked for yet.
     pub fn dedup(self) -> Dedup {
         Dedup {
@@ -155,7 +155,7 @@ pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
     let mut dedups: BTreeMap<TopicId, Dedup> = BTreeMap::new();
     for (part, row) in rows.iter().enumerate() {
         let dedup = dedups.entry(row.topic.topic_id).or_insert_with(|| row.topic.dedup());
-        dedup.records.extend(row.ids.iter().map(|id| Record {
+        dedup.records.extend(row.ids.iter().map(|id| KeyedRecord {
             append: Some(row.append as usize),
             index: id.index as usize,
             part,
@@ -169,14 +169,14 @@ pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
 
 /// What becomes of the staged records that have ids, or why the transaction is refused. `dedups`: of
 /// these rows.
-pub fn judge(known: &Known, rows: &[StagedRow], dedups: &[Dedup]) -> Result<Claims, Stopped> {
+pub fn judge(known: &Known, rows: &[StagedRow], dedups: &[Dedup]) -> Result<RecordIdPlan, Stopped> {
     let mut is_new: Vec<Vec<bool>> = vec![Vec::new(); rows.len()];
     for dedup in dedups {
         for (record, verdict) in dedup.records.iter().zip(known.judge(dedup)?) {
-            is_new[record.part].push(verdict == Verdict::New);
+            is_new[record.part].push(verdict == RecordVerdict::New);
         }
     }
-    let mut claims = Claims::default();
+    let mut claims = RecordIdPlan::default();
     for (row, is_new) in rows.iter().zip(is_new) {
         let mut skipped = Vec::new();
         for (id, is_new) in row.ids.iter().zip(is_new) {

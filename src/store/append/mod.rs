@@ -12,9 +12,9 @@ use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
         append::{
-            plan::{LogWrite, Plan, Row},
-            read_set::Compare,
-            reservations::Claim,
+            plan::{LogWrite, Plan, PlannedRow},
+            read_set::ExpectedHead,
+            reservations::KeyReservation,
         },
         transaction::one_request::OffsetMove,
     },
@@ -278,7 +278,7 @@ fn transactions_written(
 fn bind_row<'q, O>(
     query: Query<'q, O>,
     write: &'q LogWrite,
-    row: &'q Row,
+    row: &'q PlannedRow,
     records: Option<&'q str>,
 ) -> Query<'q, O> {
     let (fence, next_offset, last_appended_at) = columns(write.compare);
@@ -319,8 +319,8 @@ fn bind_writes<'q, O>(
 }
 
 /// Of `keys`.
-fn bind_claims<'q, O>(query: Query<'q, O>, claims: &'q [Claim]) -> Query<'q, O> {
-    let record = |claim: &Claim| claim.record.unzip();
+fn bind_claims<'q, O>(query: Query<'q, O>, claims: &'q [KeyReservation]) -> Query<'q, O> {
+    let record = |claim: &KeyReservation| claim.record.unzip();
     query
         .bind(claims.iter().map(|c| c.slot).collect::<Vec<_>>())
         .bind(claims.iter().map(|c| c.topic_id.0).collect::<Vec<_>>())
@@ -382,7 +382,7 @@ pub async fn confirm(
 }
 
 /// (fence, next_offset, last_appended_at) to compare; nulls are not compared.
-fn columns(compare: Option<Compare>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
+fn columns(compare: Option<ExpectedHead>) -> (Option<i64>, Option<Offset>, Option<Instant>) {
     let position = compare.and_then(|compare| compare.position);
     (
         compare.map(|compare| compare.fence),

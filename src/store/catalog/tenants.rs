@@ -39,12 +39,12 @@ statements! {
 }
 
 /// A tenant's own settings, and how often they were changed.
-pub type Stored = (OwnSettings, i64);
+pub type StoredSettings = (OwnSettings, i64);
 
-type Row =
+type TenantColumns =
     (i64, String, Instant, Json<OwnSettings>, Json<Maxima>, i64, Option<Instant>, Option<Instant>);
 
-fn tenant(row: Row) -> Result<(TenantId, Tenant), Error> {
+fn tenant(row: TenantColumns) -> Result<(TenantId, Tenant), Error> {
     let (id, name, created_at, values, maxima, version, suspended_at, deleted_at) = row;
     let tenant = Tenant {
         name: stored_name(&name)?,
@@ -75,7 +75,10 @@ pub async fn make(connection: &mut PgConnection, name: &Name) -> Result<bool, Er
     Ok(made.rows_affected() == 1)
 }
 
-pub async fn settings(connection: &mut PgConnection, tenant: TenantId) -> Result<Stored, Error> {
+pub async fn settings(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+) -> Result<StoredSettings, Error> {
     let (values, maxima, version): (Json<OwnSettings>, Json<Maxima>, i64) =
         sqlx::query_as(SETTINGS).bind(tenant.0).fetch_one(connection).await?;
     Ok((OwnSettings { maxima: maxima.0, ..values.0 }, version))
@@ -83,7 +86,8 @@ pub async fn settings(connection: &mut PgConnection, tenant: TenantId) -> Result
 
 /// None: it is gone with all that it had.
 pub async fn read(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    let row: Option<Row> = sqlx::query_as(READ).bind(id.0).fetch_optional(connection).await?;
+    let row: Option<TenantColumns> =
+        sqlx::query_as(READ).bind(id.0).fetch_optional(connection).await?;
     Ok(row.map(tenant).transpose()?.map(|(_, tenant)| tenant))
 }
 
@@ -97,7 +101,8 @@ pub async fn read_named(
 
 /// Locks the tenant's row. None: it is gone with all that it had.
 pub async fn lock(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    let row: Option<Row> = sqlx::query_as(LOCK).bind(id.0).fetch_optional(connection).await?;
+    let row: Option<TenantColumns> =
+        sqlx::query_as(LOCK).bind(id.0).fetch_optional(connection).await?;
     Ok(row.map(tenant).transpose()?.map(|(_, tenant)| tenant))
 }
 
@@ -116,7 +121,8 @@ pub async fn list(
     after: &str,
     limit: i64,
 ) -> Result<Vec<Tenant>, Error> {
-    let rows: Vec<Row> = sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(connection).await?;
+    let rows: Vec<TenantColumns> =
+        sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(connection).await?;
     rows.into_iter().map(|row| Ok(tenant(row)?.1)).collect()
 }
 

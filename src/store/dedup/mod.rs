@@ -17,7 +17,7 @@ use crate::{
     },
     rules::append::{
         cache::JournalKeys,
-        dedup::{Fact, Seen},
+        dedup::{Fact, KnownRecord},
     },
 };
 
@@ -77,7 +77,7 @@ statements! {
 }
 
 /// What was found of a topic's keys in one ring.
-pub struct Found {
+pub struct FoundKeys {
     /// The partition that takes new keys.
     pub slot: i16,
     /// Keys with an instant before it may have been forgotten.
@@ -125,7 +125,7 @@ pub async fn find(
     topic: TopicId,
     ring: Ring,
     keys: &[DedupKey],
-) -> Result<Found, Error> {
+) -> Result<FoundKeys, Error> {
     let [one, two, three] = ring.slots();
     let rows: Vec<FoundRow> = sqlx::query_as(FIND)
         .bind(tenant.0)
@@ -138,7 +138,7 @@ pub async fn find(
         .fetch_all(connection)
         .await?;
     let first = rows.first().ok_or_else(|| Error::Corrupt(format!("no ring {}", ring.0)))?;
-    let mut found = Found {
+    let mut found = FoundKeys {
         slot: first.slot,
         horizon: first.horizon.into(),
         now: first.now.into(),
@@ -177,7 +177,8 @@ impl FoundRow {
             let is_live = self.is_live?;
             return Some((key, Fact::Request { digest, answer, first_seen_at, is_live }));
         }
-        let seen = Seen { partition: self.partition?, offset: self.record_offset, first_seen_at };
+        let seen =
+            KnownRecord { partition: self.partition?, offset: self.record_offset, first_seen_at };
         self.is_live?.then_some((key, Fact::Record { digest, seen }))
     }
 }

@@ -26,17 +26,17 @@ statements! {
         join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot) group by s.ring";
 }
 
-type Row = (i16, Option<i64>, i16, Instant, Instant);
+type RingColumns = (i16, Option<i64>, i16, Instant, Instant);
 
 /// A ring, and what time it is.
-fn ring_row((ring, period_ms, slot, turned_at, now): Row) -> (RingRow, Timestamp) {
+fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, Timestamp) {
     let row = RingRow { ring: Ring(ring), period_ms, slot, turned_at: turned_at.into() };
     (row, now.into())
 }
 
 /// All of them.
 pub async fn read(connection: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>, Error> {
-    let rows: Vec<Row> = sqlx::query_as(READ).fetch_all(connection).await?;
+    let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(connection).await?;
     Ok(rows.into_iter().map(ring_row).collect())
 }
 
@@ -45,7 +45,8 @@ pub async fn lock(
     connection: &mut PgConnection,
     ring: Ring,
 ) -> Result<Option<(RingRow, Timestamp)>, Error> {
-    let row: Option<Row> = sqlx::query_as(LOCK).bind(ring.0).fetch_optional(connection).await?;
+    let row: Option<RingColumns> =
+        sqlx::query_as(LOCK).bind(ring.0).fetch_optional(connection).await?;
     Ok(row.map(ring_row))
 }
 

@@ -18,7 +18,7 @@ use crate::{
             },
         },
     },
-    rules::group::{Starts, reset::Ground},
+    rules::group::{Starts, reset::ResetContext},
     store::{Error, Instant, catalog::topics::stored_name, statements},
 };
 
@@ -118,14 +118,14 @@ pub async fn describe(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<(GroupDescription, Vec<Ground>)>, Error> {
+) -> Result<Option<(GroupDescription, Vec<ResetContext>)>, Error> {
     let query = sqlx::query_as(GROUP).bind(tenant.0).bind(group.as_str());
     let found: Option<(i64, String, Instant)> = query.fetch_optional(&mut *connection).await?;
     let Some((generation, reset, created_at)) = found else { return Ok(None) };
     let auto_offset_reset = stored_reset(&reset)?;
     let query = sqlx::query_as(PLACES).bind(tenant.0).bind(group.as_str());
     let rows: Vec<PlaceRow> = query.fetch_all(&mut *connection).await?;
-    let places: Result<Vec<(PlaceDescription, Ground)>, Error> =
+    let places: Result<Vec<(PlaceDescription, ResetContext)>, Error> =
         rows.into_iter().map(|row| place(row, auto_offset_reset)).collect();
     let (places, grounds): (Vec<PlaceDescription>, _) = places?.into_iter().unzip();
     let query = sqlx::query_as(MEMBERS).bind(tenant.0).bind(group.as_str());
@@ -160,12 +160,12 @@ type PlaceRow = (
     Option<Instant>,
 );
 
-fn place(row: PlaceRow, reset: AutoOffsetReset) -> Result<(PlaceDescription, Ground), Error> {
+fn place(row: PlaceRow, reset: AutoOffsetReset) -> Result<(PlaceDescription, ResetContext), Error> {
     let (topic, partition, committed_offset, metadata, committed_at, starts, ..) = row;
     let (log_start_offset, high_watermark) = (row.6, row.7);
     let (member_id, since, owned_at, assigned_to, pinned_by, prepared_at) =
         (row.8, row.9, row.10, row.11, row.12, row.13);
-    let ground = Ground {
+    let ground = ResetContext {
         committed_offset,
         starts: starts.as_deref().map(stored_starts).transpose()?,
         auto_offset_reset: reset,
@@ -251,7 +251,7 @@ pub async fn starts(
 }
 
 /// A group that is locked as a whole.
-pub struct Locked {
+pub struct WholeGroup {
     pub has_members: bool,
     /// What is committed where a prepared transaction is to commit, and which.
     pub pinned: Option<(Option<Offset>, Uuid)>,
@@ -266,7 +266,7 @@ pub async fn lock(
     tenant: TenantId,
     group: &Name,
     waits: bool,
-) -> Result<Option<Locked>, Error> {
+) -> Result<Option<WholeGroup>, Error> {
     let sql = if waits { LOCK } else { LOCK_UNLESS_HELD };
     let query = sqlx::query_scalar(sql).bind(tenant.0).bind(group.as_str());
     let active_at: Option<Instant> = query.fetch_optional(&mut *connection).await?;
@@ -278,7 +278,7 @@ pub async fn lock(
         query.fetch_all(connection).await?;
     let pinned = places.iter().find_map(|(committed, _, pin)| Some((*committed, (*pin)?)));
     let last_committed_at = places.iter().filter_map(|(_, at, _)| *at).max().map(Timestamp::from);
-    Ok(Some(Locked { has_members, pinned, active_at: active_at.into(), last_committed_at }))
+    Ok(Some(WholeGroup { has_members, pinned, active_at: active_at.into(), last_committed_at }))
 }
 
 /// Deletes a locked group, which has no members; answers how many rows it had.

@@ -59,7 +59,7 @@ statements! {
 
 /// A member, and what it owns.
 #[derive(Clone, Debug)]
-pub struct Beat {
+pub struct MemberStatus {
     pub group_id: GroupId,
     pub generation: i64,
     pub auto_offset_reset: AutoOffsetReset,
@@ -89,7 +89,7 @@ pub struct Owned {
 
 /// A member, and of each partition it owns what the array at its place says.
 #[derive(FromRow)]
-struct Row {
+struct LeaseRow {
     n: i64,
     group_id: i64,
     generation: i64,
@@ -121,12 +121,12 @@ pub async fn beats(
     tenant: TenantId,
     members: &[(&Name, &str)],
     with_watermarks: bool,
-) -> Result<Vec<Option<Beat>>, Error> {
+) -> Result<Vec<Option<MemberStatus>>, Error> {
     let (groups, ids): (Vec<&str>, Vec<&str>) =
         members.iter().map(|(group, id)| (group.as_str(), *id)).unzip();
     let query = sqlx::query_as(BEATS).bind(tenant.0).bind(groups).bind(ids).bind(with_watermarks);
-    let rows: Vec<Row> = query.fetch_all(connection).await?;
-    let mut beats: Vec<Option<Beat>> = vec![None; members.len()];
+    let rows: Vec<LeaseRow> = query.fetch_all(connection).await?;
+    let mut beats: Vec<Option<MemberStatus>> = vec![None; members.len()];
     for row in rows {
         let (n, beat) = beat(row)?;
         if let Some(place) = beats.get_mut(n) {
@@ -136,7 +136,7 @@ pub async fn beats(
     Ok(beats)
 }
 
-fn beat(row: Row) -> Result<(usize, Beat), Error> {
+fn beat(row: LeaseRow) -> Result<(usize, MemberStatus), Error> {
     let mut owned = Vec::new();
     for (index, log_id) in row.log_ids.iter().flatten().enumerate() {
         let since = row.since.as_ref().and_then(|since| since.get(index)).copied();
@@ -152,7 +152,7 @@ fn beat(row: Row) -> Result<(usize, Beat), Error> {
             watermarks: at(&row.log_starts, index).zip(at(&row.high_watermarks, index)),
         });
     }
-    let beat = Beat {
+    let beat = MemberStatus {
         group_id: GroupId(row.group_id),
         generation: row.generation,
         auto_offset_reset: stored_reset(&row.auto_offset_reset)?,

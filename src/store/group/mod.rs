@@ -19,7 +19,7 @@ use crate::{
         GroupId, LogId, Name, TenantId, Timestamp,
         group::{AutoOffsetReset, Subscription, TopicPattern},
     },
-    rules::group::{Member, Owner, Place, Revoked, Starts, State, Topics},
+    rules::group::{GroupPartition, GroupState, Member, Owner, Revoked, Starts, Topics},
 };
 
 statements! {
@@ -66,9 +66,9 @@ statements! {
 }
 
 /// A group whose row is locked, with its number.
-pub struct Locked {
+pub struct LockedGroup {
     pub group_id: GroupId,
-    pub state: State,
+    pub state: GroupState,
 }
 
 /// Makes the group, if there is none.
@@ -86,7 +86,7 @@ pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<Locked>, Error> {
+) -> Result<Option<LockedGroup>, Error> {
     type Row = (i64, i64, String, Vec<String>, i64);
     let query = sqlx::query_as(LOCK).bind(tenant.0).bind(group.as_str());
     let found: Option<Row> = query.fetch_optional(&mut *connection).await?;
@@ -98,8 +98,9 @@ pub async fn lock(
     let members = members(connection, tenant, group, &patterns).await?;
     let places = places(connection, tenant, group, generation).await?;
     let auto_offset_reset = stored_reset(&reset)?;
-    let state = State { generation, auto_offset_reset, patterns, topics_version, members, places };
-    Ok(Some(Locked { group_id: GroupId(group_id), state }))
+    let state =
+        GroupState { generation, auto_offset_reset, patterns, topics_version, members, places };
+    Ok(Some(LockedGroup { group_id: GroupId(group_id), state }))
 }
 
 /// A pattern that was checked when it was stored.
@@ -148,7 +149,7 @@ async fn places(
     tenant: TenantId,
     group: &Name,
     newest: i64,
-) -> Result<BTreeMap<LogId, Place>, Error> {
+) -> Result<BTreeMap<LogId, GroupPartition>, Error> {
     type Row = (
         i64,
         String,
@@ -170,7 +171,8 @@ async fn places(
         let owner = owner.zip(since).map(|(member_id, since)| Owner { member_id, since, at });
         let topic = stored_name(&topic)?;
         let starts = starts.as_deref().map(stored_starts).transpose()?;
-        let mut place = Place { topic, partition, owner, assigned_to, revoked: None, starts };
+        let mut place =
+            GroupPartition { topic, partition, owner, assigned_to, revoked: None, starts };
         place.revoked = place.is_to_move().then(|| stored_revoked(revoked_since, by, newest));
         Ok((LogId(log_id), place))
     };
@@ -226,7 +228,7 @@ pub async fn write(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-    (before, after): (&State, &State),
+    (before, after): (&GroupState, &GroupState),
     now: Timestamp,
 ) -> Result<(), Error> {
     write_group(connection, tenant, group, (before, after), now).await?;
@@ -246,11 +248,11 @@ async fn write_group(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-    (before, after): (&State, &State),
+    (before, after): (&GroupState, &GroupState),
     now: Timestamp,
 ) -> Result<(), Error> {
-    let facts = |state: &State| {
-        let State { generation, auto_offset_reset, topics_version, .. } = *state;
+    let facts = |state: &GroupState| {
+        let GroupState { generation, auto_offset_reset, topics_version, .. } = *state;
         (generation, auto_offset_reset, topics_version, state.patterns.len(), state.members.len())
     };
     if facts(before) == facts(after) {
@@ -299,7 +301,7 @@ async fn write_places(
     connection: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-    (before, after): (&State, &State),
+    (before, after): (&GroupState, &GroupState),
 ) -> Result<(), Error> {
     let changed =
         || after.places.iter().filter(|(log_id, place)| before.places.get(log_id) != Some(*place));

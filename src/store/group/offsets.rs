@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     model::{LogId, Name, Offset, TenantId, group::CommittedOffset},
-    rules::group::offsets::{Group, Place, Row},
+    rules::group::offsets::{GroupFacts, OffsetPlace, OffsetRow},
     store::{
         Error,
         catalog::{logs, topics::stored_name},
@@ -63,7 +63,7 @@ statements! {
 }
 
 /// The columns that places bind.
-fn columns<'a>(places: impl Iterator<Item = &'a Place> + Clone) -> (Vec<&'a str>, Vec<i64>) {
+fn columns<'a>(places: impl Iterator<Item = &'a OffsetPlace> + Clone) -> (Vec<&'a str>, Vec<i64>) {
     (places.clone().map(|p| p.group.as_str()).collect(), places.map(|p| p.log_id.0).collect())
 }
 
@@ -76,9 +76,9 @@ fn columns<'a>(places: impl Iterator<Item = &'a Place> + Clone) -> (Vec<&'a str>
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
-    places: &[Place],
-) -> Result<BTreeMap<Place, Row>, Error> {
-    let places: BTreeSet<&Place> = places.iter().collect();
+    places: &[OffsetPlace],
+) -> Result<BTreeMap<OffsetPlace, OffsetRow>, Error> {
+    let places: BTreeSet<&OffsetPlace> = places.iter().collect();
     let rows = lock_rows(connection, tenant, &places, false).await?;
     if !rows.is_empty() || places.is_empty() {
         return Ok(rows);
@@ -109,21 +109,22 @@ async fn make_groups(
 }
 
 /// `group_name, log_id, committed_offset, metadata, member_id, owned_since, pinned_by`.
-type Locked = (String, i64, Option<i64>, Option<String>, Option<String>, Option<i64>, Option<Uuid>);
+type OffsetColumns =
+    (String, i64, Option<i64>, Option<String>, Option<String>, Option<i64>, Option<Uuid>);
 
 async fn lock_rows(
     connection: &mut PgConnection,
     tenant: TenantId,
-    places: &BTreeSet<&Place>,
+    places: &BTreeSet<&OffsetPlace>,
     also_some: bool,
-) -> Result<BTreeMap<Place, Row>, Error> {
+) -> Result<BTreeMap<OffsetPlace, OffsetRow>, Error> {
     let (group_names, log_ids) = columns(places.iter().copied());
     let query = sqlx::query_as(LOCK).bind(tenant.0).bind(group_names).bind(log_ids);
-    let rows: Vec<Locked> = query.bind(also_some).fetch_all(connection).await?;
-    let row = |(group, log_id, committed_offset, metadata, member_id, since, pinned_by): Locked| {
-        let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };
+    let rows: Vec<OffsetColumns> = query.bind(also_some).fetch_all(connection).await?;
+    let row = |(group, log_id, committed_offset, metadata, member_id, since, pinned_by): OffsetColumns| {
+        let place = OffsetPlace { group: stored_name(&group)?, log_id: LogId(log_id) };
         let owner = member_id.zip(since);
-        Ok((place, Row { committed_offset, metadata, owner, pinned_by }))
+        Ok((place, OffsetRow { committed_offset, metadata, owner, pinned_by }))
     };
     rows.into_iter().map(row).collect()
 }
@@ -134,22 +135,22 @@ pub async fn groups(
     tenant: TenantId,
     groups: &[Name],
     members: &BTreeSet<&str>,
-) -> Result<BTreeMap<Name, Group>, Error> {
+) -> Result<BTreeMap<Name, GroupFacts>, Error> {
     let names: Vec<&str> = groups.iter().map(Name::as_str).collect();
     let members: Vec<&str> = members.iter().copied().collect();
     let query = sqlx::query_as(GROUPS).bind(tenant.0).bind(names).bind(members);
     let rows: Vec<(String, i64, Vec<String>)> = query.fetch_all(connection).await?;
-    let mut found: BTreeMap<Name, Group> =
-        groups.iter().map(|group| (group.clone(), Group::default())).collect();
+    let mut found: BTreeMap<Name, GroupFacts> =
+        groups.iter().map(|group| (group.clone(), GroupFacts::default())).collect();
     for (name, generation, members) in rows {
-        found.insert(stored_name(&name)?, Group { generation, members });
+        found.insert(stored_name(&name)?, GroupFacts { generation, members });
     }
     Ok(found)
 }
 
 /// An offset to be committed at a locked place.
-pub struct Commit {
-    pub place: Place,
+pub struct OffsetWrite {
+    pub place: OffsetPlace,
     pub offset: Offset,
     pub metadata: Option<String>,
 }
@@ -162,7 +163,7 @@ pub struct Commit {
 pub async fn commit(
     connection: &mut PgConnection,
     tenant: TenantId,
-    commits: &[Commit],
+    commits: &[OffsetWrite],
 ) -> Result<bool, Error> {
     let (group_names, log_ids) = columns(commits.iter().map(|commit| &commit.place));
     let offsets: Vec<Offset> = commits.iter().map(|commit| commit.offset).collect();

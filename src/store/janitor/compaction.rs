@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Due;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
-    rules::compaction::Standing,
+    rules::compaction::CompactionState,
     store::{Error, Instant, Server, durable, janitor, statements},
 };
 
@@ -72,7 +72,7 @@ pub struct Candidate {
     pub log: Due,
     pub topic: OwnSettings,
     pub tenant: OwnSettings,
-    pub standing: Standing,
+    pub standing: CompactionState,
     /// The database's clock.
     pub now: Timestamp,
 }
@@ -96,7 +96,7 @@ pub async fn candidates(
             log: (TenantId(tenant_id), LogId(log_id)),
             topic: topic.0,
             tenant: tenant.0,
-            standing: Standing {
+            standing: CompactionState {
                 next_offset,
                 cleaned_offset,
                 left_records,
@@ -142,7 +142,7 @@ pub async fn claim(
 
 /// A row that loses records.
 #[derive(Debug)]
-pub struct Change {
+pub struct CompactedRow {
     pub base_offset: Offset,
     /// What was left of it until now, as it is stored.
     pub kept: Option<Vec<u8>>,
@@ -159,7 +159,7 @@ pub async fn change(
     (tenant, log): Due,
     server: Server,
     end: Offset,
-    changes: Vec<Change>,
+    changes: Vec<CompactedRow>,
 ) -> Result<bool, Error> {
     let locked = sqlx::query(LOCK).bind(tenant.0).bind(log.0).bind(end).bind(server.to_chrono());
     if locked.fetch_optional(&mut *connection).await?.is_none() {
@@ -167,8 +167,8 @@ pub async fn change(
     }
     let bases: Vec<Offset> = changes.iter().map(|change| change.base_offset).collect();
     let query = sqlx::query_as(STANDING).bind(tenant.0).bind(log.0).bind(bases);
-    type Standing = (Offset, Option<Vec<u8>>, Option<Uuid>, Option<i64>);
-    let standing: Vec<Standing> = query.fetch_all(&mut *connection).await?;
+    type CompactionState = (Offset, Option<Vec<u8>>, Option<Uuid>, Option<i64>);
+    let standing: Vec<CompactionState> = query.fetch_all(&mut *connection).await?;
     let (mut transactions, mut ordinals) = (Vec::new(), Vec::new());
     let mut kept = HashMap::new();
     for (base_offset, bytes, transaction_id, staged_ordinal) in standing {
@@ -218,7 +218,7 @@ pub struct Finished {
 pub async fn finish(
     connection: &mut PgConnection,
     (tenant, log): Due,
-    began: Standing,
+    began: CompactionState,
     finished: Finished,
 ) -> Result<(), Error> {
     sqlx::query(FINISH)

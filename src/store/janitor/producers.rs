@@ -11,7 +11,7 @@ use crate::{
         Error, Instant,
         catalog::logs::numbers,
         durable,
-        session::{self, Row},
+        session::{self, SessionColumns},
         statements,
     },
 };
@@ -92,7 +92,7 @@ pub async fn lock(
     producer: ProducerId,
 ) -> Result<Option<SessionRow>, Error> {
     let query = sqlx::query_as(LOCK).bind(tenant.0).bind(producer.0);
-    let row: Option<Row> = query.fetch_optional(connection).await?;
+    let row: Option<SessionColumns> = query.fetch_optional(connection).await?;
     row.map(session::session_row).transpose()
 }
 

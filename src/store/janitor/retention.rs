@@ -5,7 +5,7 @@ use sqlx::{PgConnection, types::Json};
 use super::Due;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
-    rules::retention::{Log, Row},
+    rules::retention::{Log, LogRow},
     store::{Error, Instant, statements},
 };
 
@@ -49,13 +49,13 @@ statements! {
 }
 
 /// A log, as it looks from its head.
-pub struct Seen {
+pub struct HeadSizes {
     pub log: Due,
     pub settings: OwnSettings,
     pub next_offset: Offset,
     pub size_bytes: i64,
     /// The row at its start, but for its size; none: there are no records, or it is a journal.
-    pub oldest: Option<Row>,
+    pub oldest: Option<LogRow>,
 }
 
 /// The next logs behind one, by tenant and id.
@@ -63,26 +63,27 @@ pub async fn page(
     connection: &mut PgConnection,
     (after_tenant, after_log): Due,
     limit: i64,
-) -> Result<Vec<Seen>, Error> {
+) -> Result<Vec<HeadSizes>, Error> {
     type Found = (i64, i64, Json<OwnSettings>, i64, i64, Option<i64>, Option<Instant>);
     let query = sqlx::query_as(PAGE).bind(after_tenant.0).bind(after_log.0);
     let rows: Vec<Found> = query.bind(limit).fetch_all(connection).await?;
-    let seen = |(tenant, log, settings, next_offset, size_bytes, end, appended_at): Found| Seen {
-        log: (TenantId(tenant), LogId(log)),
-        settings: settings.0,
-        next_offset,
-        size_bytes,
-        oldest: end.zip(appended_at).map(|(end_offset, appended_at)| Row {
-            end_offset,
-            appended_at: appended_at.into(),
-            size_bytes: 0,
-        }),
-    };
+    let seen =
+        |(tenant, log, settings, next_offset, size_bytes, end, appended_at): Found| HeadSizes {
+            log: (TenantId(tenant), LogId(log)),
+            settings: settings.0,
+            next_offset,
+            size_bytes,
+            oldest: end.zip(appended_at).map(|(end_offset, appended_at)| LogRow {
+                end_offset,
+                appended_at: appended_at.into(),
+                size_bytes: 0,
+            }),
+        };
     Ok(rows.into_iter().map(seen).collect())
 }
 
 /// A locked head.
-pub struct Locked {
+pub struct LockedHead {
     /// Of its topic.
     pub settings: OwnSettings,
     pub log: Log,
@@ -97,7 +98,7 @@ pub struct Locked {
 pub async fn lock(
     connection: &mut PgConnection,
     (tenant, log): Due,
-) -> Result<Option<Locked>, Error> {
+) -> Result<Option<LockedHead>, Error> {
     sqlx::query(LOCK).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
     type Facts = (Json<OwnSettings>, i64, i64, i64, i64, i64, Option<i64>, Instant);
     let query = sqlx::query_as(FACTS).bind(tenant.0).bind(log.0);
@@ -106,7 +107,7 @@ pub async fn lock(
         let (settings, log_start_offset, next_offset, size_bytes, ..) = facts;
         let (.., kept_offset, snapshot_offset, held_offset, now) = facts;
         let log = Log { log_start_offset, next_offset, size_bytes, held_offset };
-        Locked { settings: settings.0, log, kept_offset, snapshot_offset, now: now.into() }
+        LockedHead { settings: settings.0, log, kept_offset, snapshot_offset, now: now.into() }
     };
     Ok(facts.map(locked))
 }
@@ -117,10 +118,10 @@ pub async fn oldest(
     (tenant, log): Due,
     kept_offset: Offset,
     limit: i64,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<LogRow>, Error> {
     let query = sqlx::query_as(OLDEST).bind(tenant.0).bind(log.0).bind(kept_offset).bind(limit);
     let rows: Vec<(i64, Instant, i64)> = query.fetch_all(connection).await?;
-    let row = |(end_offset, appended_at, size_bytes)| Row {
+    let row = |(end_offset, appended_at, size_bytes)| LogRow {
         end_offset,
         appended_at: Instant::into(appended_at),
         size_bytes,

@@ -3,10 +3,10 @@
 use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::Stored;
+use super::TransactionColumns;
 use crate::{
     model::{Epoch, LogId, Offset, ProducerId, TenantId, Timestamp, transaction::Reason},
-    rules::transaction::Row,
+    rules::transaction::TransactionRow,
     store::{Error, durable, statements},
 };
 
@@ -102,8 +102,8 @@ pub struct Commit {
 }
 
 /// Transactions that were committed together, and where the next offsets of all their logs are.
-pub struct Committed {
-    pub rows: Vec<Row>,
+pub struct CommittedTransactions {
+    pub rows: Vec<TransactionRow>,
     pub high_watermarks: Vec<(LogId, Offset)>,
 }
 
@@ -115,7 +115,7 @@ pub async fn commit(
     tenant: TenantId,
     commits: &[Commit],
     judged: bool,
-) -> Result<Committed, Error> {
+) -> Result<CommittedTransactions, Error> {
     let returned: Result<Vec<PgRow>, sqlx::Error> = sqlx::query(COMMIT)
         .bind(tenant.0)
         .bind(commits.iter().map(|c| c.id).collect::<Vec<_>>())
@@ -126,7 +126,7 @@ pub async fn commit(
         .fetch_all(connection)
         .await;
     let returned = returned.map_err(|error| Error::from(error).of_a_write())?;
-    let mut committed = Committed { rows: Vec::new(), high_watermarks: Vec::new() };
+    let mut committed = CommittedTransactions { rows: Vec::new(), high_watermarks: Vec::new() };
     if let Some(first) = returned.first() {
         let logs: Option<Vec<i64>> = first.try_get("logs")?;
         let next_offsets: Option<Vec<Offset>> = first.try_get("next_offsets")?;
@@ -134,7 +134,7 @@ pub async fn commit(
         committed.high_watermarks = logs.zip(next_offsets.unwrap_or_default()).collect();
     }
     for row in &returned {
-        committed.rows.push(Stored::from_row(row)?.0);
+        committed.rows.push(TransactionColumns::from_row(row)?.0);
     }
     Ok(committed)
 }

@@ -15,7 +15,7 @@ use crate::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
         transaction::{Filter, PlacedAppend, Reason, State},
     },
-    rules::transaction::Row,
+    rules::transaction::TransactionRow,
 };
 
 statements! {
@@ -83,9 +83,9 @@ statements! {
 }
 
 /// A row as a statement above answers it.
-pub struct Stored(pub Row);
+pub struct TransactionColumns(pub TransactionRow);
 
-impl<'r> FromRow<'r, PgRow> for Stored {
+impl<'r> FromRow<'r, PgRow> for TransactionColumns {
     fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
         let unknown = |what: &str| sqlx::Error::Decode(format!("an unknown {what}").into());
         let instant = |name: &str| -> Result<Option<Timestamp>, sqlx::Error> {
@@ -97,7 +97,7 @@ impl<'r> FromRow<'r, PgRow> for Stored {
         let reason: Option<&str> = row.try_get("reason")?;
         let digest: &[u8] = row.try_get("digest")?;
         let appends: Option<Json<Vec<PlacedAppend>>> = row.try_get("appends")?;
-        Ok(Self(Row {
+        Ok(Self(TransactionRow {
             transaction_id: row.try_get("transaction_id")?,
             state: State::parse(state).ok_or_else(|| unknown("state"))?,
             session: session.0.map(ProducerId).zip(session.1),
@@ -122,9 +122,9 @@ pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-) -> Result<Option<Row>, Error> {
+) -> Result<Option<TransactionRow>, Error> {
     let query = sqlx::query_as(READ).bind(tenant.0).bind(id);
-    Ok(query.fetch_optional(connection).await?.map(|Stored(row)| row))
+    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
 }
 
 /// Locks rows in the order of their ids; those that are not there are left out.
@@ -132,13 +132,13 @@ pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
     ids: &[Uuid],
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<TransactionRow>, Error> {
     rows(sqlx::query_as(LOCK).bind(tenant.0).bind(ids).fetch_all(connection).await?)
 }
 
 /// What statements answered.
-pub fn rows(stored: Vec<Stored>) -> Result<Vec<Row>, Error> {
-    Ok(stored.into_iter().map(|Stored(row)| row).collect())
+pub fn rows(stored: Vec<TransactionColumns>) -> Result<Vec<TransactionRow>, Error> {
+    Ok(stored.into_iter().map(|TransactionColumns(row)| row).collect())
 }
 
 /// Ids without a row and with an instant before it may have run; and the clock.
@@ -175,9 +175,9 @@ pub async fn begin_new(
     tenant: TenantId,
     new: &New,
     limits: &Limits,
-) -> Result<Option<Row>, Error> {
+) -> Result<Option<TransactionRow>, Error> {
     let (producer_id, epoch) = new.session.unzip();
-    let made: Result<Option<Stored>, sqlx::Error> = sqlx::query_as(BEGIN_NEW)
+    let made: Result<Option<TransactionColumns>, sqlx::Error> = sqlx::query_as(BEGIN_NEW)
         .bind(tenant.0)
         .bind(new.id)
         .bind(producer_id.map(|id| id.0))
@@ -191,7 +191,7 @@ pub async fn begin_new(
         .fetch_optional(connection)
         .await;
     match made.map_err(Error::from) {
-        Ok(made) => Ok(made.map(|Stored(row)| row)),
+        Ok(made) => Ok(made.map(|TransactionColumns(row)| row)),
         Err(Error::Contended(_)) => Ok(None),
         Err(error) => Err(error.of_a_write()),
     }
@@ -205,9 +205,9 @@ pub async fn insert(
     new: &New,
     created_at: Timestamp,
     expires_at: Timestamp,
-) -> Result<Option<Row>, Error> {
+) -> Result<Option<TransactionRow>, Error> {
     let (producer_id, epoch) = new.session.unzip();
-    let made: Option<Stored> = sqlx::query_as(INSERT)
+    let made: Option<TransactionColumns> = sqlx::query_as(INSERT)
         .bind(tenant.0)
         .bind(new.id)
         .bind(producer_id.map(|id| id.0))
@@ -217,7 +217,7 @@ pub async fn insert(
         .bind(expires_at.to_chrono())
         .fetch_optional(connection)
         .await?;
-    Ok(made.map(|Stored(row)| row))
+    Ok(made.map(|TransactionColumns(row)| row))
 }
 
 /// The ongoing transaction of a producer.
@@ -225,9 +225,9 @@ pub async fn ongoing(
     connection: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<Row>, Error> {
+) -> Result<Option<TransactionRow>, Error> {
     let query = sqlx::query_as(ONGOING).bind(tenant.0).bind(producer.0);
-    Ok(query.fetch_optional(connection).await?.map(|Stored(row)| row))
+    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
 }
 
 /// Locks the ongoing transaction of a producer whose session is locked: no other can begin.
@@ -235,9 +235,9 @@ pub async fn lock_ongoing(
     connection: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<Row>, Error> {
+) -> Result<Option<TransactionRow>, Error> {
     let query = sqlx::query_as(LOCK_ONGOING).bind(tenant.0).bind(producer.0);
-    Ok(query.fetch_optional(connection).await?.map(|Stored(row)| row))
+    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
 }
 
 /// The prepared transactions of a producer.
@@ -278,7 +278,7 @@ pub async fn list(
     filter: Filter,
     after: Uuid,
     limit: i64,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<TransactionRow>, Error> {
     let is_open = matches!(filter.state, Some(State::Ongoing | State::Prepared));
     let sql = match filter.producer_id {
         Some(_) => LIST_OF_PRODUCER,

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
-    rules::transaction::one_request::Whole,
+    rules::transaction::one_request::SingleRequestTxn,
     store::{Error, statements},
 };
 
@@ -28,7 +28,7 @@ statements! {
 
 /// A transaction that is committed with a pass.
 pub struct Ended<'a> {
-    pub whole: &'a Whole,
+    pub whole: &'a SingleRequestTxn,
     pub digest: Digest,
     pub appends: Vec<PlacedAppend>,
 }

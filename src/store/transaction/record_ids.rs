@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     model::{LogId, TenantId, TopicId, settings::OwnSettings},
-    rules::transaction::record_ids::{NewId, StagedRow, Topic, unpack},
+    rules::transaction::record_ids::{IdTopic, NewId, StagedRow, unpack},
     store::{Error, catalog::logs::numbers, statements},
 };
 
@@ -51,7 +51,7 @@ pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-    topics: &HashMap<LogId, Topic>,
+    topics: &HashMap<LogId, IdTopic>,
 ) -> Result<Vec<StagedRow>, Error> {
     let rows: Vec<(i64, i64, Vec<u8>)> =
         sqlx::query_as(IDS).bind(tenant.0).bind(id).fetch_all(connection).await?;

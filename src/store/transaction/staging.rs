@@ -7,11 +7,11 @@ use super::rows;
 use crate::{
     model::{
         Digest, Epoch, LogId, Offset, Partition, ProducerId, Sequence, TenantId, TopicId,
-        transaction::Claim,
+        transaction::CommitRight,
     },
     rules::{
-        group::offsets::{Claimed, Place},
-        transaction::Row,
+        group::offsets::{Claimed, OffsetPlace},
+        transaction::TransactionRow,
     },
     store::{
         Error,
@@ -95,7 +95,7 @@ statements! {
 const NOTHING: Offset = -1;
 
 /// The records of a call that go to one log.
-pub struct Part<'a> {
+pub struct StagedPart<'a> {
     pub log_id: LogId,
     pub record_count: i64,
     pub records: &'a str,
@@ -107,7 +107,7 @@ pub struct Part<'a> {
 pub type Spread = (TopicId, Option<Partition>);
 
 /// A call that adds records to a transaction.
-pub struct Call<'a> {
+pub struct StagingCall<'a> {
     pub id: Uuid,
     pub session: Option<(ProducerId, Epoch)>,
     pub sequence: Option<Sequence>,
@@ -115,7 +115,7 @@ pub struct Call<'a> {
     pub append_count: i64,
     /// Records with ids.
     pub id_count: i64,
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<StagedPart<'a>>,
     pub spreads: &'a [Spread],
 }
 
@@ -123,20 +123,22 @@ pub struct Call<'a> {
 pub async fn stage(
     connection: &mut PgConnection,
     tenant: TenantId,
-    calls: &[Call<'_>],
+    calls: &[StagingCall<'_>],
     max_batches: i64,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<TransactionRow>, Error> {
     let spreads = || calls.iter().flat_map(|c| c.spreads.iter().map(|spread| (c.id, *spread)));
     let parts = || {
-        let numbered = |call: &Call<'_>, ordinal: usize| call.sequence.filter(|_| ordinal == 0);
+        let numbered =
+            |call: &StagingCall<'_>, ordinal: usize| call.sequence.filter(|_| ordinal == 0);
         calls.iter().flat_map(move |call| {
             let parts = call.parts.iter().enumerate();
             parts.map(move |(ordinal, part)| (call, ordinal, numbered(call, ordinal), part))
         })
     };
-    let digest = |(call, _, sequence, _): (&Call<'_>, usize, Option<Sequence>, &Part<'_>)| {
-        sequence.map(|_| call.digest)
-    };
+    let digest =
+        |(call, _, sequence, _): (&StagingCall<'_>, usize, Option<Sequence>, &StagedPart<'_>)| {
+            sequence.map(|_| call.digest)
+        };
     let query = sqlx::query_as(STAGE)
         .bind(tenant.0)
         .bind(calls.iter().map(|c| c.id).collect::<Vec<_>>())
@@ -195,17 +197,17 @@ pub async fn stage_offsets(
     id: Uuid,
     offsets: &[Claimed],
 ) -> Result<(), Error> {
-    let member = |claim: &Claim| match claim {
-        Claim::Member { member_id, generation, .. } => Some((member_id.clone(), *generation)),
-        Claim::Expected(_) => None,
+    let member = |claim: &CommitRight| match claim {
+        CommitRight::Member { member_id, generation, .. } => Some((member_id.clone(), *generation)),
+        CommitRight::Expected(_) => None,
     };
-    let expected = |claim: &Claim| match claim {
-        Claim::Member { .. } => None,
-        Claim::Expected(expected) => *expected,
+    let expected = |claim: &CommitRight| match claim {
+        CommitRight::Member { .. } => None,
+        CommitRight::Expected(expected) => *expected,
     };
-    let bases = |claim: &Claim| match claim {
-        Claim::Member { expected, began, .. } => (expected.map(base), began.map(base)),
-        Claim::Expected(_) => (None, None),
+    let bases = |claim: &CommitRight| match claim {
+        CommitRight::Member { expected, began, .. } => (expected.map(base), began.map(base)),
+        CommitRight::Expected(_) => (None, None),
     };
     let (members, generations): (Vec<_>, Vec<_>) =
         offsets.iter().map(|o| member(&o.claim).unzip()).unzip();
@@ -247,15 +249,15 @@ pub async fn offsets(
     let offset = |found: Found| {
         let (group, log_id, offset, member_id, generation, expected, by_member, began) = found;
         let claim = match member_id.zip(generation) {
-            Some((member_id, generation)) => Claim::Member {
+            Some((member_id, generation)) => CommitRight::Member {
                 member_id,
                 generation,
                 expected: by_member.map(stored_base),
                 began: began.map(stored_base),
             },
-            None => Claim::Expected(expected),
+            None => CommitRight::Expected(expected),
         };
-        let place = Place { group: stored_name(&group)?, log_id: LogId(log_id) };
+        let place = OffsetPlace { group: stored_name(&group)?, log_id: LogId(log_id) };
         Ok(Claimed { place, offset, claim })
     };
     rows.into_iter().map(offset).collect()
@@ -286,7 +288,7 @@ pub async fn pin(
     tenant: TenantId,
     id: Uuid,
     logs: &[LogId],
-    places: &[Place],
+    places: &[OffsetPlace],
 ) -> Result<(), Error> {
     let query = sqlx::query(PIN_LOGS).bind(tenant.0).bind(id).bind(numbers(logs));
     query.execute(&mut *connection).await?;
@@ -298,7 +300,7 @@ pub async fn unpin(
     connection: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-    places: &[Place],
+    places: &[OffsetPlace],
 ) -> Result<(), Error> {
     sqlx::query(UNPIN_LOGS).bind(tenant.0).bind(id).execute(&mut *connection).await?;
     pin_offsets(connection, tenant, places, None).await
@@ -307,7 +309,7 @@ pub async fn unpin(
 async fn pin_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
-    places: &[Place],
+    places: &[OffsetPlace],
     pinned_by: Option<Uuid>,
 ) -> Result<(), Error> {
     sqlx::query(PIN_OFFSETS)

@@ -9,7 +9,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 
@@ -43,7 +43,7 @@ impl World {
 /// A server with `t` of two partitions, of which each holds five records.
 async fn filled() -> World {
     let options = support::database().await;
-    let served = Served::start(&options, Settings::default()).await;
+    let served = Served::start(&options, ServiceConfig::default()).await;
     served.client.put_topic("t", 2).await;
     for partition in 0..2 {
         let values: Vec<Value> = (0..5).map(|n| json!({"p": partition, "n": n})).collect();

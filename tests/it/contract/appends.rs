@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oncelog::{broker::Settings, model::Code};
+use oncelog::{broker::ServiceConfig, model::Code};
 use serde_json::{Value, json};
 
 use crate::support::http::{Answer, Call, Server, Setup};
@@ -139,7 +139,7 @@ async fn scopes_are_urls() {
 
 #[tokio::test]
 async fn requests_that_overtake_wait_for_each_other() {
-    let settings = Settings { gap_wait_ms: 5_000, ..Settings::default() };
+    let settings = ServiceConfig { gap_wait_ms: 5_000, ..ServiceConfig::default() };
     let server = Server::with(Setup { settings, ..Setup::default() }).await;
     server.topic("orders", 2).await;
     for path in [WHOLE, ONE] {

@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 
-use oncelog::{broker::Settings, model::Code};
+use oncelog::{broker::ServiceConfig, model::Code};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tokio::task::JoinHandle;
@@ -108,7 +108,7 @@ async fn the_janitor_passes_by_a_group_that_somebody_is_at() {
 /// Who waits with more than its share, and has come first, is answered when another needs the place.
 #[tokio::test]
 async fn waiting_reads_make_room_for_other_tenants() {
-    let settings = Settings { max_waiting_reads: 4, ..Settings::default() };
+    let settings = ServiceConfig { max_waiting_reads: 4, ..ServiceConfig::default() };
     let server = Server::with(Setup { keys: shared_keys(), settings, ..Setup::default() }).await;
     let path = "/v1/topics/t/partitions/0/records";
     let read = |tenant: &str| {
@@ -154,7 +154,7 @@ async fn calls_that_wait_for_others_leave_the_database_alone() {
     let options = support::database().await;
     let proxy = Proxy::start(&options, 1).await;
     let setup = |gap_wait_ms| {
-        let settings = Settings { gap_wait_ms, ..Settings::default() };
+        let settings = ServiceConfig { gap_wait_ms, ..ServiceConfig::default() };
         Setup { settings, ..Setup::default() }
     };
     let server = Server::on(&proxy.options(&options), setup(1_000)).await;

@@ -13,7 +13,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid, User},
 };
-use oncelog::embedded::{DATABASE, Embedded, State};
+use oncelog::embedded::{DATABASE, Embedded, ServerState};
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tempfile::TempDir;
 
@@ -107,7 +107,7 @@ async fn is_private_durable_and_refuses_a_second_one() {
     embedded.stop();
     assert!(!exists(postmaster));
     assert_eq!(embedded.pid(), None);
-    assert_eq!(*embedded.state().borrow(), State::Stopped);
+    assert_eq!(*embedded.state().borrow(), ServerState::Stopped);
     let again = Embedded::start(dir.path(), &[]).unwrap();
     connect(&again).await;
 }
@@ -121,7 +121,8 @@ async fn a_killed_server_comes_back_with_what_was_committed() {
     let killed = embedded.pid().unwrap();
     let mut state = embedded.state();
     kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
-    let back = state.wait_for(|state| matches!(state, State::Running { pid } if *pid != killed));
+    let back =
+        state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
     tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
     assert_eq!(rows(&mut connect(&embedded).await).await, 1);
     let broken = sqlx::query("select 1").execute(&mut bystander).await;
@@ -136,9 +137,9 @@ async fn a_server_that_dies_again_and_again_is_given_up() {
     let kill_each = async {
         let mut killed = 0;
         loop {
-            let next = |state: &State| matches!(state, State::Running { pid } if *pid != killed);
+            let next = |state: &ServerState| matches!(state, ServerState::Running { pid } if *pid != killed);
             let found = state.wait_for(next).await.map(|state| state.clone());
-            let Ok(State::Running { pid }) = found else { return };
+            let Ok(ServerState::Running { pid }) = found else { return };
             killed = pid;
             kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
         }

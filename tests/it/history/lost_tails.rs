@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use oncelog::{
-    broker::Settings,
+    broker::ServiceConfig,
     model::{LogId, Timestamp},
     store,
 };
@@ -51,13 +51,13 @@ impl World {
              alter database {database} set search_path = fake, pg_catalog"
         );
         hand.execute(AssertSqlSafe(prepare)).await.unwrap();
-        let here = Served::start(&options, Settings::default()).await;
+        let here = Served::start(&options, ServiceConfig::default()).await;
         Self { options, hand, connections, here }
     }
 
     /// A replica that remembers nothing.
     async fn fresh(&self) -> Served {
-        Served::start(&self.options, Settings::default()).await
+        Served::start(&self.options, ServiceConfig::default()).await
     }
 
     async fn number(&mut self, sql: &str) -> i64 {

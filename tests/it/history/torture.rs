@@ -11,10 +11,10 @@ use std::{
 };
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::{Broker, Error, ServiceConfig},
     model::{
         Code, Partition, ProducerId, TenantId,
-        append::{Appended, Numbered, Placed, Scope},
+        append::{Appended, Placed, ProducerSeq, Scope},
         read::{Isolation, Read, Start},
     },
 };
@@ -92,7 +92,7 @@ async fn send(world: Arc<World>, id: ProducerId, key: RequestKey, seed: u64) -> 
     let mut rng = StdRng::seed_from_u64(seed);
     loop {
         let (broker, tenant) = world.broker(&mut rng).clone();
-        let numbered = Numbered { producer_id: id, epoch: key.epoch, sequence: key.sequence };
+        let numbered = ProducerSeq { producer_id: id, epoch: key.epoch, sequence: key.sequence };
         let append = support::append(Some(numbered), &records(&key));
         let sent = tokio::spawn(async move {
             broker.append(tenant, &name(key.scope.0), scope_of(key.scope), append, None).await
@@ -370,12 +370,12 @@ async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
     let mut proxies = Vec::new();
     for index in 0..BROKERS {
         let proxy = Proxy::start(&options, rng.random()).await;
-        let settings = Settings {
+        let settings = ServiceConfig {
             // one remembers next to nothing, all take snapshots all the time
             remembered_producers: if index == 0 { 6 } else { 100_000 },
             snapshot_rows: 20,
             gap_wait_ms: 200,
-            ..Settings::default()
+            ..ServiceConfig::default()
         };
         let broker = support::broker(&proxy.options(&options), settings);
         let tenant = support::tenant(&broker).await;

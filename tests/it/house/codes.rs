@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use oncelog::{
-    broker::Settings,
+    broker::ServiceConfig,
     http::Limits,
     model::{Code, Retry},
 };
@@ -306,7 +306,7 @@ async fn of_sick_databases() -> Produced {
 async fn lost_outcome() -> Answer {
     let options = support::database().await;
     let proxy = Proxy::start(&options, 7).await;
-    let setup = Setup { settings: Settings::default(), ..Setup::default() };
+    let setup = Setup { settings: ServiceConfig::default(), ..Setup::default() };
     let server = Server::on(&proxy.options(&options), setup).await;
     server.topic("orders", 1).await;
     let append = || server.post("/v1/topics/orders/records").json(r#"{"records":[{"value":1}]}"#);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use oncelog::{
-    broker::{Broker, Settings},
+    broker::{Broker, ServiceConfig},
     http::{self, Limits, extract::auth::Keys},
     model::Code,
 };
@@ -29,14 +29,14 @@ use tokio_util::sync::CancellationToken;
 pub struct Setup {
     pub keys: Keys,
     pub limits: Limits,
-    pub settings: Settings,
+    pub settings: ServiceConfig,
 }
 
 impl Default for Setup {
     /// No tokens, and little patience with gaps.
     fn default() -> Self {
         let keys = Keys::open().unwrap();
-        let settings = Settings { gap_wait_ms: 100, ..Settings::default() };
+        let settings = ServiceConfig { gap_wait_ms: 100, ..ServiceConfig::default() };
         Self { keys, limits: Limits::default(), settings }
     }
 }

@@ -18,11 +18,11 @@ use std::{
 };
 
 use oncelog::{
-    broker::{Broker, Settings},
+    broker::{Broker, ServiceConfig},
     embedded::Embedded,
     model::{
         Batch, Name, TenantId,
-        append::{Append, Numbered},
+        append::{Append, ProducerSeq},
         session::{Open, Sequences, Sequencing},
     },
     store::Store,
@@ -131,7 +131,7 @@ async fn made(server: &Embedded, from: &str) -> PgConnectOptions {
 }
 
 /// A broker without a janitor on a database.
-pub fn broker(options: &PgConnectOptions, settings: Settings) -> Arc<Broker> {
+pub fn broker(options: &PgConnectOptions, settings: ServiceConfig) -> Arc<Broker> {
     Broker::start_without_janitor(Store::new(options.clone(), 4), settings)
 }
 
@@ -145,7 +145,7 @@ pub async fn tenant(broker: &Broker) -> TenantId {
 }
 
 /// An append of NDJSON records.
-pub fn append(numbered: Option<Numbered>, ndjson: &str) -> Append {
+pub fn append(numbered: Option<ProducerSeq>, ndjson: &str) -> Append {
     let batch = Batch::from_ndjson(ndjson.as_bytes(), None).unwrap();
     Append {
         numbered,

@@ -14,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 use oncelog::{
-    broker::{Broker, Settings},
+    broker::{Broker, ServiceConfig},
     http::{self, Limits, extract::auth::Keys},
 };
 use reqwest::{Method, header::HeaderMap};
@@ -175,7 +175,7 @@ pub struct Served {
 }
 
 impl Served {
-    pub async fn start(options: &PgConnectOptions, settings: Settings) -> Self {
+    pub async fn start(options: &PgConnectOptions, settings: ServiceConfig) -> Self {
         let broker = support::broker(options, settings);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -192,7 +192,7 @@ impl Served {
 
     /// One on a database of its own.
     pub async fn alone() -> Self {
-        Self::start(&support::database().await, Settings::default()).await
+        Self::start(&support::database().await, ServiceConfig::default()).await
     }
 
     /// What `app` does when told to stop.

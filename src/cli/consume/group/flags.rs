@@ -22,25 +22,25 @@ pub struct GroupFlags {
     #[arg(long, value_name = "ID", requires = "group")]
     pub instance_id: Option<String>,
     /// When to commit what was printed: after each record, after each answer, or never
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = Commit::Batch, requires = "group")]
-    pub commit: Commit,
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = CommitMode::Batch, requires = "group")]
+    pub commit: CommitMode,
     /// Where the group begins in a partition in which it has committed nothing
     #[arg(long, value_name = "WHERE", value_enum, requires = "group")]
-    auto_offset_reset: Option<AutoOffsetReset>,
+    auto_offset_reset: Option<ResetFlag>,
     /// How long the member may be silent before others get its partitions [default: 45000]
     #[arg(long, value_name = "MS", requires = "group")]
     session_timeout_ms: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Commit {
+pub enum CommitMode {
     Each,
     Batch,
     None,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub enum AutoOffsetReset {
+pub enum ResetFlag {
     Earliest,
     Latest,
     Error,
@@ -52,7 +52,7 @@ impl GroupFlags {
         // a name of its own makes the join of any other member repeatable, too
         let instance_id = self.instance_id.clone();
         let instance_id = instance_id.unwrap_or_else(|| Uuid::now_v7().to_string());
-        let reset = self.auto_offset_reset.as_ref().and_then(AutoOffsetReset::to_possible_value);
+        let reset = self.auto_offset_reset.as_ref().and_then(ResetFlag::to_possible_value);
         let mut join = json!({"topics": topics, "instance_id": instance_id});
         for (field, value) in [
             ("topic_pattern", self.topic_pattern.clone().map(Value::from)),

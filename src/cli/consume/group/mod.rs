@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::flags::Commit;
+use self::flags::CommitMode;
 pub use self::flags::GroupFlags;
 use super::{NO_WAIT, WAIT, ask::Ask};
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
-struct Joined {
+struct JoinedMember {
     member_id: String,
     heartbeat_interval_ms: u64,
 }
@@ -55,7 +55,7 @@ struct Told {
 }
 
 #[derive(Deserialize)]
-struct Page<'a> {
+struct FetchedPage<'a> {
     #[serde(borrow)]
     records: Vec<&'a RawValue>,
     cursor: String,
@@ -63,19 +63,19 @@ struct Page<'a> {
 
 /// Where a record is from.
 #[derive(Deserialize)]
-struct Place {
+struct RecordOrigin {
     topic: String,
     partition: i32,
     offset: i64,
 }
 
 /// Whether the member is one still.
-enum Standing {
+enum MemberStanding {
     Member,
     Gone,
 }
 
-struct Member {
+struct GroupMember {
     id: String,
     heartbeat_interval: Duration,
     /// When it was heard last; its lease is good for two thirds of its length from then on.
@@ -90,18 +90,18 @@ struct Consumer {
     /// The body of a join.
     join: Value,
     is_static: bool,
-    commit: Commit,
+    commit: CommitMode,
     follows: bool,
-    member: Option<Member>,
+    member: Option<GroupMember>,
     /// Where the next fetch goes on; none: at the committed offsets.
     cursor: Option<String>,
     owned: BTreeSet<(String, i32)>,
     left: u64,
 }
 
-pub(super) async fn consume(flags: super::Flags) -> anyhow::Result<()> {
+pub(super) async fn consume(flags: super::ConsumeFlags) -> anyhow::Result<()> {
     let patience = flags.patience();
-    let super::Flags { topics, group: flags, follow, limit, server, .. } = flags;
+    let super::ConsumeFlags { topics, group: flags, follow, limit, server, .. } = flags;
     let client = Client::new(server, patience)?;
     let topics: Vec<&str> = topics.iter().map(Name::as_str).collect();
     let group = flags.group.clone().context("--group is missing")?;
@@ -157,7 +157,7 @@ impl Consumer {
             let Some(fetched) = stop.run_until_cancelled(self.fetch()).await else { break };
             let Some(answer) = fetched? else { continue };
             let told: Told = answer.json()?;
-            let page: Page =
+            let page: FetchedPage =
                 serde_json::from_slice(&answer.body).context("not a fetch's answer")?;
             self.learn(&told);
             self.cursor = Some(page.cursor.clone());
@@ -188,9 +188,9 @@ impl Consumer {
         let request = self.client.request(Method::POST, &path, &[]).json(&self.join);
         let heard_at = Instant::now();
         let answer = self.client.send(request).await?;
-        let Joined { member_id: id, heartbeat_interval_ms } = answer.json()?;
+        let JoinedMember { member_id: id, heartbeat_interval_ms } = answer.json()?;
         let heartbeat_interval = Duration::from_millis(heartbeat_interval_ms.max(1));
-        self.member = Some(Member { id, heartbeat_interval, heard_at, generation: 0 });
+        self.member = Some(GroupMember { id, heartbeat_interval, heard_at, generation: 0 });
         (self.cursor, self.owned) = (None, BTreeSet::new());
         Ok(())
     }
@@ -286,21 +286,21 @@ impl Consumer {
     }
 
     /// Prints, and commits.
-    async fn show(&mut self, page: &Page<'_>) -> anyhow::Result<()> {
+    async fn show(&mut self, page: &FetchedPage<'_>) -> anyhow::Result<()> {
         self.left = self.left.saturating_sub(page.records.len() as u64);
-        if self.commit != Commit::Each {
+        if self.commit != CommitMode::Each {
             let lines: String = page.records.iter().map(|record| line(record)).collect();
             self.print(lines).await?;
             return match self.commit {
-                Commit::Batch => self.commit(json!({"cursor": page.cursor})).await.map(drop),
-                Commit::Each | Commit::None => Ok(()),
+                CommitMode::Batch => self.commit(json!({"cursor": page.cursor})).await.map(drop),
+                CommitMode::Each | CommitMode::None => Ok(()),
             };
         }
         for record in &page.records {
-            let Place { topic, partition, offset } = serde_json::from_str(record.get())?;
+            let RecordOrigin { topic, partition, offset } = serde_json::from_str(record.get())?;
             self.print(line(record)).await?;
             let next = [json!({"topic": topic, "partition": partition, "offset": offset + 1})];
-            if let Standing::Gone = self.commit(json!({"offsets": next})).await? {
+            if let MemberStanding::Gone = self.commit(json!({"offsets": next})).await? {
                 return Ok(());
             }
         }
@@ -330,8 +330,8 @@ impl Consumer {
         }
     }
 
-    async fn commit(&mut self, what: Value) -> anyhow::Result<Standing> {
-        let Some(member) = &self.member else { return Ok(Standing::Gone) };
+    async fn commit(&mut self, what: Value) -> anyhow::Result<MemberStanding> {
+        let Some(member) = &self.member else { return Ok(MemberStanding::Gone) };
         let mut body = json!({"member_id": member.id, "generation": member.generation});
         if let (Value::Object(body), Value::Object(what)) = (&mut body, what) {
             body.extend(what);
@@ -339,16 +339,18 @@ impl Consumer {
         let path = ["groups", self.group.as_str(), "offsets"];
         let request = self.client.request(Method::POST, &path, &[]).json(&body);
         match self.client.send(request).await {
-            Ok(_) => Ok(Standing::Member),
+            Ok(_) => Ok(MemberStanding::Member),
             Err(Failure::Refused(problem)) if problem.code == "illegal_generation" => {
                 self.client.notice(
                     "partitions went to other members before what was printed of them was \
                      committed: they print it again; going on from the committed offsets",
                 );
                 self.cursor = None;
-                Ok(Standing::Gone)
+                Ok(MemberStanding::Gone)
             }
-            sent => Ok(self.standing(sent)?.map_or(Standing::Gone, |_| Standing::Member)),
+            sent => {
+                Ok(self.standing(sent)?.map_or(MemberStanding::Gone, |_| MemberStanding::Member))
+            }
         }
     }
 

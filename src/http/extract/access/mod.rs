@@ -23,7 +23,7 @@ use crate::{
     broker::{Broker, Budget, Error, Taken},
     http::{
         Limits,
-        exposition::{Exposition, Page},
+        exposition::{Exposition, MetricsText},
     },
     model::{Code, Invalid, Name, TenantId},
     telemetry,
@@ -31,15 +31,15 @@ use crate::{
 
 /// The state of all routes. Its broker is private to this file.
 #[derive(Clone)]
-pub struct Door {
+pub struct AppState {
     broker: Arc<Broker>,
-    gate: Arc<Gate>,
+    gate: Arc<Admission>,
     render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     metrics: Arc<Exposition>,
 }
 
 /// What is judged before the broker is asked.
-pub struct Gate {
+pub struct Admission {
     pub keys: Keys,
     pub limits: Limits,
     /// What requests hold in memory, until their work is done.
@@ -68,7 +68,7 @@ impl AsRef<[u8]> for HeldAnswer {
     }
 }
 
-impl Gate {
+impl Admission {
     pub fn new(keys: Keys, limits: Limits) -> Self {
         let [requests, answers] = [0; 2].map(|_| Budget::new(limits.max_in_flight_bytes));
         let request_bytes = metrics::counter!(telemetry::HTTP_REQUEST_BYTES_TOTAL);
@@ -99,20 +99,20 @@ impl Gate {
     }
 }
 
-impl FromRef<Door> for Arc<Gate> {
-    fn from_ref(door: &Door) -> Self {
+impl FromRef<AppState> for Arc<Admission> {
+    fn from_ref(door: &AppState) -> Self {
         door.gate.clone()
     }
 }
 
-impl Door {
+impl AppState {
     pub fn new(
         broker: Arc<Broker>,
         keys: Keys,
         limits: Limits,
         render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     ) -> Self {
-        let gate = Arc::new(Gate::new(keys, limits));
+        let gate = Arc::new(Admission::new(keys, limits));
         Self { broker, gate, render_metrics, metrics: Arc::default() }
     }
 
@@ -127,7 +127,7 @@ impl Door {
         self.broker.ready().await
     }
 
-    pub async fn metrics(&self) -> Page {
+    pub async fn metrics(&self) -> MetricsText {
         let render = || {
             self.gate.measure();
             self.broker.measure();
@@ -209,10 +209,10 @@ impl<P: Permission> Access<P> {
     }
 }
 
-impl<P: Permission> FromRequestParts<Door> for Access<P> {
+impl<P: Permission> FromRequestParts<AppState> for Access<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let grant = admit(&door.gate, parts, P::ANY_OF).await?;
         let tenant = door.enter(&grant).await?;
         Ok(Self { broker: door.broker.clone(), tenant, grant, permission: PhantomData })
@@ -226,10 +226,10 @@ pub struct TenantAccess<P> {
     permission: PhantomData<P>,
 }
 
-impl<P: Permission> FromRequestParts<Door> for TenantAccess<P> {
+impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let grant = admit(&door.gate, parts, P::ANY_OF).await?;
         if !grant.has_whole(P::ANY_OF) {
             return Err(forbidden(P::ANY_OF, None));
@@ -245,10 +245,10 @@ pub struct OperatorAccess {
     pub broker: Arc<Broker>,
 }
 
-impl FromRequestParts<Door> for OperatorAccess {
+impl FromRequestParts<AppState> for OperatorAccess {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let any_of = &[Word::Operator];
         let grant = admit(&door.gate, parts, any_of).await?;
         if !grant.has_whole(any_of) {
@@ -267,10 +267,10 @@ pub struct TopicAccess<P> {
     permission: PhantomData<P>,
 }
 
-impl<P: Permission> FromRequestParts<Door> for TopicAccess<P> {
+impl<P: Permission> FromRequestParts<AppState> for TopicAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let (grant, topic) = admit_to(&door.gate, parts, P::ANY_OF, "topic").await?;
         let tenant = door.enter(&grant).await?;
         Ok(Self { broker: door.broker.clone(), tenant, topic, permission: PhantomData })
@@ -286,24 +286,24 @@ pub struct GroupAccess<P> {
     permission: PhantomData<P>,
 }
 
-impl<P: Permission> FromRequestParts<Door> for GroupAccess<P> {
+impl<P: Permission> FromRequestParts<AppState> for GroupAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let (grant, group) = admit_to(&door.gate, parts, P::ANY_OF, "group").await?;
         let tenant = door.enter(&grant).await?;
         Ok(Self { broker: door.broker.clone(), tenant, grant, group, permission: PhantomData })
     }
 }
 
-async fn admit(gate: &Gate, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
+async fn admit(gate: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
     let grant = gate.keys.grant(&parts.headers).await?;
     if grant.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 
 /// The name is that of the topic or group in the path.
 async fn admit_to(
-    gate: &Gate,
+    gate: &Admission,
     parts: &mut Parts,
     any_of: &[Word],
     kind: &str,

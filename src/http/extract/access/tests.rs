@@ -10,7 +10,7 @@ const SECRET: &str = "0123456789abcdef0123456789abcdef";
 /// A route that admits as the real ones do, but needs no broker behind it.
 fn router() -> Router {
     async fn probe(
-        State(gate): State<Arc<Gate>>,
+        State(gate): State<Arc<Admission>>,
         request: axum::extract::Request,
     ) -> Result<String, Error> {
         let (mut parts, _) = request.into_parts();
@@ -21,7 +21,7 @@ fn router() -> Router {
     let keys = Keys::hs256(&SECRET.into(), "oncelog", "issuer").unwrap();
     Router::new()
         .route("/v1/topics/{topic}/partitions/{partition}", get(probe))
-        .with_state(Arc::new(Gate::new(keys, Limits::default())))
+        .with_state(Arc::new(Admission::new(keys, Limits::default())))
 }
 
 async fn call(scope: Option<&str>, topic: &str, partition: &str) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use axum::{extract::FromRequestParts, http::request::Parts};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Door, Permission, Produce, SeeTransactions, admit, forbidden};
+use super::{AppState, Permission, Produce, SeeTransactions, admit, forbidden};
 use crate::{
     broker::{Broker, Error},
     http::extract::{
@@ -50,10 +50,10 @@ impl EndAccess {
     }
 }
 
-impl FromRequestParts<Door> for EndAccess {
+impl FromRequestParts<AppState> for EndAccess {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &Door) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
         let asked: Result<EndQuery, Invalid> = query::parse(parts.uri.query());
         let by_operator = asked.as_ref().map(|asked| asked.role.is_some());
         let any_of = match by_operator {

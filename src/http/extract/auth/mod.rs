@@ -40,10 +40,10 @@ pub struct Keys {
 enum Mode {
     /// Embedded: whoever reaches the port may do everything, as tenant `default`.
     Open(Arc<Grant>),
-    Signed(Vec<Key>),
+    Signed(Vec<VerificationKey>),
 }
 
-struct Key {
+struct VerificationKey {
     kid: Option<String>,
     key: DecodingKey,
     validation: Validation,
@@ -64,7 +64,7 @@ impl Keys {
             return Err(format!("an HS256 secret has at least {MIN_SECRET_BYTES} bytes"));
         }
         let validation = validation(Algorithm::HS256, audience, issuer);
-        let key = Key { kid: None, key: DecodingKey::from_secret(secret), validation };
+        let key = VerificationKey { kid: None, key: DecodingKey::from_secret(secret), validation };
         Ok(Self::of(Mode::Signed(vec![key])))
     }
 
@@ -73,7 +73,7 @@ impl Keys {
     pub fn jwks(document: &str, audience: &str, issuer: &str) -> Result<Self, String> {
         let set: JwkSet =
             serde_json::from_str(document).map_err(|error| format!("not a JWKS: {error}"))?;
-        let mut keys: Vec<Key> = Vec::new();
+        let mut keys: Vec<VerificationKey> = Vec::new();
         for jwk in &set.keys {
             let Some(algorithm) = algorithm(jwk) else { continue };
             let kid = jwk.common.key_id.clone();
@@ -82,7 +82,11 @@ impl Keys {
             }
             let key = DecodingKey::from_jwk(jwk)
                 .map_err(|error| format!("key {kid:?} of the JWKS: {error}"))?;
-            keys.push(Key { kid, key, validation: validation(algorithm, audience, issuer) });
+            keys.push(VerificationKey {
+                kid,
+                key,
+                validation: validation(algorithm, audience, issuer),
+            });
         }
         if keys.is_empty() {
             return Err("the JWKS has no RS256, ES256 or EdDSA signature key".into());
@@ -172,10 +176,10 @@ struct Claims {
     scope: String,
 }
 
-fn verify(keys: &[Key], token: &str) -> Result<Grant, Error> {
+fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
     let header = jsonwebtoken::decode_header(token)
         .map_err(|_| unauthenticated("The token is not a JWT of a known kind."))?;
-    let named = |key: &&Key| key.kid.is_some() && key.kid == header.kid;
+    let named = |key: &&VerificationKey| key.kid.is_some() && key.kid == header.kid;
     // A lone key answers tokens without kid, and the nameless shared secret answers all.
     let key = match keys {
         [only] if header.kid.is_none() || only.kid.is_none() => Some(only),

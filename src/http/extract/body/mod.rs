@@ -32,7 +32,7 @@ use tokio::{
 use tokio_util::io::StreamReader;
 
 use super::{
-    access::Gate,
+    access::Admission,
     json,
     media::{self, Encoding, Media},
     query::{self, NoParameters},
@@ -62,20 +62,20 @@ impl<T, S> FromRequest<S> for JsonBody<T>
 where
     T: DeserializeOwned,
     S: Send + Sync,
-    Arc<Gate>: FromRef<S>,
+    Arc<Admission>: FromRef<S>,
 {
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
-        let key = Key::Refused(NOT_NEEDED);
+        let key = KeyPolicy::Refused(NOT_NEEDED);
         let gate = Arc::from_ref(state);
         let (received, held) = receive(&gate, request, &[Media::Json], key).await?;
         Ok(Self { body: received.object(query.as_deref())?, _held: held })
     }
 }
 
-/// The same, of a call that may carry an `Idempotency-Key`.
+/// The same, of a call that may carry an `Idempotency-KeyPolicy`.
 pub struct KeyedBody<T> {
     pub body: T,
     pub idempotency_key: Option<IdempotencyKey>,
@@ -86,14 +86,14 @@ impl<T, S> FromRequest<S> for KeyedBody<T>
 where
     T: DeserializeOwned,
     S: Send + Sync,
-    Arc<Gate>: FromRef<S>,
+    Arc<Admission>: FromRef<S>,
 {
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
         let gate = Arc::from_ref(state);
-        let (received, held) = receive(&gate, request, &[Media::Json], Key::Taken).await?;
+        let (received, held) = receive(&gate, request, &[Media::Json], KeyPolicy::Taken).await?;
         let body = received.object(query.as_deref())?;
         Ok(Self { body, idempotency_key: received.idempotency_key, _held: held })
     }
@@ -122,10 +122,10 @@ pub struct Sent {
 
 impl Sent {
     async fn receive(
-        gate: &Gate,
+        gate: &Admission,
         request: Request,
         taken: &[Media],
-        key: Key,
+        key: KeyPolicy,
     ) -> Result<(Self, Taken), Error> {
         let query = request.uri().query().map(str::to_owned);
         let traceparent = traceparent(request.headers());
@@ -162,14 +162,14 @@ pub struct Records(pub Sent, pub Taken);
 impl<S> FromRequest<S> for Records
 where
     S: Send + Sync,
-    Arc<Gate>: FromRef<S>,
+    Arc<Admission>: FromRef<S>,
 {
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let taken = [Media::Json, Media::Ndjson];
         let gate = Arc::from_ref(state);
-        let (sent, held) = Sent::receive(&gate, request, &taken, Key::Taken).await?;
+        let (sent, held) = Sent::receive(&gate, request, &taken, KeyPolicy::Taken).await?;
         Ok(Self(sent, held))
     }
 }
@@ -180,13 +180,13 @@ pub struct TransactionBody(pub Sent, pub Taken);
 impl<S> FromRequest<S> for TransactionBody
 where
     S: Send + Sync,
-    Arc<Gate>: FromRef<S>,
+    Arc<Admission>: FromRef<S>,
 {
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let gate = Arc::from_ref(state);
-        let key = Key::Refused(NO_KEY);
+        let key = KeyPolicy::Refused(NO_KEY);
         let (sent, held) = Sent::receive(&gate, request, &[Media::Json], key).await?;
         Ok(Self(sent, held))
     }
@@ -212,25 +212,25 @@ pub fn count(held: &mut Taken, bytes: usize) -> Result<(), Error> {
     if held.resize(bytes) { Ok(()) } else { Err(busy()) }
 }
 
-/// Whether a call is remembered by its `Idempotency-Key`. Methods that can be repeated as they are
+/// Whether a call is remembered by its `Idempotency-KeyPolicy`. Methods that can be repeated as they are
 /// need none, and ignore it; a POST that takes none says why.
 #[derive(Clone, Copy)]
-enum Key {
+enum KeyPolicy {
     Taken,
     Refused(&'static str),
 }
 
-impl Key {
+impl KeyPolicy {
     fn of(self, method: &Method, headers: &HeaderMap) -> Result<Option<IdempotencyKey>, Invalid> {
         let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
         let Some(value) = values.next().filter(|_| method == Method::POST) else {
             return Ok(None);
         };
-        let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
+        let invalid = |why: &str| Invalid::at("Idempotency-KeyPolicy", why);
         match self {
-            Key::Refused(why) => Err(invalid(why)),
-            Key::Taken if values.next().is_some() => Err(invalid("it is given once")),
-            Key::Taken => IdempotencyKey::parse(value.as_bytes()).map(Some).map_err(invalid),
+            KeyPolicy::Refused(why) => Err(invalid(why)),
+            KeyPolicy::Taken if values.next().is_some() => Err(invalid("it is given once")),
+            KeyPolicy::Taken => IdempotencyKey::parse(value.as_bytes()).map(Some).map_err(invalid),
         }
     }
 }
@@ -258,10 +258,10 @@ impl Received {
 }
 
 async fn receive(
-    gate: &Gate,
+    gate: &Admission,
     request: Request,
     taken: &[Media],
-    key: Key,
+    key: KeyPolicy,
 ) -> Result<(Received, Taken), Error> {
     let (parts, body) = request.into_parts();
     let named = media::content_type(&parts.headers, taken)?;
@@ -275,7 +275,7 @@ async fn receive(
     let held = gate.requests.take(0).ok_or_else(busy)?;
     let mut intake = Intake { limit, held, bytes: BytesMut::new() };
     let stream = body.into_data_stream();
-    let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), Stop>> + Send + '_>> =
+    let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), BodyFailure>> + Send + '_>> =
         match encoding {
             Encoding::Identity => Box::pin(intake.take_all(stream)),
             Encoding::Gzip => {
@@ -299,12 +299,12 @@ async fn receive(
     gate.request_bytes.increment(intake.bytes.len() as u64);
     match read {
         Ok(Ok(())) => {}
-        Ok(Err(Stop::TooLarge)) => return Err(refuse()),
-        Ok(Err(Stop::Busy)) => return Err(busy()),
-        Ok(Err(Stop::Broken)) if encoding == Encoding::Identity => {
+        Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
+        Ok(Err(BodyFailure::Busy)) => return Err(busy()),
+        Ok(Err(BodyFailure::Broken)) if encoding == Encoding::Identity => {
             return Err(Invalid::at("", "the body ended early").into());
         }
-        Ok(Err(Stop::Broken)) => {
+        Ok(Err(BodyFailure::Broken)) => {
             let why = "the body ended early or is not in its Content-Encoding";
             return Err(Invalid::at("", why).into());
         }
@@ -324,7 +324,7 @@ fn announced(headers: &HeaderMap) -> Option<usize> {
 }
 
 /// Why reading stopped.
-enum Stop {
+enum BodyFailure {
     TooLarge,
     Busy,
     Broken,
@@ -337,16 +337,16 @@ struct Intake {
 }
 
 impl Intake {
-    async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), Stop> {
+    async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), BodyFailure> {
         while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(|_| Stop::Broken)?;
+            let chunk = chunk.map_err(|_| BodyFailure::Broken)?;
             self.count(self.bytes.len() + chunk.len())?;
             self.bytes.extend_from_slice(&chunk);
         }
         Ok(())
     }
 
-    async fn decode_all(&mut self, decoder: impl AsyncRead) -> Result<(), Stop> {
+    async fn decode_all(&mut self, decoder: impl AsyncRead) -> Result<(), BodyFailure> {
         let mut decoder = std::pin::pin!(decoder);
         loop {
             self.bytes.reserve(CHUNK_BYTES);
@@ -354,16 +354,16 @@ impl Intake {
             match decoder.read_buf(&mut chunk).await {
                 Ok(0) => return Ok(()),
                 Ok(_) => self.count(self.bytes.len())?,
-                Err(_) => return Err(Stop::Broken),
+                Err(_) => return Err(BodyFailure::Broken),
             }
         }
     }
 
-    fn count(&mut self, bytes: usize) -> Result<(), Stop> {
+    fn count(&mut self, bytes: usize) -> Result<(), BodyFailure> {
         if bytes > self.limit {
-            return Err(Stop::TooLarge);
+            return Err(BodyFailure::TooLarge);
         }
-        if self.held.resize(bytes) { Ok(()) } else { Err(Stop::Busy) }
+        if self.held.resize(bytes) { Ok(()) } else { Err(BodyFailure::Busy) }
     }
 }
 
@@ -384,8 +384,9 @@ fn busy() -> Error {
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-const NOT_NEEDED: &str = "Idempotency-Key is not taken here: the call can be repeated as it is";
-const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
+const NOT_NEEDED: &str =
+    "Idempotency-KeyPolicy is not taken here: the call can be repeated as it is";
+const NO_KEY: &str = "Idempotency-KeyPolicy is not taken here: the transaction id is the key; \
     begin with a transaction_id of your own";
 
 #[cfg(test)]

@@ -24,24 +24,24 @@ async fn keyed(sent: KeyedBody<Told>) -> String {
 }
 
 async fn records(
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     Records(sent, _held): Records,
 ) -> Result<String, Error> {
     let free = 1500 - gate.requests.held_bytes();
     Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
 }
 
-fn gate() -> Arc<Gate> {
+fn gate() -> Arc<Admission> {
     let limits = Limits {
         max_body_bytes: 1000,
         body_timeout_ms: 50,
         max_in_flight_bytes: 1500,
         ..Limits::default()
     };
-    Arc::new(Gate::new(Keys::open().unwrap(), limits))
+    Arc::new(Admission::new(Keys::open().unwrap(), limits))
 }
 
-async fn send_to(gate: &Arc<Gate>, request: Builder, body: Body) -> Result<String, Error> {
+async fn send_to(gate: &Arc<Admission>, request: Builder, body: Body) -> Result<String, Error> {
     let router = Router::new()
         .route("/told", post(told).put(told))
         .route("/keyed", post(keyed).put(keyed))

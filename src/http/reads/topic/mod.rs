@@ -20,11 +20,11 @@ use crate::{
     broker::Error,
     http::{
         extract::{
-            access::{Consume, Gate, TopicAccess},
+            access::{Admission, Consume, TopicAccess},
             body::JsonBody,
             json::Faults,
             media::{AnswersRecords, Media},
-            query::{Place, Query},
+            query::{ParameterPlace, Query},
         },
         openapi::schemas::TopicReadAnswer,
     },
@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for Committed {
 }
 
 impl TopicReadParameters {
-    fn checked(self, place: Place) -> Result<TopicRead, Invalid> {
+    fn checked(self, place: ParameterPlace) -> Result<TopicRead, Invalid> {
         // there is nothing else
         let (None | Some(Committed::ReadCommitted)) = self.isolation;
         let mut faults = Faults::default();
@@ -180,11 +180,11 @@ fn nothing_new() -> Value {
     security(("bearer" = ["consume"])))]
 pub async fn read_topic(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, query.checked(Place::Query)?).await
+    answer(access, &gate, media, query.checked(ParameterPlace::Query)?).await
 }
 
 /// Read a topic with a long cursor
@@ -205,16 +205,16 @@ pub async fn read_topic(
     security(("bearer" = ["consume"])))]
 pub async fn read_topic_by_body(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Gate>>,
+    State(gate): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     sent: JsonBody<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, sent.body.checked(Place::Body)?).await
+    answer(access, &gate, media, sent.body.checked(ParameterPlace::Body)?).await
 }
 
 async fn answer(
     access: TopicAccess<Consume>,
-    gate: &Gate,
+    gate: &Admission,
     media: Media,
     read: TopicRead,
 ) -> Result<Response, Error> {

@@ -5,7 +5,7 @@ use crate::{
     http::{self, extract::query, reads::tests::slices},
     model::{
         MAX_INTEGER, Partition,
-        read::{Part, origin},
+        read::{PartitionRecords, origin},
     },
 };
 
@@ -14,7 +14,7 @@ fn ends(partition: Partition, next_offset: i64) -> PartitionEnds {
 }
 
 fn fetched() -> TopicFetched {
-    let part = |partition| Part { origin: origin(None, partition), slices: slices() };
+    let part = |partition| PartitionRecords { origin: origin(None, partition), slices: slices() };
     TopicFetched {
         parts: vec![part(1), part(0)],
         partitions: vec![ends(0, 11), ends(1, 11), ends(2, 0)],
@@ -86,7 +86,7 @@ fn the_room_is_made_once() {
 }
 
 fn read(query: &str) -> Result<TopicRead, Invalid> {
-    query::parse::<TopicReadParameters>(Some(query))?.checked(Place::Query)
+    query::parse::<TopicReadParameters>(Some(query))?.checked(ParameterPlace::Query)
 }
 
 #[test]
@@ -126,8 +126,9 @@ fn bad_parameters_are_named() {
     for (query, pointer) in table {
         assert_eq!(read(query).unwrap_err().faults[0].pointer, pointer, "{query}");
     }
-    let read_body =
-        |text: &str| http::extract::json::parse::<TopicReadParameters>(text)?.checked(Place::Body);
+    let read_body = |text: &str| {
+        http::extract::json::parse::<TopicReadParameters>(text)?.checked(ParameterPlace::Body)
+    };
     for (text, pointer) in [
         (r#"{"offset":0}"#, "/offset"),
         (r#"{"offset":"newest"}"#, "/offset"),

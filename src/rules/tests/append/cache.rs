@@ -6,7 +6,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            cache::{FAR_OFFSETS, Head, LogMemory, Producer},
+            cache::{FAR_OFFSETS, Head, LogCache, Producer},
             encoding::{Corrupt, encode_entries},
             producer_state::{Entry, Placement, ProducerState},
             snapshot::TailRow,
@@ -20,9 +20,9 @@ fn head(kept_offset: Offset, snapshot_offset: Offset, next_offset: Offset) -> He
     Head { log_id: LogId(1), next_offset, fence: 3, last_appended_at, snapshot_offset, kept_offset }
 }
 
-fn at(next_offset: Offset, last_appended_at: i64) -> LogMemory {
+fn at(next_offset: Offset, last_appended_at: i64) -> LogCache {
     let last_appended_at = Timestamp(last_appended_at);
-    LogMemory { next_offset, last_appended_at, ..LogMemory::cold(&head(0, 0, 0)) }
+    LogCache { next_offset, last_appended_at, ..LogCache::cold(&head(0, 0, 0)) }
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_prefix_is_so_near_that_the_rows_since_are_worth_reading() {
 #[test]
 fn cold_memory_begins_at_the_head() {
     for head in [head(5, 15, 20), head(20, 20, 20)] {
-        let cold = LogMemory::cold(&head);
+        let cold = LogCache::cold(&head);
         assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (20, 3, Timestamp(900)));
         assert!(cold.producers.is_empty() && cold.contended_passes == 0 && cold.unfolded_rows == 0);
         assert!(cold.is_prefix_of(&head));
@@ -86,7 +86,7 @@ fn a_memory_is_of_a_log_that_has_the_row_it_ends_with() {
 
 #[test]
 fn another_fence_takes_the_partition_count_away() {
-    let mut log = LogMemory { partition_count: 4, ..at(10, 900) };
+    let mut log = LogCache { partition_count: 4, ..at(10, 900) };
     log.see_fence(3);
     assert_eq!((log.fence, log.partition_count), (3, 4));
     log.see_fence(4);
@@ -110,7 +110,7 @@ fn tail_row(base_offset: Offset, record_count: i64, producers: Option<&[u8]>) ->
     TailRow { base_offset, record_count, appended_at: Timestamp(base_offset * 10), producers }
 }
 
-fn with_producers(mut log: LogMemory, ids: &[i64]) -> LogMemory {
+fn with_producers(mut log: LogCache, ids: &[i64]) -> LogCache {
     for id in ids {
         let producer =
             Producer { mark: 3, session: None, state: ProducerState::default(), registered: true };
@@ -119,7 +119,7 @@ fn with_producers(mut log: LogMemory, ids: &[i64]) -> LogMemory {
     log
 }
 
-fn last(log: &LogMemory, id: i64) -> Option<i64> {
+fn last(log: &LogCache, id: i64) -> Option<i64> {
     log.producers[&ProducerId(id)].state.last_sequence
 }
 
@@ -181,7 +181,7 @@ fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_st
 
 #[test]
 fn quick_passes_are_tried_again_after_a_quiet_time() {
-    let mut log = LogMemory::cold(&head(0, 0, 0));
+    let mut log = LogCache::cold(&head(0, 0, 0));
     log.looked(true);
     let quiet = (1..20).find(|_| {
         log.looked(false);

@@ -7,18 +7,18 @@ use crate::{
     model::{LogId, Offset, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
         append::{
-            Part, Request, Spread,
-            cache::{LogMemory, Memory, Producer},
+            Request, RequestPart, Spread,
+            cache::{LogCache, LogCaches, Producer},
             decide,
             draft::ROW_TARGET_BYTES,
             encoding,
             plan::Decision,
             producer_state::ProducerState,
-            read_set::{Compare, grounded_logs, is_known, may_join, touched_logs},
+            read_set::{ExpectedHead, grounded_logs, is_known, may_join, touched_logs},
             sequence::SessionFacts,
         },
         tests::{JOURNAL, digest, log_of, numbered},
-        transaction::one_request::Standing,
+        transaction::one_request::TxnContext,
     },
 };
 
@@ -209,9 +209,9 @@ fn producer(registered: bool) -> Producer {
     Producer { mark: 7, session: Some(EPOCH_0), state, registered }
 }
 
-fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogMemory {
+fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogCache {
     let producers = producers.iter().map(|(id, is)| (ProducerId(*id), producer(*is)));
-    LogMemory {
+    LogCache {
         next_offset,
         fence: 7,
         last_appended_at: Timestamp(500),
@@ -224,14 +224,14 @@ fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogMemory {
 }
 
 /// Partition 0 at 40, partition 1 at 50, the journal at 5; P1 is registered everywhere.
-pub fn memory() -> Memory {
-    let journal = LogMemory { partition_count: 2, ..log(5, &[(1, true), (2, false)]) };
+pub fn memory() -> LogCaches {
+    let journal = LogCache { partition_count: 2, ..log(5, &[(1, true), (2, false)]) };
     let p0 = log(40, &[(1, true), (2, false)]);
     [(log_of(0), p0), (log_of(1), log(50, &[(1, true)])), (JOURNAL, journal)].into()
 }
 
-pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> Part {
-    Part { log_id: log_of(partition), partition, record_count, size_bytes }
+pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> RequestPart {
+    RequestPart { log_id: log_of(partition), partition, record_count, size_bytes }
 }
 
 /// To partition 0: one record of 100 bytes.
@@ -258,19 +258,19 @@ pub fn spread(request: Request) -> Request {
     Request { home: JOURNAL, parts: vec![part(1, 2, 30), part(0, 1, 70)], spread, ..request }
 }
 
-pub fn position(next_offset: Offset) -> Option<Compare> {
-    Some(Compare { fence: 7, position: Some((next_offset, Timestamp(500))) })
+pub fn position(next_offset: Offset) -> Option<ExpectedHead> {
+    Some(ExpectedHead { fence: 7, position: Some((next_offset, Timestamp(500))) })
 }
 
-pub fn fence() -> Option<Compare> {
-    Some(Compare { fence: 7, position: None })
+pub fn fence() -> Option<ExpectedHead> {
+    Some(ExpectedHead { fence: 7, position: None })
 }
 
 #[test]
 fn what_a_group_stands_on_is_compared_and_nothing_else() {
     let expecting = Request { expected_offset: Some(40), ..plain() };
     let (p0, p1) = (log_of(0), log_of(1));
-    type Want = Vec<(LogId, Option<Compare>)>;
+    type Want = Vec<(LogId, Option<ExpectedHead>)>;
     let table: Vec<(&str, Vec<Request>, Want)> = vec![
         ("unnumbered", vec![plain()], vec![(p0, None)]),
         ("numbered", vec![of(1, 0)], vec![(p0, position(40))]),
@@ -291,7 +291,7 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
     ];
     for (name, group, want) in table {
         assert!(is_known(&memory(), &group), "{name}");
-        let plan = decide(&mut memory(), &group, &mut Standing::default());
+        let plan = decide(&mut memory(), &group, &mut TxnContext::default());
         let got: Want = plan.writes.iter().map(|write| (write.log_id, write.compare)).collect();
         assert_eq!(got, want, "{name}");
         let grounded = want.iter().filter(|(_, compare)| compare.is_some());
@@ -311,7 +311,7 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
 #[test]
 fn what_may_join_a_pass_that_holds_its_locks() {
     let (p0, p1) = (log_of(0), log_of(1));
-    let contended = |mut memory: Memory| {
+    let contended = |mut memory: LogCaches| {
         memory.values_mut().for_each(|log| log.looked(true));
         memory
     };
@@ -335,7 +335,7 @@ fn what_may_join_a_pass_that_holds_its_locks() {
 
 #[test]
 fn what_the_memory_has_to_know_for_a_quick_pass() {
-    let with = |change: &dyn Fn(&mut Memory)| {
+    let with = |change: &dyn Fn(&mut LogCaches)| {
         let mut memory = memory();
         change(&mut memory);
         memory
@@ -349,9 +349,9 @@ fn what_the_memory_has_to_know_for_a_quick_pass() {
         Request { spread, ..self::spread(plain()) }
     };
     let table = [
-        ("nothing known, unnumbered", Memory::new(), plain(), true),
-        ("nothing known, unnumbered topic", Memory::new(), spread(plain()), false),
-        ("nothing known, numbered", Memory::new(), of(1, 0), false),
+        ("nothing known, unnumbered", LogCaches::new(), plain(), true),
+        ("nothing known, unnumbered topic", LogCaches::new(), spread(plain()), false),
+        ("nothing known, numbered", LogCaches::new(), of(1, 0), false),
         ("all known", memory(), spread(of(1, 0)), true),
         ("home unknown", without(JOURNAL), spread(of(1, 0)), false),
         ("a part unknown", without(p1), spread(of(1, 0)), false),
@@ -384,7 +384,7 @@ fn neighbours_share_a_row_until_it_is_full() {
     let group =
         [sized(ROW_TARGET_BYTES - 1), sized(10), sized(ROW_TARGET_BYTES), sized(1), of(1, 0)];
     let mut memory = memory();
-    let mut plan = decide(&mut memory, &group, &mut Standing::default());
+    let mut plan = decide(&mut memory, &group, &mut TxnContext::default());
     let [write] = &plan.writes[..] else { panic!("{plan:?}") };
     let rows: Vec<_> =
         write.rows.iter().map(|r| (r.delta, r.record_count, r.size_bytes, &r.lines[..])).collect();
@@ -411,7 +411,7 @@ fn neighbours_share_a_row_until_it_is_full() {
 #[test]
 fn a_journal_counts_requests_and_holds_no_lines() {
     let group = [spread(of(1, 0)), spread(plain()), spread(of(1, 0)), spread(of(1, 1))];
-    let plan = decide(&mut memory(), &group, &mut Standing::default());
+    let plan = decide(&mut memory(), &group, &mut TxnContext::default());
     let [p0, p1, journal] = &plan.writes[..] else { panic!("{plan:?}") };
     assert_eq!((journal.record_count, journal.size_bytes, journal.rows.len()), (2, 0, 1));
     let row = &journal.rows[0];
@@ -430,7 +430,7 @@ fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() 
     let mut memory = memory();
     let refused = Request { too_large: Some(TOO_LARGE), ..of(2, 0) };
     let plan =
-        decide(&mut memory, &[refused, spread(of(2, 0)), of(1, 0)], &mut Standing::default());
+        decide(&mut memory, &[refused, spread(of(2, 0)), of(1, 0)], &mut TxnContext::default());
     assert_eq!(plan.registrations, [(JOURNAL, ProducerId(2))]);
     assert!(!memory[&log_of(0)].producers.contains_key(&ProducerId(2)));
     assert!(memory[&JOURNAL].producers[&ProducerId(2)].registered);
@@ -440,7 +440,7 @@ fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() 
 #[test]
 fn nothing_to_write_is_still_compared() {
     let mut memory = memory();
-    let plan = decide(&mut memory, &[spread(of(1, 9))], &mut Standing::default());
+    let plan = decide(&mut memory, &[spread(of(1, 9))], &mut TxnContext::default());
     assert!(!plan.writes_anything());
     assert_eq!(plan.writes.len(), 3);
     assert!(plan.writes.iter().all(|write| write.compare.is_some() && write.record_count == 0));
@@ -450,7 +450,7 @@ fn nothing_to_write_is_still_compared() {
 #[test]
 fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
     let mut memory = memory();
-    let mut plan = decide(&mut memory, &[of(1, 0), of(1, 1), of(1, 0)], &mut Standing::default());
+    let mut plan = decide(&mut memory, &[of(1, 0), of(1, 1), of(1, 0)], &mut TxnContext::default());
     plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
     let Decision::Repeated(repeated) = &plan.decisions[2] else { panic!("{plan:?}") };
     assert_eq!(repeated.appended_at, Timestamp(900));
@@ -465,13 +465,13 @@ fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
 fn without_a_compare_the_memory_moves_only_where_it_was_right() {
     for (base, moved) in [(40, true), (41, false), (39, false)] {
         let mut memory = memory();
-        let mut plan = decide(&mut memory, &[plain(), plain()], &mut Standing::default());
+        let mut plan = decide(&mut memory, &[plain(), plain()], &mut TxnContext::default());
         assert_eq!(memory[&log_of(0)].next_offset, 40, "the head gives the offset");
         plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), base)]));
         let log = &memory[&log_of(0)];
         let want = if moved { (42, Timestamp(900), 1) } else { (40, Timestamp(500), 0) };
         assert_eq!((log.next_offset, log.last_appended_at, log.unfolded_rows), want, "{base}");
     }
-    let mut plan = decide(&mut Memory::new(), &[plain()], &mut Standing::default());
-    plan.confirm(&mut Memory::new(), Timestamp(900), &BTreeMap::from([(log_of(0), 0)]));
+    let mut plan = decide(&mut LogCaches::new(), &[plain()], &mut TxnContext::default());
+    plan.confirm(&mut LogCaches::new(), Timestamp(900), &BTreeMap::from([(log_of(0), 0)]));
 }

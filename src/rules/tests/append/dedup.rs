@@ -17,18 +17,20 @@ use crate::{
     },
     rules::{
         Refusal,
-        append::dedup::{Dedup, Fact, Known, Record, Seen, Stopped, Verdict, check_instant},
+        append::dedup::{
+            Dedup, Fact, KeyedRecord, Known, KnownRecord, RecordVerdict, Stopped, check_instant,
+        },
     },
 };
 
 pub const TOPIC: TopicId = TopicId(7);
 
 /// A record of part 0 and 10 bytes, of which only id and payload are told apart.
-pub fn record(index: usize, part: usize, id: Option<&str>, payload: i64) -> Record {
-    Record { append: None, index, part, key: id.map(id_key), digest: payload, size_bytes: 10 }
+pub fn record(index: usize, part: usize, id: Option<&str>, payload: i64) -> KeyedRecord {
+    KeyedRecord { append: None, index, part, key: id.map(id_key), digest: payload, size_bytes: 10 }
 }
 
-pub fn dedup_of(records: Vec<Record>) -> Dedup {
+pub fn dedup_of(records: Vec<KeyedRecord>) -> Dedup {
     Dedup {
         journal: crate::rules::tests::JOURNAL,
         topic_id: TOPIC,
@@ -39,8 +41,8 @@ pub fn dedup_of(records: Vec<Record>) -> Dedup {
     }
 }
 
-pub fn seen(offset: Option<i64>) -> Seen {
-    Seen { partition: 3, offset, first_seen_at: Timestamp(40) }
+pub fn seen(offset: Option<i64>) -> KnownRecord {
+    KnownRecord { partition: 3, offset, first_seen_at: Timestamp(40) }
 }
 
 fn payload(text: &str) -> i64 {
@@ -52,7 +54,7 @@ fn known(words: &str) -> Known {
     let mut known = Known::default();
     for word in words.split_whitespace() {
         if let Some(id) = word.strip_suffix('~') {
-            known.claim(&dedup_of(vec![record(0, 0, Some(id), 0)]), &[Verdict::New]);
+            known.claim(&dedup_of(vec![record(0, 0, Some(id), 0)]), &[RecordVerdict::New]);
             continue;
         }
         let (id, rest) = word.split_once('=').unwrap();
@@ -84,12 +86,12 @@ fn show(stopped: Stopped) -> String {
     }
 }
 
-fn verdict(verdict: &Verdict) -> String {
+fn verdict(verdict: &RecordVerdict) -> String {
     match verdict {
-        Verdict::New => "new".into(),
-        Verdict::Same(first) => format!("as {first}"),
-        Verdict::Known(Seen { offset: Some(offset), .. }) => format!("at {offset}"),
-        Verdict::Known(_) => "gone".into(),
+        RecordVerdict::New => "new".into(),
+        RecordVerdict::Same(first) => format!("as {first}"),
+        RecordVerdict::Known(KnownRecord { offset: Some(offset), .. }) => format!("at {offset}"),
+        RecordVerdict::Known(_) => "gone".into(),
     }
 }
 
@@ -172,7 +174,7 @@ fn what_this_pass_has_claimed_is_judged_in_the_next_one() {
 fn only_what_is_new_is_claimed_and_only_in_its_topic() {
     let mut known = known("a=1@5");
     let sent = ["a", "b", "b"].iter().enumerate();
-    let records: Vec<Record> = sent.map(|(at, id)| record(at, 0, Some(id), 1)).collect();
+    let records: Vec<KeyedRecord> = sent.map(|(at, id)| record(at, 0, Some(id), 1)).collect();
     let dedup = dedup_of(records);
     let verdicts = known.judge(&dedup).unwrap();
     known.claim(&dedup, &verdicts);
@@ -180,9 +182,9 @@ fn only_what_is_new_is_claimed_and_only_in_its_topic() {
         let dedup = Dedup { topic_id, ..dedup_of(vec![record(0, 0, Some(id), 1)]) };
         known.judge(&dedup)
     };
-    assert_eq!(judge("a", TOPIC), Ok(vec![Verdict::Known(seen(Some(5)))]));
+    assert_eq!(judge("a", TOPIC), Ok(vec![RecordVerdict::Known(seen(Some(5)))]));
     assert_eq!(judge("b", TOPIC), Err(Stopped::Later));
-    assert_eq!(judge("b", TopicId(8)), Ok(vec![Verdict::New]));
+    assert_eq!(judge("b", TopicId(8)), Ok(vec![RecordVerdict::New]));
 }
 
 #[test]

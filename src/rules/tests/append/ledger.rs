@@ -10,16 +10,16 @@ use crate::{
     rules::{
         append::{
             self, Request,
-            cache::{Head, LogMemory, Memory, Producer},
+            cache::{Head, LogCache, LogCaches, Producer},
             encoding,
             plan::Plan,
             producer_state::ProducerState,
-            read_set::{self, Compare},
+            read_set::{self, ExpectedHead},
             sequence::SessionFacts,
             snapshot::{self, TailRow},
         },
         tests::{JOURNAL, log_of},
-        transaction::one_request::Standing,
+        transaction::one_request::TxnContext,
     },
 };
 
@@ -191,12 +191,12 @@ impl Ledger {
     }
 
     /// What `broker::load` does, under the heads' locks.
-    pub fn load(&self, memory: &mut Memory, group: &[Request]) {
+    pub fn load(&self, memory: &mut LogCaches, group: &[Request]) {
         for log_id in read_set::grounded_logs(group) {
             let head = self.heads[&log_id];
-            let log = memory.entry(log_id).or_insert_with(|| LogMemory::cold(&head));
+            let log = memory.entry(log_id).or_insert_with(|| LogCache::cold(&head));
             if !log.is_prefix_of(&head) {
-                *log = LogMemory::cold(&head);
+                *log = LogCache::cold(&head);
             }
             let here = group.iter().filter(|request| request.home == log_id);
             let here: BTreeSet<ProducerId> =
@@ -227,7 +227,7 @@ impl Ledger {
 
     fn load_strangers(
         &self,
-        log: &mut LogMemory,
+        log: &mut LogCache,
         head: Head,
         here: &BTreeSet<ProducerId>,
     ) -> HashMap<ProducerId, Offset> {
@@ -247,7 +247,7 @@ impl Ledger {
         starts
     }
 
-    fn compares(&self, log_id: LogId, compare: Option<Compare>) -> bool {
+    fn compares(&self, log_id: LogId, compare: Option<ExpectedHead>) -> bool {
         let head = self.heads[&log_id];
         let here = (head.next_offset, head.last_appended_at);
         compare.is_none_or(|compare| {
@@ -293,14 +293,14 @@ impl Ledger {
     /// `lose`: what is written is not heard of. `ids` tells the requests apart.
     pub fn pass(
         &mut self,
-        memory: &mut Memory,
+        memory: &mut LogCaches,
         group: &[Request],
         ids: &[u64],
         lose: bool,
     ) -> Passed {
         let mut compared = None;
         if read_set::is_known(memory, group) {
-            let plan = append::decide(memory, group, &mut Standing::default());
+            let plan = append::decide(memory, group, &mut TxnContext::default());
             let writes = plan.writes_anything();
             let written = if writes { self.append_if(&plan, ids) } else { None };
             if written.is_some() || (!writes && self.confirm(&plan)) {
@@ -324,7 +324,7 @@ impl Ledger {
             // one such look is enough here
             log.contended_passes = log.contended_passes.min(1);
         }
-        let plan = append::decide(memory, group, &mut Standing::default());
+        let plan = append::decide(memory, group, &mut TxnContext::default());
         if !plan.writes_anything() {
             return held(memory, plan, None, (Way::Full, overtaken, lose));
         }
@@ -340,7 +340,7 @@ impl Ledger {
 }
 
 fn held(
-    memory: &mut Memory,
+    memory: &mut LogCaches,
     mut plan: Plan,
     written: Option<Written>,
     (way, overtaken, lose): (Way, bool, bool),
@@ -354,6 +354,6 @@ fn held(
     Passed { plan, written, way, overtaken }
 }
 
-fn positions(memory: &Memory) -> BTreeMap<LogId, Offset> {
+fn positions(memory: &LogCaches) -> BTreeMap<LogId, Offset> {
     memory.iter().map(|(log_id, log)| (*log_id, log.next_offset)).collect()
 }

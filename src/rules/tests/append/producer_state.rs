@@ -8,7 +8,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            cache::{Head, LogMemory, Producer},
+            cache::{Head, LogCache, Producer},
             encoding::{decode_recent, encode_entries, encode_recent},
             producer_state::{Entry, Placement, ProducerState, REMEMBERED_REQUESTS},
             snapshot::{TailRow, snapshot},
@@ -189,7 +189,7 @@ proptest! {
         };
         // a memory that folded some rows without a snapshot, and forgot some producers since
         let memory_row = memory_at.index(rows.len() + 1);
-        let mut log = LogMemory::cold(&head);
+        let mut log = LogCache::cold(&head);
         log.next_offset = offset_of(memory_row);
         let known = whole(&rows[..memory_row]);
         let mut starts = HashMap::new();

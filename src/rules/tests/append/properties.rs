@@ -23,8 +23,8 @@ use crate::{
     rules::{
         Refusal,
         append::{
-            Part, Request, Spread, cache::Memory, encoding::decode_entries, plan::Decision,
-            producer_state::ProducerState, snapshot::snapshot,
+            Request, RequestPart, Spread, cache::LogCaches, encoding::decode_entries,
+            plan::Decision, producer_state::ProducerState, snapshot::snapshot,
         },
         tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
     },
@@ -123,7 +123,7 @@ type Seen = BTreeMap<&'static str, u64>;
 
 struct Life {
     ledger: Ledger,
-    replicas: [Memory; REPLICAS],
+    replicas: [LogCaches; REPLICAS],
     oracle: Oracle,
     /// Epochs that began with a reset.
     resets: HashMap<ProducerId, Vec<i64>>,
@@ -277,13 +277,13 @@ impl Life {
             numbered(id, (epoch + shot.epoch).max(0), sequence)
         });
         let count = self.ledger.partition_count - i32::from(shot.stale);
-        let part = |partition: Partition, record_count: i64| Part {
+        let part = |partition: Partition, record_count: i64| RequestPart {
             log_id: log_of(partition),
             partition,
             record_count,
             size_bytes: shot.size_bytes,
         };
-        let mut parts: Vec<Part> = match shot.partition {
+        let mut parts: Vec<RequestPart> = match shot.partition {
             Some(partition) => vec![part(partition, shot.records[0] + 1)],
             None => (0..count).zip(&shot.records).map(|(p, n)| part(p, *n)).rev().collect(),
         };

@@ -16,22 +16,22 @@ use crate::{
         Refusal,
         append::{
             REDO_MS, Request,
-            cache::{JournalKeys, Memory},
+            cache::{JournalKeys, LogCaches},
             decide,
-            dedup::{Dedup, Fact, Verdict},
+            dedup::{Dedup, Fact, RecordVerdict},
             encoding::{decode_entries, decode_placement},
             plan::{Decision, Plan},
             producer_state::{Placement, RecordPlace},
             read_set::{is_known, may_join},
-            reservations::Claim,
+            reservations::KeyReservation,
         },
         tests::{JOURNAL, log_of},
-        transaction::one_request::Standing,
+        transaction::one_request::TxnContext,
     },
 };
 
 /// As in the tests of appends; in the topic keys were claimed three times, in ring 1.
-fn keyed_memory() -> Memory {
+fn keyed_memory() -> LogCaches {
     let mut memory = memory();
     memory.get_mut(&JOURNAL).unwrap().keys = Some(JournalKeys { claims: 3, rings: 2 });
     memory
@@ -60,8 +60,8 @@ fn keyed(mut request: Request) -> Request {
 }
 
 /// These ids are known, at offset 9 of partition 3.
-fn standing(ids: &[&str]) -> Standing {
-    let mut standing = Standing::default();
+fn standing(ids: &[&str]) -> TxnContext {
+    let mut standing = TxnContext::default();
     for id in ids {
         let fact = Fact::Record { digest: 1, seen: seen(Some(9)) };
         standing.known.facts.insert((TOPIC, id_key(id)), fact);
@@ -70,7 +70,7 @@ fn standing(ids: &[&str]) -> Standing {
     standing
 }
 
-fn decided(group: &[Request], known: &[&str]) -> (Plan, Memory) {
+fn decided(group: &[Request], known: &[&str]) -> (Plan, LogCaches) {
     let mut memory = keyed_memory();
     let plan = decide(&mut memory, group, &mut standing(known));
     (plan, memory)
@@ -101,7 +101,8 @@ fn writes(plan: &Plan) -> Vec<String> {
 }
 
 fn claimed(plan: &Plan) -> Vec<(uuid::Uuid, Option<(i64, i64)>)> {
-    let record = |claim: &Claim| (claim.key, claim.record.map(|(log, delta)| (log.0, delta)));
+    let record =
+        |claim: &KeyReservation| (claim.key, claim.record.map(|(log, delta)| (log.0, delta)));
     plan.claims.iter().map(record).collect()
 }
 
@@ -156,7 +157,7 @@ fn what_is_known_is_left_out_of_what_is_stored() {
 fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used() {
     let known = ["a", "b"];
     let (plan, _) = decided(&[with(plain(), &[A, B])], &known);
-    let want = Decision::Known(vec![Verdict::Known(seen(Some(9))); 2]);
+    let want = Decision::Known(vec![RecordVerdict::Known(seen(Some(9))); 2]);
     assert_eq!(plan.decisions, [want]);
     assert!(!plan.writes_anything() && plan.claims.is_empty());
 
@@ -279,7 +280,7 @@ fn a_key_repeats_its_answer_and_the_sequence_is_judged_before_ids() {
     let placement = Placement::Partition { base_offset: 17 };
     let answer = crate::rules::append::encoding::encode_placement(&placement);
     let fact = Fact::Request { digest: 8, answer, first_seen_at: Timestamp(77), is_live: true };
-    let mut standing = Standing::default();
+    let mut standing = TxnContext::default();
     standing.known.facts.insert((TOPIC, id_key("key")), fact);
     let plan = decide(&mut keyed_memory(), &[keyed(plain())], &mut standing);
     let [Decision::Repeated(repeated)] = &plan.decisions[..] else { panic!("{plan:?}") };

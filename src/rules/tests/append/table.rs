@@ -18,8 +18,8 @@ use crate::{
     rules::{
         Refusal,
         append::{
-            Part, Request, Spread,
-            cache::Memory,
+            Request, RequestPart, Spread,
+            cache::LogCaches,
             producer_state::{Placement, Remembered},
         },
         tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
@@ -44,7 +44,7 @@ pub fn check(table: &str) {
 
 pub fn check_in(scope: Scope, table: &str) {
     let mut world =
-        World { ledger: Ledger::new(2), replicas: [Memory::new(), Memory::new()], scope };
+        World { ledger: Ledger::new(2), replicas: [LogCaches::new(), LogCaches::new()], scope };
     for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
         let (event, want) = line.split_once("->").unwrap_or((line, ""));
         let (want, at) = (want.trim(), format!("{scope:?} row {number}: {line}"));
@@ -56,7 +56,7 @@ pub fn check_in(scope: Scope, table: &str) {
 
 struct World {
     ledger: Ledger,
-    replicas: [Memory; 2],
+    replicas: [LogCaches; 2],
     scope: Scope,
 }
 
@@ -135,7 +135,7 @@ impl World {
         let is_topic = scope == Scope::Topic;
         let keyless = Some(parts[0]);
         let parts = if is_topic { parts } else { vec![partition] };
-        let part = |partition: Partition| Part {
+        let part = |partition: Partition| RequestPart {
             log_id: log_of(partition),
             partition,
             record_count: records,

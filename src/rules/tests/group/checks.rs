@@ -7,15 +7,15 @@ use proptest::{prelude::*, test_runner::TestCaseError};
 use super::properties::{By, Life, Ownership, Told};
 use crate::{
     model::{LogId, Name},
-    rules::group::{Place, Starts, State},
+    rules::group::{GroupPartition, GroupState, Starts},
 };
 
 impl Life {
     /// A new ownership is a new generation's, and none that was before.
     pub fn check_ownerships(
         &mut self,
-        before: &State,
-        after: &State,
+        before: &GroupState,
+        after: &GroupState,
         by: Option<&By>,
     ) -> Result<(), TestCaseError> {
         prop_assert!(after.generation >= before.generation, "generations only grow");
@@ -40,7 +40,7 @@ impl Life {
 
     /// Who was told that it owns something owns it, until it has shown an answer that told otherwise;
     /// and all answers tell the same.
-    pub fn check_told(&mut self, after: &State, by: Option<&By>) -> Result<(), TestCaseError> {
+    pub fn check_told(&mut self, after: &GroupState, by: Option<&By>) -> Result<(), TestCaseError> {
         self.told.retain(|id, _| after.members.contains_key(id));
         for (log_id, place) in &after.places {
             prop_assert_eq!(place.revoked.is_some(), place.is_to_move(), "{:?}", log_id);
@@ -73,7 +73,7 @@ impl Life {
     }
 
     /// A commit counts while the ownership lasts in which its records were fetched.
-    pub fn check_tickets(&mut self, after: &State) -> Result<(), TestCaseError> {
+    pub fn check_tickets(&mut self, after: &GroupState) -> Result<(), TestCaseError> {
         let now = ownerships(after);
         let mut fenced = 0;
         for (ownership, generation) in &self.tickets {
@@ -87,12 +87,17 @@ impl Life {
     }
 
     /// Every subscribed partition is to be somebody's, evenly, and with as few moves as there can be.
-    pub fn check_assignment(&mut self, before: &State, after: &State) -> Result<(), TestCaseError> {
+    pub fn check_assignment(
+        &mut self,
+        before: &GroupState,
+        after: &GroupState,
+    ) -> Result<(), TestCaseError> {
         if after.topics_version != self.world.topics.version {
             return Ok(());
         }
         let mut count: BTreeMap<&str, usize> = after.members.keys().map(|id| (&**id, 0)).collect();
-        let covers = |id: &str, place: &Place| after.members[id].subscription.covers(&place.topic);
+        let covers =
+            |id: &str, place: &GroupPartition| after.members[id].subscription.covers(&place.topic);
         for (log_id, topic, _) in &self.world.topics.partitions {
             let is_asked_for =
                 after.members.keys().any(|id| after.members[id].subscription.covers(topic));
@@ -117,7 +122,11 @@ impl Life {
     }
 
     /// Where all subscribe alike, what can stay is counted.
-    fn check_moves(&mut self, before: &State, after: &State) -> Result<(), TestCaseError> {
+    fn check_moves(
+        &mut self,
+        before: &GroupState,
+        after: &GroupState,
+    ) -> Result<(), TestCaseError> {
         let names = self.world.names();
         let topics = |id: &String| -> Vec<&Name> {
             names.iter().filter(|name| after.members[id].subscription.covers(name)).collect()
@@ -149,7 +158,7 @@ impl Life {
         Ok(())
     }
 
-    pub fn check_starts(&mut self, after: &State) -> Result<(), TestCaseError> {
+    pub fn check_starts(&mut self, after: &GroupState) -> Result<(), TestCaseError> {
         for (log_id, place) in &after.places {
             let is_earliest = self.earliest.contains(log_id);
             let starts = if is_earliest { Starts::Earliest } else { Starts::Reset };
@@ -160,8 +169,8 @@ impl Life {
     }
 }
 
-pub fn ownerships(state: &State) -> BTreeSet<Ownership> {
-    let of = |(log_id, place): (&LogId, &Place)| {
+pub fn ownerships(state: &GroupState) -> BTreeSet<Ownership> {
+    let of = |(log_id, place): (&LogId, &GroupPartition)| {
         let owner = place.owner.as_ref()?;
         Some((*log_id, owner.member_id.clone(), owner.since))
     };

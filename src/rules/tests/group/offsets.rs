@@ -3,12 +3,12 @@
 use uuid::Uuid;
 
 use crate::{
-    model::{LogId, Name, Offset, group::Member, transaction::Claim},
+    model::{LogId, Name, Offset, group::Member, transaction::CommitRight},
     rules::{
         Refusal,
         group::offsets::{
-            self, Asked, Committer, Group, Place, Right, Row, Verdict, judge_all,
-            judge_in_transaction,
+            self, Committer, GroupFacts, OffsetPlace, OffsetRow, OffsetVerdict, RequestedOffset,
+            Right, judge_all, judge_in_transaction,
         },
     },
 };
@@ -18,8 +18,8 @@ const OTHER: Uuid = Uuid::from_u128(2);
 
 /// `5 m1@2 pinned`: the committed offset, the owner with its first generation, whether another
 /// transaction pins it (`mine`: this one).
-fn a_row(words: &str) -> Row {
-    let mut row = Row::default();
+fn a_row(words: &str) -> OffsetRow {
+    let mut row = OffsetRow::default();
     for word in words.split_whitespace() {
         match word {
             "-" => {}
@@ -36,10 +36,10 @@ fn a_row(words: &str) -> Row {
 }
 
 /// `g4 m1 m2`: the generation and the members.
-fn a_group(words: &str) -> Group {
+fn a_group(words: &str) -> GroupFacts {
     let mut words = words.split_whitespace();
     let generation = words.next().unwrap().trim_start_matches('g').parse().unwrap();
-    Group { generation, members: words.map(str::to_owned).collect() }
+    GroupFacts { generation, members: words.map(str::to_owned).collect() }
 }
 
 /// By what right a row of a table commits, and what.
@@ -80,14 +80,14 @@ impl Claimed {
     }
 
     /// None: not in a transaction.
-    pub fn claim(&self) -> Option<Claim> {
+    pub fn claim(&self) -> Option<CommitRight> {
         match self {
             Claimed::Member { member: Member { member_id, generation }, expected, began } => {
                 let (member_id, generation) = (member_id.clone(), *generation);
                 let (expected, began) = (*expected, *began);
-                Some(Claim::Member { member_id, generation, expected, began })
+                Some(CommitRight::Member { member_id, generation, expected, began })
             }
-            Claimed::Expected(expected) => Some(Claim::Expected(*expected)),
+            Claimed::Expected(expected) => Some(CommitRight::Expected(*expected)),
             Claimed::Free => None,
         }
     }
@@ -108,12 +108,12 @@ fn show(refusal: &Refusal) -> String {
     }
 }
 
-fn plainly(row: &Row, group: &Group, (claimed, offset): &(Claimed, Offset)) -> String {
+fn plainly(row: &OffsetRow, group: &GroupFacts, (claimed, offset): &(Claimed, Offset)) -> String {
     let Some(right) = claimed.right() else { return "-".into() };
-    let asked = Asked { row, right: &right, offset: *offset };
+    let asked = RequestedOffset { row, right: &right, offset: *offset };
     match judge_all(&[asked], group) {
-        Ok(verdicts) if verdicts == [Verdict::Commit] => "commits".into(),
-        Ok(verdicts) if verdicts == [Verdict::Keep] => "keeps".into(),
+        Ok(verdicts) if verdicts == [OffsetVerdict::Commit] => "commits".into(),
+        Ok(verdicts) if verdicts == [OffsetVerdict::Keep] => "keeps".into(),
         Ok(verdicts) => panic!("{verdicts:?}"),
         Err(refused) => {
             assert_eq!(refused.items, [0]);
@@ -124,11 +124,16 @@ fn plainly(row: &Row, group: &Group, (claimed, offset): &(Claimed, Offset)) -> S
 
 /// As the server has it; the places do not matter.
 fn in_a_place((claimed, offset): &(Claimed, Offset)) -> Option<offsets::Claimed> {
-    let place = Place { group: Name::parse("g").unwrap(), log_id: LogId(1) };
+    let place = OffsetPlace { group: Name::parse("g").unwrap(), log_id: LogId(1) };
     Some(offsets::Claimed { place, offset: *offset, claim: claimed.claim()? })
 }
 
-fn in_transaction(row: &Row, group: &Group, claim: &(Claimed, Offset), appends: bool) -> String {
+fn in_transaction(
+    row: &OffsetRow,
+    group: &GroupFacts,
+    claim: &(Claimed, Offset),
+    appends: bool,
+) -> String {
     let Some(claimed) = in_a_place(claim) else { return "-".into() };
     let by = Committer { transaction_id: MINE, appends };
     match judge_in_transaction(&[(row, group, &claimed)], by) {
@@ -321,10 +326,10 @@ fn a_commit_is_whole_or_nothing() {
         let items: Vec<_> = items.collect();
         let rights = items.iter().map(|(_, (claimed, _))| claimed.right().unwrap());
         let rights: Vec<Right> = rights.collect();
-        let asked: Vec<Asked<'_>> = items
+        let asked: Vec<RequestedOffset<'_>> = items
             .iter()
             .zip(&rights)
-            .map(|((row, (_, offset)), right)| Asked { row, right, offset: *offset })
+            .map(|((row, (_, offset)), right)| RequestedOffset { row, right, offset: *offset })
             .collect();
         let got = match judge_all(&asked, &a_group(group)) {
             Ok(verdicts) => verdicts.iter().map(|v| format!("{v:?} ")).collect::<String>(),
@@ -345,7 +350,13 @@ enum Form {
 }
 
 /// What the contract says, read from its end: the last thing that could be wrong first.
-fn oracle(row: &Row, group: &Group, claimed: &Claimed, offset: Offset, form: Form) -> &'static str {
+fn oracle(
+    row: &OffsetRow,
+    group: &GroupFacts,
+    claimed: &Claimed,
+    offset: Offset,
+    form: Form,
+) -> &'static str {
     let committed = row.committed_offset;
     let in_transaction = form != Form::Plain;
     let appends = form == Form::Transaction { appends: true };

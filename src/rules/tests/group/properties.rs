@@ -22,7 +22,7 @@ use crate::{
         LogId, Name, Partition, Timestamp,
         group::{Membership, Partitions, TopicPattern},
     },
-    rules::group::{Place, Revoked, State},
+    rules::group::{GroupPartition, GroupState, Revoked},
 };
 
 const CLIENTS: usize = 5;
@@ -182,7 +182,7 @@ impl Life {
     }
 
     /// Who has called. `before` forgets what was deleted, and knows an instance by its new name.
-    fn act(&mut self, op: &Op, before: &mut State) -> Result<Option<By>, TestCaseError> {
+    fn act(&mut self, op: &Op, before: &mut GroupState) -> Result<Option<By>, TestCaseError> {
         match op {
             Op::Join { client, topics, pattern } => {
                 let there = self.world.names();
@@ -272,7 +272,7 @@ impl Life {
         &mut self,
         client: usize,
         words: Vec<&str>,
-        before: &mut State,
+        before: &mut GroupState,
     ) -> Result<Option<By>, TestCaseError> {
         if words.is_empty() {
             return Ok(None);
@@ -296,7 +296,7 @@ impl Life {
             rename(before, &former, &id);
             // nobody knows of it any more
             lets_go = checks::ownerships(before).into_iter().filter(|own| own.1 == id).collect();
-            let to_move = |place: &&Place| place.is_owned_by(&id) && place.is_to_move();
+            let to_move = |place: &&GroupPartition| place.is_owned_by(&id) && place.is_to_move();
             let moves = before.places.values().filter(to_move).count();
             let is_same = before.members[&id].subscription == join.subscription;
             let generation = self.world.state.generation;
@@ -390,7 +390,7 @@ impl Life {
     }
 }
 
-fn rename(state: &mut State, former: &str, by: &str) {
+fn rename(state: &mut GroupState, former: &str, by: &str) {
     for place in state.places.values_mut() {
         let owner = place.owner.as_mut().map(|owner| &mut owner.member_id);
         owner.into_iter().chain(&mut place.assigned_to).filter(|id| *id == former).for_each(|id| {

@@ -11,15 +11,15 @@ use crate::{
         Refusal,
         group::{
             Starts,
-            reset::{Ground, check, lag, target},
+            reset::{ResetContext, check, lag, target},
         },
     },
 };
 
 /// `c10` committed; `new`: made after the group subscribed; `old`: before; `earliest` and so on: the
 /// group's auto_offset_reset; `[5,20)`: the log.
-fn ground(text: &str) -> Ground {
-    let mut ground = Ground {
+fn ground(text: &str) -> ResetContext {
+    let mut ground = ResetContext {
         committed_offset: None,
         starts: None,
         auto_offset_reset: AutoOffsetReset::Earliest,

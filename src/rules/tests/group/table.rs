@@ -21,7 +21,7 @@ use crate::{
     },
     rules::{
         Refusal,
-        group::{Place, Revoked},
+        group::{GroupPartition, Revoked},
     },
 };
 
@@ -79,15 +79,16 @@ impl World {
         found.map(|(log_id, ..)| *log_id).unwrap()
     }
 
-    fn each(&self, show: impl Fn(&Place) -> String) -> String {
-        let mut places: Vec<&Place> = self.state.places.values().collect();
+    fn each(&self, show: impl Fn(&GroupPartition) -> String) -> String {
+        let mut places: Vec<&GroupPartition> = self.state.places.values().collect();
         places.sort_by_key(|place| (&place.topic, place.partition));
-        let shown = |place: &Place| format!("{}{} {}", place.topic, place.partition, show(place));
+        let shown =
+            |place: &GroupPartition| format!("{}{} {}", place.topic, place.partition, show(place));
         places.into_iter().map(shown).collect::<Vec<_>>().join(", ")
     }
 }
 
-fn who(place: &Place) -> String {
+fn who(place: &GroupPartition) -> String {
     let owner = place.owner.as_ref();
     let owner = owner.map_or("-".into(), |owner| format!("{}{}", owner.member_id, owner.since));
     let target = place.assigned_to.as_deref().unwrap_or("-");

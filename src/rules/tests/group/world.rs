@@ -11,8 +11,8 @@ use crate::{
     rules::{
         Refusal,
         group::{
-            Owner, State, Topics,
-            offsets::{Group, Row, check_member},
+            GroupState, Owner, Topics,
+            offsets::{GroupFacts, OffsetRow, check_member},
         },
     },
 };
@@ -20,7 +20,7 @@ use crate::{
 pub const TIMEOUT_MS: i64 = 300;
 
 pub struct World {
-    pub state: State,
+    pub state: GroupState,
     pub topics: Topics,
     pub now: Timestamp,
     next_log: i64,
@@ -29,7 +29,7 @@ pub struct World {
 impl World {
     pub fn new() -> Self {
         Self {
-            state: State::default(),
+            state: GroupState::default(),
             topics: Topics::default(),
             now: Timestamp(1_000),
             next_log: 1,
@@ -59,7 +59,7 @@ impl World {
 
     pub fn change<T>(
         &mut self,
-        rule: impl FnOnce(&mut State, &Topics, Timestamp) -> Result<T, Refusal>,
+        rule: impl FnOnce(&mut GroupState, &Topics, Timestamp) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         let mut after = self.state.clone();
         after.expire(&self.topics, self.now);
@@ -110,8 +110,8 @@ impl World {
         let owner = place.and_then(|place| place.owner.clone());
         let owner = owner.map(|Owner { member_id, since, .. }| (member_id, since));
         let members = self.state.members.keys().cloned().collect();
-        let group = Group { generation: self.state.generation, members };
-        check_member(&Row { owner, ..Row::default() }, &group, id, generation)
+        let group = GroupFacts { generation: self.state.generation, members };
+        check_member(&OffsetRow { owner, ..OffsetRow::default() }, &group, id, generation)
     }
 }
 

@@ -10,18 +10,18 @@ use crate::{
         Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::OwnSettings,
-        transaction::{Answered, Caller, Claim, PlacedAppend, Reason, State},
+        transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, State},
     },
     rules::{
         Refusal,
         append::sequence::SessionFacts,
-        group::offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
+        group::offsets::{self, Claimed, Committer, GroupFacts, OffsetPlace, judge_in_transaction},
         session::{self, SessionRow},
         tests::digest,
         transaction::{
-            Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer,
-            check_size, judge, number,
-            one_request::{Memory, Standing, Stopped, Whole},
+            Numbering, TransactionRow, TransactionVerdict, Verb, absent, check_appends, check_id,
+            check_producer, check_size, judge, number,
+            one_request::{OutcomeHorizon, SingleRequestTxn, Stopped, TxnContext},
             repeat, retention_ms, timeout_ms,
         },
     },
@@ -32,7 +32,7 @@ pub const SESSION_TIMEOUT_MS: i64 = 300;
 
 /// Items, each of one or more parts: so many records in a partition.
 pub type Appends = Vec<Vec<(Partition, i64)>>;
-pub type Offsets = Vec<(Place, Offset, Claim)>;
+pub type Offsets = Vec<(OffsetPlace, Offset, CommitRight)>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
@@ -85,9 +85,9 @@ pub struct Batch {
 
 #[derive(Clone)]
 pub struct Stored {
-    pub row: Row,
+    pub row: TransactionRow,
     staged: Vec<(Partition, i64)>,
-    pub offsets: BTreeMap<Place, Claimed>,
+    pub offsets: BTreeMap<OffsetPlace, Claimed>,
     /// Of the numbered calls.
     calls: Vec<Digest>,
 }
@@ -100,8 +100,8 @@ pub struct Ledger {
     pub sessions: BTreeMap<ProducerId, SessionRow>,
     pub transactions: BTreeMap<Uuid, Stored>,
     pub logs: BTreeMap<Partition, Vec<Batch>>,
-    pub offsets: BTreeMap<Place, offsets::Row>,
-    pub groups: BTreeMap<Name, Group>,
+    pub offsets: BTreeMap<OffsetPlace, offsets::OffsetRow>,
+    pub groups: BTreeMap<Name, GroupFacts>,
     producers: i64,
 }
 
@@ -196,7 +196,7 @@ impl Ledger {
 
     fn ongoing_of(&self, producer_id: ProducerId) -> Option<Uuid> {
         let mut all = self.transactions.values();
-        let is_it = |row: &Row| {
+        let is_it = |row: &TransactionRow| {
             row.session.is_some_and(|(id, _)| id == producer_id)
                 && row.state == State::Ongoing
                 && !row.has_expired(self.now)
@@ -242,7 +242,7 @@ impl Ledger {
     }
 
     fn insert(&mut self, begin: &Begin, digest: Digest, expires_at: Timestamp) {
-        let row = Row {
+        let row = TransactionRow {
             transaction_id: begin.id,
             state: State::Ongoing,
             session: begin.session,
@@ -267,7 +267,7 @@ impl Ledger {
         let producer = begin.session.map(|(producer, _)| producer);
         let mut last = BTreeMap::new();
         offsets.iter().for_each(|offset| give(&mut last, offset));
-        let whole = Whole {
+        let whole = SingleRequestTxn {
             transaction_id: begin.id,
             chosen: true,
             session: begin.session,
@@ -277,8 +277,8 @@ impl Ledger {
             topics: Vec::new(),
             offsets: last.values().cloned().collect(),
         };
-        let mut standing = Standing::default();
-        standing.memory = Some(Memory { horizon: self.horizon, now: self.now });
+        let mut standing = TxnContext::default();
+        standing.memory = Some(OutcomeHorizon { horizon: self.horizon, now: self.now });
         let row = self.transactions.get(&begin.id).map(|stored| stored.row.clone());
         standing.rows.extend(row.map(|row| (begin.id, row)));
         let facts = producer.and_then(|id| self.sessions.get(&id)).map(|row| row.facts);
@@ -318,7 +318,7 @@ impl Ledger {
             Call::Commit { .. } => Verb::Commit,
             Call::Abort => Verb::Abort,
         };
-        if judge(&row, verb, caller)? == Verdict::Repeat {
+        if judge(&row, verb, caller)? == TransactionVerdict::Repeat {
             return self.answered(id, true);
         }
         match call {
@@ -474,7 +474,7 @@ impl Ledger {
     /// A producer idle for too long is forgotten, unless it has something prepared.
     pub fn expire(&mut self, producer_id: ProducerId) -> bool {
         let mut rows = self.transactions.values().map(|stored| &stored.row);
-        let holds = |row: &Row| {
+        let holds = |row: &TransactionRow| {
             row.state == State::Prepared && row.session.is_some_and(|(id, _)| id == producer_id)
         };
         if rows.any(holds) {
@@ -485,7 +485,7 @@ impl Ledger {
     }
 
     /// Places of a group change hands; its members are then those who have some.
-    pub fn rebalance(&mut self, group_name: &Name, owners: &[(Place, Option<String>)]) {
+    pub fn rebalance(&mut self, group_name: &Name, owners: &[(OffsetPlace, Option<String>)]) {
         let group = self.groups.entry(group_name.clone()).or_default();
         group.generation += 1;
         group.members = owners.iter().filter_map(|(_, owner)| owner.clone()).collect();
@@ -499,7 +499,10 @@ impl Ledger {
 }
 
 /// What comes for a place that has one takes its place.
-fn give(offsets: &mut BTreeMap<Place, Claimed>, (place, offset, claim): &(Place, Offset, Claim)) {
+fn give(
+    offsets: &mut BTreeMap<OffsetPlace, Claimed>,
+    (place, offset, claim): &(OffsetPlace, Offset, CommitRight),
+) {
     let (place, offset, claim) = (place.clone(), *offset, claim.clone());
     let claimed = Claimed { place: place.clone(), offset, claim };
     let claimed = match offsets.get(&place) {

@@ -25,8 +25,8 @@ use crate::{
     rules::{
         Refusal,
         transaction::{
-            MOVES, Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer,
-            check_size, judge, number, repeat, retention_ms, timeout_ms,
+            MOVES, Numbering, TransactionRow, TransactionVerdict, Verb, absent, check_appends,
+            check_id, check_producer, check_size, judge, number, repeat, retention_ms, timeout_ms,
         },
     },
 };
@@ -50,8 +50,8 @@ fn a_producer(word: &str) -> (ProducerId, Epoch) {
 
 /// `ongoing` or `aborted:client`, then `P7:e3` (its session), `until900`, `next3`, `payload` (begun
 /// with it).
-fn a_row(words: &str) -> Row {
-    let mut row = Row {
+fn a_row(words: &str) -> TransactionRow {
+    let mut row = TransactionRow {
         transaction_id: made_at(100),
         state: State::Ongoing,
         session: None,
@@ -109,10 +109,10 @@ fn refused(refusal: &Refusal) -> String {
     }
 }
 
-fn show(verdict: Result<Verdict, Refusal>) -> String {
+fn show(verdict: Result<TransactionVerdict, Refusal>) -> String {
     match verdict {
-        Ok(Verdict::Go(state)) => state.as_str().into(),
-        Ok(Verdict::Repeat) => "repeat".into(),
+        Ok(TransactionVerdict::Go(state)) => state.as_str().into(),
+        Ok(TransactionVerdict::Repeat) => "repeat".into(),
         Err(refusal) => refused(&refusal),
     }
 }
@@ -221,7 +221,7 @@ fn a_transaction_tells_its_deadline_while_it_has_one() {
         let placed =
             PlacedAppend { topic: "t".into(), partition: 1, base_offset: Some(4), record_count: 2 };
         let appends = Some(vec![placed]);
-        let row = Row { append_count: 3, appends: appends.clone(), ..a_row(words) };
+        let row = TransactionRow { append_count: 3, appends: appends.clone(), ..a_row(words) };
         let told = row.clone().into_transaction();
         assert_eq!((told.transaction_id, told.state), (row.transaction_id, row.state));
         assert_eq!((told.session, told.reason), (row.session, row.reason));

@@ -15,26 +15,28 @@ use crate::{
     model::{
         Name, Offset, Partition, ProducerId, Timestamp,
         session::Sequencing,
-        transaction::{Claim, State},
+        transaction::{CommitRight, State},
     },
     rules::{
         Refusal,
         append::sequence::SessionFacts,
-        group::offsets::{Claimed, Committer, Group, Place, Row, judge_in_transaction},
+        group::offsets::{
+            Claimed, Committer, GroupFacts, OffsetPlace, OffsetRow, judge_in_transaction,
+        },
         tests::{digest, group::offsets::a_claim, log_of, session::made_at},
         transaction::{
             self,
-            one_request::{Memory, OffsetMove, Standing, Stopped, Whole},
+            one_request::{OffsetMove, OutcomeHorizon, SingleRequestTxn, Stopped, TxnContext},
         },
     },
 };
 
-fn a_place(group: &str, partition: Partition) -> Place {
-    Place { group: Name::parse(group).unwrap(), log_id: log_of(partition) }
+fn a_place(group: &str, partition: Partition) -> OffsetPlace {
+    OffsetPlace { group: Name::parse(group).unwrap(), log_id: log_of(partition) }
 }
 
-fn a_whole(offsets: Vec<Claimed>) -> Whole {
-    Whole {
+fn a_whole(offsets: Vec<Claimed>) -> SingleRequestTxn {
+    SingleRequestTxn {
         transaction_id: Uuid::from_u128(1),
         chosen: false,
         session: None,
@@ -47,11 +49,11 @@ fn a_whole(offsets: Vec<Claimed>) -> Whole {
 }
 
 /// What a pass of these would have its statement confirm.
-fn assumed(wholes: &[Whole]) -> Option<Vec<OffsetMove>> {
-    if !wholes.iter().all(Whole::may_be_assumed) {
+fn assumed(wholes: &[SingleRequestTxn]) -> Option<Vec<OffsetMove>> {
+    if !wholes.iter().all(SingleRequestTxn::may_be_assumed) {
         return None;
     }
-    let mut standing = Standing::assumed(wholes.iter())?;
+    let mut standing = TxnContext::assumed(wholes.iter())?;
     for whole in wholes {
         standing.judge_offsets(whole).expect("it was assumed");
         standing.apply(whole);
@@ -128,7 +130,7 @@ fn what_a_quick_pass_assumes() {
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (wholes, wanted) = line.split_once('|').unwrap();
         let whole = |words: &str| a_whole(words.split('+').map(claimed).collect());
-        let wholes: Vec<Whole> = wholes.split(';').map(whole).collect();
+        let wholes: Vec<SingleRequestTxn> = wholes.split(';').map(whole).collect();
         let got =
             assumed(&wholes).map(|moves| moves.iter().map(show).collect::<Vec<_>>().join(", "));
         assert_eq!(got.as_deref().unwrap_or("-"), wanted.trim(), "{line}");
@@ -141,14 +143,14 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     let producer = ProducerId(7);
     let (chosen, transaction_id) = (true, made_at(100));
     let session = Some((producer, 0));
-    let whole = Whole { transaction_id, chosen, session, ..a_whole(Vec::new()) };
+    let whole = SingleRequestTxn { transaction_id, chosen, session, ..a_whole(Vec::new()) };
     let facts = |epoch| SessionFacts {
         epoch,
         closed: false,
         reset_epoch: 0,
         sequencing: Sequencing::Contiguous,
     };
-    let row = transaction::Row {
+    let row = transaction::TransactionRow {
         transaction_id: whole.transaction_id,
         state: State::Committed,
         session: whole.session,
@@ -168,7 +170,7 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     let ongoing = Refusal::ConcurrentTransactions { transaction_id: other };
     let unknown = Refusal::UnknownProducer { producer_id: producer };
     let now = Timestamp(9_000_000);
-    let memory = Some(Memory { horizon: now, now });
+    let memory = Some(OutcomeHorizon { horizon: now, now });
     for (session, busy, memory, refusal) in [
         (None, false, None, unknown),
         (Some(facts(1)), false, None, fenced.clone()),
@@ -176,7 +178,7 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
         (Some(facts(0)), false, memory, Refusal::TransactionExpired),
         (Some(facts(0)), true, None, ongoing),
     ] {
-        let mut standing = Standing::default();
+        let mut standing = TxnContext::default();
         standing.memory = memory;
         standing.sessions.extend(session.map(|facts| (producer, facts)));
         standing.ongoing.extend(busy.then_some((producer, other)));
@@ -192,8 +194,8 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
 /// Places and groups as they are.
 #[derive(Clone, Debug)]
 struct World {
-    rows: BTreeMap<Place, Row>,
-    groups: BTreeMap<Name, Group>,
+    rows: BTreeMap<OffsetPlace, OffsetRow>,
+    groups: BTreeMap<Name, GroupFacts>,
 }
 
 impl World {
@@ -214,7 +216,7 @@ impl World {
     }
 
     /// All of them one by one, as the law has it.
-    fn commit(&mut self, wholes: &[Whole]) -> bool {
+    fn commit(&mut self, wholes: &[SingleRequestTxn]) -> bool {
         wholes.iter().all(|whole| {
             let asked = whole.offsets.iter().map(|claimed| {
                 let place = &claimed.place;
@@ -246,13 +248,13 @@ fn world() -> impl Strategy<Value = World> {
     vec(group, 2).prop_map(|groups| {
         let (mut rows, mut facts) = (BTreeMap::new(), BTreeMap::new());
         for (name, (places, has_members, generation)) in ["g", "h"].into_iter().zip(groups) {
-            let mut group = Group { generation, members: Vec::new() };
+            let mut group = GroupFacts { generation, members: Vec::new() };
             for (partition, (committed_offset, owner, pinned)) in (0..).zip(places) {
                 let owner = owner.filter(|_| has_members);
                 let owner = owner.map(|(member, since)| (member, since.min(generation)));
                 group.members.extend(owner.iter().map(|(member, _)| member.clone()));
                 let pinned_by = pinned.then_some(Uuid::from_u128(2));
-                let row = Row { committed_offset, metadata: None, owner, pinned_by };
+                let row = OffsetRow { committed_offset, metadata: None, owner, pinned_by };
                 rows.insert(a_place(name, partition), row);
             }
             facts.insert(Name::parse(name).unwrap(), group);
@@ -271,7 +273,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
     vec(vec((0..4_usize, -1..4_i64, by, beside, 0..3_usize), 1..3), 1..4)
 }
 
-fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<Whole> {
+fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
     let mut then = world.clone();
     let whole = |steps: Vec<Step>| {
         let mut offsets = BTreeMap::new();
@@ -284,9 +286,9 @@ fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<Whole> {
             let claim = match by.or(row.owner.clone().map(|(owner, _)| (owner, generation))) {
                 Some((member_id, generation)) => {
                     let [expected, began] = [1, 2].map(|of| Some(base).filter(|_| form == of));
-                    Claim::Member { member_id, generation, expected, began }
+                    CommitRight::Member { member_id, generation, expected, began }
                 }
-                None => Claim::Expected(base),
+                None => CommitRight::Expected(base),
             };
             row.committed_offset = Some(offset);
             offsets.insert(place.clone(), Claimed { place, offset, claim });
@@ -322,7 +324,7 @@ fn a_quick_pass_commits_what_the_law_would() {
         let has_first = wholes.iter().flat_map(|whole| &whole.offsets).any(is_first);
         let is_idle = |claimed: &Claimed| {
             let is_bare =
-                matches!(claimed.claim, Claim::Member { expected: None, began: None, .. });
+                matches!(claimed.claim, CommitRight::Member { expected: None, began: None, .. });
             is_bare && world.rows[&claimed.place].committed_offset == Some(claimed.offset)
         };
         let has_idle = wholes.iter().flat_map(|whole| &whole.offsets).any(is_idle);

@@ -11,10 +11,10 @@ use super::{
 use crate::{
     model::{
         Epoch, Name, Offset, Partition, ProducerId, Timestamp,
-        transaction::{Caller, Claim, State},
+        transaction::{Caller, CommitRight, State},
     },
     rules::{
-        group::offsets::Place,
+        group::offsets::OffsetPlace,
         tests::{log_of, session::made_at},
     },
 };
@@ -28,7 +28,7 @@ pub const START: Timestamp = Timestamp(1_000_000_000);
 #[derive(Clone, Debug)]
 pub struct Load {
     pub appends: Appends,
-    /// Place, offset and right.
+    /// OffsetPlace, offset and right.
     pub offsets: Vec<(usize, Offset, Right)>,
 }
 
@@ -189,10 +189,10 @@ pub fn names(word: &str, count: usize) -> Vec<Name> {
     (0..count).map(|index| Name::parse(&format!("{word}{index}")).unwrap()).collect()
 }
 
-pub fn places() -> Vec<Place> {
+pub fn places() -> Vec<OffsetPlace> {
     let groups = names("group", GROUPS);
     let of = |group: Name| {
-        (0..PARTITIONS).map(move |p| Place { group: group.clone(), log_id: log_of(p) })
+        (0..PARTITIONS).map(move |p| OffsetPlace { group: group.clone(), log_id: log_of(p) })
     };
     groups.into_iter().flat_map(of).collect()
 }
@@ -307,28 +307,30 @@ impl Life {
             let generation = self.ledger.groups.get(&place.group).map_or(0, |g| g.generation);
             let claim = match (right, row.owner) {
                 (Right::Fitting, Some((member_id, generation))) => {
-                    Claim::Member { member_id, generation, expected: None, began: None }
+                    CommitRight::Member { member_id, generation, expected: None, began: None }
                 }
                 (Right::Run(by), Some((member_id, generation))) => {
                     let began = Some(row.committed_offset.map(|o| o + by));
-                    Claim::Member { member_id, generation, expected: None, began }
+                    CommitRight::Member { member_id, generation, expected: None, began }
                 }
                 (Right::Over(by), Some((member_id, generation))) => {
                     let expected = Some(row.committed_offset.map(|o| o + by));
-                    Claim::Member { member_id, generation, expected, began: None }
+                    CommitRight::Member { member_id, generation, expected, began: None }
                 }
                 (Right::Still, Some((member_id, generation))) => {
                     let began = Some(row.committed_offset);
-                    Claim::Member { member_id, generation, expected: None, began }
+                    CommitRight::Member { member_id, generation, expected: None, began }
                 }
                 (Right::Run(_) | Right::Over(_) | Right::Still, None) => {
-                    Claim::Expected(row.committed_offset)
+                    CommitRight::Expected(row.committed_offset)
                 }
-                (Right::Fitting, None) => Claim::Expected(row.committed_offset),
-                (Right::Expected(by), _) => Claim::Expected(row.committed_offset.map(|o| o + by)),
+                (Right::Fitting, None) => CommitRight::Expected(row.committed_offset),
+                (Right::Expected(by), _) => {
+                    CommitRight::Expected(row.committed_offset.map(|o| o + by))
+                }
                 (Right::Member(member, by), _) => {
                     let (member_id, generation) = (format!("m{member}"), generation + by);
-                    Claim::Member { member_id, generation, expected: None, began: None }
+                    CommitRight::Member { member_id, generation, expected: None, began: None }
                 }
             };
             let still = row.committed_offset.filter(|_| matches!(right, Right::Still));

@@ -11,12 +11,12 @@ use super::ledger::{
 use crate::{
     model::{
         Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
-        transaction::{Answered, Caller, Claim, PlacedAppend, Reason, State, Transaction},
+        transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, State, Transaction},
     },
-    rules::{Refusal, group::offsets::Place},
+    rules::{Refusal, group::offsets::OffsetPlace},
 };
 
-type Owners = BTreeMap<Place, Option<String>>;
+type Owners = BTreeMap<OffsetPlace, Option<String>>;
 
 const DAY_MS: i64 = 86_400_000;
 
@@ -52,7 +52,7 @@ enum Event {
     Committed {
         id: Uuid,
         placed: Vec<PlacedAppend>,
-        offsets: BTreeMap<Place, Offset>,
+        offsets: BTreeMap<OffsetPlace, Offset>,
     },
     Aborted(Uuid, Reason),
     Forgot {
@@ -74,9 +74,9 @@ struct Story {
     ended_at: Option<Timestamp>,
     reason: Option<Reason>,
     items: Appends,
-    offsets: BTreeMap<Place, (Offset, Claim)>,
+    offsets: BTreeMap<OffsetPlace, (Offset, CommitRight)>,
     /// Where the first run began of those that it has processed, by place.
-    began: BTreeMap<Place, Option<Offset>>,
+    began: BTreeMap<OffsetPlace, Option<Offset>>,
     /// The numbered calls.
     calls: Vec<Appends>,
     placed: Option<Vec<PlacedAppend>>,
@@ -92,11 +92,11 @@ impl Story {
         for (place, offset, claim) in &work.offsets {
             self.offsets.insert(place.clone(), (*offset, claim.clone()));
             match claim {
-                Claim::Member { began, .. } => began.iter().for_each(|began| {
+                CommitRight::Member { began, .. } => began.iter().for_each(|began| {
                     self.began.entry(place.clone()).or_insert(*began);
                 }),
                 // which is no run
-                Claim::Expected(_) => drop(self.began.remove(place)),
+                CommitRight::Expected(_) => drop(self.began.remove(place)),
             }
         }
     }
@@ -243,7 +243,7 @@ impl Oracle {
         ongoing.map(|story| story.begin.id)
     }
 
-    fn committed_offset(&self, place: &Place) -> Option<Offset> {
+    fn committed_offset(&self, place: &OffsetPlace) -> Option<Offset> {
         self.events().rev().find_map(|event| match event {
             Event::Committed { offsets, .. } => offsets.get(place).copied(),
             _ => None,
@@ -259,7 +259,12 @@ impl Oracle {
         owned.collect()
     }
 
-    fn check_claim(&self, place: &Place, offset: Offset, claim: &Claim) -> Result<bool, Refusal> {
+    fn check_claim(
+        &self,
+        place: &OffsetPlace,
+        offset: Offset,
+        claim: &CommitRight,
+    ) -> Result<bool, Refusal> {
         let generations = self.generations(&place.group);
         let newest = generations.last();
         let is_member = |id: &String| {
@@ -267,12 +272,14 @@ impl Oracle {
         };
         let committed_offset = self.committed_offset(place);
         match claim {
-            Claim::Expected(_) if newest.is_some_and(|o| o.values().any(Option::is_some)) => {
+            CommitRight::Expected(_) if newest.is_some_and(|o| o.values().any(Option::is_some)) => {
                 Err(Refusal::GroupNotEmpty)
             }
-            Claim::Expected(expected) => Ok(*expected == committed_offset),
-            Claim::Member { member_id, .. } if !is_member(member_id) => Err(Refusal::UnknownMember),
-            Claim::Member { member_id, generation, expected, .. } => {
+            CommitRight::Expected(expected) => Ok(*expected == committed_offset),
+            CommitRight::Member { member_id, .. } if !is_member(member_id) => {
+                Err(Refusal::UnknownMember)
+            }
+            CommitRight::Member { member_id, generation, expected, .. } => {
                 // it has owned the place in all of them
                 let from = usize::try_from(generation - 1).unwrap_or(usize::MAX);
                 let since = generations.get(from..).filter(|since| !since.is_empty());
@@ -315,7 +322,8 @@ impl Oracle {
 
     /// What has been made of something has moved something on.
     fn check_progress(&self, story: &Story) -> Result<(), Refusal> {
-        let is_members = |(_, (_, claim)): &(&Place, &(Offset, Claim))| claim.member_id().is_some();
+        let is_members =
+            |(_, (_, claim)): &(&OffsetPlace, &(Offset, CommitRight))| claim.member_id().is_some();
         let mut by_members = story.offsets.iter().filter(is_members);
         let first = by_members.clone().next().filter(|_| !story.items.is_empty());
         let moves = by_members.any(|(p, (at, _))| self.committed_offset(p) != Some(*at));
@@ -517,16 +525,16 @@ impl Oracle {
         may_go
     }
 
-    pub fn rebalance(&mut self, group: &Name, owners: &[(Place, Option<String>)]) {
+    pub fn rebalance(&mut self, group: &Name, owners: &[(OffsetPlace, Option<String>)]) {
         self.note(Event::Owned(group.clone(), owners.iter().cloned().collect()));
     }
 }
 
 /// What a claim says is committed, of a run that began there.
-fn bases(claim: &Claim, began: Option<Option<Offset>>) -> Vec<Option<Offset>> {
+fn bases(claim: &CommitRight, began: Option<Option<Offset>>) -> Vec<Option<Offset>> {
     let expected = match claim {
-        Claim::Expected(expected) => Some(*expected),
-        Claim::Member { expected, .. } => *expected,
+        CommitRight::Expected(expected) => Some(*expected),
+        CommitRight::Member { expected, .. } => *expected,
     };
     expected.into_iter().chain(began).collect()
 }

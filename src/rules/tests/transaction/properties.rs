@@ -23,11 +23,11 @@ use super::{
 use crate::{
     model::{
         Epoch, Partition, ProducerId,
-        transaction::{Answered, Caller, Claim, Reason, State, Transaction},
+        transaction::{Answered, Caller, CommitRight, Reason, State, Transaction},
     },
     rules::{
         Refusal,
-        group::offsets::{Claimed, Place},
+        group::offsets::{Claimed, OffsetPlace},
         tests::{session::made_at, settings::own},
     },
 };
@@ -49,7 +49,7 @@ pub struct Life {
     /// As last answered.
     pub epochs: BTreeMap<ProducerId, Epoch>,
     /// Who has moved which offset.
-    moves: BTreeSet<(Uuid, Place)>,
+    moves: BTreeSet<(Uuid, OffsetPlace)>,
     seen: Seen,
 }
 
@@ -260,8 +260,8 @@ impl Life {
             prop_assert_eq!(to, Some(*offset));
             prop_assert!(self.moves.insert((id, place.clone())), "{id} moves {place:?} again");
             match claim {
-                Claim::Expected(expected) => prop_assert_eq!(*expected, from),
-                Claim::Member { expected, began, .. } => {
+                CommitRight::Expected(expected) => prop_assert_eq!(*expected, from),
+                CommitRight::Member { expected, began, .. } => {
                     prop_assert!(from <= to || expected.is_some());
                     prop_assert!(expected.is_none_or(|expected| expected == from));
                     let began = began.filter(|_| appends);

@@ -10,12 +10,12 @@ use crate::{
     rules::{
         Refusal,
         append::{
-            dedup::{Dedup, Fact, Known, Record, Seen, Stopped},
+            dedup::{Dedup, Fact, KeyedRecord, Known, KnownRecord, Stopped},
             encoding::Corrupt,
         },
         tests::log_of,
         transaction::record_ids::{
-            Claims, NewId, StagedId, StagedRow, Topic, dedups, judge, left, pack, unpack,
+            IdTopic, NewId, RecordIdPlan, StagedId, StagedRow, dedups, judge, left, pack, unpack,
         },
     },
 };
@@ -32,13 +32,13 @@ fn sent(records: &[(usize, usize, Option<Uuid>, i64)]) -> Dedup {
         let next = indices.entry(*append).or_default();
         let index = std::mem::replace(next, *next + 1);
         let append = Some(*append);
-        Record { append, index, part: *part, key: *key, digest: *digest, size_bytes: 1 }
+        KeyedRecord { append, index, part: *part, key: *key, digest: *digest, size_bytes: 1 }
     };
     Dedup { records: records.iter().map(record).collect(), ..topic(1).dedup() }
 }
 
-fn topic(id: i64) -> Topic {
-    Topic { topic_id: TopicId(id), journal: log_of(id as i32 + 100), window_ms: Some(1_000) }
+fn topic(id: i64) -> IdTopic {
+    IdTopic { topic_id: TopicId(id), journal: log_of(id as i32 + 100), window_ms: Some(1_000) }
 }
 
 #[test]
@@ -97,7 +97,7 @@ proptest! {
         for (part, packed) in pack(4, std::slice::from_ref(&sent)).into_iter().enumerate() {
             let own = sent.records.iter().filter(|record| record.part == part).zip(0..);
             let want: Vec<StagedId> = own
-                .filter_map(|(Record { index, key, digest, .. }, line)| {
+                .filter_map(|(KeyedRecord { index, key, digest, .. }, line)| {
                     Some(StagedId { line, index: *index as u32, key: (*key)?, digest: *digest })
                 })
                 .collect();
@@ -164,7 +164,7 @@ fn holder() -> Uuid {
 
 /// `a1` is stored, `h1` held; both in topic 0.
 fn known(words: &str) -> Known {
-    let seen = Seen { partition: 0, offset: Some(0), first_seen_at: Timestamp(0) };
+    let seen = KnownRecord { partition: 0, offset: Some(0), first_seen_at: Timestamp(0) };
     let fact = |word: &str| {
         let (id, digest) = word.split_at(1);
         let digest = digest.parse().unwrap();
@@ -182,7 +182,7 @@ fn known(words: &str) -> Known {
 /// What is new as (ordinal, position), what is skipped as (ordinal, lines); or the refusal.
 fn told(known: &Known, rows: &[StagedRow]) -> String {
     match judge(known, rows, &dedups(rows)) {
-        Ok(Claims { new, skipped }) => {
+        Ok(RecordIdPlan { new, skipped }) => {
             let new =
                 new.iter().map(|NewId { ordinal, position, .. }| format!("{ordinal}.{position}"));
             let lines = skipped.iter().map(|(ordinal, lines)| format!("{ordinal}{lines:?}"));
@@ -239,7 +239,7 @@ fn what_is_new_is_claimed_once_and_what_is_known_is_skipped() {
 #[test]
 fn a_claim_says_where_its_record_will_lie() {
     let rows = [row(0, "t0: a1"), row(1, "t1: - a1 b2 a1 c3")];
-    let Claims { new, .. } = judge(&Known::default(), &rows, &dedups(&rows)).unwrap();
+    let RecordIdPlan { new, .. } = judge(&Known::default(), &rows, &dedups(&rows)).unwrap();
     let claim = |ordinal, topic, id, digest, position| NewId {
         topic_id: TopicId(topic),
         key: id_key(id),

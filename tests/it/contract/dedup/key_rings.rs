@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use oncelog::{
-    broker::{Broker, Settings},
+    broker::{Broker, ServiceConfig},
     model::dedup::Ring,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
@@ -19,7 +19,7 @@ struct World {
 
 async fn world() -> World {
     let options = support::database().await;
-    let broker = support::broker(&options, Settings::default());
+    let broker = support::broker(&options, ServiceConfig::default());
     let hand = options.connect().await.unwrap();
     World { options, broker, hand }
 }
@@ -142,7 +142,7 @@ async fn a_clock_that_goes_back_turns_nothing_and_moves_no_horizon_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_replicas_turn_a_ring_once() {
     let mut world = world().await;
-    let other = support::broker(&world.options, Settings::default());
+    let other = support::broker(&world.options, ServiceConfig::default());
     let ring = Ring(1);
     for round in 1..=9 {
         world.fill(ring.slots()).await;
@@ -222,7 +222,7 @@ async fn a_role_without_rights_of_its_own_turns_rings() {
             grant select, insert, update, delete on all tables in schema oncelog to {role}"
         ))
         .await;
-    let clerk = support::broker(&world.options.clone().username(&role), Settings::default());
+    let clerk = support::broker(&world.options.clone().username(&role), ServiceConfig::default());
     clerk.sweep().await.unwrap();
     assert_eq!(world.slot(Ring(0)).await, 1);
     assert!(world.keys().await.is_empty());

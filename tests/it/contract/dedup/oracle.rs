@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use oncelog::model::{
     Code, Partition, ProducerId, Timestamp,
-    append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
+    append::{Append, Appended, Placed, PlacedRecord, ProducerSeq, Scope},
     dedup::RequestKey,
     settings::{Change, Key, Value as Setting},
     topic::TopicPatch,
@@ -412,7 +412,7 @@ impl Run {
         let wanted = self.oracle.wants(&sent, false);
         let at = format!("step {number}: {sent:?} to {scope} as {sequence}");
         let lines: String = sent.iter().map(|record| record.line()).collect();
-        let numbered = Some(Numbered { producer_id, epoch, sequence });
+        let numbered = Some(ProducerSeq { producer_id, epoch, sequence });
         let (is_lost, answer) = self.send(scope, true, || support::append(numbered, &lines)).await;
         self.count(&answer);
         match (before, wanted, answer) {

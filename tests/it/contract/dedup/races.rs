@@ -9,7 +9,7 @@ use std::{
 use futures_util::future::join_all;
 use oncelog::model::{
     Code, ProducerId, Timestamp,
-    append::{Append, Appended, Numbered, Placed, PlacedRecord, Scope},
+    append::{Append, Appended, Placed, PlacedRecord, ProducerSeq, Scope},
     dedup::RequestKey,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -165,7 +165,7 @@ async fn storm(seed: u64, cuts_per_million: u32) {
                     lines.push_str("{\"value\":\"plain\"}\n");
                 }
                 let sequence = next.entry(scope).or_default();
-                let numbered = is_numbered.then_some(Numbered {
+                let numbered = is_numbered.then_some(ProducerSeq {
                     producer_id: session.producer_id,
                     epoch: session.epoch,
                     sequence: *sequence,
@@ -307,7 +307,7 @@ async fn numbers_that_store_nothing_are_known_to_all_brokers() {
         replica.broker.open_session(replica.tenant, open, None).await.unwrap().value.session;
     let send = async |replica: usize, sequence: i64, id: usize| {
         let producer_id: ProducerId = session.producer_id;
-        let numbered = Numbered { producer_id, epoch: session.epoch, sequence };
+        let numbered = ProducerSeq { producer_id, epoch: session.epoch, sequence };
         trio.append(replica, scope, support::append(Some(numbered), &line(id))).await
     };
     for replica in 0..3 {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::{Broker, Error, ServiceConfig},
     model::{
         Code, Partition, TenantId,
         append::{Append, Appended, Placed, PlacedRecord, Scope},
@@ -40,7 +40,7 @@ impl Trio {
         let mut replicas = Vec::new();
         for seed in 0..3 {
             let proxy = Proxy::start(&options, seed).await;
-            let settings = Settings { gap_wait_ms: 150, ..Settings::default() };
+            let settings = ServiceConfig { gap_wait_ms: 150, ..ServiceConfig::default() };
             let broker = support::broker(&proxy.options(&options), settings);
             let tenant = support::tenant(&broker).await;
             replicas.push(Replica { broker, tenant, proxy });

@@ -108,7 +108,7 @@ async fn a_deletion_and_a_commit_come_one_after_the_other() {
     let mut connection = server.options.connect().await.unwrap();
     let mut first = connection.begin().await.unwrap();
     let tenant = server.tenant_id().await;
-    let place = oncelog::rules::group::offsets::Place {
+    let place = oncelog::rules::group::offsets::OffsetPlace {
         group: crate::support::name("g"),
         log_id: oncelog::model::LogId(
             server.number("select min(log_id) from oncelog.logs where partition = 0").await,
@@ -118,7 +118,7 @@ async fn a_deletion_and_a_commit_come_one_after_the_other() {
         oncelog::store::group::offsets::lock(&mut first, tenant, std::slice::from_ref(&place))
             .await;
     assert_eq!(rows.unwrap().len(), 1);
-    let commit = oncelog::store::group::offsets::Commit { place, offset: 7, metadata: None };
+    let commit = oncelog::store::group::offsets::OffsetWrite { place, offset: 7, metadata: None };
     assert!(oncelog::store::group::offsets::commit(&mut first, tenant, &[commit]).await.unwrap());
     // a group that nobody else sees yet is not there
     server.delete_group("g").await.refused(Code::GroupNotFound);

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::{Broker, Error, ServiceConfig},
     model::{
         Code, LogId, ProducerId, TenantId,
-        append::{Appended, Numbered, Scope},
+        append::{Appended, ProducerSeq, Scope},
         session::Opened,
         settings::{Change, Changes, Key, Value},
     },
@@ -30,7 +30,7 @@ struct Replica {
 
 impl Replica {
     async fn append(&self, id: ProducerId, sequence: i64, scope: Scope) -> Result<Appended, Error> {
-        let numbered = Numbered { producer_id: id, epoch: 0, sequence };
+        let numbered = ProducerSeq { producer_id: id, epoch: 0, sequence };
         let append = support::append(Some(numbered), &format!(r#"{{"value":{sequence}}}"#));
         self.broker.append(self.tenant, &name(TOPIC), scope, append, None).await
     }
@@ -68,7 +68,8 @@ async fn world(partitions: i32) -> World {
     let mut replicas = Vec::new();
     for seed in 0..2 {
         let proxy = Proxy::start(&options, seed).await;
-        let settings = Settings { gap_wait_ms: 0, snapshot_rows: 1_000_000, ..Settings::default() };
+        let settings =
+            ServiceConfig { gap_wait_ms: 0, snapshot_rows: 1_000_000, ..ServiceConfig::default() };
         let broker = support::broker(&proxy.options(&options), settings);
         let tenant = support::tenant(&broker).await;
         replicas.push(Replica { broker, tenant, proxy });

@@ -10,7 +10,7 @@ use std::{
 };
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::{Broker, Error, ServiceConfig},
     model::{
         Code, TenantId,
         append::Scope,
@@ -404,7 +404,7 @@ async fn requests_in_flight_fail_cleanly_or_are_removed() {
     let mut world = world().await;
     world.fill(GONE).await;
     let (broker, gone) = (world.server.broker.clone(), world.id(GONE).await);
-    let there = support::broker(&world.server.options, Settings::default());
+    let there = support::broker(&world.server.options, ServiceConfig::default());
     world.delete(GONE).await;
     let is_over = Arc::new(AtomicBool::new(false));
     let sweeping = [broker.clone(), there.clone()].map(|broker| {
@@ -500,7 +500,8 @@ async fn another_replica_goes_on_where_one_died() {
         world.fill(GONE).await;
         let gone = world.id(GONE).await;
         let proxy = Proxy::start(&world.server.options, 1).await;
-        let dying = support::broker(&proxy.options(&world.server.options), Settings::default());
+        let dying =
+            support::broker(&proxy.options(&world.server.options), ServiceConfig::default());
         world.delete(GONE).await;
         proxy.cut_at(statement, arrives);
         while dying.sweep().await.is_ok() {

@@ -1,6 +1,6 @@
 //! Logs that lose their beginning, or everything, also in the middle of a read.
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
 
@@ -72,7 +72,7 @@ enum Loss {
 async fn rows_go_in_the_middle_of_a_read() {
     for loss in [Loss::OldestRow, Loss::Topic] {
         let options = support::database().await;
-        let writer = Served::start(&options, Settings::default()).await;
+        let writer = Served::start(&options, ServiceConfig::default()).await;
         let mut statuses = Vec::new();
         for query in ["offset=earliest", "offset=LOW", "timestamp=LOW"] {
             for held_at in 0..6 {
@@ -125,7 +125,7 @@ async fn lost_while_read(
         _ => query.replace("LOW", &low.to_string()),
     };
     let proxy = Proxy::start(options, 1).await;
-    let reader = Served::start(&proxy.options(options), Settings::default()).await;
+    let reader = Served::start(&proxy.options(options), ServiceConfig::default()).await;
     // warm: the topic is known, connections are open, but the first row is in no page
     reader.client.read("t", 0, &format!("offset={}", low + 10)).await.ok(200);
     proxy.close_gate();

@@ -1,6 +1,6 @@
 //! Cursors of every length: what the server gives it also takes.
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Executor};
@@ -125,7 +125,7 @@ async fn a_header_takes_8_kib_and_no_more() {
 async fn a_member_with_9_900_partitions_goes_on_by_cursor() {
     const PARTITIONS: i32 = 9_900;
     let options = support::database().await;
-    let served = Served::start(&options, Settings::default()).await;
+    let served = Served::start(&options, ServiceConfig::default()).await;
     let client = &served.client;
     client.put_topic("t", PARTITIONS).await;
     let mut hand = options.connect().await.unwrap();

@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::future::join_all;
 use oncelog::{
-    broker::Settings,
+    broker::ServiceConfig,
     model::read::{TopicRead, TopicStart},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -127,8 +127,8 @@ async fn an_answer_of_several_partitions_is_of_one_instant() {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     here.client.put_topic("t", PARTITIONS).await;
     let clients = || [here.client.clone(), there.client.clone()];
     let (ended, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
@@ -197,8 +197,8 @@ async fn nobody_is_told_what_was_found_before_he_came() {
     const TOPIC: &str = "newcomer";
     let options = support::database().await;
     let proxy = Proxy::start(&options, 1).await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&proxy.options(&options), Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&proxy.options(&options), ServiceConfig::default()).await;
     let tenant = support::tenant(&there.broker).await;
     // it is known by now how topics are looked for
     there.client.get("/v1/topics/other/records").await.problem();

@@ -11,8 +11,8 @@ use nix::{
     unistd::Pid,
 };
 use oncelog::{
-    broker::Settings,
-    embedded::{DATABASE, Embedded, State},
+    broker::ServiceConfig,
+    embedded::{DATABASE, Embedded, ServerState},
     model::read::{Isolation, Read, Start},
     store::Store,
 };
@@ -96,8 +96,8 @@ async fn a_lost_notice_costs_a_second_at_most() {
     const NOTIFIES: &str = "select pg_notify%";
     const LISTENS: &str = "listen%";
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     here.client.put_topic("t", 1).await;
     for cuts in [vec![NOTIFIES], vec![LISTENS], vec![NOTIFIES, LISTENS]] {
         let mut times = Vec::new();
@@ -147,8 +147,8 @@ async fn a_wait_outlives_a_restart_of_the_database() {
     let embedded = Embedded::start(dir.path(), &[]).unwrap();
     let options = embedded.connect_options(DATABASE);
     Store::new(options.clone(), 1).migrate().await.unwrap();
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     here.client.put_topic("t", 1).await;
     for round in 0..2 {
         // many reads at once: every pooled connection is open, and will be dead
@@ -164,7 +164,7 @@ async fn a_wait_outlives_a_restart_of_the_database() {
         let mut state = embedded.state();
         kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
         let back =
-            state.wait_for(|state| matches!(state, State::Running { pid } if *pid != killed));
+            state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
         tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
         assert!(reads.iter().all(|read| !read.is_finished()), "nobody was sent away");
         append_until_acknowledged(&here.client, round).await;
@@ -206,7 +206,7 @@ async fn connections(connection: &mut PgConnection) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiting_read_holds_no_connection() {
     let options = support::database().await;
-    let served = Served::start(&options, Settings::default()).await;
+    let served = Served::start(&options, ServiceConfig::default()).await;
     served.client.put_topic("t", 4).await;
     let reads: Vec<_> = (0..500).map(|n| wait_at(&served.client, "t", n % 4)).collect();
     until_waiting(&served, 500).await;
@@ -246,8 +246,8 @@ async fn a_drain_ends_every_wait_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_topic_ends_its_waits_at_once() {
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     here.client.put_topic("t", 2).await;
     here.client.put_topic("other", 1).await;
     let bystander = wait_at(&there.client, "other", 0);
@@ -280,8 +280,8 @@ async fn a_deleted_topic_ends_its_waits_at_once() {
 /// 4,800 waits by the broker and 200 by HTTP, over so many partitions; one append wakes them all.
 async fn five_thousand(partitions: i32, elsewhere: bool) {
     let options = support::database().await;
-    let served = Served::start(&options, Settings::default()).await;
-    let writer = Served::start(&options, Settings::default()).await;
+    let served = Served::start(&options, ServiceConfig::default()).await;
+    let writer = Served::start(&options, ServiceConfig::default()).await;
     served.client.put_topic("t", partitions).await;
     let tenant = support::tenant(&served.broker).await;
     let by_http: Vec<_> = (0..200).map(|n| wait_at(&served.client, "t", n % partitions)).collect();
@@ -342,7 +342,7 @@ async fn five_thousand_waits_on_many_partitions_woken_elsewhere() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beyond_the_bound_a_wait_is_refused() {
     let options = support::database().await;
-    let settings = Settings { max_waiting_reads: 3, ..Settings::default() };
+    let settings = ServiceConfig { max_waiting_reads: 3, ..ServiceConfig::default() };
     let served = Served::start(&options, settings).await;
     let client = &served.client;
     client.put_topic("t", 1).await;
@@ -369,7 +369,7 @@ async fn beyond_the_bound_a_wait_is_refused() {
 async fn who_hangs_up_frees_the_place() {
     let options = support::database().await;
     let proxy = Proxy::start(&options, 1).await;
-    let settings = Settings { max_waiting_reads: 50, ..Settings::default() };
+    let settings = ServiceConfig { max_waiting_reads: 50, ..ServiceConfig::default() };
     let served = Served::start(&options, settings).await;
     let (_process, client) = replica(&proxy, &options).await;
     let client = Arc::new(client);

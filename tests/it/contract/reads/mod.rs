@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use oncelog::{broker::Settings, model::Timestamp};
+use oncelog::{broker::ServiceConfig, model::Timestamp};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 
@@ -187,14 +187,14 @@ async fn any_sequence_of_limits_gives_the_same_records() {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let options = support::database().await;
-    let writer = Served::start(&options, Settings::default()).await;
+    let writer = Served::start(&options, ServiceConfig::default()).await;
     writer.client.put_topic("t", 1).await;
     fill(&writer.client, "t", 45, &mut rng).await;
     let lines = Arc::new(whole(&writer.client, "t").await);
     let mut reads = 0;
     // no room at all, room for a page or so, room for everything
     for page_cache_bytes in [0, 40_000, 600_000, 128 << 20] {
-        let settings = Settings { page_cache_bytes, ..Settings::default() };
+        let settings = ServiceConfig { page_cache_bytes, ..ServiceConfig::default() };
         let served = Served::start(&options, settings).await;
         let readers = (0..6).map(|_| {
             let (client, lines, seed) = (served.client.clone(), lines.clone(), rng.random());
@@ -287,7 +287,7 @@ async fn what_was_acknowledged_anywhere_is_read_everywhere() {
     let options = support::database().await;
     let mut replicas = Vec::new();
     for _ in 0..3 {
-        replicas.push(Served::start(&options, Settings::default()).await);
+        replicas.push(Served::start(&options, ServiceConfig::default()).await);
     }
     replicas[0].client.put_topic("t", 8).await;
     let clients: Vec<Client> = replicas.iter().map(|replica| replica.client.clone()).collect();

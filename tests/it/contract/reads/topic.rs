@@ -6,7 +6,7 @@ use std::{
 };
 
 use oncelog::{
-    broker::Settings,
+    broker::ServiceConfig,
     model::{TopicId, cursor::TopicCursor},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -177,7 +177,7 @@ async fn lines_carry_their_partition_and_the_cursor_comes_beside() {
 #[tokio::test]
 async fn the_same_cursor_gives_the_same_records_through_any_replica() {
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
     let client = filled(&here).await;
     let begun = read(client, "t", "limit=2").await.ok(200);
     assert_eq!(places(&begun), [(0, 0), (2, 0)]);
@@ -187,7 +187,7 @@ async fn the_same_cursor_gives_the_same_records_through_any_replica() {
     client.append("t", 1, &[json!(0)]).await;
     drop(here);
 
-    let there = Served::start(&options, Settings::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     let again = read(&there.client, "t", &cursor(&begun)).await.ok(200);
     assert_eq!(places(&again), [(1, 0), (2, 1), (0, 1), (0, 2), (0, 3)]);
     for (partition, offset) in places(&first) {
@@ -225,7 +225,7 @@ async fn everyone_gets_a_fair_part_of_every_answer() {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let options = support::database().await;
-    let writer = Served::start(&options, Settings::default()).await;
+    let writer = Served::start(&options, ServiceConfig::default()).await;
     const PARTITIONS: i64 = 7;
     writer.client.put_topic("t", PARTITIONS as i32).await;
     for _ in 0..60 {
@@ -240,7 +240,8 @@ async fn everyone_gets_a_fair_part_of_every_answer() {
     // without room every page is read anew
     for page_cache_bytes in [0, 128 << 20] {
         let served =
-            Served::start(&options, Settings { page_cache_bytes, ..Settings::default() }).await;
+            Served::start(&options, ServiceConfig { page_cache_bytes, ..ServiceConfig::default() })
+                .await;
         for _ in 0..4 {
             walk(&served.client, &lines, &mut rng).await;
         }
@@ -335,8 +336,8 @@ async fn nobody_starves() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_in_any_partition_wakes_through_any_replica() {
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     filled(&here).await;
     for partition in [1, 0, 2] {
         let reads = [wait(&here.client, "offset=latest"), wait(&there.client, "offset=latest")];
@@ -368,8 +369,8 @@ async fn a_commit_in_any_partition_wakes_through_any_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partitions_that_appear_later_are_read_from_their_beginning() {
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     let client = filled(&here).await;
     let latest = read(&there.client, "t", "offset=latest").await.ok(200);
     let all = read(&there.client, "t", "").await.ok(200);
@@ -407,8 +408,8 @@ async fn partitions_that_appear_later_are_read_from_their_beginning() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_topic_ends_its_waits_and_its_cursors() {
     let options = support::database().await;
-    let here = Served::start(&options, Settings::default()).await;
-    let there = Served::start(&options, Settings::default()).await;
+    let here = Served::start(&options, ServiceConfig::default()).await;
+    let there = Served::start(&options, ServiceConfig::default()).await;
     let client = filled(&here).await;
     let page = read(client, "t", "").await.ok(200);
     let reads = [wait(client, &cursor(&page)), wait(&there.client, "offset=latest")];
@@ -509,7 +510,7 @@ async fn a_cursor_is_good_where_it_came_from() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_many_logs_is_bounded() {
     let options = support::database().await;
-    let settings = Settings { max_waiting_reads: 5, ..Settings::default() };
+    let settings = ServiceConfig { max_waiting_reads: 5, ..ServiceConfig::default() };
     let served = Served::start(&options, settings).await;
     let client = &served.client;
     client.put_topic("t", 50).await;

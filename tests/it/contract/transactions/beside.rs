@@ -3,8 +3,8 @@
 
 use futures_util::future::join_all;
 use oncelog::{
-    model::{LogId, TenantId, transaction::Claim},
-    rules::group::offsets::{Claimed, Place},
+    model::{LogId, TenantId, transaction::CommitRight},
+    rules::group::offsets::{Claimed, OffsetPlace},
     store::{
         self, Store,
         transaction::end::{Commit, commit},
@@ -40,8 +40,9 @@ async fn left_behind(server: &Server) -> i64 {
 async fn claimed(server: &Server, group: &str, offset: i64) -> Vec<Claimed> {
     let sql = "select log_id from oncelog.logs l join oncelog.topics t using (tenant_id, topic_id) \
         where t.name = 'carts' and partition = 0";
-    let place = Place { group: support::name(group), log_id: LogId(number(server, sql).await) };
-    vec![Claimed { place, offset, claim: Claim::Expected(None) }]
+    let place =
+        OffsetPlace { group: support::name(group), log_id: LogId(number(server, sql).await) };
+    vec![Claimed { place, offset, claim: CommitRight::Expected(None) }]
 }
 
 /// Transactions that are ongoing, and empty.

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -192,8 +192,8 @@ async fn of_two_brokers_behind_one_address_a_member_notices_nothing() {
     let mut rng = StdRng::seed_from_u64(seed);
     let options = support::database().await;
     let brokers = [
-        Served::start(&options, Settings::default()).await,
-        Served::start(&options, Settings::default()).await,
+        Served::start(&options, ServiceConfig::default()).await,
+        Served::start(&options, ServiceConfig::default()).await,
     ];
     let address = |served: &Served| served.client.url["http://".len()..].parse().unwrap();
     let balancer = Balancer::start([address(&brokers[0]), address(&brokers[1])]).await;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use serde_json::{Value, json};
 
 use super::{
@@ -31,7 +31,8 @@ impl Fleet {
         let mut servers = Vec::new();
         for _ in 0..replicas {
             // little patience with gaps, and snapshots all the time
-            let settings = Settings { gap_wait_ms: 10, snapshot_rows: 10, ..Settings::default() };
+            let settings =
+                ServiceConfig { gap_wait_ms: 10, snapshot_rows: 10, ..ServiceConfig::default() };
             let setup = Setup { keys: shared_keys(), settings, ..Setup::default() };
             servers.push(Server::on(&options, setup).await);
         }

@@ -7,13 +7,13 @@ use oncelog::{
     model::{
         Code, LogId,
         group::{Member, view::ResetTo},
-        transaction::Claim,
+        transaction::CommitRight,
     },
     rules::{
         Refusal,
         group::{
             self,
-            offsets::{self, Asked, Committer, Place, Verdict, judge_all},
+            offsets::{self, Committer, OffsetPlace, OffsetVerdict, RequestedOffset, judge_all},
             reset,
         },
     },
@@ -32,7 +32,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub offset: i64,
-    pub claim: Claim,
+    pub claim: CommitRight,
 }
 
 impl World {
@@ -44,11 +44,11 @@ impl World {
         })
     }
 
-    pub fn row(&self, group: &str, log_id: LogId) -> offsets::Row {
+    pub fn row(&self, group: &str, log_id: LogId) -> offsets::OffsetRow {
         let found = self.groups.get(group);
         let committed = found.and_then(|group| group.offsets.get(&log_id));
         let owner = found.and_then(|group| group.state.places.get(&log_id)?.owner.clone());
-        offsets::Row {
+        offsets::OffsetRow {
             committed_offset: committed.map(|committed| committed.offset),
             metadata: None,
             owner: owner.map(|owner| (owner.member_id, owner.since)),
@@ -56,9 +56,9 @@ impl World {
         }
     }
 
-    pub fn facts(&self, group: &str) -> offsets::Group {
+    pub fn facts(&self, group: &str) -> offsets::GroupFacts {
         let state = self.groups.get(group).map(|group| &group.state);
-        offsets::Group {
+        offsets::GroupFacts {
             generation: state.map_or(0, |state| state.generation),
             members: state.map(|s| s.members.keys().cloned().collect()).unwrap_or_default(),
         }
@@ -85,21 +85,21 @@ impl World {
                 OffsetItem::At { group, topic, partition, offset, right } => {
                     let log_id = self.log(topic, *partition)?.log_id;
                     let claim = match right {
-                        Right::Member(member_id, generation, expected) => Claim::Member {
+                        Right::Member(member_id, generation, expected) => CommitRight::Member {
                             member_id: member_id.clone(),
                             generation: *generation,
                             expected: *expected,
                             began: None,
                         },
-                        Right::Expected(expected) => Claim::Expected(*expected),
-                        Right::Free => Claim::Expected(None),
+                        Right::Expected(expected) => CommitRight::Expected(*expected),
+                        Right::Free => CommitRight::Expected(None),
                     };
                     let claimed = Claimed { offset: *offset, claim };
                     add_claim(&mut claims, (group.clone(), log_id), claimed);
                 }
                 OffsetItem::Cursor { group, member, generation, cursor } => {
                     for (log_id, at) in &self.cursor(group, *generation, cursor)?.positions {
-                        let claim = Claim::Member {
+                        let claim = CommitRight::Member {
                             member_id: member.clone(),
                             generation: at.since,
                             expected: None,
@@ -160,7 +160,7 @@ impl World {
         let found = self.find(log_id).map(|(topic, partition, _)| (name(topic), partition));
         let group = self.make_group(group);
         if let Some((topic, partition)) = found {
-            let place = || group::Place::new(&topic, partition);
+            let place = || group::GroupPartition::new(&topic, partition);
             group.state.places.entry(log_id).or_insert_with(place);
         }
     }
@@ -188,10 +188,10 @@ impl World {
                 return Err(want);
             }
         }
-        let rows: Vec<offsets::Row> =
+        let rows: Vec<offsets::OffsetRow> =
             wanted.iter().map(|(_, _, log_id, ..)| self.row(&commit.group, *log_id)).collect();
-        let asked: Vec<Asked<'_>> = (wanted.iter().zip(&rows))
-            .map(|((.., offset, right), row)| Asked { row, right, offset: *offset })
+        let asked: Vec<RequestedOffset<'_>> = (wanted.iter().zip(&rows))
+            .map(|((.., offset, right), row)| RequestedOffset { row, right, offset: *offset })
             .collect();
         let verdicts = judge_all(&asked, &self.facts(&commit.group));
         let verdicts = verdicts.map_err(|refused| Want::from(Error::from(refused.refusal)))?;
@@ -199,8 +199,8 @@ impl World {
         for ((topic, partition, log_id, offset, _), verdict) in wanted.iter().zip(verdicts) {
             let committed = self.row(&commit.group, *log_id).committed_offset;
             let offset = match verdict {
-                Verdict::Keep => committed.unwrap_or(*offset),
-                Verdict::Commit => *offset,
+                OffsetVerdict::Keep => committed.unwrap_or(*offset),
+                OffsetVerdict::Commit => *offset,
             };
             self.set_offset(&commit.group, *log_id, offset);
             told.push(told_offset(topic, *partition, offset));
@@ -302,9 +302,9 @@ impl World {
         Ok(Want::ok(json!({"group": group, "offsets": want})))
     }
 
-    pub fn ground(&self, group: &str, log_id: LogId) -> reset::Ground {
+    pub fn ground(&self, group: &str, log_id: LogId) -> reset::ResetContext {
         let at = &self.groups[group];
-        reset::Ground {
+        reset::ResetContext {
             committed_offset: at.offsets.get(&log_id).map(|committed| committed.offset),
             starts: at.state.places.get(&log_id).and_then(|place| place.starts),
             auto_offset_reset: at.state.auto_offset_reset,
@@ -328,7 +328,7 @@ pub fn add_claim(
 }
 
 fn in_rules((group, log_id): (&str, LogId), claimed: &Claimed) -> offsets::Claimed {
-    let place = Place { group: name(group), log_id };
+    let place = OffsetPlace { group: name(group), log_id };
     offsets::Claimed { place, offset: claimed.offset, claim: claimed.claim.clone() }
 }
 

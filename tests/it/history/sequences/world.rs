@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use oncelog::{
     model::{Code, LogId, Name, settings::Key},
-    rules::group::{State, Topics},
+    rules::group::{GroupState, Topics},
 };
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -114,7 +114,7 @@ pub struct Committed {
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     pub life: u64,
-    pub state: State,
+    pub state: GroupState,
     pub offsets: BTreeMap<LogId, Committed>,
     /// What members owned of topics that are gone.
     pub ghosts: BTreeMap<String, BTreeSet<LogId>>,

@@ -11,19 +11,19 @@ use oncelog::{
         LogId, Name, Offset, Timestamp,
         group::{self, Join, Subscription},
         read::Run,
-        transaction::Claim,
+        transaction::CommitRight,
     },
     rules::{
         Refusal,
         group::{
-            Owner, State, Topics,
+            GroupState, Owner, Topics,
             offsets::{
-                Asked, Claimed, Committer, Group, Place, Right, Row, Verdict, judge_all,
-                judge_in_transaction,
+                Claimed, Committer, GroupFacts, OffsetPlace, OffsetRow, OffsetVerdict,
+                RequestedOffset, Right, judge_all, judge_in_transaction,
             },
             position::run_began,
         },
-        transaction::one_request::{Standing, Stopped, Whole},
+        transaction::one_request::{SingleRequestTxn, Stopped, TxnContext},
     },
 };
 use uuid::Uuid;
@@ -35,7 +35,7 @@ const TIMEOUT_MS: i64 = 300;
 
 /// A group with no time in it: leases run out when they are said to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shared(pub State);
+pub struct Shared(pub GroupState);
 
 impl Hash for Shared {
     fn hash<H: Hasher>(&self, into: &mut H) {
@@ -107,8 +107,8 @@ fn name(text: &str) -> Name {
     Name::parse(text).unwrap()
 }
 
-fn place(log_id: LogId) -> Place {
-    Place { group: name("g"), log_id }
+fn place(log_id: LogId) -> OffsetPlace {
+    OffsetPlace { group: name("g"), log_id }
 }
 
 fn transaction_id(number: u8) -> Uuid {
@@ -118,7 +118,7 @@ fn transaction_id(number: u8) -> Uuid {
 impl Ledger {
     pub fn new(partitions: i64, records: Offset, without: Option<Rule>) -> Self {
         Self {
-            group: Shared(State::default()),
+            group: Shared(GroupState::default()),
             logs: (0..partitions).map(|log| (LogId(log), records)).collect(),
             committed: BTreeMap::new(),
             done: BTreeSet::new(),
@@ -137,7 +137,7 @@ impl Ledger {
 
     fn change(
         &mut self,
-        rule: impl FnOnce(&mut State, &Topics) -> Result<(), Refusal>,
+        rule: impl FnOnce(&mut GroupState, &Topics) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let (mut after, topics) = (self.group.0.clone(), self.topics());
         after.expire(&topics, NOW);
@@ -173,7 +173,7 @@ impl Ledger {
 
     /// `shown`: the generation of an answer that the member has.
     pub fn beat(&mut self, member_id: &str, shown: Option<i64>) -> Result<(), Refusal> {
-        let is_told = |place: &oncelog::rules::group::Place| {
+        let is_told = |place: &oncelog::rules::group::GroupPartition| {
             let is_told = place.revoked.is_some_and(|revoked| revoked.let_go_by.is_some());
             is_told && place.is_owned_by(member_id)
         };
@@ -188,7 +188,7 @@ impl Ledger {
 
     /// The cursor of an answer was committed.
     pub fn let_go(&mut self, member_id: &str, shown: i64) {
-        let let_go = |state: &mut State, _: &Topics| {
+        let let_go = |state: &mut GroupState, _: &Topics| {
             state.let_go(member_id, Some(shown), NOW);
             Ok(())
         };
@@ -199,7 +199,7 @@ impl Ledger {
     /// has fetched before, if it goes on behind that.
     pub fn fetched(&self, member_id: &str, before: &[Range]) -> (i64, Vec<Range>) {
         let told = self.group.0.membership(member_id);
-        let of = |(log_id, place): (&LogId, &oncelog::rules::group::Place)| {
+        let of = |(log_id, place): (&LogId, &oncelog::rules::group::GroupPartition)| {
             let is_given =
                 told.assignment.get(&place.topic).is_some_and(|n| n.contains(&place.partition));
             let since = place.owner.as_ref().filter(|owner| owner.member_id == member_id)?.since;
@@ -233,15 +233,15 @@ impl Ledger {
         self.group.0.places.get(&log_id).and_then(|place| place.owner.as_ref())
     }
 
-    fn row(&self, log_id: LogId) -> Row {
+    fn row(&self, log_id: LogId) -> OffsetRow {
         let owner = self.owner(log_id).map(|owner| (owner.member_id.clone(), owner.since));
         let committed_offset = self.committed.get(&log_id).copied();
-        Row { owner, committed_offset, ..Row::default() }
+        OffsetRow { owner, committed_offset, ..OffsetRow::default() }
     }
 
-    fn known(&self) -> Group {
+    fn known(&self) -> GroupFacts {
         let members = self.group.0.members.keys().cloned().collect();
-        Group { generation: self.group.0.generation, members }
+        GroupFacts { generation: self.group.0.generation, members }
     }
 
     /// A commit arrives; whether it had been done before.
@@ -263,7 +263,7 @@ impl Ledger {
     fn claimed(&self, commit: &Commit) -> Vec<Claimed> {
         let Commit { member_id, generation, ranges, .. } = commit;
         let claimed = |range: &Range| {
-            let claim = Claim::Member {
+            let claim = CommitRight::Member {
                 member_id: member_id.clone(),
                 generation: *generation,
                 expected: None,
@@ -276,14 +276,15 @@ impl Ledger {
 
     pub fn judge_staged(&self, commit: &Commit) -> Result<(), Refusal> {
         let (claimed, group) = (self.claimed(commit), self.known());
-        let rows: Vec<Row> = commit.ranges.iter().map(|range| self.row(range.log_id)).collect();
+        let rows: Vec<OffsetRow> =
+            commit.ranges.iter().map(|range| self.row(range.log_id)).collect();
         let asked: Vec<_> = rows.iter().zip(&claimed).map(|(row, c)| (row, &group, c)).collect();
         let by = Committer { transaction_id: transaction_id(commit.number), appends: true };
         self.owned(judge_in_transaction(&asked, by))
     }
 
     fn judge_whole(&self, commit: &Commit) -> Result<(), Refusal> {
-        let whole = Whole {
+        let whole = SingleRequestTxn {
             transaction_id: transaction_id(commit.number),
             chosen: true,
             session: None,
@@ -293,7 +294,7 @@ impl Ledger {
             topics: Vec::new(),
             offsets: self.claimed(commit),
         };
-        let mut standing = Standing::default();
+        let mut standing = TxnContext::default();
         standing.groups.insert(name("g"), self.known());
         let rows = commit.ranges.iter().map(|r| (place(r.log_id), self.row(r.log_id)));
         standing.places.extend(rows);
@@ -327,11 +328,12 @@ impl Ledger {
         let rights: Vec<_> = commit.ranges.iter().map(right).collect();
         let rows: Vec<_> = commit.ranges.iter().map(|range| self.row(range.log_id)).collect();
         let each = commit.ranges.iter().zip(&rows).zip(&rights);
-        let asked: Vec<Asked<'_>> =
-            each.map(|((range, row), right)| Asked { row, right, offset: range.to }).collect();
+        let asked: Vec<RequestedOffset<'_>> = each
+            .map(|((range, row), right)| RequestedOffset { row, right, offset: range.to })
+            .collect();
         let verdicts = judge_all(&asked, &self.known()).map_err(|refused| refused.refusal)?;
         for (range, verdict) in commit.ranges.iter().zip(verdicts) {
-            if verdict == Verdict::Commit || !self.has(Rule::Monotonic) {
+            if verdict == OffsetVerdict::Commit || !self.has(Rule::Monotonic) {
                 self.committed.insert(range.log_id, range.to);
             }
         }
@@ -349,8 +351,8 @@ impl Ledger {
                 }
             }
         }
-        let State { members, places, .. } = &then.group.0;
-        let is_settled = |place: &oncelog::rules::group::Place| {
+        let GroupState { members, places, .. } = &then.group.0;
+        let is_settled = |place: &oncelog::rules::group::GroupPartition| {
             place.owner.as_ref().map(|owner| &owner.member_id) == place.assigned_to.as_ref()
         };
         let all = members.is_empty() || places.len() == self.logs.len();

@@ -7,7 +7,7 @@ use std::{
 
 use oncelog::{
     model::{LogId, Offset},
-    rules::{Refusal, group::State},
+    rules::{Refusal, group::GroupState},
 };
 use stateright::{Model, Property};
 
@@ -143,7 +143,7 @@ impl World {
 
     /// Nobody loses anything but what it was told to let go of, in an answer that has come, by a call of
     /// its own. `by`: who has called, and the newest of such answers.
-    fn check_group(&mut self, before: &State, by: Option<(&str, Option<i64>)>) {
+    fn check_group(&mut self, before: &GroupState, by: Option<(&str, Option<i64>)>) {
         let after = self.ledger.group.0.clone();
         self.breaks(Broken::GenerationFell, after.generation < before.generation);
         for (log_id, place) in &before.places {
@@ -233,7 +233,8 @@ impl Check {
             world.clients[client] = NOBODY;
             return None;
         }
-        let owned = |state: &State| state.places.values().filter(|p| p.is_owned_by(&id)).count();
+        let owned =
+            |state: &GroupState| state.places.values().filter(|p| p.is_owned_by(&id)).count();
         if owned(&world.ledger.group.0) < owned(&before) {
             self.note(Seen::HandedOver);
         }
@@ -329,7 +330,7 @@ impl Model for Check {
         match action {
             Action::Join(client) => {
                 then.join(config, client);
-                let count = |state: &State| state.members.len();
+                let count = |state: &GroupState| state.members.len();
                 if count(before) == count(&then.ledger.group.0) {
                     self.note(Seen::Replaced);
                 }

@@ -6,7 +6,7 @@ use oncelog::{
     model::{LogId, Offset, ProducerId},
     rules::append::{
         Request,
-        cache::{Head, JournalKeys, LogMemory, Memory, Producer},
+        cache::{Head, JournalKeys, LogCache, LogCaches, Producer},
         producer_state::ProducerState,
         sequence::SessionFacts,
         snapshot::TailRow,
@@ -30,7 +30,7 @@ pub struct Corrupt;
 
 /// What one load works on.
 pub struct Loader<'a> {
-    pub memory: &'a mut Memory,
+    pub memory: &'a mut LogCaches,
     pub ledger: &'a Ledger,
     pub heads: &'a [Head],
     pub requests: &'a [Request],
@@ -39,13 +39,13 @@ pub struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Memory that is no prefix of the log is thrown away.
+    /// LogCaches that is no prefix of the log is thrown away.
     pub fn begin(&mut self) {
         for head in self.heads {
             if let Some(log) = self.memory.get_mut(&head.log_id) {
                 log.see_fence(head.fence);
             }
-            let no_prefix = |log: &LogMemory| match self.without {
+            let no_prefix = |log: &LogCache| match self.without {
                 Some(Rule::ThrowAwayNoPrefix) => false,
                 Some(Rule::Fingerprint) => {
                     let last_appended_at = log.last_appended_at;
@@ -54,7 +54,7 @@ impl Loader<'_> {
                 _ => !log.is_prefix_of(head),
             };
             if self.memory.get(&head.log_id).is_none_or(no_prefix) {
-                self.memory.insert(head.log_id, LogMemory::cold(head));
+                self.memory.insert(head.log_id, LogCache::cold(head));
             }
         }
     }
@@ -130,7 +130,7 @@ impl Loader<'_> {
             let tail: Vec<TailRow<'_>> =
                 self.ledger.rows(log_id, 0).filter(from_before).map(Row::as_tail).collect();
             if log.next_offset < head.next_offset && !log.ends_in(&tail) {
-                self.memory.insert(log_id, LogMemory::cold(head));
+                self.memory.insert(log_id, LogCache::cold(head));
                 let starts = self.load_strangers();
                 return self.load_tails(&starts);
             }

@@ -9,7 +9,7 @@ use oncelog::{
     model::{LogId, Offset, Sequence, Timestamp},
     rules::append::{
         self, Request,
-        cache::{Head, Memory},
+        cache::{Head, LogCaches},
         encoding,
         plan::Plan,
         producer_state::Entry,
@@ -111,12 +111,12 @@ impl Config {
     }
 }
 
-fn positions(memory: &Memory, logs: &[LogId]) -> Positions {
+fn positions(memory: &LogCaches, logs: &[LogId]) -> Positions {
     let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
     logs.iter().filter_map(position).collect()
 }
 
-fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<Pair> {
+fn unregistered(memory: &LogCaches, requests: &[Request]) -> BTreeSet<Pair> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, id): &Pair| {
         let producer = memory.get(log_id).and_then(|log| log.producers.get(id));
@@ -126,7 +126,7 @@ fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<Pair> {
 }
 
 impl Turn<'_> {
-    pub fn memory(&mut self, replica: usize) -> &mut Memory {
+    pub fn memory(&mut self, replica: usize) -> &mut LogCaches {
         &mut self.world.replicas[replica].memory.0
     }
 

@@ -10,11 +10,11 @@ use oncelog::{
     model::{Epoch, LogId, Offset, ProducerId, Sequence, Timestamp, TopicId, dedup::id_key},
     rules::{
         append::{
-            Part, Request, Spread,
-            cache::{LogMemory, Memory, Producer},
-            dedup::{Dedup, Fact, Record, Seen as SeenBefore},
+            Request, RequestPart, Spread,
+            cache::{LogCache, LogCaches, Producer},
+            dedup::{Dedup, Fact, KeyedRecord, KnownRecord as SeenBefore},
         },
-        transaction::one_request::Standing,
+        transaction::one_request::TxnContext,
     },
 };
 use stateright::{Model, Property};
@@ -109,11 +109,11 @@ pub struct Ticket {
 
 /// A replica's memory, hashable.
 #[derive(Clone, Debug, Default)]
-pub struct Known(pub Memory);
+pub struct Known(pub LogCaches);
 
 impl Known {
     fn sorted(&self) -> Vec<(&LogId, [i64; 5], BTreeMap<&ProducerId, &Producer>)> {
-        let numbers = |log: &LogMemory| {
+        let numbers = |log: &LogCache| {
             let (contended, count) =
                 (i64::from(log.contended_passes), i64::from(log.partition_count));
             [log.next_offset, log.fence, log.last_appended_at.0, contended, count]
@@ -238,13 +238,13 @@ impl Config {
         let (producer, epoch, sequence) = self.payload(world, ticket);
         let mut digest = [0; 16];
         digest[..3].copy_from_slice(&[producer as u8, epoch as u8, sequence as u8]);
-        let numbered = ticket.run.map(|_| oncelog::model::append::Numbered {
+        let numbered = ticket.run.map(|_| oncelog::model::append::ProducerSeq {
             producer_id: ProducerId(producer),
             epoch,
             sequence,
         });
         let scope = ticket.run.map_or(Scope::Partition(0), |_| self.scopes[producer as usize]);
-        let part = |partition: usize| Part {
+        let part = |partition: usize| RequestPart {
             log_id: PARTITIONS[partition],
             partition: partition as i32,
             record_count: 1,
@@ -258,7 +258,7 @@ impl Config {
             }
         };
         let is_known = numbered.is_some() && self.known == Some(sequence);
-        let record = Record {
+        let record = KeyedRecord {
             append: None,
             index: 0,
             part: 0,
@@ -288,8 +288,8 @@ impl Config {
     }
 
     /// What passes stand on beside their heads: the one id that is known.
-    pub fn standing(&self) -> Standing {
-        let mut standing = Standing::default();
+    pub fn standing(&self) -> TxnContext {
+        let mut standing = TxnContext::default();
         let seen = SeenBefore { partition: 0, offset: Some(0), first_seen_at: Timestamp(0) };
         let fact = Fact::Record { digest: 0, seen };
         standing.known.facts.insert((TOPIC, id_key("known")), fact);

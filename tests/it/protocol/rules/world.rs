@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use oncelog::{
-    broker::{Broker, Error, Settings},
+    broker::{Broker, Error, ServiceConfig},
     model::{
         Code, ProducerId, TenantId,
-        append::{Appended, Numbered, Placed, Scope},
+        append::{Appended, Placed, ProducerSeq, Scope},
         session::Opened,
     },
     store::Store,
@@ -31,7 +31,7 @@ impl Replica {
         scope: Scope,
         records: &str,
     ) -> Result<Appended, Error> {
-        let numbered = numbered.map(|(producer_id, epoch, sequence)| Numbered {
+        let numbered = numbered.map(|(producer_id, epoch, sequence)| ProducerSeq {
             producer_id,
             epoch,
             sequence,
@@ -75,7 +75,8 @@ pub async fn world_with(partitions: i32, gap_wait_ms: u64) -> World {
     let mut replicas = Vec::new();
     for seed in 0..2 {
         let proxy = Proxy::start(&options, seed).await;
-        let settings = Settings { gap_wait_ms, snapshot_rows: 1_000_000, ..Settings::default() };
+        let settings =
+            ServiceConfig { gap_wait_ms, snapshot_rows: 1_000_000, ..ServiceConfig::default() };
         let broker = support::broker(&proxy.options(&options), settings);
         let tenant = support::tenant(&broker).await;
         replicas.push(Replica { broker, tenant, proxy });

@@ -8,17 +8,17 @@ use oncelog::{
         Digest, Epoch, LogId, Name, Offset, ProducerId, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::{Key, OwnSettings, Value},
-        transaction::{Caller, Claim, PlacedAppend, Reason, State},
+        transaction::{Caller, CommitRight, PlacedAppend, Reason, State},
     },
     rules::{
         Refusal,
         append::sequence::SessionFacts,
-        group::offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
+        group::offsets::{self, Claimed, Committer, GroupFacts, OffsetPlace, judge_in_transaction},
         session::{self, SessionRow},
         transaction::{
-            Numbering, Row, Verb, Verdict, absent, check_appends, check_id, check_producer, judge,
-            number,
-            one_request::{Memory, Standing, Stopped, Whole},
+            Numbering, TransactionRow, TransactionVerdict, Verb, absent, check_appends, check_id,
+            check_producer, judge, number,
+            one_request::{OutcomeHorizon, SingleRequestTxn, Stopped, TxnContext},
             repeat, retention_ms, timeout_ms,
         },
     },
@@ -43,13 +43,13 @@ pub enum Call {
     /// All of a transaction.
     Whole {
         appends: Appends,
-        offset: Option<(Offset, Claim)>,
+        offset: Option<(Offset, CommitRight)>,
     },
     Records {
         sequence: Sequence,
         appends: Appends,
     },
-    Offset(Offset, Claim),
+    Offset(Offset, CommitRight),
     Prepare,
     Commit {
         expected_appends: i64,
@@ -75,9 +75,9 @@ pub struct Batch {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
-    pub row: Row,
+    pub row: TransactionRow,
     pub staged: Appends,
-    offset: Option<(Offset, Claim)>,
+    offset: Option<(Offset, CommitRight)>,
     calls: Vec<Digest>,
 }
 
@@ -90,7 +90,7 @@ pub struct Ledger {
     pub transactions: BTreeMap<Uuid, Stored>,
     pub logs: [Vec<Batch>; 2],
     /// Of the one group in the one partition it reads.
-    pub offset: offsets::Row,
+    pub offset: offsets::OffsetRow,
     pub without: Option<Rule>,
 }
 
@@ -98,7 +98,7 @@ pub struct Ledger {
 pub struct Opened {
     pub epoch: Epoch,
     pub aborted: Option<Uuid>,
-    pub prepared: Option<Row>,
+    pub prepared: Option<TransactionRow>,
 }
 
 fn open_again() -> Open {
@@ -127,15 +127,15 @@ impl Ledger {
             sessions: BTreeMap::new(),
             transactions: BTreeMap::new(),
             logs: Default::default(),
-            offset: offsets::Row { owner, ..offsets::Row::default() },
+            offset: offsets::OffsetRow { owner, ..offsets::OffsetRow::default() },
             without,
         }
     }
 
     /// Of the member that owns the partition, or of none.
-    fn group(&self) -> Group {
+    fn group(&self) -> GroupFacts {
         let members = self.offset.owner.iter().map(|(member, _)| member.clone()).collect();
-        Group { generation: GENERATION, members }
+        GroupFacts { generation: GENERATION, members }
     }
 
     fn tenant(&self) -> OwnSettings {
@@ -176,15 +176,15 @@ impl Ledger {
         Opened { epoch: next.epoch, aborted, prepared: self.of(producer_id, State::Prepared) }
     }
 
-    fn of(&self, producer_id: ProducerId, state: State) -> Option<Row> {
-        let is_its = |row: &Row| row.session.is_some_and(|(id, _)| id == producer_id);
+    fn of(&self, producer_id: ProducerId, state: State) -> Option<TransactionRow> {
+        let is_its = |row: &TransactionRow| row.session.is_some_and(|(id, _)| id == producer_id);
         let mut rows = self.transactions.values().map(|stored| stored.row.clone().as_of(self.now));
         rows.find(|row| is_its(row) && row.state == state)
     }
 
     /// What a message makes of it, with the transaction as the answer tells it and whether it was
     /// done before.
-    pub fn handled(&self, message: &Message) -> Result<(Self, Row, bool), Refusal> {
+    pub fn handled(&self, message: &Message) -> Result<(Self, TransactionRow, bool), Refusal> {
         // (a pass does that for its transactions); what became of a begin is told whoever asks
         let is_begun = message.call == Call::Begin && self.transactions.contains_key(&message.id);
         let is_judged = is_begun || matches!(message.call, Call::Whole { .. });
@@ -221,7 +221,7 @@ impl Ledger {
     }
 
     fn insert(&mut self, message: &Message, digest: Digest, timeout_ms: i64) {
-        let row = Row {
+        let row = TransactionRow {
             transaction_id: message.id,
             state: State::Ongoing,
             session: message.session,
@@ -245,16 +245,16 @@ impl Ledger {
         &mut self,
         message: &Message,
         appends: &Appends,
-        offset: Option<&(Offset, Claim)>,
+        offset: Option<&(Offset, CommitRight)>,
     ) -> Result<bool, Refusal> {
         let (id, producer) = (message.id, message.session.map(|(producer, _)| producer));
-        let place = Place { group: Name::parse("group").unwrap(), log_id: LogId(1) };
+        let place = OffsetPlace { group: Name::parse("group").unwrap(), log_id: LogId(1) };
         let claimed = offset.map(|(offset, claim)| Claimed {
             place: place.clone(),
             offset: *offset,
             claim: claim.clone(),
         });
-        let whole = Whole {
+        let whole = SingleRequestTxn {
             transaction_id: id,
             chosen: true,
             session: message.session,
@@ -267,13 +267,13 @@ impl Ledger {
         let row = self.transactions.get(&id).map(|stored| (id, stored.row.clone()));
         let facts = producer.map(|id| (id, self.sessions[&id].facts));
         let ongoing = producer.and_then(|id| Some((id, self.of(id, State::Ongoing)?)));
-        let mut standing = Standing::default();
+        let mut standing = TxnContext::default();
         standing.rows.extend(row);
         standing.sessions.extend(facts);
         standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
         standing.groups.insert(place.group.clone(), self.group());
         standing.places.insert(place, self.offset.clone());
-        standing.memory = Some(Memory { horizon: self.horizon(), now: self.now });
+        standing.memory = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
         match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
             Ok(()) => {}
             Err(Stopped::Before(_)) => return Ok(true),
@@ -310,7 +310,7 @@ impl Ledger {
         let caller =
             message.session.map_or(Caller::Bearer, |(id, epoch)| Caller::Session(id, epoch));
         let was = stored.row.state;
-        if judge(&stored.row, verb, caller)? == Verdict::Repeat
+        if judge(&stored.row, verb, caller)? == TransactionVerdict::Repeat
             && self.without != Some(Rule::RepeatedEnds)
         {
             return Ok(true);
@@ -374,7 +374,7 @@ impl Ledger {
     fn check_offset(&self, id: Uuid) -> Result<(), Refusal> {
         match &self.transactions[&id].offset {
             Some((offset, claim)) => {
-                let place = Place { group: Name::parse("group").unwrap(), log_id: LogId(1) };
+                let place = OffsetPlace { group: Name::parse("group").unwrap(), log_id: LogId(1) };
                 let claimed = Claimed { place, offset: *offset, claim: claim.clone() };
                 let appends = self.transactions[&id].row.append_count > 0;
                 let by = Committer { transaction_id: id, appends };

@@ -8,9 +8,9 @@ use std::{
 use oncelog::{
     model::{
         Epoch, Offset, ProducerId, Timestamp,
-        transaction::{Claim, Reason, State},
+        transaction::{CommitRight, Reason, State},
     },
-    rules::{Refusal, transaction::Row},
+    rules::{Refusal, transaction::TransactionRow},
 };
 use stateright::{Model, Property};
 use uuid::Uuid;
@@ -111,7 +111,7 @@ pub enum Action {
     Retain,
 }
 
-type Handled = Result<(Ledger, Row, bool), Refusal>;
+type Handled = Result<(Ledger, TransactionRow, bool), Refusal>;
 
 /// The model: a configuration, and what was ever seen (beside the states, as bits in them would
 /// multiply them).
@@ -148,8 +148,8 @@ impl Client {
         let before = &self.script[..step];
         let sequence = before.iter().filter(|step| matches!(step, Step::Append(_))).count() as i64;
         let claim = match self.by_member {
-            None => Claim::Expected(self.read),
-            Some(says_where) => Claim::Member {
+            None => CommitRight::Expected(self.read),
+            Some(says_where) => CommitRight::Member {
                 member_id: MEMBER.into(),
                 generation: GENERATION,
                 expected: None,
@@ -242,7 +242,13 @@ impl World {
         self.ledger.sessions[&producer].facts.epoch
     }
 
-    fn check_accepted(&mut self, message: &Message, row: &Row, duplicate: bool, before: &Ledger) {
+    fn check_accepted(
+        &mut self,
+        message: &Message,
+        row: &TransactionRow,
+        duplicate: bool,
+        before: &Ledger,
+    ) {
         let own = row.transaction_id;
         let asks_again = duplicate && matches!(message.call, Call::Begin | Call::Whole { .. });
         if let Some((producer, epoch)) = message.session {
@@ -309,7 +315,7 @@ impl World {
     }
 
     /// An answer tells where its appends are.
-    fn check_told(&mut self, row: &Row) {
+    fn check_told(&mut self, row: &TransactionRow) {
         let told = row.appends.iter().flatten().enumerate();
         let told = told.map(|(ordinal, append)| (ordinal, append.partition, append.base_offset));
         let stored = self.stored(row.transaction_id).into_iter();
@@ -347,7 +353,7 @@ impl World {
     /// What is prepared can be committed, whatever else has happened.
     fn check_prepared(&mut self) {
         let rows = self.ledger.transactions.values();
-        let prepared: Vec<Row> = (rows.map(|stored| stored.row.clone()))
+        let prepared: Vec<TransactionRow> = (rows.map(|stored| stored.row.clone()))
             .filter(|row| row.state == State::Prepared)
             .collect();
         for row in prepared {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use oncelog::{
     model::{Code, LogId, Name, TenantId},
-    rules::group::offsets::Place,
-    store::{self, Store, group::offsets::Commit},
+    rules::group::offsets::OffsetPlace,
+    store::{self, Store, group::offsets::OffsetWrite},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::json;
@@ -83,11 +83,11 @@ async fn places_of_many_groups_are_locked_without_deadlock() {
     let worker = async |seed: u64| {
         let mut random = StdRng::seed_from_u64(seed);
         for round in 0..15 {
-            let place = |random: &mut StdRng| Place {
+            let place = |random: &mut StdRng| OffsetPlace {
                 group: name(&format!("g{}", round * 3 + random.random_range(0..3))),
                 log_id: logs[random.random_range(0..logs.len())],
             };
-            let places: Vec<Place> =
+            let places: Vec<OffsetPlace> =
                 (0..random.random_range(1..8)).map(|_| place(&mut random)).collect();
             let work = store.transaction(move |c| Box::pin(commit_all(c, tenant, places)));
             assert!(work.await.unwrap());
@@ -99,7 +99,7 @@ async fn places_of_many_groups_are_locked_without_deadlock() {
 async fn commit_all(
     connection: &mut PgConnection,
     tenant: TenantId,
-    places: Vec<Place>,
+    places: Vec<OffsetPlace>,
 ) -> Result<bool, store::Error> {
     let rows = store::group::offsets::lock(connection, tenant, &places).await?;
     assert!(places.iter().all(|place| rows.contains_key(place)));
@@ -107,11 +107,11 @@ async fn commit_all(
     let nobody = Default::default();
     let facts = store::group::offsets::groups(connection, tenant, &groups, &nobody).await?;
     assert!(groups.iter().all(|group| facts.contains_key(group)));
-    let next = |(place, row): (Place, oncelog::rules::group::offsets::Row)| {
+    let next = |(place, row): (OffsetPlace, oncelog::rules::group::offsets::OffsetRow)| {
         let offset = row.committed_offset.unwrap_or(0) + 1;
-        Commit { place, offset, metadata: None }
+        OffsetWrite { place, offset, metadata: None }
     };
-    let commits: Vec<Commit> = rows.into_iter().map(next).collect();
+    let commits: Vec<OffsetWrite> = rows.into_iter().map(next).collect();
     store::group::offsets::commit(connection, tenant, &commits).await
 }
 
@@ -176,7 +176,7 @@ async fn a_deletion_waits_for_the_first_commit_in_a_partition() {
     let server = Server::start().await;
     server.filled_topic("orders", 1, 9).await;
     let tenant = support::tenant(&server.broker).await;
-    let place = Place { group: name("g"), log_id: log_ids(&server).await[0] };
+    let place = OffsetPlace { group: name("g"), log_id: log_ids(&server).await[0] };
     let mut connection = server.options.connect().await.unwrap();
     let mut first = connection.begin().await.unwrap();
     assert!(commit_all(&mut first, tenant, vec![place]).await.unwrap());

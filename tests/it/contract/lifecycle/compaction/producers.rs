@@ -1,8 +1,8 @@
 //! Whose requests lay in rows that compaction has taken is not forgotten.
 
 use oncelog::{
-    broker::Settings,
-    model::append::{Appended, Numbered, Placed, Scope},
+    broker::ServiceConfig,
+    model::append::{Appended, Placed, ProducerSeq, Scope},
 };
 
 use super::{World, world};
@@ -13,7 +13,7 @@ impl World {
     async fn numbered(
         &self,
         broker: &oncelog::broker::Broker,
-        numbered: Numbered,
+        numbered: ProducerSeq,
     ) -> Result<Appended, oncelog::broker::Error> {
         let tenant = support::tenant(broker).await;
         let record = format!(r#"{{"key":"k","value":{}}}"#, numbered.sequence);
@@ -31,14 +31,15 @@ fn place(appended: &Appended) -> (Option<i64>, bool) {
 #[tokio::test]
 async fn sequences_go_on_and_duplicates_are_known() {
     let world = world().await;
-    let settings = || Settings { gap_wait_ms: 0, snapshot_rows: 1_000_000, ..Settings::default() };
+    let settings =
+        || ServiceConfig { gap_wait_ms: 0, snapshot_rows: 1_000_000, ..ServiceConfig::default() };
     let first = &world.server.broker;
     let behind = support::broker(&world.server.options, settings());
     let tenant = support::tenant(first).await;
     let opened = first.open_session(tenant, support::open(Some("p")), None).await.unwrap();
     let of = |sequence| {
         let (producer_id, epoch) = (opened.value.session.producer_id, opened.value.session.epoch);
-        Numbered { producer_id, epoch, sequence }
+        ProducerSeq { producer_id, epoch, sequence }
     };
     for sequence in 0..3 {
         let appended = world.numbered(&behind, of(sequence)).await.unwrap();
@@ -68,7 +69,7 @@ async fn sequences_go_on_and_duplicates_are_known() {
         reopened.value.next_sequences.iter().map(|next| next.next_sequence).collect();
     assert_eq!(next, [13]);
     let epoch = reopened.value.session.epoch;
-    let next = Numbered { epoch, ..of(13) };
+    let next = ProducerSeq { epoch, ..of(13) };
     assert_eq!(place(&world.numbered(&cold, next).await.unwrap()), (Some(13), false));
     assert!(world.numbered(&behind, of(13)).await.is_err(), "fenced");
 }

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use serde_json::{Value, json};
 
 use super::{World, world};
@@ -62,7 +62,7 @@ async fn appends_and_reads_go_on_meanwhile() {
     };
     let sweeping = {
         let (server, over) = (server.clone(), over.clone());
-        let third = support::broker(&server.options, Settings::default());
+        let third = support::broker(&server.options, ServiceConfig::default());
         let world = World {
             server: Server::on(&server.options, Default::default()).await,
             appended: Vec::new(),

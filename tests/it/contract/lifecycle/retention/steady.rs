@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use oncelog::broker::Settings;
+use oncelog::broker::ServiceConfig;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -63,7 +63,7 @@ async fn a_long_history_of_appends_and_trims_grows_no_table() {
     let rounds = std::env::var("ONCELOG_TEST_ROUNDS").ok().and_then(|value| value.parse().ok());
     let rounds = FIRST_ROUNDS + rounds.unwrap_or(20_u64);
     // a journal goes by its snapshots
-    let settings = Settings { snapshot_rows: 50, ..Settings::default() };
+    let settings = ServiceConfig { snapshot_rows: 50, ..ServiceConfig::default() };
     let server = Server::with(Setup { settings, ..Setup::default() }).await;
     server.topic("orders", PARTITIONS).await;
     of_topic(&server, json!({"retention_bytes": 200_000})).await;

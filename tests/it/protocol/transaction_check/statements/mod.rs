@@ -18,12 +18,12 @@ use oncelog::{
     model::{
         LogId, Name, Timestamp,
         session::Sequencing,
-        transaction::{Caller, Claim, Reason, State},
+        transaction::{Caller, CommitRight, Reason, State},
     },
     rules::{
         append::sequence::SessionFacts,
-        group::offsets::{self, Claimed, Committer, Group, Place, judge_in_transaction},
-        transaction::{Verb, Verdict, check_producer, judge},
+        group::offsets::{self, Claimed, Committer, GroupFacts, OffsetPlace, judge_in_transaction},
+        transaction::{TransactionVerdict, Verb, check_producer, judge},
     },
 };
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -35,8 +35,8 @@ use super::{Broken, told};
 
 /// The offset that the transaction is to commit.
 fn claimed() -> Claimed {
-    let place = Place { group: Name::parse("g").unwrap(), log_id: LogId(1) };
-    Claimed { place, offset: OFFSET, claim: Claim::Expected(None) }
+    let place = OffsetPlace { group: Name::parse("g").unwrap(), log_id: LogId(1) };
+    Claimed { place, offset: OFFSET, claim: CommitRight::Expected(None) }
 }
 
 const CALLS: [Call; 8] = [
@@ -176,8 +176,8 @@ impl Check {
             _ => (Verb::Add, At::Judged),
         };
         match judge(row, verb, Caller::Session(SESSION.0, SESSION.1)) {
-            Ok(Verdict::Repeat) => At::Done(true),
-            Ok(Verdict::Go(_)) => next,
+            Ok(TransactionVerdict::Repeat) => At::Done(true),
+            Ok(TransactionVerdict::Go(_)) => next,
             Err(_) => At::Done(false),
         }
     }
@@ -290,7 +290,7 @@ impl Check {
         if is_asked && (call != Call::Abort || was_prepared) {
             self.lock(world, index, Lock::Place)?;
             let claimed = claimed();
-            let asked = (&world.tables.place, &Group::default(), &claimed);
+            let asked = (&world.tables.place, &GroupFacts::default(), &claimed);
             let by = Committer { transaction_id: ID, appends: true };
             let judged = judge_in_transaction(&[asked], by);
             if call != Call::Abort && !was_prepared && judged.is_err() {
@@ -336,7 +336,8 @@ impl Check {
                 written.stored = tables.staged;
                 if has_offset {
                     self.note(Seen::OffsetCommitted);
-                    place = offsets::Row { committed_offset: Some(OFFSET), ..Default::default() };
+                    place =
+                        offsets::OffsetRow { committed_offset: Some(OFFSET), ..Default::default() };
                     written.has_staged_offset = Some(false);
                 }
             }

@@ -8,7 +8,7 @@ use oncelog::{
         Epoch, Offset, ProducerId, Timestamp,
         transaction::{Reason, State},
     },
-    rules::{group::offsets, transaction::Row},
+    rules::{group::offsets, transaction::TransactionRow},
 };
 use uuid::Uuid;
 
@@ -62,7 +62,7 @@ pub enum At {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
-    pub row: Row,
+    pub row: TransactionRow,
     /// Here of offsets alone.
     pub id_count: i64,
     pub is_sweeping: bool,
@@ -76,7 +76,7 @@ pub struct Tables {
     pub staged: i64,
     pub has_staged_offset: bool,
     /// The group's offset.
-    pub place: offsets::Row,
+    pub place: offsets::OffsetRow,
     /// Batches in the log.
     pub stored: i64,
 }
@@ -88,7 +88,7 @@ pub struct Written {
     pub transaction: Option<Transaction>,
     pub staged: i64,
     pub has_staged_offset: Option<bool>,
-    pub place: Option<offsets::Row>,
+    pub place: Option<offsets::OffsetRow>,
     pub stored: i64,
 }
 
@@ -120,7 +120,7 @@ pub struct World {
 
 impl Tables {
     pub fn new() -> Self {
-        let row = Row {
+        let row = TransactionRow {
             transaction_id: ID,
             state: State::Ongoing,
             session: Some(SESSION),
@@ -140,7 +140,7 @@ impl Tables {
             transaction: Transaction { row, id_count: 0, is_sweeping: false },
             staged: 1,
             has_staged_offset: false,
-            place: offsets::Row::default(),
+            place: offsets::OffsetRow::default(),
             stored: 0,
         }
     }
