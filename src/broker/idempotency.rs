@@ -151,12 +151,13 @@ pub(super) async fn complete<T: Serialize>(
 }
 
 fn written(answer: &impl Serialize) -> Result<Vec<u8>, store::Error> {
-    serde_json::to_vec(answer).map_err(|error| store::Error::Corrupt(format!("an answer: {error}")))
+    serde_json::to_vec(answer)
+        .map_err(|error| store::Error::Unexpected(format!("an answer: {error}")))
 }
 
 fn read<T: DeserializeOwned>(answer: &[u8]) -> Result<T, store::Error> {
     let read = serde_json::from_slice(answer);
-    read.map_err(|error| store::Error::Corrupt(format!("a remembered answer: {error}")))
+    read.map_err(|error| store::Error::Unexpected(format!("a remembered answer: {error}")))
 }
 
 /// One more call that was answered from memory.

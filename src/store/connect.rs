@@ -17,6 +17,7 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
     Error,
+    error::Cause,
     fair_pool::{Fair, Permit},
     history::{History, LastHistory, Server},
     route::{self, Route},
@@ -213,7 +214,7 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.clone().within(work, Error::Unavailable(sqlx::Error::PoolTimedOut))
+        self.clone().within(work, Error::Unavailable(Cause::SilentPeer))
     }
 
     /// Runs a statement that writes by itself: if nothing is heard of it, it may have been done.
@@ -344,7 +345,7 @@ async fn begin_by<'c>(
     connection: &'c mut PgConnection,
     begin: &'static str,
 ) -> Result<PgTransaction<'c>, Error> {
-    connection.begin_with(begin).await.map_err(Error::Unavailable)
+    connection.begin_with(begin).await.map_err(|error| Error::Unavailable(Cause::Database(error)))
 }
 
 /// Rolls back now what a dropped transaction would roll back with the connection's next statement.
@@ -368,7 +369,7 @@ pub async fn commit(transaction: PgTransaction<'_>) -> Result<(), Error> {
 async fn finish<T, E: From<Error>>(task: tokio::task::JoinHandle<Result<T, E>>) -> Result<T, E> {
     match task.await {
         Ok(result) => result,
-        Err(error) => Err(Error::Corrupt(format!("a database task failed: {error}")).into()),
+        Err(error) => Err(Error::Unexpected(format!("a database task failed: {error}")).into()),
     }
 }
 

@@ -1,40 +1,65 @@
-//! What can go wrong with the database, in five words.
+//! What can go wrong with the database, by what a caller can do about it.
 
 use std::fmt;
 
 use crate::rules::append::encoding::Corrupt;
 
+/// What brought an error about.
+#[derive(Debug)]
+pub enum Cause {
+    Database(sqlx::Error),
+    /// Another writer was quicker.
+    Overtaken,
+    /// The database did not answer for so long that the connection was given up.
+    SilentPeer,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Database(error) => error.fmt(f),
+            Cause::Overtaken => f.write_str("another writer was quicker"),
+            Cause::SilentPeer => f.write_str("the database did not answer in time"),
+        }
+    }
+}
+
 /// The text of a database error goes to the log, never to a client.
 #[derive(Debug)]
 pub enum Error {
     /// Certainly not written: a lock was not had in time, or a conflict with another transaction.
-    Contended(sqlx::Error),
+    Contended(Cause),
     /// The database cannot be reached, or the connection was lost. Whether what was sent took
     /// effect is for the caller to know.
-    Unavailable(sqlx::Error),
+    Unavailable(Cause),
     /// A COMMIT was sent and its answer lost.
-    OutcomeUnknown(sqlx::Error),
-    /// The data or a statement is not what it must be.
-    Corrupt(String),
+    OutcomeUnknown(Cause),
+    /// The data, a statement or this program is not what it must be.
+    Unexpected(String),
     /// The server, or what lies before it, will not do; this says what to do about it.
     Unsuitable(String),
 }
 
 impl Error {
-    /// Which of the five, for metrics.
+    /// The label of metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Contended(_) => "contended",
             Error::Unavailable(_) => "unavailable",
             Error::OutcomeUnknown(_) => "outcome_unknown",
-            Error::Corrupt(_) => "corrupt",
+            Error::Unexpected(_) => "corrupt",
             Error::Unsuitable(_) => "unsuitable",
         }
     }
 
-    /// Somebody else was quicker; nothing is written.
+    /// Another writer was quicker; nothing is written.
     pub fn overtaken() -> Self {
-        Error::Contended(sqlx::Error::RowNotFound)
+        Error::Contended(Cause::Overtaken)
+    }
+
+    /// What was sent may have taken effect.
+    pub fn silent_peer() -> Self {
+        Error::OutcomeUnknown(Cause::SilentPeer)
     }
 
     /// Of an autocommitted write: what cut it off may have come after it took effect.
@@ -43,11 +68,6 @@ impl Error {
             Error::Unavailable(error) => Error::OutcomeUnknown(error),
             other => other,
         }
-    }
-
-    /// The peer said nothing for so long that its connection was given up.
-    pub fn silent_peer() -> Self {
-        Error::OutcomeUnknown(sqlx::Error::PoolTimedOut)
     }
 }
 
@@ -60,8 +80,8 @@ impl From<sqlx::Error> for Error {
                 | sqlx::Error::Protocol(_)
                 | sqlx::Error::PoolTimedOut
                 | sqlx::Error::PoolClosed
-                | sqlx::Error::WorkerCrashed => Error::Unavailable(error),
-                other => Error::Corrupt(other.to_string()),
+                | sqlx::Error::WorkerCrashed => Error::Unavailable(Cause::Database(error)),
+                other => Error::Unexpected(other.to_string()),
             };
         };
         let code = database.code().unwrap_or_default();
@@ -70,24 +90,26 @@ impl From<sqlx::Error> for Error {
             // transaction has taken meanwhile, a guard of a statement of ours (it divides by zero)
             // or that a row refers to, which was removed meanwhile
             "55P03" | "40P01" | "40001" | "57014" | "23505" | "23503" | "22012" => {
-                Error::Contended(error)
+                Error::Contended(Cause::Database(error))
             }
             // read-only after a failover, too many connections, disk full, out of memory
-            "25006" | "53300" | "53100" | "53200" => Error::Unavailable(error),
+            "25006" | "53300" | "53100" | "53200" => Error::Unavailable(Cause::Database(error)),
             // an idle transaction was ended, or a long one
-            "25P03" | "25P04" => Error::Unavailable(error),
+            "25P03" | "25P04" => Error::Unavailable(Cause::Database(error)),
             // somebody else has dropped this connection's prepared statements
-            "26000" => Error::Unavailable(error),
+            "26000" => Error::Unavailable(Cause::Database(error)),
             // connection exceptions, shutdown, crash, starting up, database dropped
-            code if code.starts_with("08") || code.starts_with("57P") => Error::Unavailable(error),
-            _ => Error::Corrupt(error.to_string()),
+            code if code.starts_with("08") || code.starts_with("57P") => {
+                Error::Unavailable(Cause::Database(error))
+            }
+            _ => Error::Unexpected(error.to_string()),
         }
     }
 }
 
 impl From<Corrupt> for Error {
     fn from(_: Corrupt) -> Self {
-        Error::Corrupt(
+        Error::Unexpected(
             "a log's rows do not follow each other, or their provenance is unreadable".into(),
         )
     }
@@ -98,8 +120,8 @@ impl fmt::Display for Error {
         match self {
             Error::Contended(error) => write!(f, "contended: {error}"),
             Error::Unavailable(error) => write!(f, "database unavailable: {error}"),
-            Error::OutcomeUnknown(error) => write!(f, "outcome of a commit unknown: {error}"),
-            Error::Corrupt(what) => write!(f, "corrupt: {what}"),
+            Error::OutcomeUnknown(error) => write!(f, "outcome unknown: {error}"),
+            Error::Unexpected(what) => write!(f, "unexpected: {what}"),
             Error::Unsuitable(what) => f.write_str(what),
         }
     }

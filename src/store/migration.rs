@@ -40,7 +40,7 @@ impl Store {
             sqlx::raw_sql("create schema oncelog").execute(&mut *transaction).await?;
         }
         let migrated = MIGRATOR.run(&mut *transaction).await;
-        migrated.map_err(|error| Error::Corrupt(format!("migration: {error}")))?;
+        migrated.map_err(|error| Error::Unexpected(format!("migration: {error}")))?;
         commit(transaction).await?;
         Ok(connection.close().await?)
     }

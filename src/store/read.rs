@@ -110,7 +110,7 @@ fn row(stored: BatchColumns) -> Result<Arc<BatchRow>, Error> {
         let line_count = memchr::memchr_iter(b'\n', lines.as_bytes()).count();
         let of_lines = kept.filter(|kept| kept.count() == line_count);
         let what = || format!("what is left of the row at {base_offset} is not what it holds");
-        of_lines.ok_or_else(|| Error::Corrupt(what()))
+        of_lines.ok_or_else(|| Error::Unexpected(what()))
     };
     let kept = kept.map(decode).transpose()?;
     let appended_at = Instant::into(appended_at);
@@ -148,7 +148,8 @@ pub async fn staged(
         .await?;
     let staged = |(transaction_id, state, lines): (Uuid, String, String)| {
         let known = State::parse(&state);
-        let state = known.ok_or_else(|| Error::Corrupt(format!("a transaction is {state:?}")))?;
+        let state =
+            known.ok_or_else(|| Error::Unexpected(format!("a transaction is {state:?}")))?;
         Ok(Staged { transaction_id, state, lines })
     };
     rows.into_iter().map(staged).collect()

@@ -42,7 +42,7 @@ pub enum Outcome {
         duplicate: bool,
     },
     /// Its topic is not what it was resolved to: resolve the name again.
-    Stale,
+    TopicChanged,
     Failed(Error),
 }
 
@@ -122,7 +122,7 @@ impl Parked {
             | Outcome::Committed { .. }
             | Outcome::Forgotten => "duplicate",
             Outcome::Refused(_) => "refused",
-            Outcome::Stale => "stale",
+            Outcome::TopicChanged => "stale",
             Outcome::Failed(_) => "failed",
         };
         metrics::histogram!(telemetry::PARKED_DURATION_SECONDS, "outcome" => outcome)
@@ -138,7 +138,7 @@ pub struct RequestBatch {
     /// A statement with some of these requests was sent and its answer lost: it may still take
     /// effect.
     pub is_redo: bool,
-    /// What a quick pass of it has just compared in vain.
+    /// What a fast path of it has just compared in vain.
     pub compared: BTreeMap<LogId, ExpectedHead>,
 }
 

@@ -168,23 +168,23 @@ pub async fn gather(
     Ok(known)
 }
 
-/// What is known of the keys of requests, if it is as the memory says of their journals.
+/// What is known of the keys of requests, if it is as the cache says of their journals.
 pub async fn recall(
     connection: &mut Connection,
     tenant: TenantId,
-    memory: &LogCaches,
+    caches: &LogCaches,
     requests: &[Request],
 ) -> Result<Known, store::Error> {
-    let of_journal = |journal| memory.get(&journal).and_then(|log| log.keys).unwrap_or_default();
+    let of_journal = |journal| caches.get(&journal).and_then(|log| log.keys).unwrap_or_default();
     look(connection, tenant, dedups(requests), of_journal).await
 }
 
-/// The same under the locks of their journals' heads: the memory learns what they say, and nobody else
+/// The same under the locks of their journals' heads: the cache learns what they say, and nobody else
 /// claims any meanwhile.
 pub async fn learn(
     connection: &mut Connection,
     tenant: TenantId,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     requests: &[Request],
 ) -> Result<Known, store::Error> {
     let journals = journals(dedups(requests));
@@ -192,9 +192,9 @@ pub async fn learn(
         return Ok(Known::default());
     }
     for (journal, keys) in store::dedup::journals(connection, tenant, &journals).await? {
-        memory.entry(journal).and_modify(|log| log.keys = Some(keys));
+        caches.entry(journal).and_modify(|log| log.keys = Some(keys));
     }
-    recall(connection, tenant, memory, requests).await
+    recall(connection, tenant, caches, requests).await
 }
 
 fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {

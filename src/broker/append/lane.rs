@@ -79,8 +79,8 @@ impl Lanes {
         stop: &CancellationToken,
     ) -> Self {
         let start = |lane| {
-            let measures = LaneMetrics::new(lane);
-            let queued = measures.queued.clone();
+            let metrics = LaneMetrics::new(lane);
+            let queued = metrics.queued.clone();
             let (sender, receiver) = mpsc::unbounded_channel();
             let lane = Lane {
                 queue: Queue::new(receiver, queued.clone()),
@@ -95,7 +95,7 @@ impl Lanes {
                 signals: signals.clone(),
                 tasks: tasks.clone(),
                 stop: stop.clone(),
-                measures,
+                metrics,
             };
             tasks.spawn(lane.run());
             (sender, queued)
@@ -139,7 +139,7 @@ struct Lane {
     signals: Arc<Signals>,
     tasks: TaskTracker,
     stop: CancellationToken,
-    measures: LaneMetrics,
+    metrics: LaneMetrics,
 }
 
 impl Lane {
@@ -184,8 +184,8 @@ impl Lane {
     /// Makes passes until every request of the group has its answer or is parked.
     async fn serve(&mut self, mut group: RequestBatch) {
         let begun = Instant::now();
-        let quick = self.writer.quick(&group).await;
-        self.measures.quick(begun, &quick);
+        let quick = self.writer.try_fast(&group).await;
+        self.metrics.quick(begun, &quick);
         match quick {
             Ok(FastOutcome::Passed(passed)) => return self.answer(group, passed),
             Ok(FastOutcome::Unknown) => {}
@@ -196,8 +196,8 @@ impl Lane {
         let mut contended = 0;
         while !group.requests.is_empty() {
             let begun = Instant::now();
-            let full = self.writer.full(&mut group, &mut self.queue).await;
-            self.measures.full(begun, &full);
+            let full = self.writer.run_slow(&mut group, &mut self.queue).await;
+            self.metrics.full(begun, &full);
             match full {
                 Ok(SlowOutcome::Passed(passed)) => return self.answer(group, passed),
                 Ok(SlowOutcome::Vanished(logs)) => {
@@ -208,12 +208,12 @@ impl Lane {
                             || parts.any(|p| logs.contains(&p.log_id))
                             || journals.any(|(journal, _)| logs.contains(journal))
                     };
-                    group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::Stale));
+                    group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::TopicChanged));
                 }
                 Ok(SlowOutcome::Behind(log)) => {
                     self.tasks.spawn(snapshot(self.store.clone(), tenant, log));
                     let stands_on = |request: &Request, _: &Ticket| {
-                        read_set::grounded_logs(std::slice::from_ref(request)).contains(&log)
+                        read_set::dependency_logs(std::slice::from_ref(request)).contains(&log)
                     };
                     let behind = Error::unavailable(
                         "The log is being prepared for numbered appends. Nothing was changed.",
@@ -224,7 +224,7 @@ impl Lane {
                     tracing::debug!(%error, "a pass starts again");
                     contended += 1;
                 }
-                Err(error @ (store::Error::Contended(_) | store::Error::Corrupt(_))) => {
+                Err(error @ (store::Error::Contended(_) | store::Error::Unexpected(_))) => {
                     let error = Error::from(error);
                     group.take(|_, _| true).into_iter().for_each(|t| t.fail(error.clone()));
                 }
@@ -253,16 +253,16 @@ impl Lane {
         for ticket in late {
             ticket.fail(Error::unavailable("The database cannot be reached right now."));
         }
-        self.measures.redone.increment(group.requests.len() as u64);
+        self.metrics.redone.increment(group.requests.len() as u64);
     }
 
     /// Answers what was decided, parks what may wait, and tells who waits for these logs.
     fn answer(&mut self, group: RequestBatch, passed: Passed) {
-        self.measures.passed(&group);
+        self.metrics.passed(&group);
         let RequestBatch { tenant, requests, tickets, .. } = group;
         let Passed { plan, written } = passed;
         let remembered = self.writer.used(tenant, &requests, self.remembered_producers);
-        self.measures.remembered.set(remembered as f64);
+        self.metrics.remembered.set(remembered as f64);
         if let Some(written) = &written {
             self.tell(tenant, &plan, written);
         }
@@ -278,16 +278,20 @@ impl Lane {
                 Decision::Repeated(Remembered { placement, appended_at, .. }) => {
                     ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
                 }
-                Decision::Known(verdicts) => ticket.answer(known(&request, verdicts)),
-                Decision::Later => self.queue.again(Job { tenant, request, ticket }),
+                Decision::AllDuplicates(verdicts) => ticket.answer(known(&request, verdicts)),
+                Decision::RetryNextBatch => self.queue.again(Job { tenant, request, ticket }),
                 Decision::Forgotten => ticket.answer(Outcome::Forgotten),
-                Decision::Before(row) => ticket.answer(Outcome::Committed { row, duplicate: true }),
-                Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
-                Decision::Respread => {
-                    self.writer.forget(tenant, std::slice::from_ref(&request));
-                    ticket.answer(Outcome::Stale);
+                Decision::AlreadyCommitted(row) => {
+                    ticket.answer(Outcome::Committed { row, duplicate: true })
                 }
-                Decision::Ahead(refusal) => self.park(Job { tenant, request, ticket }, refusal),
+                Decision::Refused(refusal) => ticket.answer(Outcome::Refused(refusal)),
+                Decision::TopicChanged => {
+                    self.writer.forget(tenant, std::slice::from_ref(&request));
+                    ticket.answer(Outcome::TopicChanged);
+                }
+                Decision::OutOfOrder(refusal) => {
+                    self.park(Job { tenant, request, ticket }, refusal)
+                }
             }
         }
     }
@@ -300,7 +304,7 @@ impl Lane {
         {
             job.ticket.answer(Outcome::Refused(refusal));
         } else {
-            job.ticket.parked.get_or_insert_with(|| self.measures.park());
+            job.ticket.parked.get_or_insert_with(|| self.metrics.park());
             self.parked.push((job, refusal));
         }
     }
@@ -315,7 +319,7 @@ impl Lane {
                 let news = Change::HighWatermark(base + write.record_count);
                 self.watches.tell(tenant, write.log_id, news);
             }
-            let log = self.writer.memory(tenant).get_mut(&write.log_id);
+            let log = self.writer.caches(tenant).get_mut(&write.log_id);
             if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {
                 log.unfolded_rows = 0;
                 self.tasks.spawn(snapshot(self.store.clone(), tenant, write.log_id));

@@ -1,4 +1,4 @@
-//! Bringing the memory of a group's logs up to their heads.
+//! Bringing the cache of a group's logs up to their heads.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,38 +14,38 @@ use crate::{
     store::{self, Connection, append::load::Facts},
 };
 
-/// Folds what the memory lacks of the rows before `heads`, loads the producers of `requests` it does
+/// Folds what the cache lacks of the rows before `heads`, loads the producers of `requests` it does
 /// not know, and reads the epochs that were last read under another fence. The heads were read
 /// before: an epoch read after its fence is never older than it. `held`: of sessions that nobody
 /// can open now.
 pub async fn load(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     requests: &[Request],
     held: &Facts,
 ) -> Result<Loaded, store::Error> {
     for head in heads {
-        match memory.get_mut(&head.log_id).filter(|log| log.is_prefix_of(head)) {
+        match caches.get_mut(&head.log_id).filter(|log| log.is_prefix_of(head)) {
             Some(log) => log.see_fence(head.fence),
-            None => drop(memory.insert(head.log_id, LogCache::cold(head))),
+            None => drop(caches.insert(head.log_id, LogCache::cold(head))),
         }
     }
     let numbered = numbered(heads, requests);
     loop {
-        let starts = load_strangers(connection, memory, tenant, heads, &numbered).await?;
-        match load_tails(connection, memory, tenant, heads, &starts).await? {
+        let starts = load_strangers(connection, caches, tenant, heads, &numbered).await?;
+        match load_tails(connection, caches, tenant, heads, &starts).await? {
             Tails::Folded => break,
             Tails::TooLong(log) => return Ok(Loaded::Behind(log)),
-            // cold memory is of no other history
-            Tails::Foreign(head) => drop(memory.insert(head.log_id, LogCache::cold(&head))),
+            // cold cache is of no other history
+            Tails::Foreign(head) => drop(caches.insert(head.log_id, LogCache::cold(&head))),
         }
     }
-    load_partition_counts(connection, memory, tenant, heads, requests).await?;
-    load_sessions(connection, memory, tenant, heads, &numbered, held).await?;
+    load_partition_counts(connection, caches, tenant, heads, requests).await?;
+    load_sessions(connection, caches, tenant, heads, &numbered, held).await?;
     for head in heads {
-        if let Some(log) = memory.get_mut(&head.log_id)
+        if let Some(log) = caches.get_mut(&head.log_id)
             && log.next_offset == head.next_offset
         {
             log.last_appended_at = head.last_appended_at;
@@ -54,20 +54,20 @@ pub async fn load(
     Ok(Loaded::Whole)
 }
 
-/// Loads before the lock what is likely to be much: the memory is a prefix of the log at any time,
+/// Loads before the lock what is likely to be much: the cache is a prefix of the log at any time,
 /// so under the lock only the difference is read, and the heads are held for microseconds.
 pub async fn load_early(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     requests: &[Request],
 ) -> Result<Loaded, store::Error> {
-    let grounded = read_set::grounded_logs(requests);
-    let heads = store::catalog::logs::read(connection, tenant, &grounded).await?;
-    match load(connection, memory, tenant, &heads, requests, &Facts::new()).await {
+    let dependencies = read_set::dependency_logs(requests);
+    let heads = store::catalog::logs::read(connection, tenant, &dependencies).await?;
+    match load(connection, caches, tenant, &heads, requests, &Facts::new()).await {
         // rows were trimmed between two of its statements; under the lock that cannot happen
-        Err(store::Error::Corrupt(_)) => {
-            grounded.iter().for_each(|log| drop(memory.remove(log)));
+        Err(store::Error::Unexpected(_)) => {
+            dependencies.iter().for_each(|log| drop(caches.remove(log)));
             Ok(Loaded::Whole)
         }
         loaded => loaded,
@@ -84,7 +84,7 @@ pub enum Loaded {
 enum Tails {
     Folded,
     TooLong(LogId),
-    /// The memory of this log is of another history: its tail was lost, and others were appended since.
+    /// The cache of this log is of another history: its tail was lost, and others were appended since.
     Foreign(Head),
 }
 
@@ -97,20 +97,20 @@ fn numbered(heads: &[Head], requests: &[Request]) -> BTreeSet<Pair> {
     pairs.filter(|(log_id, _)| heads.iter().any(|head| head.log_id == *log_id)).collect()
 }
 
-/// A producer that is not in the memory with a state is its stored state plus all rows from there
-/// on, never only those behind the memory. Nor is one whose mark is old: its state may have been
+/// A producer that is not in the cache with a state is its stored state plus all rows from there
+/// on, never only those behind the cache. Nor is one whose mark is old: its state may have been
 /// written anew, without a row that says so, by who has raised the fence.
 async fn load_strangers(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     numbered: &BTreeSet<Pair>,
 ) -> Result<Starts, store::Error> {
     let fences: BTreeMap<LogId, i64> = heads.iter().map(|h| (h.log_id, h.fence)).collect();
     let is_known = |(log_id, id): &Pair| {
-        let producer = memory.get(log_id).and_then(|log| log.producers.get(id));
-        let is_read = |p: &Producer| p.registered && Some(&p.mark) == fences.get(log_id);
+        let producer = caches.get(log_id).and_then(|log| log.producers.get(id));
+        let is_read = |p: &Producer| p.registered && Some(&p.verified_fence) == fences.get(log_id);
         producer.is_some_and(is_read)
     };
     let strangers: Vec<Pair> = numbered.iter().copied().filter(|pair| !is_known(pair)).collect();
@@ -120,18 +120,18 @@ async fn load_strangers(
     }
     for (log_id, producer_id) in &strangers {
         let unknown = Producer {
-            mark: -1,
+            verified_fence: -1,
             session: None,
             state: ProducerState::default(),
             registered: false,
         };
-        memory.entry(*log_id).and_modify(|log| {
+        caches.entry(*log_id).and_modify(|log| {
             log.producers.insert(*producer_id, unknown);
         });
     }
     for stored in store::append::load::states(connection, tenant, &strangers).await? {
         let head = heads.iter().find(|head| head.log_id == stored.log_id);
-        let log = memory.get_mut(&stored.log_id);
+        let log = caches.get_mut(&stored.log_id);
         let producer = log.and_then(|log| log.producers.get_mut(&stored.producer_id));
         if let (Some(head), Some(producer)) = (head, producer) {
             producer.state = stored.state;
@@ -145,17 +145,17 @@ async fn load_strangers(
 
 async fn load_tails(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     starts: &Starts,
 ) -> Result<Tails, store::Error> {
     let mut from: Vec<(&Head, Offset)> = Vec::new();
     for head in heads {
-        let Some(log) = memory.get(&head.log_id) else { continue };
+        let Some(log) = caches.get(&head.log_id) else { continue };
         let starts = starts.get(&head.log_id).into_iter().flat_map(HashMap::values).copied();
         let first = starts.clone().fold(log.next_offset, Offset::min);
-        // before the lock a state may be newer than the head that was read: the memory goes as far,
+        // before the lock a state may be newer than the head that was read: the cache goes as far,
         // or the rows it counts already would be counted again under the lock
         let last = starts.fold(head.next_offset, Offset::max);
         if last - first > FAR_OFFSETS {
@@ -172,7 +172,7 @@ async fn load_tails(
     let rows = store::append::load::tails(connection, tenant, &offsets).await?;
     let none = HashMap::new();
     for (head, first) in from {
-        let Some(log) = memory.get_mut(&head.log_id) else { continue };
+        let Some(log) = caches.get_mut(&head.log_id) else { continue };
         let of_log = rows.iter().filter(|row| row.log_id == head.log_id);
         let tail: Vec<TailRow<'_>> = of_log.map(store::append::load::StoredRow::as_tail).collect();
         if log.next_offset < head.next_offset && !log.ends_in(&tail) {
@@ -187,7 +187,7 @@ async fn load_tails(
 /// Journals know how many partitions their topic has under their fence, as far as somebody asked.
 async fn load_partition_counts(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     requests: &[Request],
@@ -199,7 +199,7 @@ async fn load_partition_counts(
         })
     };
     let is_unread =
-        |head: &&Head| memory.get(&head.log_id).is_some_and(|log| log.partition_count == 0);
+        |head: &&Head| caches.get(&head.log_id).is_some_and(|log| log.partition_count == 0);
     let journals: Vec<LogId> = heads
         .iter()
         .filter(|head| is_journal(head.log_id))
@@ -212,7 +212,7 @@ async fn load_partition_counts(
     for (log_id, count) in
         store::catalog::logs::partition_counts(connection, tenant, &journals).await?
     {
-        memory.entry(log_id).and_modify(|log| log.partition_count = count);
+        caches.entry(log_id).and_modify(|log| log.partition_count = count);
     }
     Ok(())
 }
@@ -220,7 +220,7 @@ async fn load_partition_counts(
 /// Epochs are read anew where the fence has moved since they were read.
 async fn load_sessions(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     tenant: TenantId,
     heads: &[Head],
     numbered: &BTreeSet<Pair>,
@@ -228,8 +228,8 @@ async fn load_sessions(
 ) -> Result<(), store::Error> {
     let fences: BTreeMap<LogId, i64> = heads.iter().map(|h| (h.log_id, h.fence)).collect();
     let is_unread = |(log_id, id): &&Pair| {
-        let producer = memory.get(log_id).and_then(|log| log.producers.get(id));
-        producer.is_some_and(|producer| Some(&producer.mark) != fences.get(log_id))
+        let producer = caches.get(log_id).and_then(|log| log.producers.get(id));
+        producer.is_some_and(|producer| Some(&producer.verified_fence) != fences.get(log_id))
     };
     let unread: Vec<Pair> = numbered.iter().filter(is_unread).copied().collect();
     if unread.is_empty() {
@@ -244,11 +244,11 @@ async fn load_sessions(
         store::append::load::session_facts(connection, tenant, &producers).await?
     };
     for (log_id, producer_id) in unread {
-        let log = memory.get_mut(&log_id);
+        let log = caches.get_mut(&log_id);
         let producer = log.and_then(|log| log.producers.get_mut(&producer_id));
         if let (Some(producer), Some(fence)) = (producer, fences.get(&log_id)) {
             producer.session = held.get(&producer_id).or(read.get(&producer_id)).copied();
-            producer.mark = *fence;
+            producer.verified_fence = *fence;
         }
     }
     Ok(())

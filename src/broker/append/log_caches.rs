@@ -53,8 +53,8 @@ impl TenantLogCaches {
 
     fn count(&mut self, most: usize) {
         let mut logs: Vec<(u64, TenantId, LogId, usize)> = Vec::new();
-        for (tenant, memory) in &self.tenants {
-            for (log_id, log) in memory {
+        for (tenant, caches) in &self.tenants {
+            for (log_id, log) in caches {
                 let used_at = self.used_at.get(&(*tenant, *log_id)).copied().unwrap_or(0);
                 logs.push((used_at, *tenant, *log_id, log.weight()));
             }
@@ -69,11 +69,11 @@ impl TenantLogCaches {
                 self.of(tenant).remove(&log);
                 counted -= weight;
             }
-            self.tenants.retain(|_, memory| !memory.is_empty());
+            self.tenants.retain(|_, caches| !caches.is_empty());
         }
         let tenants = &self.tenants;
         self.used_at.retain(|(tenant, log), _| {
-            tenants.get(tenant).is_some_and(|memory| memory.contains_key(log))
+            tenants.get(tenant).is_some_and(|caches| caches.contains_key(log))
         });
         (self.counted, self.since) = (counted, 0);
     }
@@ -106,7 +106,7 @@ mod tests {
         let mut log = LogCache::cold(&head);
         for id in 0..producers {
             let state = ProducerState::default();
-            let producer = Producer { mark: 0, session: None, state, registered: true };
+            let producer = Producer { verified_fence: 0, session: None, state, registered: true };
             log.producers.insert(ProducerId(id), producer);
         }
         log

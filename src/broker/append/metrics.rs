@@ -66,7 +66,7 @@ impl AppendMetrics {
 pub struct LaneMetrics {
     /// What waits for its first pass.
     pub queued: Gauge,
-    /// Logs and producers in the memory.
+    /// Logs and producers in the cache.
     pub remembered: Gauge,
     pub redone: Counter,
     parked: Gauge,

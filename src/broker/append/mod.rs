@@ -123,7 +123,7 @@ impl Broker {
                 Outcome::Failed(error) => return Err(error),
                 // answered to transactions only
                 Outcome::Committed { .. } => return Err(Error::internal()),
-                Outcome::Stale => {}
+                Outcome::TopicChanged => {}
             }
         }
         Err(Error::unavailable("The topic keeps changing under this append. Nothing was changed."))

@@ -50,7 +50,8 @@ pub async fn hold(
     if ids.is_empty() {
         return Ok(held);
     }
-    held.claims = store::transaction::one_request::claim(connection, tenant, &ids).await?;
+    held.claims =
+        store::transaction::one_request::insert_placeholders(connection, tenant, &ids).await?;
     let standing = &mut held.standing;
     for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
         let row = store::transaction::read(connection, tenant, *id).await?;
@@ -59,7 +60,7 @@ pub async fn hold(
     // last: what was forgotten before an id came free, or its row was looked for, has moved the
     // horizon by now
     let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
-    standing.memory = Some(OutcomeHorizon { horizon, now });
+    standing.caches = Some(OutcomeHorizon { horizon, now });
     for id in self::sessions(requests) {
         let ongoing = store::transaction::ongoing(connection, tenant, id).await?;
         let ongoing = ongoing.filter(|row| !row.has_expired(now));

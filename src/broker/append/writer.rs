@@ -1,8 +1,8 @@
 //! One pass: a group of appends of one tenant, decided and written together.
 //!
-//! The *quick pass* decides over the memory and writes with one statement that holds only where the
-//! memory was right. The *full pass* serves everything else: it locks the heads, loads what the
-//! memory lacks, decides, writes and commits. A failure throws the memory of the group's logs
+//! The *fast path* decides over the cache and writes with one statement that holds only where the
+//! cache was right. The *slow path* serves everything else: it locks the heads, loads what the
+//! cache lacks, decides, writes and commits. A failure throws the cache of the group's logs
 //! away; a lost connection all of it, as it is not known who wrote meanwhile.
 
 use std::{
@@ -39,9 +39,9 @@ use crate::{
 
 /// Far beyond the lock timeout: only a silent peer takes so long.
 const PASS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a full pass starts again because it met a producer it had not locked, or had too much
+/// How often a slow path starts again because it met a producer it had not locked, or had too much
 /// to load under its locks.
-const FULL_ATTEMPTS: usize = 4;
+const SLOW_ATTEMPTS: usize = 4;
 
 /// A pass that held.
 pub struct Passed {
@@ -52,7 +52,7 @@ pub struct Passed {
 
 pub enum FastOutcome {
     Passed(Passed),
-    /// The memory does not know enough.
+    /// The cache does not know enough.
     Unknown,
     /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
     Overtaken(BTreeMap<LogId, ExpectedHead>),
@@ -66,20 +66,20 @@ pub enum SlowOutcome {
     Behind(LogId),
 }
 
-/// What passes need: a connection that nobody else uses, and the memory.
+/// What passes need: a connection that nobody else uses, and the cache.
 pub struct Writer {
     store: Store,
     connection: Option<Connection>,
-    memory: TenantLogCaches,
+    caches: TenantLogCaches,
 }
 
 impl Writer {
     pub fn new(store: Store) -> Self {
-        Self { store, connection: None, memory: TenantLogCaches::default() }
+        Self { store, connection: None, caches: TenantLogCaches::default() }
     }
 
-    pub fn memory(&mut self, tenant: TenantId) -> &mut LogCaches {
-        self.memory.of(tenant)
+    pub fn caches(&mut self, tenant: TenantId) -> &mut LogCaches {
+        self.caches.of(tenant)
     }
 
     /// Notes that a pass was made over these requests, and forgets what is beyond so many producers; answers
@@ -87,26 +87,26 @@ impl Writer {
     pub fn used(&mut self, tenant: TenantId, requests: &[Request], most: usize) -> usize {
         let logs = read_set::touched_logs(requests);
         let added = logs.len() + requests.iter().map(Request::weight).sum::<usize>();
-        self.memory.used(tenant, logs, added, most)
+        self.caches.used(tenant, logs, added, most)
     }
 
-    /// Decides over the memory, and writes where it was right.
-    pub async fn quick(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
-        let memory = self.memory.of(group.tenant);
+    /// Decides over the cache, and writes where it was right.
+    pub async fn try_fast(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
+        let caches = self.caches.of(group.tenant);
         let Some(connection) = &mut self.connection else { return Ok(FastOutcome::Unknown) };
-        if !read_set::is_known(memory, &group.requests) {
+        if !read_set::is_known(caches, &group.requests) {
             return Ok(FastOutcome::Unknown);
         }
-        let Some(mut standing) = TxnContext::assumed(wholes(&group.requests)) else {
+        let Some(mut standing) = TxnContext::optimistic(wholes(&group.requests)) else {
             return Ok(FastOutcome::Unknown);
         };
-        let look = dedup::recall(connection, group.tenant, memory, &group.requests);
+        let look = dedup::recall(connection, group.tenant, caches, &group.requests);
         match timeout(PASS_TIMEOUT, look).await {
             Ok(Ok(known)) => standing.known = known,
             Ok(Err(error)) => return Err(self.fail(group, error)),
             Err(_) => return Err(self.fail(group, store::Error::silent_peer())),
         }
-        let plan = append::decide(memory, &group.requests, &mut standing);
+        let plan = append::decide(caches, &group.requests, &mut standing);
         if !plan.silent.is_empty() {
             self.forget(group.tenant, &group.requests);
             return Ok(FastOutcome::Unknown);
@@ -131,12 +131,12 @@ impl Writer {
     }
 
     /// Locks, loads, decides, writes, commits.
-    pub async fn full(
+    pub async fn run_slow(
         &mut self,
         group: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        match timeout(PASS_TIMEOUT, self.full_attempts(group, queue)).await {
+        match timeout(PASS_TIMEOUT, self.slow_attempts(group, queue)).await {
             Ok(Ok(full)) => {
                 if let SlowOutcome::Behind(_) = &full {
                     self.forget(group.tenant, &group.requests);
@@ -151,26 +151,26 @@ impl Writer {
         }
     }
 
-    async fn full_attempts(
+    async fn slow_attempts(
         &mut self,
         group: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        let memory = self.memory.of(group.tenant);
+        let caches = self.caches.of(group.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
             closed => closed.insert(self.store.connection().await?),
         };
-        let mut early = !read_set::remembers(memory, &group.requests);
-        for _ in 0..FULL_ATTEMPTS {
+        let mut early = !read_set::remembers(caches, &group.requests);
+        for _ in 0..SLOW_ATTEMPTS {
             let RequestBatch { tenant, requests, .. } = &*group;
             if early
                 && let Loaded::Behind(log) =
-                    load_early(connection, memory, *tenant, requests).await?
+                    load_early(connection, caches, *tenant, requests).await?
             {
                 return Ok(SlowOutcome::Behind(log));
             }
-            let attempt = full_attempt(connection, memory, group, queue, early).await?;
+            let attempt = slow_attempt(connection, caches, group, queue, early).await?;
             match attempt {
                 Attempt::Again => early = true,
                 Attempt::Vanished(logs) => return Ok(SlowOutcome::Vanished(logs)),
@@ -180,13 +180,13 @@ impl Writer {
                 }
             }
         }
-        Err(store::Error::Corrupt("a full pass does not come to an end".into()))
+        Err(store::Error::Unexpected("a slow path does not come to an end".into()))
     }
 
     fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
         if let Some(written) = &written {
-            let memory = self.memory.of(tenant);
-            plan.confirm(memory, written.appended_at, &written.bases);
+            let caches = self.caches.of(tenant);
+            plan.confirm(caches, written.appended_at, &written.bases);
         }
         Passed { plan, written }
     }
@@ -194,21 +194,21 @@ impl Writer {
     /// A pass that failed here, and not in the database, has left its transaction open: dropped, it is
     /// rolled back with the next statement only, and its locks would be held until then.
     async fn settle(&mut self, error: &store::Error) {
-        if matches!(error, store::Error::Contended(_) | store::Error::Corrupt(_))
+        if matches!(error, store::Error::Contended(_) | store::Error::Unexpected(_))
             && let Some(connection) = &mut self.connection
             && store::settle(connection).await.is_err()
         {
             self.connection = None;
-            self.memory.clear();
+            self.caches.clear();
         }
     }
 
-    /// Of requests that were decided over their memory without a write, or are refused by it again and
+    /// Of requests that were decided over their cache without a write, or are refused by it again and
     /// again: it is read anew for the next.
     pub fn forget(&mut self, tenant: TenantId, requests: &[Request]) {
-        let memory = self.memory.of(tenant);
+        let caches = self.caches.of(tenant);
         for log in read_set::touched_logs(requests) {
-            memory.remove(&log);
+            caches.remove(&log);
         }
     }
 
@@ -218,11 +218,11 @@ impl Writer {
                 if self.connection.take().is_some() {
                     self.store.lost();
                 }
-                self.memory.clear();
+                self.caches.clear();
             }
-            store::Error::Contended(_) | store::Error::Corrupt(_) | store::Error::Unsuitable(_) => {
-                self.forget(group.tenant, &group.requests)
-            }
+            store::Error::Contended(_)
+            | store::Error::Unexpected(_)
+            | store::Error::Unsuitable(_) => self.forget(group.tenant, &group.requests),
         }
         error
     }
@@ -234,7 +234,7 @@ enum PlanStanding {
     No,
 }
 
-/// Writes the plan where the memory was right; a plan that writes nothing is confirmed by a read
+/// Writes the plan where the cache was right; a plan that writes nothing is confirmed by a read
 /// that begins now, after its requests arrived.
 async fn write_if(
     connection: &mut Connection,
@@ -243,7 +243,7 @@ async fn write_if(
     quick: bool,
 ) -> Result<PlanStanding, store::Error> {
     let RequestBatch { tenant, .. } = *group;
-    // a full pass holds what its transactions stand on, and writes them after its rows
+    // a slow path holds what its transactions stand on, and writes them after its rows
     let ended = if quick { txn::ended(group, plan) } else { Vec::new() };
     if !plan.writes_rows_or_keys() && ended.is_empty() {
         let held = store::append::confirm(connection, tenant, &plan.writes).await?;
@@ -263,20 +263,20 @@ enum Attempt {
 }
 
 /// `early`: what could be loaded before the lock was.
-async fn full_attempt(
+async fn slow_attempt(
     connection: &mut Connection,
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     group: &mut RequestBatch,
     queue: &mut Queue,
     early: bool,
 ) -> Result<Attempt, store::Error> {
     let RequestBatch { tenant, requests, .. } = &*group;
     let touched = read_set::touched_logs(requests);
-    let grounded = read_set::grounded_logs(requests);
-    let known = positions(memory, &grounded);
+    let dependencies = read_set::dependency_logs(requests);
+    let known = positions(caches, &dependencies);
 
     let mut transaction = store::begin(connection).await?;
-    let shared = unregistered(memory, requests);
+    let shared = unregistered(caches, requests);
     let mut held = Facts::new();
     let producers: BTreeSet<ProducerId> =
         shared.iter().map(|(_, id)| *id).chain(txn::sessions(requests)).collect();
@@ -291,8 +291,8 @@ async fn full_attempt(
         let found: BTreeSet<LogId> = heads.iter().map(|head| head.log_id).collect();
         return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
     }
-    heads.retain(|head| grounded.binary_search(&head.log_id).is_ok());
-    let is_near = |head: &Head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head));
+    heads.retain(|head| dependencies.binary_search(&head.log_id).is_ok());
+    let is_near = |head: &Head| caches.get(&head.log_id).is_some_and(|log| log.is_near(head));
     // the tail of a producer that is not known begins at the snapshot, or later
     let may_be_long = |(log_id, _): &(LogId, ProducerId)| {
         heads.iter().any(|head| head.log_id == *log_id && head.is_far_from_snapshot())
@@ -301,21 +301,21 @@ async fn full_attempt(
         store::rollback(transaction).await?;
         return Ok(Attempt::Again);
     }
-    let loaded = load(&mut transaction, memory, *tenant, &heads, requests, &held).await?;
+    let loaded = load(&mut transaction, caches, *tenant, &heads, requests, &held).await?;
     if let Loaded::Behind(log) = loaded {
         store::rollback(transaction).await?;
         return Ok(Attempt::Behind(log));
     }
-    let now_at = positions(memory, &grounded);
+    let now_at = positions(caches, &dependencies);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
-        return Err(store::Error::Corrupt("a head and its rows do not agree".into()));
+        return Err(store::Error::Unexpected("a head and its rows do not agree".into()));
     }
-    if !unregistered(memory, requests).is_subset(&shared) {
+    if !unregistered(caches, requests).is_subset(&shared) {
         store::rollback(transaction).await?;
         return Ok(Attempt::Again);
     }
     for (log_id, position) in &now_at {
-        if let Some(log) = memory.get_mut(log_id) {
+        if let Some(log) = caches.get_mut(log_id) {
             let moved = known.get(log_id).is_some_and(|known| known != position);
             let compared = group.compared.get(log_id);
             log.looked(moved || compared.is_some_and(|compare| !compare.holds(log)));
@@ -323,19 +323,19 @@ async fn full_attempt(
     }
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
-    queue.join(group, |request| read_set::may_join(memory, &touched, &grounded, request));
+    queue.join(group, |request| read_set::may_join(caches, &touched, &dependencies, request));
     whole.standing.known =
-        dedup::learn(&mut transaction, group.tenant, memory, &group.requests).await?;
-    let plan = append::decide(memory, &group.requests, &mut whole.standing);
-    let written = write_locked(transaction, memory, group, &plan, &now_at, &whole).await?;
+        dedup::learn(&mut transaction, group.tenant, caches, &group.requests).await?;
+    let plan = append::decide(caches, &group.requests, &mut whole.standing);
+    let written = write_locked(transaction, caches, group, &plan, &now_at, &whole).await?;
     Ok(Attempt::Held(plan, written))
 }
 
-/// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:
+/// Writes the plan of a slow path, registers whom it appends for the first time, and commits. None:
 /// nothing was to be written. `now_at`: where the locked logs stand.
 async fn write_locked(
     mut transaction: store::Transaction<'_>,
-    memory: &LogCaches,
+    caches: &LogCaches,
     group: &RequestBatch,
     plan: &Plan,
     now_at: &BTreeMap<LogId, Offset>,
@@ -346,8 +346,9 @@ async fn write_locked(
         if group.is_redo {
             // a write would make the lost statement's compare fail; without one the fence does, or
             // what is refused now might be stored after all
-            let grounded: Vec<LogId> = now_at.keys().copied().collect();
-            store::catalog::logs::raise_fences(&mut transaction, group.tenant, &grounded).await?;
+            let dependencies: Vec<LogId> = now_at.keys().copied().collect();
+            store::catalog::logs::raise_fences(&mut transaction, group.tenant, &dependencies)
+                .await?;
             txn::write(&mut transaction, group.tenant, whole, &ended, plan, None).await?;
             store::commit(transaction).await?;
         } else {
@@ -356,7 +357,7 @@ async fn write_locked(
         return Ok(None);
     }
     let PlanStanding::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
-        return Err(store::Error::Corrupt("a locked head does not compare".into()));
+        return Err(store::Error::Unexpected("a locked head does not compare".into()));
     };
     let written = match written {
         None => Some(Written::at(store::session::clock(&mut transaction).await?)),
@@ -372,7 +373,7 @@ async fn write_locked(
     }
     if let (Some(written), false) = (&written, plan.silent.is_empty()) {
         let appended_at = written.appended_at;
-        let states: Vec<_> = plan.silent_states(memory, appended_at).collect();
+        let states: Vec<_> = plan.silent_states(caches, appended_at).collect();
         let tenant = group.tenant;
         store::append::load::write_states(&mut transaction, tenant, &states, appended_at).await?;
         let logs: BTreeSet<LogId> = states.iter().map(|(log_id, ..)| *log_id).collect();
@@ -383,17 +384,17 @@ async fn write_locked(
     Ok(written)
 }
 
-fn positions(memory: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
-    let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
+fn positions(caches: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
+    let position = |log_id: &LogId| Some((*log_id, caches.get(log_id)?.next_offset));
     logs.iter().filter_map(position).collect()
 }
 
-/// Producers of the group that are not in the memory with a registered state: an open of them may
+/// Producers of the group that are not in the cache with a registered state: an open of them may
 /// not know of this log yet, so their session rows are held until this pass has registered them.
-fn unregistered(memory: &LogCaches, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
+fn unregistered(caches: &LogCaches, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {
-        let producer = memory.get(log_id).and_then(|log| log.producers.get(producer_id));
+        let producer = caches.get(log_id).and_then(|log| log.producers.get(producer_id));
         producer.is_some_and(|producer| producer.registered)
     };
     requests.iter().filter_map(numbered).filter(|pair| !is_registered(pair)).collect()

@@ -145,7 +145,7 @@ impl From<store::Error> for Error {
                 tracing::warn!(%error, "the outcome of a commit is unknown");
                 Self::outcome_unknown()
             }
-            store::Error::Corrupt(_) | store::Error::Unsuitable(_) => {
+            store::Error::Unexpected(_) | store::Error::Unsuitable(_) => {
                 tracing::error!(%error, "the database holds or answers something unexpected");
                 Self::internal()
             }

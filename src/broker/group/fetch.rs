@@ -127,7 +127,7 @@ impl Broker {
             attempts.start = 0;
         }
         let what = format!("partitions of group {group} lack rows they should have");
-        Err(Error::from(store::Error::Corrupt(what)))
+        Err(Error::from(store::Error::Unexpected(what)))
     }
 
     /// Whether the caller may read all that the member owns; before anything is let go of.

@@ -25,7 +25,7 @@ impl Task for Scripted {
         item.push_front(name);
         match how {
             'x' => Err(store::Error::overtaken()),
-            '!' => Err(store::Error::Corrupt("as the test wants it".into())),
+            '!' => Err(store::Error::Unexpected("as the test wants it".into())),
             _ => Ok(Chunk { rows: 1, more: item.len() > 1 }),
         }
     }

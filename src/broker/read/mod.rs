@@ -113,7 +113,7 @@ impl Broker {
             }
         }
         let what = format!("topic {topic}, partition {partition} lacks rows it should have");
-        Err(Error::from(store::Error::Corrupt(what)))
+        Err(Error::from(store::Error::Unexpected(what)))
     }
 
     /// Resolves, registers, looks; in that order, so that no commit slips between.

@@ -91,7 +91,7 @@ impl Broker {
             return Ok(ground.answer(tenant, positions, found));
         }
         let what = format!("topic {topic} lacks rows it should have");
-        Err(Error::from(store::Error::Corrupt(what)))
+        Err(Error::from(store::Error::Unexpected(what)))
     }
 
     /// Resolves, registers, looks; in that order, so that no commit slips between. What was

@@ -161,8 +161,12 @@ async fn remembered(
     new: &New,
     refusal: Error,
 ) -> Result<TransactionRow, Stop> {
-    let claimed =
-        store::transaction::one_request::claim(connection, tenant, &[(new.id, new.digest)]).await?;
+    let claimed = store::transaction::one_request::insert_placeholders(
+        connection,
+        tenant,
+        &[(new.id, new.digest)],
+    )
+    .await?;
     if !claimed.is_empty() {
         return Err(refusal.into());
     }

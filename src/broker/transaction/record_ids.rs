@@ -35,7 +35,7 @@ impl From<Stopped> for Stop {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Refused(refusal) => refusal.into(),
-            Stopped::Later => Stop::Again,
+            Stopped::RetryNextBatch => Stop::Again,
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub fn measures(&self, instant: Instant) -> bool {
+    pub fn metrics(&self, instant: Instant) -> bool {
         (self.from..self.until).contains(&instant)
     }
 }
@@ -151,7 +151,7 @@ impl Tally {
 
     pub fn done(&mut self, begun: Instant, ended: Instant, events: u64) {
         self.acknowledged += events;
-        if self.clock.measures(ended) {
+        if self.clock.metrics(ended) {
             self.requests += 1;
             self.events += events;
             self.latencies.note(ended - begun);

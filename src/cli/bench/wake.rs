@@ -140,7 +140,7 @@ fn compare(
     let mut before_answer: u64 = 0;
     let arrivals = arrived.iter().flat_map(|arrived| sent.iter().zip(arrived));
     for (sent, arrived) in arrivals {
-        if clock.measures(sent.at) {
+        if clock.metrics(sent.at) {
             from_send.note(arrived.saturating_duration_since(sent.at));
             from_answer.note(arrived.saturating_duration_since(sent.answered));
             before_answer += u64::from(*arrived < sent.answered);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 
-/// After so many looks under the lock that found nothing of others, quick passes are tried again: one
+/// After so many looks under the lock that found nothing of others, fast paths are tried again: one
 /// that fails costs more than a full one.
 const CONTENDED_PASSES: u8 = 8;
 
@@ -45,7 +45,7 @@ impl Head {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Producer {
     /// The fence under which its session row was last read; the fence must have been read first.
-    pub mark: i64,
+    pub verified_fence: i64,
     /// None: there is no such producer.
     pub session: Option<SessionFacts>,
     pub state: ProducerState,
@@ -73,7 +73,7 @@ pub struct LogCache {
     /// A journal's: of its topic's keys, if that was looked at.
     pub keys: Option<JournalKeys>,
     pub producers: HashMap<ProducerId, Producer>,
-    /// Full passes still to be made before a quick one is tried again: another replica feeds it.
+    /// Slow paths still to be made before a quick one is tried again: another replica feeds it.
     pub contended_passes: u8,
     /// Rows known to lie behind the last snapshot.
     pub unfolded_rows: i64,
@@ -139,7 +139,7 @@ impl LogCache {
         self.contended_passes = if found_others { CONTENDED_PASSES } else { quieter };
     }
 
-    /// Whether the row that this memory ends with lies in the log as it was folded: without it the rows
+    /// Whether the row that this cache ends with lies in the log as it was folded: without it the rows
     /// behind are of another history.
     pub fn ends_in(&self, rows: &[TailRow<'_>]) -> bool {
         let is_last = |row: &TailRow<'_>| row.base_offset + row.record_count == self.next_offset;
@@ -149,8 +149,8 @@ impl LogCache {
 
     /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`
     /// says from where on it counts for a producer loaded now; for all others it counts behind the
-    /// memory. A tail that does not reach from `from` to the memory without a hole (it was trimmed
-    /// or compacted meanwhile) is refused; the memory is then good for nothing.
+    /// cache. A tail that does not reach from `from` to the cache without a hole (it was trimmed
+    /// or compacted meanwhile) is refused; the cache is then good for nothing.
     pub fn fold(
         &mut self,
         from: Offset,

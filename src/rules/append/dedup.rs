@@ -112,7 +112,7 @@ pub enum RecordVerdict {
 pub enum Stopped {
     Refused(Refusal),
     /// Another request of this pass has claimed one of its keys: judged again in the next one.
-    Later,
+    RetryNextBatch,
 }
 
 impl From<Refusal> for Stopped {
@@ -133,7 +133,7 @@ impl Known {
                 continue;
             };
             if self.claimed.contains(&(dedup.topic_id, key)) {
-                return Err(Stopped::Later);
+                return Err(Stopped::RetryNextBatch);
             }
             let (verdict, digest) = match (firsts.get(&key), self.fact(dedup.topic_id, key)) {
                 (Some(first), _) => (RecordVerdict::Same(*first), dedup.records[*first].digest),
@@ -171,7 +171,7 @@ impl Known {
     pub fn judge_request(&self, dedup: &Dedup) -> Result<Option<(&[u8], Timestamp)>, Stopped> {
         let Some(request) = dedup.request_key else { return Ok(None) };
         if self.claimed.contains(&(dedup.topic_id, request.key)) {
-            return Err(Stopped::Later);
+            return Err(Stopped::RetryNextBatch);
         }
         Ok(self.repeated(dedup.topic_id, &request, dedup.window_ms)?)
     }

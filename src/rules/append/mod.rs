@@ -1,7 +1,7 @@
-//! Deciding a group of appends over the memory of their logs: who appends, who repeats, who waits,
+//! Deciding a group of appends over the cache of their logs: who appends, who repeats, who waits,
 //! who is refused; and what is written where.
 //!
-//! The decision works straight on the memory. If its write does not hold, the memory of these logs
+//! The decision works straight on the cache. If its write does not hold, the cache of these logs
 //! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
 //! written, a read of the heads) has confirmed every log an answer stands on.
 
@@ -27,7 +27,7 @@ use self::{
     draft::Draft,
     plan::{Decision, LogWrite, Plan},
     producer_state::{Entry, Placement, Remembered},
-    read_set::{Dependency, ExpectedHead, compare, grounds},
+    read_set::{Dependency, ExpectedHead, compare, read_set},
     reservations::{KeyReservation, Verdicts},
     sequence::SequenceVerdict,
 };
@@ -119,18 +119,18 @@ impl Request {
     }
 }
 
-/// Decides a group, in its order. Every log and producer an answer stands on must be in the memory
+/// Decides a group, in its order. Every log and producer an answer stands on must be in the cache
 /// (`is_known`, or loaded under the heads' locks), and what its transactions stand on in `standing`.
-pub fn decide(memory: &mut LogCaches, group: &[Request], standing: &mut TxnContext) -> Plan {
-    let grounds = grounds(group);
-    let compares: BTreeMap<LogId, Option<ExpectedHead>> = grounds
+pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnContext) -> Plan {
+    let read_set = read_set(group);
+    let compares: BTreeMap<LogId, Option<ExpectedHead>> = read_set
         .iter()
-        .map(|(log_id, ground)| (*log_id, compare(memory, *log_id, *ground)))
+        .map(|(log_id, dependency)| (*log_id, compare(caches, *log_id, *dependency)))
         .collect();
     let mut draft = Drafts::default();
     let mut decisions = Vec::with_capacity(group.len());
     for (index, request) in group.iter().enumerate() {
-        let Approved { fresh, verdicts } = match judge(memory, request, standing) {
+        let Approved { fresh, verdicts } = match judge(caches, request, standing) {
             Ok(approved) => approved,
             Err(decision) => {
                 decisions.push(decision);
@@ -142,7 +142,7 @@ pub fn decide(memory: &mut LogCaches, group: &[Request], standing: &mut TxnConte
         let placement = placement(request, &verdicts, &deltas, &compares);
         if let Some(numbered) = request.numbered {
             let entry = entry(request, numbered, fresh, placement.clone());
-            draft.number(memory, request, entry, &parts);
+            draft.number(caches, request, entry, &parts);
         }
         let keyed = Some(&placement).filter(|_| request.is_keyed());
         let known = &standing.known;
@@ -153,20 +153,20 @@ pub fn decide(memory: &mut LogCaches, group: &[Request], standing: &mut TxnConte
         request.whole.iter().for_each(|whole| standing.apply(whole));
         draft.commits |= request.whole.is_some();
         for part in &parts {
-            advance(memory, &grounds, part.log_id, part.record_count);
+            advance(caches, &read_set, part.log_id, part.record_count);
         }
         if request.numbered.is_some() && request.spread.is_some() {
-            advance(memory, &grounds, request.home, 1);
+            advance(caches, &read_set, request.home, 1);
         }
         decisions.push(Decision::Appended { deltas, verdicts });
     }
-    forget_unregistered(memory, group);
+    forget_unregistered(caches, group);
     let mut writes: Vec<LogWrite> = (compares.into_iter())
         .map(|(log_id, compare)| {
             draft.logs.remove(&log_id).unwrap_or_default().into_write(log_id, compare)
         })
         .collect();
-    claim_journals(memory, group, &draft.claims, &mut writes);
+    claim_journals(caches, group, &draft.claims, &mut writes);
     Plan {
         decisions,
         writes,
@@ -210,13 +210,13 @@ impl Drafts {
     /// The producer's state goes on with the request; its entry goes into a row, if there is one.
     fn number(
         &mut self,
-        memory: &mut LogCaches,
+        caches: &mut LogCaches,
         request: &Request,
         entry: Entry,
         parts: &[RequestPart],
     ) {
         let home = (request.home, entry.producer_id);
-        if let Some(producer) = producer_mut(memory, home) {
+        if let Some(producer) = producer_mut(caches, home) {
             self.touched.insert(home);
             producer.state.apply(&entry, THIS_PASS);
             if !std::mem::replace(&mut producer.registered, true) {
@@ -235,7 +235,7 @@ impl Drafts {
 /// Whoever decides by a topic's keys stands on what its journal says of them, and counts the new ones
 /// there.
 fn claim_journals(
-    memory: &LogCaches,
+    caches: &LogCaches,
     group: &[Request],
     claims: &[KeyReservation],
     writes: &mut [LogWrite],
@@ -243,7 +243,7 @@ fn claim_journals(
     let journals: BTreeSet<LogId> =
         group.iter().flat_map(|request| &request.dedups).map(|dedup| dedup.journal).collect();
     for write in writes.iter_mut().filter(|write| journals.contains(&write.log_id)) {
-        let keys = memory.get(&write.log_id).and_then(|log| log.keys);
+        let keys = caches.get(&write.log_id).and_then(|log| log.keys);
         write.claims = keys.map(|keys| keys.claims);
         let claims = claims.iter().filter(|claim| claim.journal == write.log_id);
         write.claimed_rings = claims.fold(0, |rings, claim| rings | claim.ring.bit());
@@ -259,23 +259,23 @@ struct Approved {
 
 /// The order is the contract's.
 fn judge(
-    memory: &LogCaches,
+    caches: &LogCaches,
     request: &Request,
     standing: &TxnContext,
 ) -> Result<Approved, Decision> {
-    let home = memory.get(&request.home);
+    let home = caches.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
         && spread.partition_count != home.partition_count
     {
-        return Err(Decision::Respread);
+        return Err(Decision::TopicChanged);
     }
     if let Some(whole) = &request.whole {
         standing.judge(whole, &request.digest)?;
         let is_stale = |(journal, partition_count): &(LogId, Partition)| {
-            memory.get(journal).is_some_and(|log| log.partition_count != *partition_count)
+            caches.get(journal).is_some_and(|log| log.partition_count != *partition_count)
         };
         if whole.journals.iter().any(is_stale) {
-            return Err(Decision::Respread);
+            return Err(Decision::TopicChanged);
         }
     }
     let mut fresh = false;
@@ -290,14 +290,14 @@ fn judge(
                 return Err(Decision::Repeated(remembered.clone()));
             }
             Ok(SequenceVerdict::Forgotten) => return Err(Decision::Forgotten),
-            Ok(SequenceVerdict::Ahead(refusal)) => return Err(Decision::Ahead(refusal)),
+            Ok(SequenceVerdict::OutOfOrder(refusal)) => return Err(Decision::OutOfOrder(refusal)),
             Err(refusal) => return Err(Decision::Refused(refusal)),
         }
     }
     let verdicts = judge_keys(request, &standing.known)?;
     let stores = request.dedups.is_empty() || reservations::stores_any(request, &verdicts);
     if !stores && request.numbered.is_none() && request.whole.is_none() && !request.is_keyed() {
-        return Err(Decision::Known(verdicts.into_iter().flatten().collect()));
+        return Err(Decision::AllDuplicates(verdicts.into_iter().flatten().collect()));
     }
     if let Some(refusal) = request.too_large.as_ref().filter(|_| stores) {
         return Err(Decision::Refused(refusal.clone()));
@@ -319,7 +319,7 @@ fn judge_keys(request: &Request, known: &dedup::Known) -> Result<Verdicts, Decis
     for dedup in &request.dedups {
         if let Some((answer, appended_at)) = known.judge_request(dedup)? {
             let placement = encoding::decode_placement(answer);
-            let placement = placement.map_err(|_| Decision::Respread)?;
+            let placement = placement.map_err(|_| Decision::TopicChanged)?;
             let (sequence, digest) = (0, request.digest);
             let before = Remembered { sequence, digest, appended_at, placement };
             return Err(Decision::Repeated(before));
@@ -365,21 +365,21 @@ fn placement(
 }
 
 pub(super) fn producer_mut(
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     (log_id, producer_id): (LogId, ProducerId),
 ) -> Option<&mut Producer> {
-    memory.get_mut(&log_id)?.producers.get_mut(&producer_id)
+    caches.get_mut(&log_id)?.producers.get_mut(&producer_id)
 }
 
 /// A log that is compared advances with the decision, so that the next request sees it.
 fn advance(
-    memory: &mut LogCaches,
-    grounds: &BTreeMap<LogId, Dependency>,
+    caches: &mut LogCaches,
+    read_set: &BTreeMap<LogId, Dependency>,
     log_id: LogId,
     count: i64,
 ) {
-    if grounds.get(&log_id) == Some(&Dependency::Position)
-        && let Some(log) = memory.get_mut(&log_id)
+    if read_set.get(&log_id) == Some(&Dependency::Position)
+        && let Some(log) = caches.get_mut(&log_id)
     {
         log.next_offset += count;
     }
@@ -387,9 +387,9 @@ fn advance(
 
 /// A producer that was loaded without a state and did not append stays unknown: an open of it would
 /// not fence this log.
-fn forget_unregistered(memory: &mut LogCaches, group: &[Request]) {
+fn forget_unregistered(caches: &mut LogCaches, group: &[Request]) {
     for request in group {
-        if let (Some(numbered), Some(log)) = (request.numbered, memory.get_mut(&request.home)) {
+        if let (Some(numbered), Some(log)) = (request.numbered, caches.get_mut(&request.home)) {
             let registered = log.producers.get(&numbered.producer_id).is_some_and(|p| p.registered);
             if !registered {
                 log.producers.remove(&numbered.producer_id);

@@ -32,20 +32,20 @@ pub enum Decision {
         verdicts: Verdicts,
     },
     /// Each of its records is stored.
-    Known(Vec<dedup::RecordVerdict>),
+    AllDuplicates(Vec<dedup::RecordVerdict>),
     /// A request before it in this pass has one of its keys: the next pass knows more.
-    Later,
+    RetryNextBatch,
     /// Stored before (or earlier in this pass), here.
     Repeated(Remembered),
     /// Stored before, too long ago to say where.
     Forgotten,
     /// A transaction committed before.
-    Before(Box<transaction::TransactionRow>),
+    AlreadyCommitted(Box<transaction::TransactionRow>),
     /// It may wait for the sequences before it; this is the refusal if they do not come.
-    Ahead(Refusal),
+    OutOfOrder(Refusal),
     Refused(Refusal),
     /// The topic has another number of partitions than it was spread over.
-    Respread,
+    TopicChanged,
 }
 
 /// One row to be written.
@@ -102,7 +102,7 @@ impl From<dedup::Stopped> for Decision {
     fn from(stopped: dedup::Stopped) -> Self {
         match stopped {
             dedup::Stopped::Refused(refusal) => Decision::Refused(refusal),
-            dedup::Stopped::Later => Decision::Later,
+            dedup::Stopped::RetryNextBatch => Decision::RetryNextBatch,
         }
     }
 }
@@ -110,9 +110,9 @@ impl From<dedup::Stopped> for Decision {
 impl From<Stopped> for Decision {
     fn from(stopped: Stopped) -> Self {
         match stopped {
-            Stopped::Before(row) => Decision::Before(row),
+            Stopped::AlreadyCommitted(row) => Decision::AlreadyCommitted(row),
             Stopped::Refused(refusal) => Decision::Refused(refusal),
-            Stopped::Stale => Decision::Respread,
+            Stopped::TopicChanged => Decision::TopicChanged,
         }
     }
 }
@@ -168,11 +168,11 @@ impl Plan {
     /// The states of the producers that no row tells of, after this pass.
     pub fn silent_states<'a>(
         &'a self,
-        memory: &'a LogCaches,
+        caches: &'a LogCaches,
         appended_at: Timestamp,
     ) -> impl Iterator<Item = (LogId, ProducerId, Offset, ProducerState)> + 'a {
         self.silent.iter().filter_map(move |(log_id, id)| {
-            let log = memory.get(log_id)?;
+            let log = caches.get(log_id)?;
             let mut state = log.producers.get(id)?.state.clone();
             state.recent.iter_mut().for_each(|request| request.settle(appended_at));
             Some((*log_id, *id, log.next_offset, state))
@@ -182,12 +182,12 @@ impl Plan {
     /// The write held: `appended_at` and every written log's base are known.
     pub fn confirm(
         &mut self,
-        memory: &mut LogCaches,
+        caches: &mut LogCaches,
         appended_at: Timestamp,
         bases: &BTreeMap<LogId, Offset>,
     ) {
         for write in self.writes.iter().filter(|write| !write.rows.is_empty()) {
-            let Some(log) = memory.get_mut(&write.log_id) else { continue };
+            let Some(log) = caches.get_mut(&write.log_id) else { continue };
             let compared = write.compare.is_some_and(|compare| compare.position.is_some());
             if compared || bases.get(&write.log_id) == Some(&log.next_offset) {
                 log.last_appended_at = appended_at;
@@ -196,16 +196,16 @@ impl Plan {
             }
         }
         for write in self.writes.iter().filter(|write| write.claimed_rings != 0) {
-            let keys = memory.get_mut(&write.log_id).and_then(|log| log.keys.as_mut());
+            let keys = caches.get_mut(&write.log_id).and_then(|log| log.keys.as_mut());
             keys.into_iter().for_each(|keys| {
                 keys.claims += 1;
                 keys.rings |= write.claimed_rings;
             });
         }
         // their fences were raised
-        self.silent.iter().for_each(|(log_id, _)| drop(memory.remove(log_id)));
+        self.silent.iter().for_each(|(log_id, _)| drop(caches.remove(log_id)));
         for home in &self.touched {
-            let producer = producer_mut(memory, *home);
+            let producer = producer_mut(caches, *home);
             let recent = producer.into_iter().flat_map(|producer| &mut producer.state.recent);
             recent.for_each(|request| request.settle(appended_at));
         }

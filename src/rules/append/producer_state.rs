@@ -58,7 +58,7 @@ pub struct Remembered {
 }
 
 impl Placement {
-    /// What places of so many records one by one take in a memory, in producers.
+    /// What places of so many records one by one take in a cache, in producers.
     pub fn weight_of(records: usize) -> usize {
         records / 10
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, Timestamp};
 
-/// How much of a log's memory the answers of a group stand on.
+/// How much of a log's cache the answers of a group stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dependency {
     Nothing,
@@ -33,11 +33,11 @@ impl ExpectedHead {
 }
 
 /// What a group stands on, by log.
-pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Dependency> {
-    let mut grounds = BTreeMap::new();
-    let mut stand = |log_id, ground: Dependency| {
-        let known = grounds.entry(log_id).or_insert(ground);
-        *known = ground.max(*known);
+pub fn read_set(group: &[Request]) -> BTreeMap<LogId, Dependency> {
+    let mut read_set = BTreeMap::new();
+    let mut stand = |log_id, dependency: Dependency| {
+        let known = read_set.entry(log_id).or_insert(dependency);
+        *known = dependency.max(*known);
     };
     for request in group {
         let numbered = request.numbered.is_some();
@@ -56,12 +56,12 @@ pub fn grounds(group: &[Request]) -> BTreeMap<LogId, Dependency> {
         let parts = if is_placed { Dependency::Position } else { Dependency::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
-    grounds
+    read_set
 }
 
-pub fn compare(memory: &LogCaches, log_id: LogId, ground: Dependency) -> Option<ExpectedHead> {
-    let log = memory.get(&log_id)?;
-    match ground {
+pub fn compare(caches: &LogCaches, log_id: LogId, dependency: Dependency) -> Option<ExpectedHead> {
+    let log = caches.get(&log_id)?;
+    match dependency {
         Dependency::Nothing => None,
         Dependency::Fence => Some(ExpectedHead { fence: log.fence, position: None }),
         Dependency::Position => Some(ExpectedHead {
@@ -71,35 +71,36 @@ pub fn compare(memory: &LogCaches, log_id: LogId, ground: Dependency) -> Option<
     }
 }
 
-/// The logs whose memory the answers of a group stand on, by id.
-pub fn grounded_logs(group: &[Request]) -> Vec<LogId> {
-    let grounded = grounds(group).into_iter().filter(|(_, ground)| *ground != Dependency::Nothing);
-    grounded.map(|(log_id, _)| log_id).collect()
+/// The logs whose cache the answers of a group stand on, by id.
+pub fn dependency_logs(group: &[Request]) -> Vec<LogId> {
+    let dependencies =
+        read_set(group).into_iter().filter(|(_, dependency)| *dependency != Dependency::Nothing);
+    dependencies.map(|(log_id, _)| log_id).collect()
 }
 
-/// Whether each of them is in the memory.
-pub fn remembers(memory: &LogCaches, group: &[Request]) -> bool {
-    grounded_logs(group).iter().all(|log_id| memory.contains_key(log_id))
+/// Whether each of them is in the cache.
+pub fn remembers(caches: &LogCaches, group: &[Request]) -> bool {
+    dependency_logs(group).iter().all(|log_id| caches.contains_key(log_id))
 }
 
 /// Every log a group touches, by id: the order in which they are locked.
 pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
-    grounds(group).into_keys().collect()
+    read_set(group).into_keys().collect()
 }
 
-/// Whether the memory can decide this group, and is likely to be right: it knows every log an answer
+/// Whether the cache can decide this group, and is likely to be right: it knows every log an answer
 /// would stand on, and read every producer's epoch under the log's present fence.
-pub fn is_known(memory: &LogCaches, group: &[Request]) -> bool {
-    let likely = |log_id: &LogId| memory.get(log_id).is_some_and(|log| log.contended_passes == 0);
-    grounded_logs(group).iter().all(likely) && group.iter().all(|r| is_read(memory, r))
+pub fn is_known(caches: &LogCaches, group: &[Request]) -> bool {
+    let likely = |log_id: &LogId| caches.get(log_id).is_some_and(|log| log.contended_passes == 0);
+    dependency_logs(group).iter().all(likely) && group.iter().all(|r| is_read(caches, r))
 }
 
 /// Whether a request that came after the heads of a group were locked and loaded may be decided with
 /// it: it touches and stands on nothing else, and its producer's epoch is read.
 pub fn may_join(
-    memory: &LogCaches,
+    caches: &LogCaches,
     touched: &[LogId],
-    grounded: &[LogId],
+    dependencies: &[LogId],
     request: &Request,
 ) -> bool {
     let alone = std::slice::from_ref(request);
@@ -108,19 +109,19 @@ pub fn may_join(
     let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
     is_append
         && within(touched_logs(alone), touched)
-        && within(grounded_logs(alone), grounded)
-        && is_read(memory, request)
+        && within(dependency_logs(alone), dependencies)
+        && is_read(caches, request)
 }
 
 /// Whether what a request says of its topic and producer can be judged.
-fn is_read(memory: &LogCaches, request: &Request) -> bool {
-    let home = memory.get(&request.home);
+fn is_read(caches: &LogCaches, request: &Request) -> bool {
+    let home = caches.get(&request.home);
     let spread_known = request
         .spread
         .is_none_or(|spread| home.is_some_and(|log| log.partition_count == spread.partition_count));
     let whole_known = request.whole.as_ref().is_none_or(|whole| {
         let is_as_spread = |(journal, partition_count): &(LogId, Partition)| {
-            memory.get(journal).is_some_and(|log| log.partition_count == *partition_count)
+            caches.get(journal).is_some_and(|log| log.partition_count == *partition_count)
         };
         request.too_large.is_none()
             && whole.may_be_assumed()
@@ -129,12 +130,12 @@ fn is_read(memory: &LogCaches, request: &Request) -> bool {
     let producer_known = request.numbered.is_none_or(|numbered| {
         home.is_some_and(|log| {
             let producer = log.producers.get(&numbered.producer_id);
-            producer.is_some_and(|p| p.registered && p.mark == log.fence)
+            producer.is_some_and(|p| p.registered && p.verified_fence == log.fence)
         })
     });
     // a statement confirms either what a transaction stands on or what was looked up
     let dedups_known = request.dedups.iter().all(|dedup| {
-        let journal = memory.get(&dedup.journal);
+        let journal = caches.get(&dedup.journal);
         request.whole.is_none() && journal.is_some_and(|log| log.keys.is_some())
     });
     spread_known && whole_known && producer_known && dedups_known

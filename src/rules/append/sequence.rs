@@ -40,7 +40,7 @@ pub enum SequenceVerdict<'a> {
     Forgotten,
     /// Less than a window ahead: it may wait for those before it; this is the refusal if they
     /// do not come.
-    Ahead(Refusal),
+    OutOfOrder(Refusal),
 }
 
 /// Rows 1 to 10 of the table, in their order. `session` none: the producer does not exist.
@@ -76,7 +76,7 @@ pub fn judge<'a>(
         Some(_) => Refusal::OutOfOrderSequence { expected, received: sequence },
     };
     if sequence - expected < REMEMBERED_REQUESTS as i64 {
-        Ok(SequenceVerdict::Ahead(refusal))
+        Ok(SequenceVerdict::OutOfOrder(refusal))
     } else {
         Err(refusal)
     }

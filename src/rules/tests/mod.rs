@@ -56,11 +56,13 @@ pub fn answers(group: &[Request], plan: &Plan, written: Option<&Written>) -> Vec
         }
         Decision::Repeated(remembered) => Answer::Dup(remembered.clone()),
         Decision::Forgotten => Answer::Old,
-        Decision::Ahead(refusal) => Answer::Ahead(refusal.clone()),
+        Decision::OutOfOrder(refusal) => Answer::Ahead(refusal.clone()),
         Decision::Refused(refusal) => Answer::Refused(refusal.clone()),
-        Decision::Respread => Answer::Respread,
-        Decision::Before(row) => unreachable!("a transaction: {row:?}"),
-        Decision::Known(_) | Decision::Later => unreachable!("no record has a key"),
+        Decision::TopicChanged => Answer::Respread,
+        Decision::AlreadyCommitted(row) => unreachable!("a transaction: {row:?}"),
+        Decision::AllDuplicates(_) | Decision::RetryNextBatch => {
+            unreachable!("no record has a key")
+        }
     };
     assert_eq!(group.len(), plan.decisions.len(), "one decision a request");
     group.iter().zip(&plan.decisions).map(answer).collect()

@@ -1,5 +1,5 @@
 //! Transactions of one request, decided in a group with appends: all of one or nothing. They stand,
-//! beside their logs, on what is known here; a quick pass assumes it, and its statement confirms it.
+//! beside their logs, on what is known here; a fast path assumes it, and its statement confirms it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -50,7 +50,7 @@ pub struct TxnContext {
     /// Where the logs of the places begin and end. None: offsets are not held against them here.
     pub ends: Option<BTreeMap<LogId, (Offset, Offset)>>,
     /// None: ids are not judged here.
-    pub memory: Option<OutcomeHorizon>,
+    pub caches: Option<OutcomeHorizon>,
     /// Of its records' ids and its requests' keys.
     pub known: dedup::Known,
     moves: BTreeMap<OffsetPlace, OffsetMove>,
@@ -85,10 +85,10 @@ pub struct OutcomeHorizon {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It was committed before.
-    Before(Box<TransactionRow>),
+    AlreadyCommitted(Box<TransactionRow>),
     Refused(Refusal),
     /// A topic is gone.
-    Stale,
+    TopicChanged,
 }
 
 impl From<Refusal> for Stopped {
@@ -98,7 +98,7 @@ impl From<Refusal> for Stopped {
 }
 
 impl SingleRequestTxn {
-    /// Whether a statement can confirm what a quick pass assumes of it (`TxnContext::assumed`). It does
+    /// Whether a statement can confirm what a fast path assumes of it (`TxnContext::assumed`). It does
     /// not hold the heads that the first commit in a partition has to hold.
     pub fn may_be_assumed(&self) -> bool {
         let by = self.committer();
@@ -116,7 +116,9 @@ impl TxnContext {
     /// the first one goes on from, or, where a member does not say that, less than its first offset (it
     /// moves); and the members own their places since the oldest of their generations, or before, of a
     /// group that has reached the newest. None: nothing would let them all be committed.
-    pub fn assumed<'a>(wholes: impl Iterator<Item = &'a SingleRequestTxn> + Clone) -> Option<Self> {
+    pub fn optimistic<'a>(
+        wholes: impl Iterator<Item = &'a SingleRequestTxn> + Clone,
+    ) -> Option<Self> {
         let mut assumed = Self::default();
         for whole in wholes.clone() {
             for claimed in &whole.offsets {
@@ -169,12 +171,12 @@ impl TxnContext {
     pub fn judge(&self, whole: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
         if let Some(row) = self.rows.get(&whole.transaction_id) {
             transaction::repeat(row, digest)?;
-            return Err(Stopped::Before(Box::new(row.clone())));
+            return Err(Stopped::AlreadyCommitted(Box::new(row.clone())));
         }
         if let Some((producer_id, epoch)) = whole.session {
             transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
-        if let Some(OutcomeHorizon { horizon, now }) = self.memory.filter(|_| whole.chosen) {
+        if let Some(OutcomeHorizon { horizon, now }) = self.caches.filter(|_| whole.chosen) {
             transaction::check_id(&whole.transaction_id, horizon, whole.retention_ms, now)?;
         }
         let ongoing = whole.session.and_then(|(producer, _)| self.ongoing.get(&producer));
@@ -188,10 +190,10 @@ impl TxnContext {
     pub fn judge_offsets(&self, whole: &SingleRequestTxn) -> Result<(), Stopped> {
         let mut asked = Vec::with_capacity(whole.offsets.len());
         for claimed @ Claimed { place, offset, .. } in &whole.offsets {
-            let row = self.places.get(place).ok_or(Stopped::Stale)?;
-            let group = self.groups.get(&place.group).ok_or(Stopped::Stale)?;
+            let row = self.places.get(place).ok_or(Stopped::TopicChanged)?;
+            let group = self.groups.get(&place.group).ok_or(Stopped::TopicChanged)?;
             if let Some(ends) = &self.ends {
-                let ends = ends.get(&place.log_id).ok_or(Stopped::Stale)?;
+                let ends = ends.get(&place.log_id).ok_or(Stopped::TopicChanged)?;
                 offsets::check_range(*offset, *ends)?;
             }
             asked.push((row, group, claimed));

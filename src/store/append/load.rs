@@ -1,4 +1,4 @@
-//! What a full pass loads: states, tails, session facts.
+//! What a slow path loads: states, tails, session facts.
 
 use std::collections::HashMap;
 

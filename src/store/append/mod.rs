@@ -203,7 +203,7 @@ type Returned = (Option<i64>, Option<i64>, Instant);
 /// not (or has vanished), nothing is written. `records` holds the lines of every row that has some, in the
 /// order of the writes and their rows. `ended`: the transactions of the plan, but for those whose rows,
 /// groups and offsets are held: `whole::finish` and `offsets::commit` write them. (So, in a pass that holds
-/// its heads, do `loading::register` and `write_states`; a quick pass registers nobody and leaves no producer
+/// its heads, do `loading::register` and `write_states`; a fast path registers nobody and leaves no producer
 /// silent.)
 pub async fn append_if(
     connection: &mut PgConnection,

@@ -77,7 +77,7 @@ pub async fn find(
         return Ok(None);
     };
     let mut log_ids = log_ids.into_iter().map(LogId);
-    let journal = log_ids.next().ok_or_else(|| Error::Corrupt("a topic without logs".into()))?;
+    let journal = log_ids.next().ok_or_else(|| Error::Unexpected("a topic without logs".into()))?;
     Ok(Some(StoredTopic {
         topic_id: TopicId(topic_id),
         summary: TopicSummary {
@@ -267,5 +267,5 @@ pub async fn trim(
 
 /// A name that was checked when it was stored.
 pub fn stored_name(name: &str) -> Result<Name, Error> {
-    Name::parse(name).map_err(|what| Error::Corrupt(format!("stored name {name:?}: {what}")))
+    Name::parse(name).map_err(|what| Error::Unexpected(format!("stored name {name:?}: {what}")))
 }

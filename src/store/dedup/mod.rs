@@ -137,7 +137,7 @@ pub async fn find(
         .bind(three)
         .fetch_all(connection)
         .await?;
-    let first = rows.first().ok_or_else(|| Error::Corrupt(format!("no ring {}", ring.0)))?;
+    let first = rows.first().ok_or_else(|| Error::Unexpected(format!("no ring {}", ring.0)))?;
     let mut found = FoundKeys {
         slot: first.slot,
         horizon: first.horizon.into(),

@@ -106,12 +106,12 @@ pub async fn lock(
 /// A pattern that was checked when it was stored.
 pub fn stored_pattern(text: &str) -> Result<TopicPattern, Error> {
     TopicPattern::parse(text)
-        .map_err(|what| Error::Corrupt(format!("stored pattern {text:?}: {what}")))
+        .map_err(|what| Error::Unexpected(format!("stored pattern {text:?}: {what}")))
 }
 
 pub fn stored_reset(text: &str) -> Result<AutoOffsetReset, Error> {
     let known = AutoOffsetReset::parse(text);
-    known.ok_or_else(|| Error::Corrupt(format!("an auto_offset_reset is {text:?}")))
+    known.ok_or_else(|| Error::Unexpected(format!("an auto_offset_reset is {text:?}")))
 }
 
 /// `patterns`: all that there are, made once.
@@ -196,7 +196,7 @@ fn starts_text(starts: Starts) -> &'static str {
 
 pub fn stored_starts(text: &str) -> Result<Starts, Error> {
     let known = [Starts::Reset, Starts::Earliest].into_iter().find(|s| starts_text(*s) == text);
-    known.ok_or_else(|| Error::Corrupt(format!("a group starts at {text:?}")))
+    known.ok_or_else(|| Error::Unexpected(format!("a group starts at {text:?}")))
 }
 
 /// The partitions of these topics, or of all.

@@ -173,7 +173,7 @@ pub async fn commit(
         query.bind(offsets).bind(metadata).fetch_all(&mut *connection).await?;
     let mut first = BTreeSet::new();
     for (log_id, is_first) in written {
-        let unlocked = || Error::Corrupt("an offset was committed in no locked row".into());
+        let unlocked = || Error::Unexpected("an offset was committed in no locked row".into());
         if is_first.ok_or_else(unlocked)? {
             first.insert(LogId(log_id));
         }

@@ -34,7 +34,7 @@ pub struct Ended<'a> {
 }
 
 /// Makes rows for these ids, if there are none; answers those made. They must be finished or dropped.
-pub async fn claim(
+pub async fn insert_placeholders(
     connection: &mut PgConnection,
     tenant: TenantId,
     wholes: &[(Uuid, Digest)],

@@ -59,7 +59,7 @@ pub async fn read(
     for (ordinal, log_id, packed) in rows {
         let log_id = LogId(log_id);
         let Some(topic) = topics.get(&log_id).copied() else { continue };
-        let corrupt = |_| Error::Corrupt(format!("ids of row {ordinal} of transaction {id}"));
+        let corrupt = |_| Error::Unexpected(format!("ids of row {ordinal} of transaction {id}"));
         let (append, ids) = unpack(&packed).map_err(corrupt)?;
         staged.push(StagedRow { ordinal, log_id, topic, append, ids });
     }

@@ -67,7 +67,7 @@ fn cold_memory_begins_at_the_head() {
 
 #[test]
 fn a_memory_is_of_a_log_that_has_the_row_it_ends_with() {
-    // the memory's offset and instant, and rows: base, records, appended at ten times the base
+    // the cache's offset and instant, and rows: base, records, appended at ten times the base
     type Rows = [(i64, i64)];
     let table: [(i64, i64, &Rows, bool); 7] = [
         (10, 70, &[(7, 3), (10, 2)], true),
@@ -112,8 +112,12 @@ fn tail_row(base_offset: Offset, record_count: i64, producers: Option<&[u8]>) ->
 
 fn with_producers(mut log: LogCache, ids: &[i64]) -> LogCache {
     for id in ids {
-        let producer =
-            Producer { mark: 3, session: None, state: ProducerState::default(), registered: true };
+        let producer = Producer {
+            verified_fence: 3,
+            session: None,
+            state: ProducerState::default(),
+            registered: true,
+        };
         log.producers.insert(ProducerId(*id), producer);
     }
     log
@@ -168,7 +172,7 @@ fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_st
     };
     assert_eq!((remembered(1), remembered(2)), (vec![2], vec![1, 2]));
     assert_eq!((log.next_offset, log.last_appended_at, log.unfolded_rows), (30, Timestamp(200), 1));
-    // a start behind the memory: rows before it are in the state already
+    // a start behind the cache: rows before it are in the state already
     let mut log = with_producers(at(10, 100), &[1, 2]);
     log.fold(10, &tail[1..], &HashMap::from([(ProducerId(2), 20)])).unwrap();
     assert_eq!(log.producers[&ProducerId(1)].state.recent.len(), 2);
@@ -196,7 +200,7 @@ fn quick_passes_are_tried_again_after_a_quiet_time() {
 
 #[test]
 fn only_a_near_prefix_is_brought_up_to_date_under_the_lock() {
-    // the memory's offset, the head's, whether it is near
+    // the cache's offset, the head's, whether it is near
     let table =
         [(0, 0, false), (10, 10, false), (0, 5_000, true), (0, 5_001, false), (7, 6, false)];
     for (known, next_offset, want) in table {

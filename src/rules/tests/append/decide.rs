@@ -1,4 +1,4 @@
-//! Groups: what is decided together, written where, and what the memory is worth afterwards.
+//! Groups: what is decided together, written where, and what the cache is worth afterwards.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
             encoding,
             plan::Decision,
             producer_state::ProducerState,
-            read_set::{ExpectedHead, grounded_logs, is_known, may_join, touched_logs},
+            read_set::{ExpectedHead, dependency_logs, is_known, may_join, touched_logs},
             sequence::SessionFacts,
         },
         tests::{JOURNAL, digest, log_of, numbered},
@@ -206,7 +206,7 @@ const EPOCH_0: SessionFacts =
 
 fn producer(registered: bool) -> Producer {
     let state = ProducerState::default();
-    Producer { mark: 7, session: Some(EPOCH_0), state, registered }
+    Producer { verified_fence: 7, session: Some(EPOCH_0), state, registered }
 }
 
 fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogCache {
@@ -224,7 +224,7 @@ fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogCache {
 }
 
 /// Partition 0 at 40, partition 1 at 50, the journal at 5; P1 is registered everywhere.
-pub fn memory() -> LogCaches {
+pub fn caches() -> LogCaches {
     let journal = LogCache { partition_count: 2, ..log(5, &[(1, true), (2, false)]) };
     let p0 = log(40, &[(1, true), (2, false)]);
     [(log_of(0), p0), (log_of(1), log(50, &[(1, true)])), (JOURNAL, journal)].into()
@@ -290,14 +290,14 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
         ("refused", vec![of(1, 9)], vec![(p0, position(40))]),
     ];
     for (name, group, want) in table {
-        assert!(is_known(&memory(), &group), "{name}");
-        let plan = decide(&mut memory(), &group, &mut TxnContext::default());
+        assert!(is_known(&caches(), &group), "{name}");
+        let plan = decide(&mut caches(), &group, &mut TxnContext::default());
         let got: Want = plan.writes.iter().map(|write| (write.log_id, write.compare)).collect();
         assert_eq!(got, want, "{name}");
-        let grounded = want.iter().filter(|(_, compare)| compare.is_some());
+        let dependencies = want.iter().filter(|(_, compare)| compare.is_some());
         assert_eq!(
-            grounded_logs(&group),
-            grounded.map(|(id, _)| *id).collect::<Vec<_>>(),
+            dependency_logs(&group),
+            dependencies.map(|(id, _)| *id).collect::<Vec<_>>(),
             "{name}"
         );
         assert_eq!(
@@ -311,9 +311,9 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
 #[test]
 fn what_may_join_a_pass_that_holds_its_locks() {
     let (p0, p1) = (log_of(0), log_of(1));
-    let contended = |mut memory: LogCaches| {
-        memory.values_mut().for_each(|log| log.looked(true));
-        memory
+    let contended = |mut caches: LogCaches| {
+        caches.values_mut().for_each(|log| log.looked(true));
+        caches
     };
     // locked, loaded, who asks, may join
     let table: [(&[LogId], &[LogId], _, _); 9] = [
@@ -327,22 +327,22 @@ fn what_may_join_a_pass_that_holds_its_locks() {
         (&[p0, p1, JOURNAL], &[p0, p1, JOURNAL], spread(of(1, 0)), true),
         (&[p0, p1], &[p0, p1], spread(of(1, 0)), false), // its journal is not locked
     ];
-    for (touched, grounded, request, want) in table {
-        let got = may_join(&contended(memory()), touched, grounded, &request);
-        assert_eq!(got, want, "{touched:?} {grounded:?} {request:?}");
+    for (touched, dependencies, request, want) in table {
+        let got = may_join(&contended(caches()), touched, dependencies, &request);
+        assert_eq!(got, want, "{touched:?} {dependencies:?} {request:?}");
     }
 }
 
 #[test]
 fn what_the_memory_has_to_know_for_a_quick_pass() {
     let with = |change: &dyn Fn(&mut LogCaches)| {
-        let mut memory = memory();
-        change(&mut memory);
-        memory
+        let mut caches = caches();
+        change(&mut caches);
+        caches
     };
-    let without = |log_id| with(&|memory| drop(memory.remove(&log_id)));
-    let contended = |log_id| with(&|memory| memory.get_mut(&log_id).unwrap().looked(true));
-    let fenced = |log_id| with(&|memory| memory.get_mut(&log_id).unwrap().fence = 8);
+    let without = |log_id| with(&|caches| drop(caches.remove(&log_id)));
+    let contended = |log_id| with(&|caches| caches.get_mut(&log_id).unwrap().looked(true));
+    let fenced = |log_id| with(&|caches| caches.get_mut(&log_id).unwrap().fence = 8);
     let (p0, p1) = (log_of(0), log_of(1));
     let of_three = || {
         let spread = Some(Spread { partition_count: 3, keyless: None });
@@ -352,7 +352,7 @@ fn what_the_memory_has_to_know_for_a_quick_pass() {
         ("nothing known, unnumbered", LogCaches::new(), plain(), true),
         ("nothing known, unnumbered topic", LogCaches::new(), spread(plain()), false),
         ("nothing known, numbered", LogCaches::new(), of(1, 0), false),
-        ("all known", memory(), spread(of(1, 0)), true),
+        ("all known", caches(), spread(of(1, 0)), true),
         ("home unknown", without(JOURNAL), spread(of(1, 0)), false),
         ("a part unknown", without(p1), spread(of(1, 0)), false),
         ("a part unknown, unnumbered", without(p1), spread(plain()), true),
@@ -362,19 +362,19 @@ fn what_the_memory_has_to_know_for_a_quick_pass() {
         ("another log is contended", contended(p1), of(1, 0), true),
         ("old mark", fenced(p0), of(1, 0), false),
         ("old mark elsewhere", fenced(p1), spread(of(1, 0)), true),
-        ("unregistered", memory(), of(2, 0), false),
-        ("unheard of", memory(), of(3, 0), false),
+        ("unregistered", caches(), of(2, 0), false),
+        ("unheard of", caches(), of(3, 0), false),
         (
             "expecting, log unknown",
             without(p0),
             Request { expected_offset: Some(0), ..plain() },
             false,
         ),
-        ("spread over another count", memory(), of_three(), false),
+        ("spread over another count", caches(), of_three(), false),
     ];
-    for (name, memory, request, want) in table {
-        assert_eq!(is_known(&memory, std::slice::from_ref(&request)), want, "{name}");
-        assert_eq!(is_known(&memory, &[plain(), request]), want, "{name}, in a group");
+    for (name, caches, request, want) in table {
+        assert_eq!(is_known(&caches, std::slice::from_ref(&request)), want, "{name}");
+        assert_eq!(is_known(&caches, &[plain(), request]), want, "{name}, in a group");
     }
 }
 
@@ -383,8 +383,8 @@ fn neighbours_share_a_row_until_it_is_full() {
     let sized = |size_bytes| Request { parts: vec![part(0, 2, size_bytes)], ..plain() };
     let group =
         [sized(ROW_TARGET_BYTES - 1), sized(10), sized(ROW_TARGET_BYTES), sized(1), of(1, 0)];
-    let mut memory = memory();
-    let mut plan = decide(&mut memory, &group, &mut TxnContext::default());
+    let mut caches = caches();
+    let mut plan = decide(&mut caches, &group, &mut TxnContext::default());
     let [write] = &plan.writes[..] else { panic!("{plan:?}") };
     let rows: Vec<_> =
         write.rows.iter().map(|r| (r.delta, r.record_count, r.size_bytes, &r.lines[..])).collect();
@@ -404,14 +404,14 @@ fn neighbours_share_a_row_until_it_is_full() {
         other => panic!("{other:?}"),
     });
     assert_eq!(deltas.collect::<Vec<_>>(), [0, 2, 4, 6, 8]);
-    plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
-    assert_eq!(memory[&log_of(0)].unfolded_rows, 3);
+    plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
+    assert_eq!(caches[&log_of(0)].unfolded_rows, 3);
 }
 
 #[test]
 fn a_journal_counts_requests_and_holds_no_lines() {
     let group = [spread(of(1, 0)), spread(plain()), spread(of(1, 0)), spread(of(1, 1))];
-    let plan = decide(&mut memory(), &group, &mut TxnContext::default());
+    let plan = decide(&mut caches(), &group, &mut TxnContext::default());
     let [p0, p1, journal] = &plan.writes[..] else { panic!("{plan:?}") };
     assert_eq!((journal.record_count, journal.size_bytes, journal.rows.len()), (2, 0, 1));
     let row = &journal.rows[0];
@@ -427,34 +427,34 @@ fn a_journal_counts_requests_and_holds_no_lines() {
 
 #[test]
 fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() {
-    let mut memory = memory();
+    let mut caches = caches();
     let refused = Request { too_large: Some(TOO_LARGE), ..of(2, 0) };
     let plan =
-        decide(&mut memory, &[refused, spread(of(2, 0)), of(1, 0)], &mut TxnContext::default());
+        decide(&mut caches, &[refused, spread(of(2, 0)), of(1, 0)], &mut TxnContext::default());
     assert_eq!(plan.registrations, [(JOURNAL, ProducerId(2))]);
-    assert!(!memory[&log_of(0)].producers.contains_key(&ProducerId(2)));
-    assert!(memory[&JOURNAL].producers[&ProducerId(2)].registered);
-    assert!(memory[&log_of(0)].producers.contains_key(&ProducerId(1)));
+    assert!(!caches[&log_of(0)].producers.contains_key(&ProducerId(2)));
+    assert!(caches[&JOURNAL].producers[&ProducerId(2)].registered);
+    assert!(caches[&log_of(0)].producers.contains_key(&ProducerId(1)));
 }
 
 #[test]
 fn nothing_to_write_is_still_compared() {
-    let mut memory = memory();
-    let plan = decide(&mut memory, &[spread(of(1, 9))], &mut TxnContext::default());
+    let mut caches = caches();
+    let plan = decide(&mut caches, &[spread(of(1, 9))], &mut TxnContext::default());
     assert!(!plan.writes_anything());
     assert_eq!(plan.writes.len(), 3);
     assert!(plan.writes.iter().all(|write| write.compare.is_some() && write.record_count == 0));
-    assert_eq!(memory[&JOURNAL].next_offset, 5);
+    assert_eq!(caches[&JOURNAL].next_offset, 5);
 }
 
 #[test]
 fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
-    let mut memory = memory();
-    let mut plan = decide(&mut memory, &[of(1, 0), of(1, 1), of(1, 0)], &mut TxnContext::default());
-    plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
+    let mut caches = caches();
+    let mut plan = decide(&mut caches, &[of(1, 0), of(1, 1), of(1, 0)], &mut TxnContext::default());
+    plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
     let Decision::Repeated(repeated) = &plan.decisions[2] else { panic!("{plan:?}") };
     assert_eq!(repeated.appended_at, Timestamp(900));
-    let log = &memory[&log_of(0)];
+    let log = &caches[&log_of(0)];
     let recent = &log.producers[&ProducerId(1)].state.recent;
     assert!(recent.iter().all(|request| request.appended_at == Timestamp(900)), "{recent:?}");
     assert_eq!(recent[0], *repeated, "the repeat's answer is the first's");
@@ -464,11 +464,11 @@ fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
 #[test]
 fn without_a_compare_the_memory_moves_only_where_it_was_right() {
     for (base, moved) in [(40, true), (41, false), (39, false)] {
-        let mut memory = memory();
-        let mut plan = decide(&mut memory, &[plain(), plain()], &mut TxnContext::default());
-        assert_eq!(memory[&log_of(0)].next_offset, 40, "the head gives the offset");
-        plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), base)]));
-        let log = &memory[&log_of(0)];
+        let mut caches = caches();
+        let mut plan = decide(&mut caches, &[plain(), plain()], &mut TxnContext::default());
+        assert_eq!(caches[&log_of(0)].next_offset, 40, "the head gives the offset");
+        plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), base)]));
+        let log = &caches[&log_of(0)];
         let want = if moved { (42, Timestamp(900), 1) } else { (40, Timestamp(500), 0) };
         assert_eq!((log.next_offset, log.last_appended_at, log.unfolded_rows), want, "{base}");
     }

@@ -75,7 +75,7 @@ fn known(words: &str) -> Known {
 fn show(stopped: Stopped) -> String {
     let at = |what: &str, records: Vec<String>| format!("{what} {}", records.join(" "));
     match stopped {
-        Stopped::Later => "later".into(),
+        Stopped::RetryNextBatch => "later".into(),
         Stopped::Refused(Refusal::RecordIdReused { records }) => at("reused", records),
         Stopped::Refused(Refusal::DuplicateRecord { records }) => at("duplicate", records),
         Stopped::Refused(Refusal::RecordHeld { .. }) => "held".into(),
@@ -183,7 +183,7 @@ fn only_what_is_new_is_claimed_and_only_in_its_topic() {
         known.judge(&dedup)
     };
     assert_eq!(judge("a", TOPIC), Ok(vec![RecordVerdict::Known(seen(Some(5)))]));
-    assert_eq!(judge("b", TOPIC), Err(Stopped::Later));
+    assert_eq!(judge("b", TOPIC), Err(Stopped::RetryNextBatch));
     assert_eq!(judge("b", TopicId(8)), Ok(vec![RecordVerdict::New]));
 }
 
@@ -264,7 +264,7 @@ fn a_key_of_a_request_is_claimed_with_it() {
     let mut known = remembering(Some((1, true)), 0);
     assert_eq!(known.judge_request(&dedup_of(Vec::new())), Ok(None), "it has none");
     known.claim(&dedup, &[]);
-    assert_eq!(known.judge_request(&dedup), Err(Stopped::Later));
+    assert_eq!(known.judge_request(&dedup), Err(Stopped::RetryNextBatch));
     let elsewhere = Dedup { topic_id: TopicId(9), ..dedup };
     assert_eq!(known.judge_request(&elsewhere), Ok(None));
     // what is known of a record says nothing of a request

@@ -1,4 +1,4 @@
-//! An in-memory stand-in for the database, with rows, states and heads as the store keeps them, and
+//! An in-cache stand-in for the database, with rows, states and heads as the store keeps them, and
 //! the broker's passes over it. One topic of up to `MAX_PARTITIONS` partitions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -80,7 +80,7 @@ pub struct Passed {
     pub plan: Plan,
     pub written: Option<Written>,
     pub way: Way,
-    /// A quick pass was tried before and did not compare.
+    /// A fast path was tried before and did not compare.
     pub overtaken: bool,
 }
 
@@ -191,10 +191,10 @@ impl Ledger {
     }
 
     /// What `broker::load` does, under the heads' locks.
-    pub fn load(&self, memory: &mut LogCaches, group: &[Request]) {
-        for log_id in read_set::grounded_logs(group) {
+    pub fn load(&self, caches: &mut LogCaches, group: &[Request]) {
+        for log_id in read_set::dependency_logs(group) {
             let head = self.heads[&log_id];
-            let log = memory.entry(log_id).or_insert_with(|| LogCache::cold(&head));
+            let log = caches.entry(log_id).or_insert_with(|| LogCache::cold(&head));
             if !log.is_prefix_of(&head) {
                 *log = LogCache::cold(&head);
             }
@@ -211,8 +211,8 @@ impl Ledger {
             }
             for id in &here {
                 let producer = log.producers.get_mut(id).unwrap();
-                if producer.mark != head.fence {
-                    producer.mark = head.fence;
+                if producer.verified_fence != head.fence {
+                    producer.verified_fence = head.fence;
                     producer.session = self.sessions.get(id).copied();
                 }
             }
@@ -239,7 +239,8 @@ impl Ledger {
             let stored = self.states.get(&(head.log_id, *id));
             let state = stored.map(StoredState::state).unwrap_or_default();
             let registered = stored.is_some();
-            log.producers.insert(*id, Producer { mark: -1, session: None, state, registered });
+            log.producers
+                .insert(*id, Producer { verified_fence: -1, session: None, state, registered });
             if let Some(stored) = stored {
                 starts.insert(*id, stored.as_of_offset.max(head.snapshot_offset));
             }
@@ -293,40 +294,40 @@ impl Ledger {
     /// `lose`: what is written is not heard of. `ids` tells the requests apart.
     pub fn pass(
         &mut self,
-        memory: &mut LogCaches,
+        caches: &mut LogCaches,
         group: &[Request],
         ids: &[u64],
         lose: bool,
     ) -> Passed {
         let mut compared = None;
-        if read_set::is_known(memory, group) {
-            let plan = append::decide(memory, group, &mut TxnContext::default());
+        if read_set::is_known(caches, group) {
+            let plan = append::decide(caches, group, &mut TxnContext::default());
             let writes = plan.writes_anything();
             let written = if writes { self.append_if(&plan, ids) } else { None };
             if written.is_some() || (!writes && self.confirm(&plan)) {
-                return held(memory, plan, written, (Way::Quick, false, lose));
+                return held(caches, plan, written, (Way::Quick, false, lose));
             }
             if writes {
-                read_set::touched_logs(group).iter().for_each(|log_id| drop(memory.remove(log_id)));
+                read_set::touched_logs(group).iter().for_each(|log_id| drop(caches.remove(log_id)));
             }
             compared = Some(plan.compares().collect::<BTreeMap<_, _>>());
         }
         let overtaken = compared.is_some();
         let compared = compared.unwrap_or_default();
-        let known = positions(memory);
-        self.load(memory, group);
-        let now_at = positions(memory);
-        for log_id in read_set::grounded_logs(group) {
+        let known = positions(caches);
+        self.load(caches, group);
+        let now_at = positions(caches);
+        for log_id in read_set::dependency_logs(group) {
             let moved = known.get(&log_id).is_some_and(|known| *known != now_at[&log_id]);
-            let log = memory.get_mut(&log_id).unwrap();
+            let log = caches.get_mut(&log_id).unwrap();
             let compare = compared.get(&log_id);
             log.looked(moved || compare.is_some_and(|compare| !compare.holds(log)));
             // one such look is enough here
             log.contended_passes = log.contended_passes.min(1);
         }
-        let plan = append::decide(memory, group, &mut TxnContext::default());
+        let plan = append::decide(caches, group, &mut TxnContext::default());
         if !plan.writes_anything() {
-            return held(memory, plan, None, (Way::Full, overtaken, lose));
+            return held(caches, plan, None, (Way::Full, overtaken, lose));
         }
         let written = self.append_if(&plan, ids).expect("a locked head compares");
         for (log_id, id) in &plan.registrations {
@@ -335,25 +336,25 @@ impl Ledger {
             let state = StoredState { epoch: 0, last_sequence: None, recent, as_of_offset };
             self.states.entry((*log_id, *id)).or_insert(state);
         }
-        held(memory, plan, Some(written), (Way::Full, overtaken, lose))
+        held(caches, plan, Some(written), (Way::Full, overtaken, lose))
     }
 }
 
 fn held(
-    memory: &mut LogCaches,
+    caches: &mut LogCaches,
     mut plan: Plan,
     written: Option<Written>,
     (way, overtaken, lose): (Way, bool, bool),
 ) -> Passed {
     if lose {
-        memory.clear();
+        caches.clear();
     }
     if let Some(Written { appended_at, bases }) = &written {
-        plan.confirm(memory, *appended_at, bases);
+        plan.confirm(caches, *appended_at, bases);
     }
     Passed { plan, written, way, overtaken }
 }
 
-fn positions(memory: &LogCaches) -> BTreeMap<LogId, Offset> {
-    memory.iter().map(|(log_id, log)| (*log_id, log.next_offset)).collect()
+fn positions(caches: &LogCaches) -> BTreeMap<LogId, Offset> {
+    caches.iter().map(|(log_id, log)| (*log_id, log.next_offset)).collect()
 }

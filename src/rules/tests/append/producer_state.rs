@@ -164,7 +164,7 @@ fn length(rows: &[Stored]) -> Offset {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
-    /// However often it was snapshotted, wherever a memory stood, whoever is a stranger to it.
+    /// However often it was snapshotted, wherever a cache stood, whoever is a stranger to it.
     #[test]
     fn a_snapshot_and_the_tail_are_the_whole(
         rows in rows(),
@@ -187,7 +187,7 @@ proptest! {
             snapshot_offset,
             kept_offset: 0,
         };
-        // a memory that folded some rows without a snapshot, and forgot some producers since
+        // a cache that folded some rows without a snapshot, and forgot some producers since
         let memory_row = memory_at.index(rows.len() + 1);
         let mut log = LogCache::cold(&head);
         log.next_offset = offset_of(memory_row);
@@ -199,7 +199,7 @@ proptest! {
             if !is_known {
                 starts.insert(*id, snapshot_offset.max(*as_of));
             }
-            log.producers.insert(*id, Producer { mark: 0, session: None, state, registered: true });
+            log.producers.insert(*id, Producer { verified_fence: 0, session: None, state, registered: true });
         }
         let from = starts.values().copied().fold(log.next_offset, Offset::min);
         let tail: Vec<_> = rows.iter().filter(|row| row.base_offset >= from).map(Stored::as_tail).collect();

@@ -1,4 +1,4 @@
-//! Random lives of a topic: replicas with memories, groups of requests, opens, growth, snapshots,
+//! Random lives of a topic: replicas with caches, groups of requests, opens, growth, snapshots,
 //! trims, lost answers; held against the oracle after every pass and in the end.
 
 use std::{
@@ -226,8 +226,8 @@ impl Life {
         ids: &[u64],
         lose: bool,
     ) -> Result<bool, TestCaseError> {
-        let memory = &mut self.replicas[replica];
-        let Passed { plan, written, way, overtaken } = self.ledger.pass(memory, group, ids, lose);
+        let caches = &mut self.replicas[replica];
+        let Passed { plan, written, way, overtaken } = self.ledger.pass(caches, group, ids, lose);
         let got = answers(group, &plan, written.as_ref());
         let facts = (&self.ledger.sessions, self.ledger.partition_count);
         let at = written.as_ref().map(|written| written.appended_at);
@@ -249,7 +249,7 @@ impl Life {
         Ok(written.is_some())
     }
 
-    /// A memory is always a folded prefix of the log: what is in it is what the rows before it say.
+    /// A cache is always a folded prefix of the log: what is in it is what the rows before it say.
     fn check_memory(&self, replica: usize) -> Result<(), TestCaseError> {
         for (log_id, log) in &self.replicas[replica] {
             let head = self.ledger.heads[log_id];

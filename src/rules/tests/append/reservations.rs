@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    decide::{fence, memory, of, plain, position, spread},
+    decide::{caches, fence, of, plain, position, spread},
     dedup::{TOPIC, dedup_of, record, seen},
     table::TOO_LARGE,
 };
@@ -32,9 +32,9 @@ use crate::{
 
 /// As in the tests of appends; in the topic keys were claimed three times, in ring 1.
 fn keyed_memory() -> LogCaches {
-    let mut memory = memory();
-    memory.get_mut(&JOURNAL).unwrap().keys = Some(JournalKeys { claims: 3, rings: 2 });
-    memory
+    let mut caches = caches();
+    caches.get_mut(&JOURNAL).unwrap().keys = Some(JournalKeys { claims: 3, rings: 2 });
+    caches
 }
 
 /// The request with these records: (part, id), 10 bytes each.
@@ -71,9 +71,9 @@ fn standing(ids: &[&str]) -> TxnContext {
 }
 
 fn decided(group: &[Request], known: &[&str]) -> (Plan, LogCaches) {
-    let mut memory = keyed_memory();
-    let plan = decide(&mut memory, group, &mut standing(known));
-    (plan, memory)
+    let mut caches = keyed_memory();
+    let plan = decide(&mut caches, group, &mut standing(known));
+    (plan, caches)
 }
 
 const A: (usize, Option<&str>) = (0, Some("a"));
@@ -157,27 +157,27 @@ fn what_is_known_is_left_out_of_what_is_stored() {
 fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used() {
     let known = ["a", "b"];
     let (plan, _) = decided(&[with(plain(), &[A, B])], &known);
-    let want = Decision::Known(vec![RecordVerdict::Known(seen(Some(9))); 2]);
+    let want = Decision::AllDuplicates(vec![RecordVerdict::Known(seen(Some(9))); 2]);
     assert_eq!(plan.decisions, [want]);
     assert!(!plan.writes_anything() && plan.claims.is_empty());
 
     // numbered, to a partition: no row tells of it, its state does
-    let (mut plan, mut memory) = decided(&[with(of(1, 0), &[A, B])], &known);
+    let (mut plan, mut caches) = decided(&[with(of(1, 0), &[A, B])], &known);
     assert!(matches!(plan.decisions[..], [Decision::Appended { .. }]));
     assert!(plan.writes_anything() && !plan.writes_rows_or_keys());
     assert_eq!(plan.silent, [(log_of(0), ProducerId(1))]);
     let at = Timestamp(900);
-    let states: Vec<_> = plan.silent_states(&memory, at).collect();
+    let states: Vec<_> = plan.silent_states(&caches, at).collect();
     let [(log_id, ProducerId(1), 40, state)] = &states[..] else { panic!("{states:?}") };
     assert_eq!((*log_id, state.last_sequence), (log_of(0), Some(0)));
     let place = RecordPlace { partition: 3, offset: Some(9), known: Some(Some(Timestamp(40))) };
     assert_eq!(state.recent[0].placement, Placement::Records(vec![place; 2]));
     assert_eq!(state.recent[0].appended_at, at, "settled");
-    plan.confirm(&mut memory, at, &BTreeMap::new());
-    assert!(!memory.contains_key(&log_of(0)), "its fence was raised");
+    plan.confirm(&mut caches, at, &BTreeMap::new());
+    assert!(!caches.contains_key(&log_of(0)), "its fence was raised");
 
     // numbered, to the topic: the journal tells
-    let (plan, memory) = decided(&[with(spread(of(1, 0)), &[A, (1, Some("b"))])], &known);
+    let (plan, caches) = decided(&[with(spread(of(1, 0)), &[A, (1, Some("b"))])], &known);
     assert!(plan.silent.is_empty() && plan.claims.is_empty());
     assert_eq!(
         writes(&plan),
@@ -190,7 +190,7 @@ fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used
     let bytes = plan.writes[2].rows[0].producers.as_deref().unwrap();
     let [entry] = &decode_entries(5, bytes).unwrap()[..] else { panic!() };
     assert_eq!(entry.placement, Placement::Records(vec![place; 2]));
-    assert_eq!(memory[&JOURNAL].next_offset, 6);
+    assert_eq!(caches[&JOURNAL].next_offset, 6);
 
     // with a key of its own: that is claimed
     let (plan, _) = decided(&[keyed(with(plain(), &[A]))], &known);
@@ -205,11 +205,11 @@ fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used
 #[test]
 fn a_number_that_stores_some_goes_with_its_row() {
     let group = [of(1, 0), with(of(1, 1), &[A, B]), with(of(1, 2), &[A, C]), with(of(1, 3), &[A])];
-    let (plan, memory) = decided(&group, &["a"]);
+    let (plan, caches) = decided(&group, &["a"]);
     let silent: Vec<Offset> =
-        plan.silent_states(&memory, Timestamp(900)).map(|(.., offset, _)| offset).collect();
+        plan.silent_states(&caches, Timestamp(900)).map(|(.., offset, _)| offset).collect();
     assert_eq!(silent, [43], "with all that this pass appends");
-    let log = &memory[&log_of(0)];
+    let log = &caches[&log_of(0)];
     assert_eq!(log.producers[&ProducerId(1)].state.last_sequence, Some(3));
     let bytes = plan.writes[0].rows[0].producers.as_deref().unwrap();
     let entries = decode_entries(40, bytes).unwrap();
@@ -238,12 +238,12 @@ fn of_two_requests_with_one_id_the_second_waits_for_the_first() {
         with(plain(), &[C]),
     ];
     let (plan, _) = decided(&group, &[]);
-    let later: Vec<bool> = plan.decisions.iter().map(|d| *d == Decision::Later).collect();
+    let later: Vec<bool> = plan.decisions.iter().map(|d| *d == Decision::RetryNextBatch).collect();
     assert_eq!(later, [false, false, true, false], "and has claimed nothing itself");
     assert_eq!(writes(&plan)[0], "1: 4 of 40 in 1 if anything");
 
     let (plan, _) = decided(&[keyed(plain()), keyed(plain())], &[]);
-    assert!(matches!(plan.decisions[..], [Decision::Appended { .. }, Decision::Later]));
+    assert!(matches!(plan.decisions[..], [Decision::Appended { .. }, Decision::RetryNextBatch]));
 
     // what is refused claims nothing
     let refused = Request { too_large: Some(TOO_LARGE), ..with(plain(), &[A]) };
@@ -259,7 +259,7 @@ fn limits_and_offsets_are_judged_for_what_would_be_stored() {
     let expecting = |request| Request { expected_offset: Some(39), ..request };
     let refused = |request: Request| match &decided(&[request], &["a"]).0.decisions[..] {
         [Decision::Refused(refusal)] => Some(refusal.clone()),
-        [Decision::Known(_) | Decision::Appended { .. }] => None,
+        [Decision::AllDuplicates(_) | Decision::Appended { .. }] => None,
         other => panic!("{other:?}"),
     };
     let mismatch = Refusal::OffsetMismatch { expected_offset: 39, next_offset: 40 };
@@ -306,7 +306,7 @@ fn whoever_has_keys_stands_on_the_journal() {
     for (name, request, want) in table {
         let group = [request];
         assert!(is_known(&keyed_memory(), &group), "{name}");
-        assert!(!is_known(&memory(), &group), "{name}: nobody has looked at its keys");
+        assert!(!is_known(&caches(), &group), "{name}: nobody has looked at its keys");
         let (plan, _) = decided(&group, &[]);
         let got: Vec<_> = plan.writes.iter().map(|write| write.compare).collect();
         assert_eq!(got, want, "{name}");
@@ -326,9 +326,9 @@ fn whoever_has_keys_stands_on_the_journal() {
 #[test]
 fn what_was_claimed_is_counted_in_the_memory_of_the_journal() {
     let keys = |group: &[Request], known: &[&str]| {
-        let (mut plan, mut memory) = decided(group, known);
-        plan.confirm(&mut memory, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
-        memory[&JOURNAL].keys
+        let (mut plan, mut caches) = decided(group, known);
+        plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
+        caches[&JOURNAL].keys
     };
     let counted = |claims, rings| Some(JournalKeys { claims, rings });
     assert_eq!(keys(&[with(plain(), &[A])], &[]), counted(4, 3));

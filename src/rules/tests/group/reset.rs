@@ -18,8 +18,8 @@ use crate::{
 
 /// `c10` committed; `new`: made after the group subscribed; `old`: before; `earliest` and so on: the
 /// group's auto_offset_reset; `[5,20)`: the log.
-fn ground(text: &str) -> ResetContext {
-    let mut ground = ResetContext {
+fn dependency(text: &str) -> ResetContext {
+    let mut dependency = ResetContext {
         committed_offset: None,
         starts: None,
         auto_offset_reset: AutoOffsetReset::Earliest,
@@ -28,26 +28,26 @@ fn ground(text: &str) -> ResetContext {
     };
     for word in text.split_whitespace() {
         match word {
-            "new" => ground.starts = Some(Starts::Earliest),
-            "old" => ground.starts = Some(Starts::Reset),
+            "new" => dependency.starts = Some(Starts::Earliest),
+            "old" => dependency.starts = Some(Starts::Reset),
             log if log.starts_with('[') => {
                 let (start, end) = log[1..log.len() - 1].split_once(',').unwrap();
-                ground.log = (start.parse().unwrap(), end.parse().unwrap());
+                dependency.log = (start.parse().unwrap(), end.parse().unwrap());
             }
             word => match AutoOffsetReset::parse(word) {
-                Some(reset) => ground.auto_offset_reset = reset,
-                None => ground.committed_offset = Some(word[1..].parse().unwrap()),
+                Some(reset) => dependency.auto_offset_reset = reset,
+                None => dependency.committed_offset = Some(word[1..].parse().unwrap()),
             },
         }
     }
-    ground
+    dependency
 }
 
 fn rows(table: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     table.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| {
         let (given, want) = line.split_once("->").unwrap();
-        let (ground, to) = given.split_once('|').unwrap_or((given, ""));
-        (ground, to.trim(), want.trim())
+        let (dependency, to) = given.split_once('|').unwrap_or((given, ""));
+        (dependency, to.trim(), want.trim())
     })
 }
 
@@ -85,7 +85,7 @@ fn an_offset_is_moved_into_the_log() {
         error [5,20)        | earliest  -> 5
         error c2 [5,20)     | by 1      -> 5";
     for (text, to, want) in rows(table) {
-        let mut ground = ground(text);
+        let mut dependency = dependency(text);
         let (word, number) = to.split_once(' ').unwrap_or((to, ""));
         let to = match word {
             "earliest" => ResetTo::Earliest,
@@ -93,11 +93,11 @@ fn an_offset_is_moved_into_the_log() {
             "offset" => ResetTo::Offset(number.trim().parse().unwrap()),
             "by" => ResetTo::By(number.trim().parse().unwrap()),
             _ => {
-                ground.found = number.trim().parse().ok();
+                dependency.found = number.trim().parse().ok();
                 ResetTo::Timestamp(Timestamp(0))
             }
         };
-        let got = match target(to, &ground) {
+        let got = match target(to, &dependency) {
             Ok(offset) => offset.to_string(),
             Err(Refusal::NowhereToBegin { .. }) => "nowhere".to_owned(),
             Err(refusal) => panic!("{refusal:?}"),
@@ -125,7 +125,7 @@ fn a_lag_is_what_is_still_to_be_processed() {
         latest c4 [5,20)  -> 0
         [0,0)             -> 0";
     for (text, _, want) in rows(table) {
-        let got = lag(&ground(text)).map_or("unknown".to_owned(), |lag| lag.to_string());
+        let got = lag(&dependency(text)).map_or("unknown".to_owned(), |lag| lag.to_string());
         assert_eq!(got, want, "{text}");
     }
 }

@@ -278,7 +278,7 @@ impl Ledger {
             offsets: last.values().cloned().collect(),
         };
         let mut standing = TxnContext::default();
-        standing.memory = Some(OutcomeHorizon { horizon: self.horizon, now: self.now });
+        standing.caches = Some(OutcomeHorizon { horizon: self.horizon, now: self.now });
         let row = self.transactions.get(&begin.id).map(|stored| stored.row.clone());
         standing.rows.extend(row.map(|row| (begin.id, row)));
         let facts = producer.and_then(|id| self.sessions.get(&id)).map(|row| row.facts);
@@ -292,9 +292,9 @@ impl Ledger {
         }
         match standing.judge(&whole, &digest) {
             Ok(()) => {}
-            Err(Stopped::Before(_)) => return self.answered(begin.id, true),
+            Err(Stopped::AlreadyCommitted(_)) => return self.answered(begin.id, true),
             Err(Stopped::Refused(refusal)) => return Err(refusal),
-            Err(Stopped::Stale) => unreachable!(),
+            Err(Stopped::TopicChanged) => unreachable!(),
         }
         self.insert(begin, digest, self.now);
         self.add(begin.id, &begin.work)?;

@@ -1,4 +1,4 @@
-//! Offsets that a quick pass commits: what it assumes, and that its statement, which confirms that
+//! Offsets that a fast path commits: what it assumes, and that its statement, which confirms that
 //! and nothing else, commits what the law would have it commit.
 
 use std::{cell::RefCell, collections::BTreeMap};
@@ -53,7 +53,7 @@ fn assumed(wholes: &[SingleRequestTxn]) -> Option<Vec<OffsetMove>> {
     if !wholes.iter().all(SingleRequestTxn::may_be_assumed) {
         return None;
     }
-    let mut standing = TxnContext::assumed(wholes.iter())?;
+    let mut standing = TxnContext::optimistic(wholes.iter())?;
     for whole in wholes {
         standing.judge_offsets(whole).expect("it was assumed");
         standing.apply(whole);
@@ -170,21 +170,21 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     let ongoing = Refusal::ConcurrentTransactions { transaction_id: other };
     let unknown = Refusal::UnknownProducer { producer_id: producer };
     let now = Timestamp(9_000_000);
-    let memory = Some(OutcomeHorizon { horizon: now, now });
-    for (session, busy, memory, refusal) in [
+    let caches = Some(OutcomeHorizon { horizon: now, now });
+    for (session, busy, caches, refusal) in [
         (None, false, None, unknown),
         (Some(facts(1)), false, None, fenced.clone()),
-        (Some(facts(1)), true, memory, fenced),
-        (Some(facts(0)), false, memory, Refusal::TransactionExpired),
+        (Some(facts(1)), true, caches, fenced),
+        (Some(facts(0)), false, caches, Refusal::TransactionExpired),
         (Some(facts(0)), true, None, ongoing),
     ] {
         let mut standing = TxnContext::default();
-        standing.memory = memory;
+        standing.caches = caches;
         standing.sessions.extend(session.map(|facts| (producer, facts)));
         standing.ongoing.extend(busy.then_some((producer, other)));
         assert_eq!(standing.judge(&whole, &digest("pay")), Err(Stopped::Refused(refusal)));
         standing.rows.insert(row.transaction_id, row.clone());
-        let before = Stopped::Before(Box::new(row.clone()));
+        let before = Stopped::AlreadyCommitted(Box::new(row.clone()));
         assert_eq!(standing.judge(&whole, &digest("pay")), Err(before));
         let reused = Stopped::Refused(Refusal::TransactionReused);
         assert_eq!(standing.judge(&whole, &digest("other")), Err(reused));
@@ -298,7 +298,7 @@ fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
     steps.into_iter().map(whole).collect()
 }
 
-/// And where something is committed everywhere already, all that the law allows takes the quick pass;
+/// And where something is committed everywhere already, all that the law allows takes the fast path;
 /// but for members' numbers that change nothing.
 #[test]
 fn a_quick_pass_commits_what_the_law_would() {

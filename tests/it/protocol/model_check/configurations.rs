@@ -288,10 +288,10 @@ holds! {
         sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
 }
 
-/// Found here, and not yet decided: `is_prefix_of` compares the last instant only where memory and
+/// Found here, and not yet decided: `is_prefix_of` compares the last instant only where cache and
 /// log are of equal length. After a failover that no connection tells of (a pooler keeps them) a log
-/// that has grown past the memory again is taken for its continuation: a lost request is answered as
-/// a duplicate. When a load compares the row before the memory, this becomes one more `holds`.
+/// that has grown past the cache again is taken for its continuation: a lost request is answered as
+/// a duplicate. When a load compares the row before the cache, this becomes one more `holds`.
 #[test]
 fn finds_a_longer_history_taken_for_its_own_after_a_hidden_failover() {
     let check = Check::new(sends(4).plain().failovers(1));

@@ -24,13 +24,13 @@ pub type Pair = (LogId, ProducerId);
 /// What session rows say that nobody can change now.
 pub type Facts = BTreeMap<ProducerId, SessionFacts>;
 
-/// The log's rows do not fit the memory.
+/// The log's rows do not fit the cache.
 #[derive(Debug)]
 pub struct Corrupt;
 
 /// What one load works on.
 pub struct Loader<'a> {
-    pub memory: &'a mut LogCaches,
+    pub caches: &'a mut LogCaches,
     pub ledger: &'a Ledger,
     pub heads: &'a [Head],
     pub requests: &'a [Request],
@@ -42,7 +42,7 @@ impl Loader<'_> {
     /// LogCaches that is no prefix of the log is thrown away.
     pub fn begin(&mut self) {
         for head in self.heads {
-            if let Some(log) = self.memory.get_mut(&head.log_id) {
+            if let Some(log) = self.caches.get_mut(&head.log_id) {
                 log.see_fence(head.fence);
             }
             let no_prefix = |log: &LogCache| match self.without {
@@ -53,8 +53,8 @@ impl Loader<'_> {
                 }
                 _ => !log.is_prefix_of(head),
             };
-            if self.memory.get(&head.log_id).is_none_or(no_prefix) {
-                self.memory.insert(head.log_id, LogCache::cold(head));
+            if self.caches.get(&head.log_id).is_none_or(no_prefix) {
+                self.caches.insert(head.log_id, LogCache::cold(head));
             }
         }
     }
@@ -66,10 +66,10 @@ impl Loader<'_> {
 
     pub fn strangers(&self) -> BTreeSet<Pair> {
         let is_known = |(log_id, id): &Pair| {
-            let producer = self.memory.get(log_id).and_then(|log| log.producers.get(id));
+            let producer = self.caches.get(log_id).and_then(|log| log.producers.get(id));
             let head = self.heads.iter().find(|head| head.log_id == *log_id);
             let is_read = |producer: &Producer| {
-                let is_old = head.is_some_and(|head| head.fence != producer.mark);
+                let is_old = head.is_some_and(|head| head.fence != producer.verified_fence);
                 let lax = [Rule::MarkEqualsFence, Rule::ReloadOldMarks];
                 let is_lax = self.without.is_some_and(|without| lax.contains(&without));
                 producer.registered && (is_lax || !is_old)
@@ -83,9 +83,9 @@ impl Loader<'_> {
     pub fn load_strangers(&mut self) -> Starts {
         let mut starts = Starts::new();
         for (log_id, id) in self.strangers() {
-            let Some(log) = self.memory.get_mut(&log_id) else { continue };
+            let Some(log) = self.caches.get_mut(&log_id) else { continue };
             let mut producer = Producer {
-                mark: -1,
+                verified_fence: -1,
                 session: None,
                 state: ProducerState::default(),
                 registered: false,
@@ -108,7 +108,7 @@ impl Loader<'_> {
     /// From where on each log's rows have to be read.
     pub fn lacking(&self, starts: &Starts) -> Vec<(LogId, Offset)> {
         let first = |head: &Head| {
-            let log = self.memory.get(&head.log_id)?;
+            let log = self.caches.get(&head.log_id)?;
             let starts = starts.get(&head.log_id).into_iter().flat_map(BTreeMap::values).copied();
             let first = starts.clone().fold(log.next_offset, Offset::min);
             let last = match self.without {
@@ -120,17 +120,17 @@ impl Loader<'_> {
         self.heads.iter().filter_map(first).collect()
     }
 
-    /// One statement: the rows. Of a memory of another history nothing is folded: it is cold, and its
+    /// One statement: the rows. Of a cache of another history nothing is folded: it is cold, and its
     /// strangers are to be loaded.
     pub fn load_tails(&mut self, starts: &Starts) -> Result<(), Corrupt> {
         for (log_id, first) in self.lacking(starts) {
             let head = self.heads.iter().find(|head| head.log_id == log_id);
-            let (Some(log), Some(head)) = (self.memory.get_mut(&log_id), head) else { continue };
+            let (Some(log), Some(head)) = (self.caches.get_mut(&log_id), head) else { continue };
             let from_before = |row: &&Row| row.base_offset + row.record_count >= first;
             let tail: Vec<TailRow<'_>> =
                 self.ledger.rows(log_id, 0).filter(from_before).map(Row::as_tail).collect();
             if log.next_offset < head.next_offset && !log.ends_in(&tail) {
-                self.memory.insert(log_id, LogCache::cold(head));
+                self.caches.insert(log_id, LogCache::cold(head));
                 let starts = self.load_strangers();
                 return self.load_tails(&starts);
             }
@@ -145,10 +145,10 @@ impl Loader<'_> {
     fn unread(&self) -> Vec<Pair> {
         let is_unread = |(log_id, id): &Pair| {
             let fence = self.heads.iter().find(|head| head.log_id == *log_id).map(|h| h.fence);
-            let producer = self.memory.get(log_id).and_then(|log| log.producers.get(id));
+            let producer = self.caches.get(log_id).and_then(|log| log.producers.get(id));
             producer.is_some_and(|producer| match self.without {
-                Some(Rule::MarkEqualsFence) => producer.mark == -1,
-                _ => Some(producer.mark) != fence,
+                Some(Rule::MarkEqualsFence) => producer.verified_fence == -1,
+                _ => Some(producer.verified_fence) != fence,
             })
         };
         self.numbered().into_iter().filter(is_unread).collect()
@@ -158,7 +158,7 @@ impl Loader<'_> {
     pub fn finish(&mut self) {
         for (log_id, id) in self.unread() {
             let fence = self.heads.iter().find(|head| head.log_id == log_id).map(|h| h.fence);
-            let log = self.memory.get_mut(&log_id);
+            let log = self.caches.get_mut(&log_id);
             let producer = log.and_then(|log| log.producers.get_mut(&id));
             if let (Some(producer), Some(fence)) = (producer, fence) {
                 let held = self.held.and_then(|held| held.get(&id)).copied();
@@ -167,11 +167,11 @@ impl Loader<'_> {
                     facts.reset_epoch = 0;
                 }
                 producer.session = facts;
-                producer.mark = fence;
+                producer.verified_fence = fence;
             }
         }
         for head in self.heads {
-            if let Some(log) = self.memory.get_mut(&head.log_id) {
+            if let Some(log) = self.caches.get_mut(&head.log_id) {
                 if self.requests.iter().any(|r| r.home == head.log_id && r.spread.is_some()) {
                     log.partition_count = super::ledger::PARTITIONS.len() as i32;
                 }

@@ -24,9 +24,9 @@
 //! action of its own.
 //!
 //! # Who is authoritative
-//! The [`ledger`]: heads, rows, states, sessions, locks. A replica's memory is only what it
+//! The [`ledger`]: heads, rows, states, sessions, locks. A replica's cache is only what it
 //! remembers, and dies with it. The ledger keeps trimmed rows out of every statement's sight but in
-//! the history, which [`truth`] holds every stored row, answer and memory against. All instants are
+//! the history, which [`truth`] holds every stored row, answer and cache against. All instants are
 //! the same, so `last_appended_at` never helps to tell two heads apart (but where there are
 //! failovers, which is what it is for).
 //!
@@ -101,9 +101,9 @@ pub enum Seen {
     /// A number was used and nothing stored: no row tells of it.
     Silent,
     ConfirmedByRead,
-    /// A quick pass whose ground had moved.
+    /// A fast path whose ground had moved.
     Overtaken,
-    /// A repeat recognised from memory; after loading.
+    /// A repeat recognised from cache; after loading.
     RepeatedQuick,
     RepeatedFull,
     /// A repeat of what the same pass appends.
@@ -142,9 +142,9 @@ pub enum Seen {
 /// 6 is the lane's. 23 is not built yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rule {
-    /// 1: only producers whose mark is the log's fence are used without a full pass.
+    /// 1: only producers whose mark is the log's fence are used without a slow path.
     MarkEqualsFence,
-    /// 2: memory that is no prefix of the log is thrown away.
+    /// 2: cache that is no prefix of the log is thrown away.
     ThrowAwayNoPrefix,
     /// 3: a stranger is its state and all rows from there on.
     AllRowsOfAStranger,
@@ -157,9 +157,9 @@ pub enum Rule {
     FenceSilent,
     /// 4: a lost outcome forgets the log.
     ForgetWhatWasLost,
-    /// 5: after an append without compare the memory advances only from the returned base.
+    /// 5: after an append without compare the cache advances only from the returned base.
     AdvanceOnlyFromBase,
-    /// 7: the compare and the memory know a history by its last instant, not by its length alone.
+    /// 7: the compare and the cache know a history by its last instant, not by its length alone.
     Fingerprint,
     /// 8: all logs of a pass are written, or none.
     AllOrNothing,
@@ -189,7 +189,7 @@ pub enum Rule {
     FoldFromTheDatabase,
     /// 25: rows are trimmed only below the snapshot.
     TrimBelowSnapshot,
-    /// 26: what was lost is redone in a full pass.
+    /// 26: what was lost is redone in a slow path.
     RedoWhatWasLost,
     /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no more.
     FenceWhatWasLost,

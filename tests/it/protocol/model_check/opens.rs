@@ -307,7 +307,7 @@ impl Turn<'_> {
 
     fn fold_memory(&self, log_id: LogId) -> Folding {
         let end = self.world.ledger.log(log_id).head.next_offset;
-        let known = self.world.replicas[0].memory.0.get(&log_id);
+        let known = self.world.replicas[0].caches.0.get(&log_id);
         let known = known.filter(|log| log.next_offset == end);
         let producers = known.into_iter().flat_map(|log| &log.producers);
         let registered = producers.filter(|(_, producer)| producer.registered);

@@ -1,6 +1,6 @@
 //! The replicas: `broker::append::lane` and `broker::append::writer` in small steps, with the real rules.
 //!
-//! A pass keeps the memory as it was *before* it decided and decides again when its statement
+//! A pass keeps the cache as it was *before* it decided and decides again when its statement
 //! takes effect: deciding is a pure function, so this is the same plan, and the state stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ pub struct Full {
     pub step: Step,
 }
 
-/// What a full pass does next.
+/// What a slow path does next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     ReadHeads,
@@ -92,7 +92,7 @@ impl World {
                 Step::Share if config.without == Some(Rule::ShareUnregistered) => true,
                 Step::Share => {
                     let requests = config.requests(self, &full.group);
-                    let shared = unregistered(&self.replicas[replica].memory.0, &requests);
+                    let shared = unregistered(&self.replicas[replica].caches.0, &requests);
                     self.ledger.may_share(&shared.into_iter().map(|(_, id)| id).collect())
                 }
                 Step::Lock { .. } => {
@@ -111,23 +111,23 @@ impl Config {
     }
 }
 
-fn positions(memory: &LogCaches, logs: &[LogId]) -> Positions {
-    let position = |log_id: &LogId| Some((*log_id, memory.get(log_id)?.next_offset));
+fn positions(caches: &LogCaches, logs: &[LogId]) -> Positions {
+    let position = |log_id: &LogId| Some((*log_id, caches.get(log_id)?.next_offset));
     logs.iter().filter_map(position).collect()
 }
 
-fn unregistered(memory: &LogCaches, requests: &[Request]) -> BTreeSet<Pair> {
+fn unregistered(caches: &LogCaches, requests: &[Request]) -> BTreeSet<Pair> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, id): &Pair| {
-        let producer = memory.get(log_id).and_then(|log| log.producers.get(id));
+        let producer = caches.get(log_id).and_then(|log| log.producers.get(id));
         producer.is_some_and(|producer| producer.registered)
     };
     requests.iter().filter_map(numbered).filter(|pair| !is_registered(pair)).collect()
 }
 
 impl Turn<'_> {
-    pub fn memory(&mut self, replica: usize) -> &mut LogCaches {
-        &mut self.world.replicas[replica].memory.0
+    pub fn caches(&mut self, replica: usize) -> &mut LogCaches {
+        &mut self.world.replicas[replica].caches.0
     }
 
     fn set(&mut self, replica: usize, pass: Pass) {
@@ -136,10 +136,10 @@ impl Turn<'_> {
 
     fn start_full(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
         let requests = self.config.requests(&self.world, &group);
-        let grounded = read_set::grounded_logs(&requests);
-        let memory = self.memory(replica);
-        let known = positions(memory, &grounded);
-        let early = grounded.iter().any(|log_id| !memory.contains_key(log_id));
+        let dependencies = read_set::dependency_logs(&requests);
+        let caches = self.caches(replica);
+        let known = positions(caches, &dependencies);
+        let early = dependencies.iter().any(|log_id| !caches.contains_key(log_id));
         let step = if early { Step::ReadHeads } else { Step::Share };
         let full = Full { group, overtaken, is_redo: false, early, known, step };
         self.set(replica, Pass::Full(full));
@@ -172,14 +172,14 @@ impl Turn<'_> {
             (request.home, request.numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
         });
         let requests = self.config.requests(&self.world, &group);
-        let mut memory = self.memory(replica).clone();
+        let mut caches = self.caches(replica).clone();
         if self.is_without(Rule::MarkEqualsFence) {
-            for log in memory.values_mut() {
-                log.producers.values_mut().for_each(|producer| producer.mark = log.fence);
+            for log in caches.values_mut() {
+                log.producers.values_mut().for_each(|producer| producer.verified_fence = log.fence);
             }
         }
-        if read_set::is_known(&memory, &requests) {
-            let plan = append::decide(&mut memory, &requests, &mut self.config.standing());
+        if read_set::is_known(&caches, &requests) {
+            let plan = append::decide(&mut caches, &requests, &mut self.config.standing());
             if plan.silent.is_empty() {
                 self.set(replica, Pass::Quick(group));
             } else {
@@ -203,12 +203,12 @@ impl Turn<'_> {
     fn quick(&mut self, replica: usize, group: Vec<Ticket>) {
         let requests = self.config.requests(&self.world, &group);
         let mut standing = self.config.standing();
-        let plan = append::decide(self.memory(replica), &requests, &mut standing);
+        let plan = append::decide(self.caches(replica), &requests, &mut standing);
         let statement = self.statement(&plan, &group);
         if !plan.writes_anything() {
             // the confirming read began after the requests arrived
-            let grounded = statement.iter().filter(|want| want.fence.is_some());
-            let held = grounded.clone().all(|want| self.world.ledger.compares(want));
+            let dependencies = statement.iter().filter(|want| want.fence.is_some());
+            let held = dependencies.clone().all(|want| self.world.ledger.compares(want));
             if held || self.is_without(Rule::ConfirmWhatIsNotWritten) {
                 self.note(Seen::ConfirmedByRead);
                 self.pass_ends(replica, group, plan, None);
@@ -230,7 +230,7 @@ impl Turn<'_> {
 
     fn forget(&mut self, replica: usize, requests: &[Request]) {
         for log_id in read_set::touched_logs(requests) {
-            self.memory(replica).remove(&log_id);
+            self.caches(replica).remove(&log_id);
         }
     }
 
@@ -271,10 +271,10 @@ impl Turn<'_> {
     /// `Writer::full`, step by step.
     fn full_step(&mut self, replica: usize, mut full: Full) {
         let requests = self.config.requests(&self.world, &full.group);
-        let grounded = read_set::grounded_logs(&requests);
+        let dependencies = read_set::dependency_logs(&requests);
         full.step = match full.step.clone() {
             Step::ReadHeads => {
-                let heads = self.world.ledger.heads(&grounded);
+                let heads = self.world.ledger.heads(&dependencies);
                 if self.config.early_steps {
                     self.loader(replica, &heads, &requests, None, |loader| loader.begin());
                     Step::States { heads }
@@ -295,7 +295,7 @@ impl Turn<'_> {
                     Step::Sessions { heads }
                 } else {
                     self.note(Seen::TrimmedWhileLoading);
-                    grounded.iter().for_each(|log| drop(self.memory(replica).remove(log)));
+                    dependencies.iter().for_each(|log| drop(self.caches(replica).remove(log)));
                     Step::Share
                 }
             }
@@ -307,7 +307,7 @@ impl Turn<'_> {
             Step::Lock { shared, held } => {
                 let touched = read_set::touched_logs(&requests);
                 self.world.ledger.lock(&touched, Who::Replica(replica));
-                Step::Load { shared, held, heads: self.world.ledger.heads(&grounded) }
+                Step::Load { shared, held, heads: self.world.ledger.heads(&dependencies) }
             }
             Step::Load { heads, .. } if !full.early && !self.all_near(replica, &heads) => {
                 self.world.ledger.release(Who::Replica(replica));
@@ -332,7 +332,7 @@ impl Turn<'_> {
     }
 
     fn share(&mut self, replica: usize, requests: &[Request]) -> Step {
-        let shared = unregistered(self.memory(replica), requests);
+        let shared = unregistered(self.caches(replica), requests);
         let held = (shared.iter())
             .filter_map(|(_, id)| Some((*id, self.world.ledger.facts(*id)?)))
             .collect();
@@ -345,8 +345,8 @@ impl Turn<'_> {
     }
 
     fn all_near(&mut self, replica: usize, heads: &[Head]) -> bool {
-        let memory = self.memory(replica);
-        heads.iter().all(|head| memory.get(&head.log_id).is_some_and(|log| log.is_near(head)))
+        let caches = self.caches(replica);
+        heads.iter().all(|head| caches.get(&head.log_id).is_some_and(|log| log.is_near(head)))
     }
 
     fn load_at_once(
@@ -377,7 +377,7 @@ impl Turn<'_> {
         held: &Facts,
     ) -> Option<Step> {
         let loaded = self.load_at_once(replica, heads, requests, Some(held));
-        let now_at = positions(self.memory(replica), &read_set::grounded_logs(requests));
+        let now_at = positions(self.caches(replica), &read_set::dependency_logs(requests));
         let agree = heads.iter().all(|h| now_at.get(&h.log_id) == Some(&h.next_offset));
         if !loaded || !agree {
             self.breaks(Broken::DoesNotLoad, true);
@@ -389,14 +389,14 @@ impl Turn<'_> {
         if heads.iter().any(|h| self.world.ledger.log(h.log_id).gone > 0) {
             self.note(Seen::LoadedBehindATrim);
         }
-        if !unregistered(self.memory(replica), requests).is_subset(shared) {
+        if !unregistered(self.caches(replica), requests).is_subset(shared) {
             // its state was read before the lock, and it has expired since
             self.world.ledger.release(Who::Replica(replica));
             return Some(Step::ReadHeads);
         }
         for (log_id, position) in &now_at {
             let moved = full.known.get(log_id).is_some_and(|known| known != position);
-            if let Some(log) = self.memory(replica).get_mut(log_id) {
+            if let Some(log) = self.caches(replica).get_mut(log_id) {
                 log.looked(full.overtaken || moved);
                 // after how many such looks does not matter here
                 log.contended_passes = log.contended_passes.min(1);
@@ -415,11 +415,11 @@ impl Turn<'_> {
         let group = &full.group;
         let requests = self.config.requests(&self.world, group);
         let mut standing = self.config.standing();
-        let plan = append::decide(self.memory(replica), &requests, &mut standing);
+        let plan = append::decide(self.caches(replica), &requests, &mut standing);
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
             if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
-                for log_id in read_set::grounded_logs(&requests) {
+                for log_id in read_set::dependency_logs(&requests) {
                     self.world.ledger.log_mut(log_id).head.fence += 1;
                 }
             }
@@ -450,11 +450,11 @@ impl Turn<'_> {
         load: impl FnOnce(&mut Loader<'_>) -> T,
     ) -> T {
         let World { ledger, replicas, .. } = &mut self.world;
-        let memory = &mut replicas[replica].memory.0;
-        load(&mut Loader { memory, ledger, heads, requests, held, without: self.config.without })
+        let caches = &mut replicas[replica].caches.0;
+        load(&mut Loader { caches, ledger, heads, requests, held, without: self.config.without })
     }
 
-    /// The write held, or nothing was to be written: the memory is confirmed and answers leave.
+    /// The write held, or nothing was to be written: the cache is confirmed and answers leave.
     fn pass_ends(
         &mut self,
         replica: usize,
@@ -465,11 +465,11 @@ impl Turn<'_> {
         if let Some((appended_at, bases)) = &written {
             let mut told = bases.clone();
             if self.is_without(Rule::AdvanceOnlyFromBase) {
-                for (log_id, log) in self.memory(replica) {
+                for (log_id, log) in self.caches(replica) {
                     told.entry(*log_id).and_modify(|base| *base = log.next_offset);
                 }
             }
-            plan.confirm(self.memory(replica), *appended_at, &told);
+            plan.confirm(self.caches(replica), *appended_at, &told);
         }
         let is_quick = matches!(self.world.replicas[replica].pass, Pass::Quick(_));
         self.set(replica, Pass::Idle);
@@ -515,14 +515,14 @@ impl Turn<'_> {
                 if self.is_without(Rule::ForgetWhatWasLost) {
                     let requests = self.config.requests(&self.world, &full.group);
                     let mut standing = self.config.standing();
-                    append::decide(self.memory(replica), &requests, &mut standing);
+                    append::decide(self.caches(replica), &requests, &mut standing);
                 }
                 full.group
             }
         };
         self.world.ledger.release(Who::Replica(replica));
         if !self.is_without(Rule::ForgetWhatWasLost) {
-            self.memory(replica).clear();
+            self.caches(replica).clear();
         }
         let (numbered, lost): (Vec<_>, Vec<_>) = group.into_iter().partition(|t| t.run.is_some());
         drop(lost); // answered `outcome_unknown`
@@ -544,10 +544,10 @@ impl Turn<'_> {
 
     fn leave_orphan(&mut self, replica: usize, group: &[Ticket]) {
         let requests = self.config.requests(&self.world, group);
-        let mut memory = self.memory(replica).clone();
-        let plan = append::decide(&mut memory, &requests, &mut self.config.standing());
+        let mut caches = self.caches(replica).clone();
+        let plan = append::decide(&mut caches, &requests, &mut self.config.standing());
         if self.is_without(Rule::ForgetWhatWasLost) {
-            self.world.replicas[replica].memory = Known(memory);
+            self.world.replicas[replica].caches = Known(caches);
         }
         if plan.writes_anything() {
             let statement = self.statement(&plan, group);
@@ -573,7 +573,7 @@ impl Turn<'_> {
             self.leave_orphan(replica, &group);
         }
         self.world.ledger.release(Who::Replica(replica));
-        self.memory(replica).clear();
+        self.caches(replica).clear();
         self.set(replica, Pass::Idle);
     }
 }

@@ -12,7 +12,7 @@ impl Turn<'_> {
     /// Numbers that no row tells of: their producers' states do, and the history.
     pub fn write_silent(&mut self, replica: usize, plan: &Plan) {
         let clock = self.world.ledger.clock;
-        let states: Vec<_> = plan.silent_states(self.memory(replica), clock).collect();
+        let states: Vec<_> = plan.silent_states(self.caches(replica), clock).collect();
         for (log_id, id, as_of_offset, state) in states {
             self.note(Seen::Silent);
             let last = state.recent.back().unwrap();

@@ -1,4 +1,4 @@
-//! What must be true: every stored row, every answer and every memory is held against the whole
+//! What must be true: every stored row, every answer and every cache is held against the whole
 //! history of the logs, with no rule in between but the fold of one entry.
 
 use std::collections::BTreeMap;
@@ -135,8 +135,10 @@ impl Turn<'_> {
                 };
                 self.check_answer(ticket, request, &offsets);
             }
-            Decision::Before(row) => unreachable!("a transaction: {row:?}"),
-            Decision::Known(_) | Decision::Later => unreachable!("only numbered ones have a key"),
+            Decision::AlreadyCommitted(row) => unreachable!("a transaction: {row:?}"),
+            Decision::AllDuplicates(_) | Decision::RetryNextBatch => {
+                unreachable!("only numbered ones have a key")
+            }
             Decision::Forgotten => {
                 let stored =
                     appended(&self.world.ledger.log(request.home).rows, self.producer(ticket));
@@ -144,7 +146,7 @@ impl Turn<'_> {
                 let is_old = at.is_some_and(|at| stored.len() - at > REMEMBERED_REQUESTS);
                 self.breaks(Broken::WronglyAnswered, !is_old);
             }
-            Decision::Ahead(_) => {
+            Decision::OutOfOrder(_) => {
                 self.note(Seen::Ahead);
                 self.refuse(ticket, true);
             }
@@ -157,7 +159,7 @@ impl Turn<'_> {
                 }
                 self.refuse(ticket, true);
             }
-            Decision::Respread => self.breaks(Broken::WronglyAnswered, true),
+            Decision::TopicChanged => self.breaks(Broken::WronglyAnswered, true),
         }
     }
 
@@ -222,12 +224,16 @@ impl Turn<'_> {
         let World { ledger, replicas, .. } = &self.world;
         let mut wrong = false;
         for replica in replicas.iter().filter(|replica| replica.pass == Pass::Idle) {
-            for (log_id, log) in &replica.memory.0 {
+            for (log_id, log) in &replica.caches.0 {
                 let head = &ledger.log(*log_id).head;
                 wrong |= log.next_offset > head.next_offset;
                 // one of an old mark is loaded anew before it is used
-                let is_used = |mark: i64| self.config.known.is_none() || mark == head.fence;
-                for (id, producer) in log.producers.iter().filter(|(_, p)| is_used(p.mark)) {
+                let is_used = |verified_fence: i64| {
+                    self.config.known.is_none() || verified_fence == head.fence
+                };
+                for (id, producer) in
+                    log.producers.iter().filter(|(_, p)| is_used(p.verified_fence))
+                {
                     let mut state = ProducerState::default();
                     let rows = ledger.log(*log_id).rows.iter();
                     let end = |row: &Row| row.base_offset + row.record_count.min(1);

@@ -107,7 +107,7 @@ pub struct Ticket {
     pub fenced: bool,
 }
 
-/// A replica's memory, hashable.
+/// A replica's cache, hashable.
 #[derive(Clone, Debug, Default)]
 pub struct Known(pub LogCaches);
 
@@ -140,7 +140,7 @@ impl PartialEq for Known {
 
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Replica {
-    pub memory: Known,
+    pub caches: Known,
     pub pass: Pass,
 }
 
@@ -165,8 +165,8 @@ pub enum Action {
     Send(usize, Vec<Option<(usize, Sequence)>>),
     /// The replica's pass goes on by one step.
     Step(usize),
-    /// The answer to its statement or commit is lost: a quick pass's statement may still take
-    /// effect; a full pass's commit has.
+    /// The answer to its statement or commit is lost: a fast path's statement may still take
+    /// effect; a slow path's commit has.
     Lose(usize),
     /// The answer to its commit is lost, and it was rolled back.
     LoseRolledBack(usize),
@@ -330,7 +330,7 @@ impl Config {
     }
 
     fn replica_actions(&self, world: &World, replica: usize, actions: &mut Vec<Action>) {
-        let Replica { memory, pass } = &world.replicas[replica];
+        let Replica { caches, pass } = &world.replicas[replica];
         if *pass == Pass::Idle {
             if world.left.sends > 0 {
                 self.send_actions(world, replica, actions);
@@ -344,7 +344,7 @@ impl Config {
                 actions.push(Action::LoseRolledBack(replica));
             }
         }
-        if world.left.kills > 0 && (*pass != Pass::Idle || !memory.0.is_empty()) {
+        if world.left.kills > 0 && (*pass != Pass::Idle || !caches.0.is_empty()) {
             actions.push(Action::Kill(replica));
         }
     }
@@ -354,7 +354,7 @@ impl World {
     fn new(config: &Config) -> Self {
         let run = |id| Run { producer: ProducerId(id), epoch: 0, first: 0, next_unacked: 0 };
         let producers = config.scopes.len();
-        let replica = Replica { memory: Known::default(), pass: Pass::Idle };
+        let replica = Replica { caches: Known::default(), pass: Pass::Idle };
         Self {
             ledger: Ledger::new(producers),
             replicas: [replica.clone(), replica],
@@ -405,7 +405,7 @@ impl Model for Check {
             }
         }
         world.runs[0].first = self.config.stored_before;
-        world.replicas[0].memory = Known::default();
+        world.replicas[0].caches = Known::default();
         world.left = self.config.budget;
         self.seen.lock().unwrap().clear();
         vec![world]
@@ -474,7 +474,7 @@ impl Model for Check {
             Action::SnapshotWrite(index) => turn.snapshot_write(index),
             Action::Trim(log_id) => turn.trim(log_id, self.trimmable(world, log_id)),
         }
-        // (a hidden failover makes memory wrong; it must not be used)
+        // (a hidden failover makes cache wrong; it must not be used)
         if self.config.without.is_none() && self.config.budget.failovers == 0 {
             turn.check_memory();
         }

@@ -49,7 +49,7 @@ async fn rule_1_only_epochs_read_under_the_present_fence_count() {
     let (p, r) = (a.producer("p").await, a.producer("r").await);
     a.one(p, 0, 0).await.unwrap();
     assert_eq!(b.open("p").await.session.epoch, 1);
-    // a full pass for a new producer brings the new fence into a's memory, not p's epoch
+    // a slow path for a new producer brings the new fence into a's cache, not p's epoch
     a.one(r, 0, 0).await.unwrap();
     assert_eq!(code(a.one(p, 0, 1).await), Code::ProducerFenced);
     a.one(p, 1, 1).await.unwrap();
@@ -64,14 +64,14 @@ async fn rule_2_memory_that_is_no_prefix_is_thrown_away() {
     for sequence in 0..10 {
         b.one(q, 0, sequence).await.unwrap();
     }
-    // rows behind a's memory are trimmed
+    // rows behind a's cache are trimmed
     b.broker.trim(b.tenant, &name(TOPIC), 0, 9).await.unwrap();
     b.broker.sweep().await.unwrap();
     b.broker.sweep().await.unwrap();
     assert_eq!(world.sql("select min(base_offset) from oncelog.batches").await, 9);
     is_duplicate_at(a.one(q, 0, 9).await, 10);
     a.one(p, 0, 1).await.unwrap();
-    // a restore has lost the last row: a's memory is ahead of the log
+    // a restore has lost the last row: a's cache is ahead of the log
     world
         .sql(
             "with gone as (delete from oncelog.batches where base_offset = 11) \
@@ -92,7 +92,7 @@ async fn rule_3_a_stranger_is_its_state_and_all_rows_since() {
     b.one(p, 0, 1).await.unwrap();
     world.snapshot_everything().await;
     b.one(p, 0, 2).await.unwrap();
-    // a's memory starts behind p's rows
+    // a's cache starts behind p's rows
     a.one(q, 0, 0).await.unwrap();
     a.one(q, 0, 1).await.unwrap();
     is_duplicate_at(a.one(p, 0, 2).await, 2);
@@ -207,7 +207,7 @@ async fn what_comes_while_a_pass_waits_for_its_locks_joins_it() {
     let mut held = connection.begin().await.unwrap();
     let lock = "select 1::bigint from oncelog.logs where partition = 0 for no key update";
     sqlx::query(lock).execute(&mut *held).await.unwrap();
-    // a new producer takes a full pass; the others come while it waits
+    // a new producer takes a slow path; the others come while it waits
     let first = a.one(q, 0, 0);
     let then = async {
         while world.sql(WAITING).await == 0 {}
@@ -249,7 +249,7 @@ async fn rule_9_nothing_is_answered_before_its_ground_is_confirmed() {
     a.one(p, 0, 0).await.unwrap();
     assert_eq!(code(a.one(p, 1, 1).await), Code::InvalidProducerEpoch);
     b.open("p").await;
-    // a repeat, a gap and an epoch that is now valid: none of them from memory
+    // a repeat, a gap and an epoch that is now valid: none of them from cache
     assert_eq!(code(a.one(p, 0, 0).await), Code::ProducerFenced);
     b.open("p").await;
     assert_eq!(code(a.one(p, 1, 9).await), Code::ProducerFenced);

@@ -273,12 +273,12 @@ impl Ledger {
         standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
         standing.groups.insert(place.group.clone(), self.group());
         standing.places.insert(place, self.offset.clone());
-        standing.memory = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
+        standing.caches = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
         match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
             Ok(()) => {}
-            Err(Stopped::Before(_)) => return Ok(true),
+            Err(Stopped::AlreadyCommitted(_)) => return Ok(true),
             Err(Stopped::Refused(refusal)) => return Err(refusal),
-            Err(Stopped::Stale) => unreachable!(),
+            Err(Stopped::TopicChanged) => unreachable!(),
         }
         self.insert(message, WHOLE, 0);
         let stored = self.transactions.get_mut(&id).unwrap();

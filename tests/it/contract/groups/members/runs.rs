@@ -120,7 +120,7 @@ async fn of_many_at_once_with_the_same_records_one_commits() {
     let (here, there) = world().await;
     let a = Member::join(&here, "g", json!({"topics": ["orders"]})).await;
     let mut seen = a.fetch(&here, "limit=1").await.ok();
-    // the first commit in a partition is a full pass, those after it are quick ones
+    // the first commit in a partition is a slow path, those after it are quick ones
     for round in 1..=8 {
         let partition = round % 2;
         let contenders = FORMS.iter().cycle().take(10).enumerate();

@@ -88,8 +88,8 @@ struct Check {
 }
 
 impl Check {
-    fn has(&self, ground: Ground) -> bool {
-        self.without != Some(ground)
+    fn has(&self, dependency: Ground) -> bool {
+        self.without != Some(dependency)
     }
 
     fn note(&self, seen: Seen) {
