@@ -75,7 +75,7 @@ where
     }
 }
 
-/// The same, of a call that may carry an `Idempotency-KeyPolicy`.
+/// The same, of a call that may carry an `Idempotency-Key`.
 pub struct KeyedBody<T> {
     pub body: T,
     pub idempotency_key: Option<IdempotencyKey>,
@@ -212,7 +212,7 @@ pub fn count(held: &mut Taken, bytes: usize) -> Result<(), Error> {
     if held.resize(bytes) { Ok(()) } else { Err(busy()) }
 }
 
-/// Whether a call is remembered by its `Idempotency-KeyPolicy`. Methods that can be repeated as they are
+/// Whether a call is remembered by its `Idempotency-Key`. Methods that can be repeated as they are
 /// need none, and ignore it; a POST that takes none says why.
 #[derive(Clone, Copy)]
 enum KeyPolicy {
@@ -226,7 +226,7 @@ impl KeyPolicy {
         let Some(value) = values.next().filter(|_| method == Method::POST) else {
             return Ok(None);
         };
-        let invalid = |why: &str| Invalid::at("Idempotency-KeyPolicy", why);
+        let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
         match self {
             KeyPolicy::Refused(why) => Err(invalid(why)),
             KeyPolicy::Taken if values.next().is_some() => Err(invalid("it is given once")),
@@ -385,8 +385,8 @@ fn busy() -> Error {
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 const NOT_NEEDED: &str =
-    "Idempotency-KeyPolicy is not taken here: the call can be repeated as it is";
-const NO_KEY: &str = "Idempotency-KeyPolicy is not taken here: the transaction id is the key; \
+    "Idempotency-Key is not taken here: the call can be repeated as it is";
+const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
     begin with a transaction_id of your own";
 
 #[cfg(test)]
