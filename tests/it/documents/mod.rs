@@ -1,5 +1,6 @@
 //! What people read and run is what the program does.
 
+pub mod architecture;
 pub mod docs;
 pub mod docs_page;
 pub mod examples;
