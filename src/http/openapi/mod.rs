@@ -30,16 +30,16 @@ use crate::model::{
 const DESCRIPTION: &str = "\
 An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
 
-**In short.** Create a topic (`PUT /v1/topics/orders`), open a session (`POST /v1/sessions`), append \
-with its `producer_id`, its `epoch` and a `sequence` that you count from 0 \
+**In short.** Create a topic (`PUT /v1/topics/orders`), open a session (`POST /v1/sessions`), \
+append with its `producer_id`, its `epoch` and a `sequence` that you count from 0 \
 (`POST /v1/topics/orders/records`), and read \
 (`GET /v1/topics/orders/partitions/0/records?offset=0&wait_ms=20000`).
 
 **Conventions.** Names are 1 to 249 of `A-Z a-z 0-9 . _ -`, but not `.` or `..`. Durations end in \
 `_ms`, sizes in `_bytes`. Instants are RFC 3339; answers have them in UTC with milliseconds. \
 Offsets, sequences, epochs and ids are integers below 2^53. Unknown fields and parameters are \
-refused, not ignored. Lists take `limit` and `after`, and return `next_after` (null on the last page) \
-and a `Link` header. Request bodies can have `Content-Encoding: gzip` or `zstd`; answers are \
+refused, not ignored. Lists take `limit` and `after`, and return `next_after` (null on the last \
+page) and a `Link` header. Request bodies can have `Content-Encoding: gzip` or `zstd`; answers are \
 compressed if `Accept-Encoding` allows it. Every answer has an `X-Request-Id`: the client's, or a \
 new one.
 
@@ -49,12 +49,12 @@ is for people, `side_effects` says whether something may have changed, and `retr
 then continue), `later` (send the same after `Retry-After` seconds).
 
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
-replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of a \
-group or a commit of offsets with an `Idempotency-Key` are done once, however often they are sent: \
-a repeat returns the first answer, with `\"duplicate\": true`. A transaction is repeated by its \
-`transaction_id`, and its outcome can be queried. Without any of these, an append is stored every \
-time it arrives (except records with a known `id`), an open raises the epoch every time, and a join \
-creates another member. All other requests are safe to repeat.";
+replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of \
+a group or a commit of offsets with an `Idempotency-Key` are done once, however often they are \
+sent: a repeat returns the first answer, with `\"duplicate\": true`. A transaction is repeated \
+by its `transaction_id`, and its outcome can be queried. Without any of these, an append is \
+stored every time it arrives (except records with a known `id`), an open raises the epoch every \
+time, and a join creates another member. All other requests are safe to repeat.";
 
 /// The document, as served and as committed to the repository.
 pub fn openapi() -> utoipa::openapi::OpenApi {
@@ -162,10 +162,10 @@ fn describe_problems(operation: &mut Operation) -> Vec<Code> {
 }
 
 const IDEMPOTENCY_KEY: &str = "\
-Makes the call safe to repeat: calls with the same key, path and payload are done once, and a repeat \
-returns the first answer with `\"duplicate\": true`, for `dedup_window_ms` (0: keys are refused). \
-1 to 255 printable ASCII characters; use a new one for every call. A UUIDv7 older than the \
-deduplication window is refused, not done again.";
+Makes the call safe to repeat: calls with the same key, path and payload are done once, and a \
+repeat returns the first answer with `\"duplicate\": true`, for `dedup_window_ms` (0: keys are \
+refused). 1 to 255 printable ASCII characters; use a new one for every call. A UUIDv7 older than \
+the deduplication window is refused, not done again.";
 
 /// The schema and description of parameters with a well-known name, and an example of each.
 fn describe_parameters(operation: &mut Operation) {

@@ -164,7 +164,7 @@ impl ReadQuery {
         headers(
             ("Oncelog-Next-Offset" = i64, description = "NDJSON only: where to continue"),
             ("Oncelog-High-Watermark" = i64, description = "NDJSON only: the high watermark"),
-            ("Oncelog-Log-Start-Offset" = i64, description = "NDJSON only: the log start offset")))),
+            ("Oncelog-Log-Start-Offset" = i64, description = "NDJSON only: the log start")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,

@@ -41,7 +41,7 @@ impl EndSessionQuery {
 #[utoipa::path(delete, path = "/v1/sessions/{producer_id}", operation_id = "end_session",
     tag = "sessions",
     params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), EndSessionQuery),
-    responses((status = 204, description = "The session is ended, or its epoch is not current")),
+    responses((status = 204, description = "The session, or the given epoch, has ended")),
     security(("bearer" = ["produce"])))]
 pub async fn end_session(
     access: Access<Produce>,
