@@ -88,7 +88,7 @@ impl From<sqlx::Error> for Error {
 impl From<Corrupt> for Error {
     fn from(_: Corrupt) -> Self {
         Error::Corrupt(
-            "a log's rows do not follow each other, or their provenance is unreadable".into(),
+            "the rows of a log have gaps, or their provenance is unreadable".into(),
         )
     }
 }
@@ -99,7 +99,7 @@ impl fmt::Display for Error {
             Error::Contended(error) => write!(f, "contended: {error}"),
             Error::Unavailable(error) => write!(f, "database unavailable: {error}"),
             Error::OutcomeUnknown(error) => write!(f, "outcome of a commit unknown: {error}"),
-            Error::Corrupt(what) => write!(f, "corrupt: {what}"),
+            Error::Corrupt(what) => write!(f, "unexpected: {what}"),
             Error::Unsuitable(what) => f.write_str(what),
         }
     }
