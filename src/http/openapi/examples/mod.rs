@@ -94,9 +94,9 @@ macro_rules! problems {
 // (Facts cannot be forgotten here: the answers of all tests are held against the examples.)
 problems! {
     InvalidRequest
-        "/records/7/value: exactly one of value and value_base64 is expected"
+        "/records/7/value: give either `value` or `value_base64`, not both"
         {"errors": [{"pointer": "/records/7/value",
-            "detail": "exactly one of value and value_base64 is expected"}]};
+            "detail": "give either `value` or `value_base64`, not both"}]};
     InvalidTransactionId
         "A transaction id must be a UUIDv7 whose instant is at most 24 hours ahead of the server's \
          clock. Use a new one, or omit it.";
