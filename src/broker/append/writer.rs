@@ -1,9 +1,9 @@
-//! One pass: a group of appends of one tenant, decided and written together.
+//! A pass: a batch of appends of one tenant, decided and written together.
 //!
-//! The *quick pass* decides over the memory and writes with one statement that holds only where the
-//! memory was right. The *full pass* serves everything else: it locks the heads, loads what the
-//! memory lacks, decides, writes and commits. A failure throws the memory of the group's logs
-//! away; a lost connection all of it, as it is not known who wrote meanwhile.
+//! The *fast path* decides from the log caches and writes with one statement that takes effect only
+//! if the caches are current. The *slow path* handles everything else: it locks the heads, loads
+//! what the caches lack, decides, writes and commits. A failure drops the caches of the batch's
+//! logs; a lost connection drops all of them, as others may have written meanwhile.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,36 +37,36 @@ use crate::{
     },
 };
 
-/// Far beyond the lock timeout: only a silent peer takes so long.
+/// Far beyond the lock timeout: only a dead peer takes so long.
 const PASS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a full pass starts again because it met a producer it had not locked, or had too much
-/// to load under its locks.
+/// How often the slow path starts again because it met a producer that it had not locked, or had
+/// too much to load under its locks.
 const FULL_ATTEMPTS: usize = 4;
 
-/// A pass that held.
+/// The result of a successful pass.
 pub struct Passed {
     pub plan: Plan,
-    /// None: nothing was to be written.
+    /// None: nothing was written.
     pub written: Option<Written>,
 }
 
 pub enum Quick {
     Passed(Passed),
-    /// The memory does not know enough.
+    /// The caches lack something.
     Unknown,
-    /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
+    /// Another writer or a fence came first, or a transaction's context has changed.
     Overtaken(BTreeMap<LogId, Compare>),
 }
 
 pub enum Full {
     Passed(Passed),
-    /// These logs are gone with their topics; nothing was done.
+    /// These logs were deleted with their topics; nothing was done.
     Vanished(BTreeSet<LogId>),
-    /// The snapshot of this log has to come nearer first; nothing was done.
+    /// The log needs a newer snapshot first; nothing was done.
     Behind(LogId),
 }
 
-/// What passes need: a connection that nobody else uses, and the memory.
+/// The resources of passes: a private connection, and the log caches.
 pub struct Writer {
     store: Store,
     connection: Option<Connection>,
@@ -82,15 +82,15 @@ impl Writer {
         self.memory.of(tenant)
     }
 
-    /// Notes that a pass was made over these requests, and forgets what is beyond so many producers; answers
-    /// how many are remembered.
+    /// Records a pass over these requests, and evicts caches beyond this many producers; returns
+    /// how many are cached.
     pub fn used(&mut self, tenant: TenantId, requests: &[Request], most: usize) -> usize {
         let logs = read_set::touched_logs(requests);
         let added = logs.len() + requests.iter().map(Request::weight).sum::<usize>();
         self.memory.used(tenant, logs, added, most)
     }
 
-    /// Decides over the memory, and writes where it was right.
+    /// The fast path: decides from the caches, and writes if they are current.
     pub async fn quick(&mut self, group: &Group) -> Result<Quick, store::Error> {
         let memory = self.memory.of(group.tenant);
         let Some(connection) = &mut self.connection else { return Ok(Quick::Unknown) };
@@ -128,7 +128,7 @@ impl Writer {
         }
     }
 
-    /// Locks, loads, decides, writes, commits.
+    /// The slow path: locks, loads, decides, writes, commits.
     pub async fn full(
         &mut self,
         group: &mut Group,
@@ -178,7 +178,7 @@ impl Writer {
                 }
             }
         }
-        Err(store::Error::Corrupt("a full pass does not come to an end".into()))
+        Err(store::Error::Corrupt("the slow path did not terminate".into()))
     }
 
     fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
@@ -189,8 +189,8 @@ impl Writer {
         Passed { plan, written }
     }
 
-    /// A pass that failed here, and not in the database, has left its transaction open: dropped, it is
-    /// rolled back with the next statement only, and its locks would be held until then.
+    /// A pass that failed here, not in the database, has left its transaction open: dropping it
+    /// only rolls back with the next statement, and would hold its locks until then.
     async fn settle(&mut self, error: &store::Error) {
         if matches!(error, store::Error::Contended(_) | store::Error::Corrupt(_))
             && let Some(connection) = &mut self.connection
@@ -201,8 +201,8 @@ impl Writer {
         }
     }
 
-    /// Of requests that were decided over their memory without a write, or are refused by it again and
-    /// again: it is read anew for the next.
+    /// For requests that were decided from their cache without a write, or are refused by it
+    /// repeatedly: the cache is reloaded for the next pass.
     pub fn forget(&mut self, tenant: TenantId, requests: &[Request]) {
         let memory = self.memory.of(tenant);
         for log in read_set::touched_logs(requests) {
@@ -226,14 +226,14 @@ impl Writer {
     }
 }
 
-/// Whether a plan stands.
+/// Whether a plan was applied.
 enum Held {
     Yes(Option<Written>),
     No,
 }
 
-/// Writes the plan where the memory was right; a plan that writes nothing is confirmed by a read
-/// that begins now, after its requests arrived.
+/// Writes the plan if the caches are current. A plan without writes is confirmed by a read that
+/// starts now, after its requests arrived.
 async fn write_if(
     connection: &mut Connection,
     group: &Group,
@@ -260,7 +260,7 @@ enum Attempt {
     Again,
 }
 
-/// `early`: what could be loaded before the lock was.
+/// `early` is what could be loaded before the lock.
 async fn full_attempt(
     connection: &mut Connection,
     memory: &mut Memory,
@@ -306,7 +306,7 @@ async fn full_attempt(
     }
     let now_at = positions(memory, &grounded);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
-        return Err(store::Error::Corrupt("a head and its rows do not agree".into()));
+        return Err(store::Error::Corrupt("a head does not match its rows".into()));
     }
     if !unregistered(memory, requests).is_subset(&shared) {
         store::rollback(transaction).await?;
@@ -329,8 +329,8 @@ async fn full_attempt(
     Ok(Attempt::Held(plan, written))
 }
 
-/// Writes the plan of a full pass, registers whom it appends for the first time, and commits. None:
-/// nothing was to be written. `now_at`: where the locked logs stand.
+/// Writes the plan of a slow path, registers producers that append for the first time, and commits.
+/// Returns none if nothing was to be written. `now_at` are the positions of the locked logs.
 async fn write_locked(
     mut transaction: store::Transaction<'_>,
     memory: &Memory,
@@ -354,7 +354,7 @@ async fn write_locked(
         return Ok(None);
     }
     let Held::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
-        return Err(store::Error::Corrupt("a locked head does not compare".into()));
+        return Err(store::Error::Corrupt("a compare failed on a locked head".into()));
     };
     let written = match written {
         None => Some(Written::at(store::session::clock(&mut transaction).await?)),
@@ -386,8 +386,8 @@ fn positions(memory: &Memory, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
     logs.iter().filter_map(position).collect()
 }
 
-/// Producers of the group that are not in the memory with a registered state: an open of them may
-/// not know of this log yet, so their session rows are held until this pass has registered them.
+/// Producers of the batch that are not cached as registered: an open may not know yet that they
+/// write this log, so their session rows stay locked until this pass has registered them.
 fn unregistered(memory: &Memory, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {
