@@ -244,7 +244,8 @@ impl Broker {
             let Some(seen) = self.looks.look(tenant, log).await? else { continue };
             let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
             if before > high_watermark {
-                let detail = format!("Offset {before} exceeds the high watermark {high_watermark}.");
+                let detail =
+                    format!("Offset {before} exceeds the high watermark {high_watermark}.");
                 return Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
