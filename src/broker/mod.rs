@@ -22,26 +22,6 @@
 //! - *memory* (`memory_budget`) of requests and answers is counted until it is freed;
 //! - the *janitor* (`janitor`) runs background maintenance in small chunks: expiry, retention,
 //!   compaction, deletion, snapshots and measurements.
-//!   all its logs always goes to the same lane;
-//! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
-//! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
-//! - *several* logs (`several`, `room`) share the room of one answer;
-//! - *watches* (`watches`, `wait`) wake waiting reads: at once for this replica's commits, by NOTIFY for
-//!   other replicas', by polling for what was lost. A waiting read holds no connection;
-//! - *settings* (`settings`) of a tenant, and whether it is served (`tenants`), are remembered for a
-//!   second;
-//! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
-//! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
-//!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
-//!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
-//! - calls with an Idempotency-Key are done once (`keyed`); what is `known` of ids and keys is looked
-//!   up before anything is done;
-//! - what requests and answers take of memory is counted (`budget`), until nobody holds it any more;
-//! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
-//! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
-//!   that have been idle too long (`expiry`, `group_expiry`), records that are too old or too many
-//!   (`retention`), and of compacted topics those that later ones have superseded (`compaction`), takes
-//!   snapshots, and measures how far groups are behind (`lags`): tasks of one shape.
 
 mod append;
 mod catalog;

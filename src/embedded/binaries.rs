@@ -172,9 +172,9 @@ mod tests {
         assert_eq!(choose(found(), None).unwrap(), (17, "/b".into()));
         assert_eq!(choose(found(), Some(15)).unwrap(), (15, "/a".into()));
         let refusal = choose(found(), Some(18)).unwrap_err().to_string();
-        assert!(refusal.contains("made by PostgreSQL 18"), "{refusal}");
+        assert!(refusal.contains("created by PostgreSQL 18"), "{refusal}");
         assert!(refusal.contains("found: 17, 15, 13"), "{refusal}");
         let refusal = choose(vec![(13, "/c".into())], None).unwrap_err().to_string();
-        assert!(refusal.contains("no PostgreSQL 14 or newer"), "{refusal}");
+        assert!(refusal.contains("PostgreSQL 14 or newer is not installed"), "{refusal}");
     }
 }

@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(
             body,
             json!({"type": "urn:oncelog:problem:producer_fenced", "code": "producer_fenced",
-                "title": "A newer session of this producer was opened", "status": 409,
+                "title": "Producer fenced by a newer session", "status": 409,
                 "detail": "epoch 3 is over", "instance": "urn:oncelog:request:r%3C1%3E",
                 "retry": "never", "side_effects": "none", "current_epoch": 4})
         );

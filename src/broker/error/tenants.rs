@@ -27,7 +27,7 @@ impl Error {
 
     pub(super) fn tenant_deleted(tenant: &Name) -> Self {
         let detail = format!(
-            "Tenant {tenant} is deleted and its data is being removed. The name becomes free \
+            "Tenant {tenant} is deleted and its data is being removed. The name is free \
              afterwards."
         );
         Self::new(Code::TenantNotFound, detail)

@@ -12,9 +12,9 @@
 //! every second   transactions, staged, outcomes, trim, ... one after the other
 //! every 15 s     compaction
 //!
-//! a round of a task:   what the last round left, then what is due     [a b c]
-//!                      a chunk of each in turn, until nothing is left  a b c a c a
-//!                      or its time is over: the rest is the next round's
+//! a round of a task:   items the last round left, then due items       [a b c]
+//!                      a chunk of each in turn, until none is left     a b c a c a
+//!                      or the time is up: the next round does the rest
 //! ```
 //!
 //! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. (Except
@@ -27,14 +27,6 @@
 //!   round of its task: the items after it are processed in the next round, so no item blocks the
 //!   others.
 //! - Every task has the same metrics, labelled with its name.
-//!   compaction, which goes over a whole log in short transactions of its own.) The first of an item
-//!   is small, and the next grows or shrinks by the time it took (`size`), so rows of a megabyte and
-//!   slow disks get small ones.
-//! - No task takes more than `TASK_TIME` of a round (compaction `PATIENT_TASK_TIME`), and no item more
-//!   than its turn.
-//! - An item whose lock is not had in time is counted and found again. Any other failure ends the
-//!   round of its task: the items behind it are the next round's, so none holds up the others for ever.
-//! - Each task has the same metrics, by its name.
 //!
 //! To add a task: implement `Task` for a struct, which holds its state if it needs any (`Tenants`
 //! to iterate over all tenants, `Seldom` to run less often); add it to the list in `Janitor::new`,
