@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! data/ oncelog.lock    held (flock) by the one oncelog that may touch this directory
-//!       pg/             the cluster; made as pg.init/ and renamed when it is whole
-//!       run/            the server's Unix socket, 0700; the server listens nowhere else
-//!       postgres.log    what the server says
+//!       pg/             the cluster; created as pg.init/ and renamed when complete
+//!       run/            the server's Unix socket, mode 0700; it listens nowhere else
+//!       postgres.log    the server's log
 //! ```
 //!
 //! Responsibilities: the lock determines who may use the directory, only the supervisor thread

@@ -115,8 +115,8 @@ impl Lanes {
         let Some(place) = self.places[lane].take(job.tenant) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_appends")
                 .increment(1);
-            let detail = "Too many appends are waiting on this replica. Nothing was changed; \
-                          retry.";
+            let detail =
+                "Too many appends are waiting on this replica. Nothing was changed; retry.";
             return Err(Error::unavailable(detail));
         };
         job.ticket.place = Some(place);

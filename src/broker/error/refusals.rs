@@ -167,8 +167,8 @@ impl Error {
     }
 
     fn idempotency_key_ahead() -> Self {
-        let detail = "the instant of a UUIDv7 key must be at most 24 hours ahead of the server's \
-                      clock";
+        let detail =
+            "the instant of a UUIDv7 key must be at most 24 hours ahead of the server's clock";
         Self::invalid("Idempotency-Key", detail)
     }
 
@@ -215,9 +215,9 @@ impl Error {
     }
 
     fn transaction_expired() -> Self {
-        let detail = "This id is older than the remembered outcomes (transaction_retention_ms): the \
-                      transaction may have been committed, aborted or never begun. It is not run \
-                      again.";
+        let detail = "This id is older than the remembered outcomes (transaction_retention_ms): \
+                      the transaction may have been committed, aborted or never begun. It is not \
+                      run again.";
         Self::new(Code::TransactionExpired, detail)
     }
 
@@ -371,8 +371,8 @@ impl Error {
     }
 
     fn unknown_member() -> Self {
-        let detail = "The group has no such member: it has left, or its lease has expired. Join \
-                      again.";
+        let detail =
+            "The group has no such member: it has left, or its lease has expired. Join again.";
         Self::new(Code::UnknownMember, detail)
     }
 

@@ -130,7 +130,8 @@ impl Broker {
             }
             return Ok(Answer::new(opened));
         }
-        Err(Error::unavailable("Too many opens of this session at once. Nothing was changed; retry."))
+        let detail = "Too many opens of this session at once. Nothing was changed; retry.";
+        Err(Error::unavailable(detail))
     }
 
     /// The answer to an open whose key is stored.

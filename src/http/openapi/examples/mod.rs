@@ -183,8 +183,8 @@ problems! {
         "This Idempotency-Key is older than the deduplication window: the request may already have \
          been done, so it is not done again.";
     TransactionExpired
-        "This id is older than the remembered outcomes (transaction_retention_ms): the transaction may \
-         have been committed, aborted or never begun. It is not run again.";
+        "This id is older than the remembered outcomes (transaction_retention_ms): the transaction \
+         may have been committed, aborted or never begun. It is not run again.";
     PreconditionFailed
         "The ETag in If-Match is not the current one, which is \"1-9f3b2c1d0e5a4786\". Nothing was \
          changed. Read the resource again before you change it.";
