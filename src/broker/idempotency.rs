@@ -47,7 +47,7 @@ struct Claim {
     request: RequestKey,
     window_ms: Option<i64>,
     lifetime_ms: Option<i64>,
-    /// Whether the tenant has keys in that ring.
+    /// The ring of the key; the tenant is recorded as having keys there.
     ring: Ring,
     /// When the key was last looked up, and the partition of the ring that took new keys then.
     now: Timestamp,

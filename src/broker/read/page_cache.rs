@@ -42,7 +42,7 @@ pub struct Page {
     pub end: Offset,
 }
 
-/// An entry of the cache.
+/// A page that is loaded or being loaded.
 pub type Loaded = Arc<OnceCell<Page>>;
 
 #[derive(Clone)]
@@ -174,7 +174,7 @@ impl Pages {
         Ok(Some(Page { rows, end }))
     }
 
-    /// Reads the rows of a range within the size limit, up to the first gap.
+    /// Reads the rows of a range within the limits; also returns how far there are no others.
     async fn rows(
         &self,
         LogOf { history: History { server, .. }, tenant, log }: LogOf,
@@ -218,7 +218,7 @@ impl Pages {
 /// Rows as they were read.
 struct Read {
     rows: Vec<Arc<Row>>,
-    /// The offset before which there are no other rows.
+    /// There are no other rows before this offset.
     end: Offset,
 }
 
