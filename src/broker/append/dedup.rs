@@ -168,7 +168,7 @@ pub async fn gather(
     Ok(known)
 }
 
-/// Returns what is known of the keys, if the cached state of their journals is current.
+/// Returns what is known of the keys, provided that the cached state of their journals is current.
 pub async fn recall(
     connection: &mut Connection,
     tenant: TenantId,

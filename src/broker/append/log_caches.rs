@@ -28,7 +28,7 @@ impl Memories {
         *self = Self::default();
     }
 
-    /// Records that a pass over these logs has added at most so much. Above `most` it evicts the
+    /// Records that a pass over these logs has added at most `added`. Above `most` it evicts the
     /// least recently used logs until half of that is left. Returns the size as last counted.
     ///
     /// Counting visits everything, so it waits until a quarter may have been added: the cost of a
