@@ -1,9 +1,10 @@
-//! Calls with an `Idempotency-Key` that are no appends: done once, however often they are sent.
+//! Idempotency of calls other than appends: with an `Idempotency-Key` they are done once, however
+//! often they are sent.
 //!
-//! A repeat is found before anything is locked. What is new is done under the lock that all calls
-//! share which may have the same key (the group's row, or for opens the tenant's): there the key is
-//! looked up once more, and remembered with its answer in the transaction of the work. So of many at
-//! once one is done, and the others learn its answer; and what is refused leaves its key free.
+//! A repeat is detected before anything is locked. A new call is done under the lock that all calls
+//! with the same key share (the group's row or, for opens, the tenant's): there the key is looked
+//! up again, and stored with its answer in the transaction of the work. So of concurrent calls one
+//! is done and the others get its answer; a refused call leaves its key free.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -19,11 +20,11 @@ use crate::{
     telemetry,
 };
 
-/// What a call is answered: now, or again.
+/// The answer to a call: new, or repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
     pub value: T,
-    /// The call was done before, under the same key; this was its answer.
+    /// The call was already done, with the same key; this was its answer.
     pub is_replay: bool,
 }
 
@@ -33,35 +34,35 @@ impl<T> Answer<T> {
     }
 }
 
-/// Where keys of calls stand that append to no topic.
+/// The key's owner for calls that append to no topic.
 const NO_TOPIC: TopicId = TopicId(0);
 
-/// A call that is to be done: once, if it has a key.
+/// A call to do: once, if it has a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdempotentCall(Option<PendingKey>);
 
-/// How a key will be remembered.
+/// How the key will be stored.
 #[derive(Clone, Copy, Debug)]
 struct PendingKey {
     request: RequestKey,
     window_ms: Option<i64>,
     lifetime_ms: Option<i64>,
-    /// The tenant is known to have keys there.
+    /// The ring of the key; the tenant is recorded as having keys there.
     ring: Ring,
-    /// When it was looked up last, and the partition of the ring that took new keys then.
+    /// When the key was last looked up, and the partition of the ring that took new keys then.
     now: Timestamp,
     slot: i16,
 }
 
-/// What is known of a call.
+/// The result of a lookup.
 pub(super) enum Begun<T> {
-    /// It was done, and answered this.
+    /// The call was already done, with this answer.
     Before(T),
     New(IdempotentCall),
 }
 
 impl Broker {
-    /// What a call with this key was answered, or the right to do it.
+    /// Returns the answer of an earlier call with this key, or the permission to do it.
     pub(super) async fn look_once<T: DeserializeOwned + Send + 'static>(
         &self,
         tenant: TenantId,
@@ -91,12 +92,12 @@ impl Broker {
 }
 
 impl IdempotentCall {
-    /// Whether it has a key.
+    /// Whether the call has a key.
     pub fn is_keyed(self) -> bool {
         self.0.is_some()
     }
 
-    /// To be asked again under the lock that all calls with its key share.
+    /// Looks up the key again under the lock that all calls with it share.
     pub async fn look<T: DeserializeOwned>(
         self,
         connection: &mut Connection,
@@ -117,7 +118,7 @@ impl IdempotentCall {
         }))))
     }
 
-    /// Remembers what it is answered, in the transaction in which that came true.
+    /// Stores the answer under the key, in the transaction of the work.
     pub async fn remember<T: Serialize>(
         self,
         connection: &mut Connection,
@@ -138,8 +139,7 @@ impl IdempotentCall {
     }
 }
 
-/// Replaces a remembered answer that was still to be completed. False: it is another one by now, or
-/// forgotten.
+/// Completes a stored preliminary answer. False: it has changed, or has expired.
 pub(super) async fn complete<T: Serialize>(
     connection: &mut Connection,
     tenant: TenantId,
@@ -152,19 +152,19 @@ pub(super) async fn complete<T: Serialize>(
 
 fn written(answer: &impl Serialize) -> Result<Vec<u8>, store::Error> {
     serde_json::to_vec(answer)
-        .map_err(|error| store::Error::Unexpected(format!("an answer: {error}")))
+        .map_err(|error| store::Error::Unexpected(format!("cannot encode an answer: {error}")))
 }
 
 fn read<T: DeserializeOwned>(answer: &[u8]) -> Result<T, store::Error> {
     let read = serde_json::from_slice(answer);
-    read.map_err(|error| store::Error::Unexpected(format!("a remembered answer: {error}")))
+    read.map_err(|error| store::Error::Unexpected(format!("cannot decode a stored answer: {error}")))
 }
 
-/// One more call that was answered from memory.
+/// Counts a call that was answered from its stored answer.
 pub(super) fn count_replay(call: &'static str) {
     let labels = [("kind", "idempotency_key"), ("call", call)];
     metrics::counter!(telemetry::DUPLICATES_TOTAL, &labels).increment(1);
 }
 
-const NO_WINDOW: &str = "the tenant's dedup_window_ms is 0, so no key is remembered: leave it out, or \
-    set a window";
+const NO_WINDOW: &str = "the tenant remembers no keys, as its dedup_window_ms is 0; omit the key, \
+    or set a window";

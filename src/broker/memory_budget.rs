@@ -1,11 +1,11 @@
-//! Bytes of memory, counted: those of requests until their work is done, those of answers until they
-//! have left.
+//! Memory budgets: the bytes of requests until their work is done, and of answers until they are
+//! sent.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many bytes may be held at once.
+/// A limit on bytes held at once.
 #[derive(Clone)]
 pub struct Budget {
     free: Arc<Semaphore>,
@@ -22,7 +22,7 @@ impl Budget {
         self.total_bytes - self.free.available_permits()
     }
 
-    /// Counts so many bytes, if they are free.
+    /// Reserves this many bytes, if they are free.
     pub fn take(&self, bytes: usize) -> Option<Taken> {
         Some(Taken { budget: self.clone(), permit: self.permit(bytes)? })
     }
@@ -32,7 +32,7 @@ impl Budget {
     }
 }
 
-/// Bytes that are counted until this is dropped.
+/// Bytes reserved until this is dropped.
 pub struct Taken {
     budget: Budget,
     permit: OwnedSemaphorePermit,
@@ -43,8 +43,8 @@ impl Taken {
         self.permit.num_permits()
     }
 
-    /// Counts so many bytes instead; false: they are not free, and nothing changes. What has grown
-    /// larger than all there is takes all there is: it goes alone.
+    /// Resizes the reservation; false: the bytes are not free, and nothing changes. A reservation
+    /// larger than the whole budget takes all of it and runs alone.
     #[must_use]
     pub fn resize(&mut self, bytes: usize) -> bool {
         let (bytes, held) = (bytes.min(self.budget.total_bytes), self.bytes());
@@ -59,7 +59,7 @@ impl Taken {
     }
 }
 
-/// What a request is counted for, by whoever works on it. None: it is not counted.
+/// A request's reservation, shared by everything that works on it. None: not counted.
 pub type Held = Option<Arc<Taken>>;
 
 #[cfg(test)]

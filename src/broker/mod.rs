@@ -1,29 +1,27 @@
-//! THE WORK: one function an operation: load, decide, write, confirm, signal.
+//! The broker: one function per operation, which loads, decides, writes, confirms and notifies.
 //!
-//! A broker is one replica's work. It holds nothing that is not in Postgres but caches, which are
-//! confirmed before anything is answered from them, and connections:
+//! A broker is one replica. It holds nothing that is not in Postgres except connections and caches,
+//! and caches are confirmed before anything is answered from them:
 //!
-//! - *lanes* (`lane`, `queue`, `pace`, `pass`) group what waits and append it, one pass after the other; a topic with
-//!   all its logs always goes to the same lane;
-//! - *looks* (`looks`) read heads, one statement for all reads that arrived before it began;
-//! - *pages* (`pages`) keep rows below the high watermark, which never change, for all readers;
-//! - *several* logs (`several`, `room`) share the room of one answer;
-//! - *watches* (`watches`, `wait`) wake waiting reads: at once for this replica's commits, by NOTIFY for
-//!   other replicas', by polling for what was lost. A waiting read holds no connection;
-//! - *settings* (`settings`) of a tenant, and whether it is served (`tenants`), are remembered for a
-//!   second;
-//! - *transactions* (`transaction`) of several requests are rows, changed under their locks;
-//! - *beats* (`beats`) look at members of groups, one statement for all calls that came before it
-//!   began, and a member's `fetch` goes by what they tell; what changes a group (`membership`, and by
-//!   those who operate it `groups`) locks it whole, one change at a time (`turns`);
-//! - calls with an Idempotency-Key are done once (`keyed`); what is `known` of ids and keys is looked
-//!   up before anything is done;
-//! - what requests and answers take of memory is counted (`budget`), until nobody holds it any more;
-//! - what never changes is remembered: `names` of logs, numbers of groups (`group_ids`);
-//! - the *janitor* (`janitor`) removes what nobody needs, in small chunks, also producers and groups
-//!   that have been idle too long (`expiry`, `group_expiry`), records that are too old or too many
-//!   (`retention`), and of compacted topics those that later ones have superseded (`compaction`), takes
-//!   snapshots, and measures how far groups are behind (`lags`): tasks of one shape.
+//! - *lanes* (`append`) batch waiting appends and write one batch after the other; a topic with all
+//!   its logs always uses the same lane;
+//! - *watermark queries* (`read::watermarks`) read log starts and high watermarks, one statement
+//!   for all reads that arrived before it;
+//! - the *page cache* (`read::page_cache`) shares rows below the high watermark between readers;
+//! - *fair reads* (`read::fair`) divide one answer between several logs;
+//! - *watches* (`wakeup`) wake waiting reads: at once for commits of this replica, by NOTIFY for
+//!   those of others, by polling for lost notices. A waiting read holds no connection;
+//! - *leases* (`group::leases`) check and renew group members, one statement for all calls that
+//!   arrived before it. A change of a group locks it as a whole, one change at a time
+//!   (`striped_lock`);
+//! - *transactions* (`transaction`) of several requests are rows, changed under their locks; those
+//!   of one request go through a lane;
+//! - *idempotent calls* (`idempotency`) with an Idempotency-Key are done once;
+//! - *settings* (`catalog`) of a tenant, and whether it is served, are cached for a second;
+//!   immutable facts, such as the names of logs and the ids of groups, for longer;
+//! - *memory* (`memory_budget`) of requests and answers is counted until it is freed;
+//! - the *janitor* (`janitor`) runs background maintenance in small chunks: expiry, retention,
+//!   compaction, deletion, snapshots and measurements.
 
 mod append;
 mod catalog;
@@ -54,22 +52,22 @@ use crate::{
     telemetry,
 };
 
-/// What a broker may use.
+/// The configuration of a broker.
 #[derive(Clone, Debug)]
 pub struct ServiceConfig {
-    /// Writer tasks, each with a connection of its own.
+    /// Number of lanes, each with its own connection.
     pub lanes: usize,
-    /// How long a request that overtook others waits for them.
+    /// How long an out-of-order request waits for missing sequences.
     pub gap_wait_ms: u64,
-    /// Reads that may wait at once.
+    /// Maximum number of waiting reads.
     pub max_waiting_reads: usize,
     /// Memory for rows that readers share.
     pub page_cache_bytes: usize,
-    /// Rows behind the last snapshot that call for the next.
+    /// Rows since the last snapshot at which the next one is taken.
     pub snapshot_rows: i64,
-    /// Producers a lane remembers; beyond it, logs are forgotten.
+    /// Producers cached per lane; beyond it, logs are evicted.
     pub remembered_producers: usize,
-    /// Groups and topics whose lag is shown by name; 0: no lag is measured.
+    /// Groups and topics whose lag is shown by name; 0: lag is not measured.
     pub max_lag_series: usize,
 }
 
@@ -87,10 +85,10 @@ impl Default for ServiceConfig {
     }
 }
 
-/// One replica's work.
+/// One replica.
 pub struct Broker {
     store: Store,
-    /// Whom a name means, until its row is found to be gone.
+    /// Tenants by name, until their row is found to be gone.
     tenants: Cache<Name, TenantId>,
     topics: catalog::topics::Topics,
     names: catalog::log_names::LogNames,
@@ -108,7 +106,7 @@ pub struct Broker {
     notifier: wakeup::notifier::Notifier,
     staging: transaction::Calls<transaction::Staging>,
     committing: transaction::Calls<transaction::Committing>,
-    /// Calls of transactions that wait for those before them.
+    /// Transaction calls that wait for earlier ones.
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
     reads: read::metrics::ReadMetrics,
@@ -118,7 +116,7 @@ pub struct Broker {
     tasks: TaskTracker,
 }
 
-/// How many tenants' names are remembered.
+/// Maximum number of cached tenant names.
 const REMEMBERED_TENANTS: u64 = 10_000;
 
 impl Broker {
@@ -130,7 +128,7 @@ impl Broker {
         broker
     }
 
-    /// For tests, which call `sweep` by hand.
+    /// For tests, which call `sweep` themselves.
     pub fn start_without_janitor(store: Store, settings: ServiceConfig) -> Arc<Self> {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
@@ -192,28 +190,28 @@ impl Broker {
         Ok(self.store.ping().await?)
     }
 
-    /// Reads that wait for records now.
+    /// The number of reads waiting for records.
     pub fn waiting_reads(&self) -> usize {
         self.waiting_reads.taken()
     }
 
-    /// Sets the gauges that are read, not counted: called before metrics are shown.
+    /// Sets the gauges that are sampled at scrape time.
     pub fn measure(&self) {
         self.store.measure();
         metrics::gauge!(telemetry::PAGE_CACHE_BYTES).set(self.pages.size_bytes() as f64);
     }
 
-    /// True from the moment a shutdown was asked for.
+    /// True once a shutdown has begun.
     pub fn draining(&self) -> bool {
         self.drain.is_cancelled()
     }
 
-    /// Waiting reads answer at once, and no read waits any more.
+    /// Makes waiting reads answer at once; no read waits any more.
     pub fn drain(&self) {
         self.drain.cancel();
     }
 
-    /// Ends the tasks, after what is in flight is answered.
+    /// Ends the tasks after requests in flight are answered.
     pub async fn stop(&self) {
         self.drain();
         self.stop.cancel();
@@ -221,7 +219,7 @@ impl Broker {
         self.tasks.wait().await;
     }
 
-    /// One round of the janitor, as far as there is something to do.
+    /// Runs one round of the janitor.
     pub async fn sweep(&self) -> Result<(), Error> {
         Ok(self.janitor.sweep(self).await?)
     }

@@ -1,6 +1,6 @@
-//! StripedLock: of what would wait for the same row, such as changes of one group, one is done at a time
-//! here, and the others wait without a connection, so that a storm of joins leaves the pool to
-//! everybody else. Who is at other rows never waits.
+//! A striped in-process lock, so that requests waiting for the same row (such as changes of one
+//! group) hold no pool connections: a storm of joins leaves the pool to others. Requests for other
+//! rows never wait.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,17 @@ use crate::model::{Name, TenantId};
 /// The row of a group, or of the tenant itself.
 type RowKey = (TenantId, Option<Name>);
 
-/// Rows that somebody is at or waits for.
+/// Rows that are locked or waited for.
 #[derive(Default)]
 pub struct StripedLock(Mutex<HashMap<RowKey, Arc<Waiting<()>>>>);
 
-/// A turn, until dropped.
+/// The lock on a row, until dropped.
 pub struct RowLock<'a> {
     _turn: OwnedMutexGuard<()>,
     _place: LockPlace<'a>,
 }
 
-/// In the row of those who wait, or at its head.
+/// A place in the queue for a row; the first one has the lock.
 struct LockPlace<'a> {
     turns: &'a StripedLock,
     row: RowKey,
@@ -32,13 +32,13 @@ struct LockPlace<'a> {
 }
 
 impl StripedLock {
-    /// In the order of their coming. The row's lock decides between replicas.
+    /// Locks a row, in order of arrival. Between replicas the lock of the row itself decides.
     pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> RowLock<'_> {
         let place = self.place(tenant, group);
         RowLock { _turn: place.mutex.clone().lock_owned().await, _place: place }
     }
 
-    /// None: somebody is at it.
+    /// None: the row is locked.
     pub fn try_take(&self, tenant: TenantId, group: Option<&Name>) -> Option<RowLock<'_>> {
         let place = self.place(tenant, group);
         Some(RowLock { _turn: place.mutex.clone().try_lock_owned().ok()?, _place: place })

@@ -1,9 +1,9 @@
 //! The configuration: the only reader of flags, environment and file.
 //!
-//! One list of keys, below, makes the struct, the flags (`--data-dir`), the variables
-//! (`ONCELOG_DATA_DIR`), the keys of the TOML file (`data_dir`), the help and what is printed.
-//! Defaults < file < environment < flags. All mistakes are reported at once, each with its origin,
-//! and none shows a secret.
+//! One list of keys, below, generates the struct, the flags (`--data-dir`), the variables
+//! (`ONCELOG_DATA_DIR`), the keys of the TOML file (`data_dir`), the help and the printed
+//! configuration. Defaults < file < environment < flags. All mistakes are reported at once, each
+//! with its origin, and none shows a secret.
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
@@ -21,30 +21,30 @@ use parse::{
 use sources::Given;
 pub use sources::{Flags, Origin};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-/// One thing that can be configured.
+/// One configuration key.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     pub name: &'static str,
-    /// Empty: none.
+    /// The default as text; empty if there is none.
     pub default: &'static str,
     pub secret: bool,
-    /// What the help calls its value.
+    /// The name of the value in the help.
     pub value_name: &'static str,
     pub doc: &'static str,
 }
 
-/// The value in force of one key, as a person may see it.
+/// The effective value of a key, as it may be shown to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: &'static str,
-    /// `***` for a secret.
+    /// The value; `***` for a secret.
     pub shown: String,
     pub origin: Origin,
 }
@@ -52,7 +52,7 @@ pub struct Entry {
 macro_rules! keys {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal,
        $visibility:ident $value_name:literal $parse:expr;)*) => {
-        /// Everything that can be set, checked.
+        /// The whole configuration, validated.
         #[derive(Clone, Debug)]
         pub struct Config {
             $($(#[doc = $doc])+ pub $name: $type,)*
@@ -70,7 +70,7 @@ macro_rules! keys {
         }),*];
 
         impl Config {
-            /// None only if a default does not parse, which a test forbids.
+            /// Returns none only if a default does not parse; a test rules that out.
             fn parse(given: &mut Given) -> Option<Self> {
                 let mut entries = Vec::with_capacity(KEYS.len());
                 let mut keys = KEYS.iter();
@@ -84,27 +84,27 @@ macro_rules! keys {
 }
 
 keys! {
-    /// The address to serve HTTP on; without a token key it must be a loopback address
+    /// The address to serve HTTP on; must be a loopback address if no token key is set
     listen: SocketAddr = "127.0.0.1:8080", public "ADDRESS" address;
-    /// The data of the PostgreSQL that oncelog runs itself when no database_url is given
+    /// The data directory of the PostgreSQL that oncelog runs itself if database_url is not set
     data_dir: PathBuf = "./data", public "DIR" path;
-    /// A PostgreSQL database to use instead of a private one; then a token key is needed
+    /// A PostgreSQL database to use instead of a private one; requires a token key
     database_url: Option<SecretString> = "", secret "URL" optional(database_url);
-    /// The secret that signs HS256 tokens, at least 32 bytes; excludes token_jwks_file
+    /// The secret that verifies HS256 tokens, at least 32 bytes; excludes token_jwks_file
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
-    /// A JWKS file with the public keys that tokens are checked against
+    /// A JWKS file with the public keys that verify tokens
     token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
-    /// The `aud` that tokens must have
+    /// The required `aud` claim of tokens
     token_audience: String = "oncelog", public "NAME" word;
-    /// The `iss` that tokens must have
+    /// The required `iss` claim of tokens
     token_issuer: String = "oncelog", public "NAME" word;
-    /// Writers, each with its own database connection; 0: a quarter of the cores
+    /// Number of writers, each with its own database connection; 0: a quarter of the cores
     lanes: usize = "0", public "COUNT" cores(4, 256);
-    /// Threads that serve requests; 0: half of the cores
+    /// Number of threads that serve requests; 0: half of the cores
     worker_threads: usize = "0", public "COUNT" cores(2, 1024);
-    /// Database connections for reads and administration
+    /// Number of database connections for reads and administration
     pool_connections: u32 = "10", public "COUNT" number(1..=1000);
-    /// How long an append that overtook others of its producer waits for them
+    /// How long an out-of-order append waits for missing sequences
     gap_wait_ms: u64 = "1000", public "MS" number(0..=60_000);
     /// The largest request body, after decompression
     max_body_bytes: usize = "16777216", public "BYTES" number(1 << 16..=1 << 30);
@@ -112,30 +112,30 @@ keys! {
     body_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
     /// How long a request head may take to arrive
     header_timeout_ms: u64 = "10000", public "MS" number(100..=600_000);
-    /// Most connections at a time
+    /// Maximum number of connections
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
-    /// Most reads that may wait for records at a time
+    /// Maximum number of reads that wait for records
     max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
-    /// Most bytes of requests held in memory at a time, until their work is done, and as many of answers
+    /// Maximum memory for requests until their work is done, and the same again for answers
     max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
-    /// Most bytes of recent records kept in memory for reads
+    /// Maximum memory for recent records that reads share
     page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);
-    /// How long requests in flight may take to end when the server stops
+    /// How long a shutdown waits for requests in flight
     drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
-    /// Rows of a log after which a snapshot of its producers' state is taken
+    /// Number of rows of a log after which a snapshot of its producer states is taken
     snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
-    /// Most series of /metrics that tell the lag of a group in a topic by name: the greatest; the rest is summed. 0: no lag is measured
+    /// Maximum number of per-group lag series in /metrics; smaller lags are summed into one. 0: lag is not measured
     max_lag_series: usize = "1000", public "COUNT" number(0..=100_000);
-    /// How log lines look: text or json
+    /// The format of log lines: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;
-    /// The least severe log lines to write: error, warn, info, debug or trace
+    /// The minimum severity of log lines: error, warn, info, debug or trace
     log_level: LevelFilter = "info", public "LEVEL" log_level;
 }
 
-/// One thing wrong with the configuration.
+/// One mistake in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// The key, if it is about one.
+    /// The key, unless the mistake is not about a key.
     pub key: Option<&'static str>,
     pub text: String,
 }
@@ -146,7 +146,7 @@ impl Mistake {
     }
 }
 
-/// Everything wrong with the configuration.
+/// All mistakes in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Mistakes(pub Vec<Mistake>);
 
@@ -157,7 +157,7 @@ impl fmt::Display for Mistakes {
     }
 }
 
-/// As a configuration file, which it is, save for its secrets.
+/// Prints a valid configuration file, with the secrets masked.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().try_for_each(|Entry { name, shown, origin }| {
@@ -177,13 +177,13 @@ impl Config {
         Self::from_sources(flags, &environment())
     }
 
-    /// The same for a command that uses some values and serves nothing: what must hold between
-    /// keys to serve is not asked for.
+    /// Loads the configuration for a command that uses some values and serves nothing: rules
+    /// between keys that matter only to a server are not checked.
     pub fn read(flags: &Flags) -> Result<Self, Mistakes> {
         Self::checked(flags, &environment(), |_, _| ())
     }
 
-    /// `load` from an environment that is given.
+    /// Loads the configuration from a given environment.
     pub fn from_sources(
         flags: &Flags,
         environment: &BTreeMap<String, String>,
@@ -213,7 +213,7 @@ impl Config {
         self.token_hs256_secret.is_some() || self.token_jwks_file.is_some()
     }
 
-    /// What must hold between keys. A key that is itself wrong is left out: it has a default here.
+    /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
     fn check(&self, mistakes: &mut Vec<Mistake>) {
         let wrong: Vec<&str> = mistakes.iter().filter_map(|mistake| mistake.key).collect();
         let right = |keys: &[&str]| keys.iter().all(|key| !wrong.contains(key));
@@ -221,14 +221,14 @@ impl Config {
         let open = !self.has_token_key() && right(&["token_hs256_secret", "token_jwks_file"]);
         if open && self.database_url.is_some() {
             found.push(
-                "with database_url requests need tokens: set token_hs256_secret (such as \
+                "database_url requires tokens: set token_hs256_secret (such as \
                  ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\") or token_jwks_file"
                     .to_owned(),
             );
         } else if open && !self.listen.ip().is_loopback() && right(&["listen", "database_url"]) {
             found.push(format!(
-                "listen is {}, which others can reach, and nothing asks them for a token: listen \
-                 on 127.0.0.1, or set token_hs256_secret or token_jwks_file",
+                "listen is {}, which other hosts can reach, but requests need no token: listen on \
+                 127.0.0.1, or set token_hs256_secret or token_jwks_file",
                 self.listen
             ));
         }
@@ -241,8 +241,8 @@ impl Config {
             && right(&["max_in_flight_bytes", "max_body_bytes"])
         {
             found.push(format!(
-                "max_in_flight_bytes ({}) must not be less than max_body_bytes ({}), or the \
-                 largest body could never be accepted",
+                "max_in_flight_bytes ({}) must be at least max_body_bytes ({}), or the largest \
+                 body could never be accepted",
                 self.max_in_flight_bytes, self.max_body_bytes
             ));
         }
@@ -251,8 +251,8 @@ impl Config {
 }
 
 impl Given {
-    /// The value of one key; a wrong one is noted, and the default goes on in its place so that
-    /// the other mistakes are found too.
+    /// The value of one key. A wrong one is recorded and replaced by the default, so that other
+    /// mistakes are found too.
     fn parse<T>(
         &mut self,
         key: &'static Key,
@@ -276,7 +276,7 @@ impl Given {
     }
 }
 
-/// The process's own.
+/// The environment of the process.
 fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().map(|(name, text)| (lossy(&name), lossy(&text))).collect()
 }

@@ -1,5 +1,5 @@
-//! How the text of a value becomes what the program uses. A parser's error says what is expected,
-//! never what was given: that may be a secret.
+//! Parsers of configuration values. Their errors say what is expected, never what was given: that
+//! may be a secret.
 
 use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
@@ -20,11 +20,11 @@ where
 {
     move |text| match text.parse() {
         Ok(number) if range.contains(&number) => Ok(number),
-        _ => Err(format!("must be a whole number from {} to {}", range.start(), range.end())),
+        _ => Err(format!("must be an integer from {} to {}", range.start(), range.end())),
     }
 }
 
-/// A number whose 0 stands for one part in `share` of the machine's cores, at least 1.
+/// A number whose 0 means the number of cores divided by `share`, at least 1.
 pub(super) fn cores(share: usize, most: usize) -> impl Fn(&str) -> Parsed<usize> {
     move |text| match number(0..=most)(text)? {
         0 => Ok((std::thread::available_parallelism().map_or(1, usize::from) / share).max(1)),
@@ -32,7 +32,7 @@ pub(super) fn cores(share: usize, most: usize) -> impl Fn(&str) -> Parsed<usize>
     }
 }
 
-/// No text is no value.
+/// An empty text means no value.
 pub(super) fn optional<T>(parse: impl Fn(&str) -> Parsed<T>) -> impl Fn(&str) -> Parsed<Option<T>> {
     move |text| if text.is_empty() { Ok(None) } else { parse(text).map(Some) }
 }

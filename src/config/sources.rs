@@ -1,4 +1,4 @@
-//! Where values come from: flags, environment and file, each read into text with its origin.
+//! Configuration sources: flags, environment and file, each read into text with its origin.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -7,11 +7,11 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{KEYS, Key, Mistake};
 
-/// Variables of the command line's clients and of the tests, which are no configuration.
+/// Variables of the command-line clients and of the tests, which are not configuration.
 const FOREIGN_VARIABLES: &[&str] = &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONFIG"];
 const PREFIX: &str = "ONCELOG_";
 
-/// Who said so.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
@@ -31,7 +31,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The flags given on the command line: one for each key, and `--config`. No `Debug`: it holds secrets.
+/// The flags given on the command line: one for each key, and `--config`. It has no `Debug`,
+/// because it holds secrets.
 #[derive(Clone, Default)]
 pub struct Flags {
     pub config: Option<PathBuf>,
@@ -55,7 +56,7 @@ impl clap::Args for Flags {
         let config = Arg::new("config")
             .long("config")
             .value_name("FILE")
-            .help("A TOML file with these settings [env: ONCELOG_CONFIG]");
+            .help("A TOML file with configuration keys [env: ONCELOG_CONFIG]");
         KEYS.iter().fold(command.arg(config), |command, key| {
             command.arg(
                 Arg::new(key.name).long(key.flag()).value_name(key.value_name).help(key.help()),
@@ -88,7 +89,7 @@ impl FromArgMatches for Flags {
     }
 }
 
-/// The text in force for each key that somebody set.
+/// The effective text of each key that was set.
 #[derive(Default)]
 pub(super) struct Given {
     pub values: BTreeMap<&'static str, (String, Origin)>,
@@ -96,7 +97,7 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// Reads all sources, the weakest first: a later one overrules.
+    /// Reads all sources, the weakest first: later ones take precedence.
     pub fn read(flags: &Flags, environment: &BTreeMap<String, String>) -> Self {
         let mut given = Self::default();
         let named = environment.get("ONCELOG_CONFIG").filter(|path| !path.is_empty());
@@ -141,7 +142,7 @@ impl Given {
                 toml::Value::Integer(number) => number.to_string(),
                 other => {
                     let kind = other.type_str();
-                    let text = format!("is a {kind}, but must be a string or a whole number");
+                    let text = format!("is a {kind}, but must be a string or an integer");
                     self.mistakes.push(Mistake::of(key, &Origin::File(path.clone()), &text));
                     continue;
                 }
@@ -150,7 +151,7 @@ impl Given {
         }
     }
 
-    /// An empty variable is as good as none: compose files and shells leave them behind.
+    /// An empty variable counts as unset: compose files and shells often leave them behind.
     fn read_environment(&mut self, environment: &BTreeMap<String, String>) {
         let set = |name: &str| environment.get(name).filter(|text| !text.is_empty());
         for key in KEYS {
@@ -178,7 +179,8 @@ impl Given {
     }
 }
 
-/// What Kubernetes writes into a pod's environment when a Service is named oncelog or oncelog-*.
+/// Detects the variables that Kubernetes adds to a pod's environment if a Service is named oncelog
+/// or oncelog-*.
 fn is_service_link(name: &str, text: &str) -> bool {
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
@@ -195,7 +197,7 @@ impl Key {
         format!("{PREFIX}{}", self.name.to_uppercase())
     }
 
-    /// The variables that set it, the weakest first.
+    /// The variables that set the key, the weakest first.
     pub fn variables(&self) -> Vec<String> {
         match self.name {
             "database_url" => vec!["DATABASE_URL".into(), self.variable()],

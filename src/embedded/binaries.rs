@@ -1,4 +1,4 @@
-//! Where the PostgreSQL programs are, and how they are run.
+//! Finds and runs the PostgreSQL programs.
 
 use std::{
     env,
@@ -12,10 +12,10 @@ use std::{
 use anyhow::{Context, bail};
 use nix::unistd::User;
 
-/// The oldest major that the schema and the statements work with.
+/// The oldest major version that the schema and the statements support.
 const OLDEST_MAJOR: u32 = 14;
 
-/// Places of `<version>/bin` outside of PATH: Debian, RPM, Homebrew (two), Postgres.app, source.
+/// Locations of `<version>/bin` outside of PATH: Debian, RPM, Homebrew (two), Postgres.app, source.
 const INSTALLATIONS: &[(&str, &str)] = &[
     ("/usr/lib/postgresql", ""),
     ("/usr", "pgsql-"),
@@ -30,17 +30,18 @@ const INSTALLATIONS: &[(&str, &str)] = &[
 pub(super) struct Binaries {
     pub major: u32,
     dir: PathBuf,
-    /// Whom to become, when we are root: PostgreSQL refuses to run as root.
+    /// The user to switch to if we are root: PostgreSQL refuses to run as root.
     owner: Option<User>,
     setpriv: Option<PathBuf>,
 }
 
 impl Binaries {
-    /// The newest installation; an existing cluster pins the major. `PG_BIN_DIR` overrules the search.
+    /// Returns the newest installation; an existing cluster pins the major version. `PG_BIN_DIR`
+    /// overrides the search.
     pub fn find(pinned: Option<u32>, owner: Option<User>) -> anyhow::Result<Self> {
         let found = match env::var_os("PG_BIN_DIR").filter(|dir| !dir.is_empty()) {
             Some(dir) => vec![installation(Path::new(&dir)).with_context(|| {
-                format!("PG_BIN_DIR is {}, where there are no postgres and initdb", dir.display())
+                format!("PG_BIN_DIR is {}, which lacks postgres or initdb", dir.display())
             })?],
             None => candidates().iter().filter_map(|dir| installation(dir)).collect(),
         };
@@ -48,13 +49,15 @@ impl Binaries {
         let setpriv = find_setpriv();
         if setpriv.is_none() {
             tracing::info!(
-                "no setpriv: if oncelog is killed, PostgreSQL runs until the next start"
+                "setpriv not found: if oncelog is killed, PostgreSQL keeps running until the next \
+                 start"
             );
         }
         Ok(Self { major, dir, owner, setpriv })
     }
 
-    /// A command for one of the programs; it is interrupted when the calling thread ends.
+    /// Builds a command for one of the programs; the kernel interrupts it if the calling thread
+    /// ends.
     pub fn command(&self, program: &str) -> Command {
         let program = self.dir.join(program);
         let mut command = match &self.setpriv {
@@ -89,7 +92,7 @@ fn choose(mut found: Vec<(u32, PathBuf)>, pinned: Option<u32>) -> anyhow::Result
     match pinned {
         Some(pinned) => found.into_iter().find(|(major, _)| *major == pinned).with_context(|| {
             format!(
-                "the data directory was made by PostgreSQL {pinned}, which is not installed \
+                "the data directory was created by PostgreSQL {pinned}, which is not installed \
                      (found: {installed}); install postgresql-{pinned}, set PG_BIN_DIR to its bin \
                      directory, or use another --data-dir"
             )
@@ -97,9 +100,9 @@ fn choose(mut found: Vec<(u32, PathBuf)>, pinned: Option<u32>) -> anyhow::Result
         None => match found.into_iter().next() {
             Some(newest) if newest.0 >= OLDEST_MAJOR => Ok(newest),
             _ => bail!(
-                "no PostgreSQL {OLDEST_MAJOR} or newer is installed (found: {installed}); install \
-                 one (Debian, Ubuntu: apt-get install postgresql), set PG_BIN_DIR to its bin \
-                 directory, or use a server of your own with --database-url"
+                "PostgreSQL {OLDEST_MAJOR} or newer is not installed (found: {installed}); install \
+                 it (Debian, Ubuntu: apt-get install postgresql), set PG_BIN_DIR to its bin \
+                 directory, or use your own server with --database-url"
             ),
         },
     }
@@ -119,8 +122,8 @@ fn candidates() -> Vec<PathBuf> {
     dirs
 }
 
-/// The major and the real directory, if both programs are there. Links are followed: a
-/// `/usr/local/bin/postgres` often points into the installation that has `initdb` too.
+/// The major version and the real directory, if both programs exist. Links are followed:
+/// `/usr/local/bin/postgres` often points into the installation that also has `initdb`.
 fn installation(dir: &Path) -> Option<(u32, PathBuf)> {
     let postgres = dir.join("postgres").canonicalize().ok()?;
     let dir = postgres.parent()?.to_owned();
@@ -138,7 +141,7 @@ fn major(version: &str) -> Option<u32> {
     number[..digits].parse().ok()
 }
 
-/// `setpriv`, if it is one that knows `--pdeathsig` (util-linux 2.33; that of busybox does not).
+/// Finds a `setpriv` that supports `--pdeathsig` (util-linux 2.33; busybox does not).
 fn find_setpriv() -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|dir| dir.join("setpriv")).find(|setpriv| {
@@ -169,9 +172,9 @@ mod tests {
         assert_eq!(choose(found(), None).unwrap(), (17, "/b".into()));
         assert_eq!(choose(found(), Some(15)).unwrap(), (15, "/a".into()));
         let refusal = choose(found(), Some(18)).unwrap_err().to_string();
-        assert!(refusal.contains("made by PostgreSQL 18"), "{refusal}");
+        assert!(refusal.contains("created by PostgreSQL 18"), "{refusal}");
         assert!(refusal.contains("found: 17, 15, 13"), "{refusal}");
         let refusal = choose(vec![(13, "/c".into())], None).unwrap_err().to_string();
-        assert!(refusal.contains("no PostgreSQL 14 or newer"), "{refusal}");
+        assert!(refusal.contains("PostgreSQL 14 or newer is not installed"), "{refusal}");
     }
 }

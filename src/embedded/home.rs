@@ -1,4 +1,4 @@
-//! The data directory: whose it is, who may use it now, and what is made in it.
+//! The data directory: its owner, its lock, and its contents.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -14,21 +14,21 @@ use nix::unistd::{Uid, User};
 
 use super::{DATABASE, USER, binaries::Binaries};
 
-/// A predecessor that was just killed may hold the lock a moment longer.
+/// A predecessor that was just killed may hold the lock a little longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 /// `sun_path` holds 104 bytes (macOS; Linux 108), of which `/.s.PGSQL.5432` and a zero take 15.
 const LONGEST_SOCKET_DIR: usize = 104 - 15;
 const LARGEST_LOG_BYTES: u64 = 10 << 20;
 
-/// A data directory that is locked and can be used by the server's user.
+/// A locked data directory that the server's user can use.
 #[derive(Debug)]
 pub(super) struct Home {
     root: PathBuf,
     pub cluster: PathBuf,
     pub log: PathBuf,
-    /// Whom the server runs as, when we are root.
+    /// The user to run the server as, if we are root.
     pub owner: Option<User>,
-    /// Held until the supervisor ends, and so until the server is gone.
+    /// Held until the supervisor ends, and therefore until the server has ended.
     _lock: File,
 }
 
@@ -56,7 +56,7 @@ impl Home {
         Ok(Self { cluster, log: root.join("postgres.log"), root, owner, _lock: lock })
     }
 
-    /// The major that made the cluster, if there is one.
+    /// The major version that created the cluster, if there is one.
     pub fn major(&self) -> anyhow::Result<Option<u32>> {
         let path = self.cluster.join("PG_VERSION");
         match fs::read_to_string(&path) {
@@ -70,19 +70,19 @@ impl Home {
         }
     }
 
-    /// Makes the cluster and its database, unless they are there. Whole or not at all: all is made
-    /// aside, and the rename is the moment it exists.
+    /// Creates the cluster and its database unless they exist. This is atomic: everything is
+    /// created in a temporary directory and renamed at the end.
     pub fn make_cluster(&self, binaries: &Binaries) -> anyhow::Result<()> {
         if self.major()?.is_some() {
             return Ok(());
         }
         ensure!(
             self.owner.is_some() || User::from_uid(Uid::effective())?.is_some(),
-            "this user id ({}) has no name in /etc/passwd, and initdb needs one; \
-             use a server of your own with --database-url",
+            "this user id ({}) has no name in /etc/passwd, which initdb requires; use your own \
+             server with --database-url",
             Uid::effective()
         );
-        tracing::info!(data_dir = %self.root.display(), "making a new PostgreSQL {} cluster", binaries.major);
+        tracing::info!(data_dir = %self.root.display(), "creating a PostgreSQL {} cluster", binaries.major);
         let aside = self.root.join("pg.init");
         if aside.exists() {
             fs::remove_dir_all(&aside)
@@ -102,7 +102,7 @@ impl Home {
         Ok(())
     }
 
-    /// `<data>/run`, or a directory in /tmp if that path is too long for a socket's address.
+    /// `<data>/run`, or a directory in /tmp if that path is too long for a socket address.
     pub fn socket_dir(&self) -> anyhow::Result<PathBuf> {
         let near = self.root.join("run");
         // The server takes a list here, with commas between.
@@ -118,7 +118,7 @@ impl Home {
         Ok(dir)
     }
 
-    /// The server's log, to append to; a large one is put aside first.
+    /// Opens the server's log for appending; a large one is rotated first.
     pub fn open_log(&self) -> anyhow::Result<File> {
         if fs::metadata(&self.log).is_ok_and(|log| log.len() > LARGEST_LOG_BYTES) {
             fs::rename(&self.log, self.log.with_extension("log.1"))?;
@@ -126,8 +126,8 @@ impl Home {
         open_owned(&self.log, self.owner.as_ref())
     }
 
-    /// A directory that only the server's user can enter. In /tmp anybody may have made one of
-    /// this name before us, so what exists is checked, never taken over.
+    /// Creates a directory that only the server's user can enter. In /tmp, anybody may have created
+    /// one with this name, so an existing one is checked, never taken over.
     fn make_private_dir(&self, dir: &Path) -> anyhow::Result<()> {
         let uid = self.owner.as_ref().map_or(Uid::effective(), |user| user.uid);
         match DirBuilder::new().mode(0o700).create(dir) {
@@ -144,15 +144,15 @@ impl Home {
         let found = fs::symlink_metadata(dir)?;
         ensure!(
             found.is_dir() && found.uid() == uid.as_raw() && found.mode() & 0o077 == 0,
-            "{} exists, but is not a private directory of user id {uid}; remove it",
+            "{} exists but is not a private directory of user id {uid}; remove it",
             dir.display()
         );
         Ok(())
     }
 }
 
-/// Whom the server runs as: ourselves, or as root the owner of what is there, else `postgres`, else
-/// `nobody`.
+/// The user to run the server as: ourselves or, if we are root, the owner of the existing data,
+/// else `postgres`, else `nobody`.
 fn choose_owner(root: &Path) -> anyhow::Result<Option<User>> {
     let me = Uid::effective();
     let cluster = root.join("pg");
@@ -181,12 +181,12 @@ fn choose_owner(root: &Path) -> anyhow::Result<Option<User>> {
         }
     }
     bail!(
-        "PostgreSQL does not run as root, and there is neither a user `postgres` nor `nobody`; \
-         run oncelog as an ordinary user, or use a server of your own with --database-url"
+        "PostgreSQL does not run as root, and neither user `postgres` nor `nobody` exists; run \
+         oncelog as an ordinary user, or use your own server with --database-url"
     );
 }
 
-/// Every directory on the way that exists must let the user in.
+/// Every existing directory on the path must be accessible to the user.
 fn check_reach(root: &Path, user: &User) -> anyhow::Result<()> {
     let existing = root.ancestors().find_map(|dir| dir.canonicalize().ok());
     for dir in existing.iter().flat_map(|dir| dir.ancestors()) {
@@ -222,8 +222,8 @@ fn take_lock(root: &Path, owner: Option<&User>) -> anyhow::Result<File> {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Err(TryLockError::WouldBlock) => bail!(
-                "the data directory {} is in use by another oncelog; \
-                 stop that one, or use another --data-dir",
+                "the data directory {} is in use by another oncelog; stop it, or use another \
+                 --data-dir",
                 root.display()
             ),
             Err(TryLockError::Error(error)) => {
@@ -233,7 +233,8 @@ fn take_lock(root: &Path, owner: Option<&User>) -> anyhow::Result<File> {
     }
 }
 
-/// Opens for appending; belongs to the server's user, so that oncelog can later run as that user.
+/// Opens a file for appending, owned by the server's user, so that oncelog can later run as that
+/// user.
 fn open_owned(path: &Path, owner: Option<&User>) -> anyhow::Result<File> {
     let file = OpenOptions::new()
         .create(true)
@@ -246,7 +247,7 @@ fn open_owned(path: &Path, owner: Option<&User>) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Runs a program to its end with `input`; what it said is in the error if it failed.
+/// Runs a program to its end with `input`; on failure the error has its output.
 fn run(mut command: std::process::Command, input: &str) -> anyhow::Result<()> {
     let name = format!("{:?}", command.get_program());
     let mut child = command
@@ -262,7 +263,7 @@ fn run(mut command: std::process::Command, input: &str) -> anyhow::Result<()> {
     let output = child.wait_with_output()?;
     ensure!(
         output.status.success(),
-        "cannot make the PostgreSQL cluster ({}):\n{}{}",
+        "cannot create the PostgreSQL cluster ({}):\n{}{}",
         output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)

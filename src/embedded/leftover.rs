@@ -1,4 +1,4 @@
-//! Server processes that an earlier life left in the data directory.
+//! Server processes that an earlier run left in the data directory.
 
 use std::{fs, io, path::Path, process::Command};
 
@@ -6,14 +6,14 @@ use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 
 use super::PORT;
 
-/// The postmaster that the cluster's pid file names.
+/// The postmaster in the cluster's pid file.
 pub(super) fn recorded(cluster: &Path) -> Option<Pid> {
     let file = fs::read_to_string(cluster.join("postmaster.pid")).ok()?;
     file.lines().next()?.trim().parse().ok().map(Pid::from_raw)
 }
 
-/// The processes that really are servers of this cluster. A pid alone proves nothing: it may long
-/// belong to somebody else. Every server process has the cluster as its working directory.
+/// The processes that really are servers of this cluster. A pid alone proves nothing, as it may
+/// have been reused. Every server process has the cluster as its working directory.
 pub(super) fn servers(cluster: &Path, recorded: Pid) -> Vec<Pid> {
     if !has_proc() {
         let pid = recorded.to_string();
@@ -35,23 +35,24 @@ pub(super) fn servers(cluster: &Path, recorded: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Removes a pid file whose process exists but is no server of this cluster. PostgreSQL would take
-/// it for a running server for ever: in a restarted container small pids come back as our threads,
-/// and a zombie may never be reaped. Call it only when [`servers`] found none.
+/// Removes a pid file whose process exists but is not a server of this cluster. PostgreSQL would
+/// take it for a running server: in a restarted container small pids come back as our threads, and
+/// a zombie may never be reaped. Call it only if [`servers`] found none.
 pub(super) fn forget(cluster: &Path, recorded: Pid) -> io::Result<()> {
     let exists = kill(recorded, None) != Err(Errno::ESRCH);
     // Without /proc we would not see surviving backends, which that file protects us from.
     if exists && has_proc() { remove(&cluster.join("postmaster.pid")) } else { Ok(()) }
 }
 
-/// Removes a dead server's socket and its lock, which names a pid too. The directory is ours alone.
+/// Removes a dead server's socket and its lock, which also names a pid. The directory is ours
+/// alone.
 pub(super) fn forget_socket(socket_dir: &Path) -> io::Result<()> {
     let socket = format!(".s.PGSQL.{PORT}");
     remove(&socket_dir.join(format!("{socket}.lock")))?;
     remove(&socket_dir.join(socket))
 }
 
-/// What is gone already, the dying server itself removed.
+/// Ignores files that the dying server itself has removed.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,15 +1,16 @@
-//! A private PostgreSQL that oncelog starts by itself, so that `oncelog serve` needs no set-up.
+//! A private PostgreSQL that oncelog starts itself, so that `oncelog serve` needs no setup.
 //!
 //! ```text
 //! data/ oncelog.lock    held (flock) by the one oncelog that may touch this directory
-//!       pg/             the cluster; made as pg.init/ and renamed when it is whole
-//!       run/            the server's Unix socket, 0700; the server listens nowhere else
-//!       postgres.log    what the server says
+//!       pg/             the cluster; created as pg.init/ and renamed when complete
+//!       run/            the server's Unix socket, mode 0700; it listens nowhere else
+//!       postgres.log    the server's log
 //! ```
 //!
-//! Who is authoritative: the lock says whose directory it is, the supervisor thread alone starts,
-//! signals and waits for the server, and the server alone touches `pg/`. Nothing else is remembered,
-//! so there is nothing to repair after a kill; fsync is on, so committed data outlives all of these:
+//! Responsibilities: the lock determines who may use the directory, only the supervisor thread
+//! starts, signals and awaits the server, and only the server touches `pg/`. No other state is
+//! kept, so nothing needs repair after a kill; fsync is on, so committed data survives all of
+//! these:
 //!
 //! - oncelog stops in order: fast shutdown of the server, which we wait for.
 //! - oncelog is killed (-9): the kernel interrupts the server (parent death signal, set by
@@ -42,12 +43,13 @@ use binaries::Binaries;
 use home::Home;
 use supervisor::Supervisor;
 
-/// The database that a new cluster is born with.
+/// The database that a new cluster contains.
 pub const DATABASE: &str = "oncelog";
 const USER: &str = "postgres";
 const PORT: u16 = 5432;
 
-/// What holds for every embedded server; options given to [`Embedded::start`] come later and win.
+/// Settings of every embedded server; options given to [`Embedded::start`] come later and override
+/// them.
 const SETTINGS: &[(&str, &str)] = &[
     ("synchronous_commit", "on"), // an acknowledged append is on disk
     ("shared_buffers", "256MB"),
@@ -58,17 +60,17 @@ const SETTINGS: &[(&str, &str)] = &[
     ("log_timezone", "UTC"),
 ];
 
-/// What the server is doing.
+/// The state of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerState {
-    /// First start, or being started again after it died.
+    /// The first start, or a restart after it died.
     Starting,
     Running {
-        /// The postmaster's process id.
+        /// Running, with the postmaster's process id.
         pid: u32,
     },
     Stopped,
-    /// It died too often; nobody starts it again.
+    /// It died too often and is not started again.
     Failed {
         reason: String,
     },
@@ -79,14 +81,14 @@ pub enum ServerState {
 pub struct Embedded {
     socket_dir: PathBuf,
     state: watch::Receiver<ServerState>,
-    /// Dropping the sender is the request to stop.
+    /// Dropping the sender requests a stop.
     stop: Option<mpsc::Sender<Infallible>>,
     supervisor: Option<JoinHandle<()>>,
 }
 
 impl Embedded {
-    /// Starts the server of `data_dir`, making the cluster and its database on the first start.
-    /// Blocks until the server takes connections. `options` are extra server settings.
+    /// Starts the server of `data_dir`, and creates the cluster and its database on the first
+    /// start. Blocks until the server accepts connections. `options` are extra server settings.
     pub fn start(data_dir: &Path, options: &[(&str, &str)]) -> anyhow::Result<Self> {
         let home = Home::open(data_dir)?;
         let binaries = Binaries::find(home.major()?, home.owner.clone())?;
@@ -106,12 +108,12 @@ impl Embedded {
         let supervisor = std::thread::Builder::new()
             .name("postgres".into())
             .spawn(move || supervisor.run(&started))
-            .context("cannot start the thread that looks after PostgreSQL")?;
-        outcome.recv().context("the thread that looks after PostgreSQL ended")??;
+            .context("cannot start the PostgreSQL supervisor thread")?;
+        outcome.recv().context("the PostgreSQL supervisor thread ended")??;
         Ok(Self { socket_dir, state, stop: Some(stop), supervisor: Some(supervisor) })
     }
 
-    /// How to connect to `database`: over the private socket, where no password is needed.
+    /// How to connect to `database`: over the private socket, without a password.
     pub fn connect_options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.socket_dir)
@@ -121,7 +123,7 @@ impl Embedded {
             .database(database)
     }
 
-    /// Follows what the server is doing.
+    /// Observes the state of the server.
     pub fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
@@ -134,7 +136,7 @@ impl Embedded {
         }
     }
 
-    /// Resolves, with the reason, when the server died too often to be started again; else never.
+    /// Resolves with the reason if the server died too often to be started again; otherwise never.
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let mut state = self.state.clone();
         async move {
@@ -150,13 +152,13 @@ impl Embedded {
         }
     }
 
-    /// Stops the server in order and waits until it is gone. Blocks; a second call does nothing.
+    /// Stops the server gracefully and blocks until it has ended; a second call does nothing.
     pub fn stop(&mut self) {
         self.stop = None;
         if let Some(supervisor) = self.supervisor.take()
             && supervisor.join().is_err()
         {
-            tracing::error!("the thread that looks after PostgreSQL panicked");
+            tracing::error!("the PostgreSQL supervisor thread panicked");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that starts the server, waits for it, and starts it again.
+//! The thread that starts the server, waits for it, and restarts it.
 
 use std::{
     convert::Infallible,
@@ -21,14 +21,14 @@ use tokio::sync::watch;
 use super::{ServerState, binaries::Binaries, home::Home, leftover};
 use crate::telemetry;
 
-/// How soon a death is seen.
+/// How soon a death is detected.
 const TICK: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(20);
-/// How long a fast shutdown (which writes a checkpoint) may take before the server is made to quit.
+/// How long a fast shutdown (which writes a checkpoint) may take before an immediate one.
 const FAST_SHUTDOWN: Duration = Duration::from_secs(30);
-/// How long to wait for what an earlier server left behind.
+/// How long to wait for processes of an earlier server.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(60);
-/// A server that lived this long has earned a fresh count.
+/// A server that ran this long resets the count of deaths.
 const HEALTHY: Duration = Duration::from_secs(60);
 const MOST_QUICK_DEATHS: u32 = 5;
 const LONGEST_WORDS_BYTES: u64 = 4096;
@@ -40,7 +40,7 @@ pub(super) struct Supervisor {
     /// Of the server.
     pub arguments: Vec<OsString>,
     pub publish: watch::Sender<ServerState>,
-    /// Disconnected when the server is to stop.
+    /// Disconnected when the server should stop.
     pub stopping: mpsc::Receiver<Infallible>,
 }
 
@@ -51,7 +51,7 @@ enum Start {
 }
 
 impl Supervisor {
-    /// The whole life of the server. `started` hears once how the first start went.
+    /// The whole life of the server. `started` receives the result of the first start.
     pub fn run(self, started: &mpsc::Sender<anyhow::Result<()>>) {
         let first = self.home.make_cluster(&self.binaries).and_then(|()| self.launch());
         let outcome = first.map(|child| {
@@ -84,11 +84,11 @@ impl Supervisor {
             running = loop {
                 quick_deaths += 1;
                 if quick_deaths > MOST_QUICK_DEATHS {
-                    let reason = format!("PostgreSQL died {quick_deaths} times, at last: {death}");
+                    let reason = format!("PostgreSQL died {quick_deaths} times, last: {death}");
                     tracing::error!("{reason}");
                     return ServerState::Failed { reason };
                 }
-                tracing::error!("PostgreSQL died: {death}; starting it again");
+                tracing::error!("PostgreSQL died: {death}; restarting it");
                 metrics::counter!(telemetry::EMBEDDED_RESTARTS_TOTAL).increment(1);
                 self.publish.send_replace(ServerState::Starting);
                 if self.pause(Duration::from_millis(50) * 2u32.pow(quick_deaths)) {
@@ -102,7 +102,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a server and waits until it takes connections; `None` if we are to stop.
+    /// Starts a server and waits until it accepts connections; `None` if we should stop.
     fn launch(&self) -> anyhow::Result<Option<Child>> {
         let begun = Instant::now();
         loop {
@@ -137,8 +137,8 @@ impl Supervisor {
         }
     }
 
-    /// The server says in its pid file when it is ready. There is no deadline: recovery after a
-    /// kill takes its time, and interrupting it would only make the next one longer.
+    /// The server's pid file says when it is ready. There is no deadline: recovery after a kill
+    /// takes time, and interrupting it would only prolong the next one.
     fn until_ready(&self, child: &mut Child) -> Start {
         let pid_file = self.home.cluster.join("postmaster.pid");
         let pid = child.id().to_string();
@@ -163,7 +163,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the server's end, and says how it died; `None` if we stopped it.
+    /// Waits for the server to end and returns how it died; `None` if we stopped it.
     fn watch(&self, child: &mut Child) -> Option<String> {
         loop {
             if self.pause(TICK) {
@@ -176,8 +176,8 @@ impl Supervisor {
         }
     }
 
-    /// Stops a server that outlived a killed oncelog, and waits for the backends of one that was
-    /// killed itself. False if we are to stop.
+    /// Stops a server that outlived a killed oncelog, and waits for the backends of a killed one.
+    /// Returns false if we should stop.
     fn clear_leftovers(&self) -> anyhow::Result<bool> {
         let cluster = &self.home.cluster;
         let Some(recorded) = leftover::recorded(cluster) else { return Ok(true) };
@@ -192,7 +192,7 @@ impl Supervisor {
             }
             if !asked && servers.contains(&recorded) {
                 asked = true;
-                tracing::warn!(pid = recorded.as_raw(), "stopping a PostgreSQL that was left over");
+                tracing::warn!(pid = recorded.as_raw(), "stopping a leftover PostgreSQL server");
                 let _ = kill(recorded, Signal::SIGINT);
             }
             if !forced && begun.elapsed() > FAST_SHUTDOWN {
@@ -202,7 +202,7 @@ impl Supervisor {
                 }
             }
             if begun.elapsed() > LEFTOVER_PATIENCE {
-                bail!("PostgreSQL processes left over in {} do not stop", cluster.display());
+                bail!("leftover PostgreSQL processes in {} do not stop", cluster.display());
             }
             if self.pause(POLL) {
                 return Ok(false);
@@ -210,7 +210,7 @@ impl Supervisor {
         }
     }
 
-    /// The end of what the server said since its log had `start` bytes.
+    /// The end of the server's output since its log had `start` bytes.
     fn words_since(&self, start: u64) -> std::io::Result<String> {
         let mut log = File::open(&self.home.log)?;
         let end = log.seek(SeekFrom::End(0))?;
@@ -220,7 +220,7 @@ impl Supervisor {
         Ok(String::from_utf8_lossy(&words).into_owned())
     }
 
-    /// Sleeps, unless we are to stop, and then says so at once.
+    /// Sleeps unless we should stop; returns at once in that case.
     fn pause(&self, time: Duration) -> bool {
         match self.stopping.recv_timeout(time) {
             Err(RecvTimeoutError::Timeout) => false,
@@ -230,7 +230,7 @@ impl Supervisor {
     }
 }
 
-/// How the child ended, if it did.
+/// How the child ended, if it has.
 fn exited(child: &mut Child) -> Option<String> {
     match child.try_wait() {
         Ok(status) => status.map(|status| status.to_string()),
@@ -238,8 +238,8 @@ fn exited(child: &mut Child) -> Option<String> {
     }
 }
 
-/// Fast shutdown, and an immediate one when that takes too long; waits for the end. The pid cannot
-/// be another's: nobody but this thread reaps it.
+/// Runs a fast shutdown, and an immediate one if that takes too long; waits for the end. The pid
+/// cannot be reused meanwhile, because only this thread reaps it.
 fn shut_down(child: &mut Child) {
     let pid = Pid::from_raw(child.id().cast_signed());
     let begun = Instant::now();
@@ -248,7 +248,7 @@ fn shut_down(child: &mut Child) {
     while exited(child).is_none() {
         if !forced && begun.elapsed() > FAST_SHUTDOWN {
             forced = true;
-            tracing::warn!("PostgreSQL takes long to stop; it recovers at the next start");
+            tracing::warn!("PostgreSQL did not stop in time; it will recover at the next start");
             let _ = kill(pid, Signal::SIGQUIT);
         }
         std::thread::sleep(Duration::from_millis(10));

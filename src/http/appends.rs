@@ -25,24 +25,24 @@ use crate::{
     },
 };
 
-/// What a JSON body has in its envelope, beside lines of records.
+/// Query parameters that replace the JSON envelope when the body is NDJSON.
 #[derive(Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AppendQuery {
-    /// With NDJSON: the session's producer. It comes with `epoch` and `sequence`.
+    /// NDJSON only: the session's producer. Requires `epoch` and `sequence`.
     #[param(minimum = 0)]
     producer_id: Option<i64>,
-    /// With NDJSON: the session's epoch.
+    /// NDJSON only: the session's epoch.
     #[param(minimum = 0)]
     epoch: Option<i64>,
-    /// With NDJSON: the number of this request in its scope.
+    /// NDJSON only: the sequence of this request in its scope.
     #[param(minimum = 0)]
     sequence: Option<i64>,
-    /// With NDJSON, to one partition: append only if this is its next offset.
+    /// NDJSON only, append to a partition: append only if this is the next offset.
     #[param(minimum = 0)]
     expected_offset: Option<i64>,
-    /// With NDJSON, where a record is stored already: `skip` it, or `refuse` the whole request.
+    /// NDJSON only: if a record is already stored, `skip` it or `refuse` the whole request.
     #[param(inline)]
     on_duplicate: Option<SentOnDuplicate>,
 }
@@ -63,8 +63,8 @@ impl From<SentOnDuplicate> for OnDuplicate {
     }
 }
 
-/// The append that a request asks for in this scope, and what it counts for: for its records, once
-/// the body they came in is gone.
+/// Parses an append for this scope. The returned memory reservation covers its records only, as the
+/// body is freed here.
 fn asked(
     Records(sent, mut held): Records,
     topic: &Name,
@@ -110,7 +110,8 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     });
     if request_key.is_some() && numbered.is_some() {
         let why =
-            "the request has a sequence, which makes it repeatable already; leave one of them out";
+            "the request has a sequence, which already makes it safe to repeat; omit the sequence \
+             or the key";
         return Err(Invalid::at("Idempotency-Key", why).into());
     }
     Ok(Append {
@@ -122,7 +123,7 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     })
 }
 
-/// `producer_id`, `epoch` and `sequence` together or not at all.
+/// Requires `producer_id`, `epoch` and `sequence` together or not at all.
 fn numbered(
     envelope: &Envelope,
     scope: Scope,
@@ -138,13 +139,13 @@ fn numbered(
     for (name, value) in parts {
         faults.count(&at(name), value);
         if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
-            let why = "missing: producer_id, epoch and sequence come together or not at all";
+            let why = "missing: give producer_id, epoch and sequence together, or none of them";
             faults.add(&at(name), why);
         }
     }
     faults.count(&at("expected_offset"), envelope.expected_offset);
     if envelope.expected_offset.is_some() && scope == Scope::Topic {
-        faults.add(&at("expected_offset"), "only an append to one partition takes it");
+        faults.add(&at("expected_offset"), "only allowed in an append to one partition");
     }
     faults.finish()?;
     let (Some(producer_id), Some(epoch), Some(sequence)) =
@@ -155,33 +156,36 @@ fn numbered(
     Ok(Some(ProducerSeq { producer_id: ProducerId(producer_id), epoch, sequence }))
 }
 
-/// Where every record went, in request order.
+/// The location of every record, in request order.
 #[derive(Serialize, ToSchema)]
 pub struct AppendedToTopic {
-    /// The topic appended to.
+    /// The topic.
     topic: String,
-    /// Of each record; null when this repeats an append older than the remembered window.
+    /// The location of each record; null if this repeats an append older than the deduplication
+    /// window.
     #[schema(required = true)]
     offsets: Option<Vec<RecordPlace>>,
-    /// True when this append had been done already.
+    /// True if this append had already been done.
     duplicate: bool,
-    /// When the log took it; null when that is no longer known.
+    /// When it was stored; null if older than the deduplication window.
     #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
 
-/// Where a record went.
+/// The location of a record.
 #[derive(Serialize, ToSchema)]
 pub struct RecordPlace {
-    /// The partition it lies in.
+    /// The partition.
     partition: i32,
-    /// Its place there; null when it has left the log since.
+    /// The offset; null if the record is no longer in the log.
     #[schema(required = true)]
     offset: Option<i64>,
-    /// Where records have ids, or the topic dedups by content: true when it had been stored before.
+    /// Present if records have ids or the topic deduplicates by content: true if the record was
+    /// already stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
-    /// Where records have ids, or the topic dedups by content: when it was stored.
+    /// Present if records have ids or the topic deduplicates by content: when the record was
+    /// stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     first_seen_at: Option<String>,
@@ -202,47 +206,48 @@ fn places(records: Option<Vec<PlacedRecord>>) -> Option<Vec<RecordPlace>> {
     records.map(|records| records.iter().map(RecordPlace::from).collect())
 }
 
-/// Where the records went: to `base_offset` and those behind it.
+/// The location of the records: consecutive offsets from `base_offset` on.
 #[derive(Serialize, ToSchema)]
 pub struct AppendedToPartition {
-    /// The topic appended to.
+    /// The topic.
     topic: String,
-    /// The partition appended to.
+    /// The partition.
     partition: i32,
-    /// Of the first record that was stored; null when none was, or when this repeats an append older
-    /// than the remembered window.
+    /// The offset of the first stored record; null if none was stored, or if this repeats an append
+    /// older than the deduplication window.
     #[schema(required = true)]
     base_offset: Option<i64>,
-    /// How many records were stored.
+    /// The number of records stored.
     record_count: i64,
-    /// Where records have ids, or the topic dedups by content: of each record, in request order; null
-    /// when this repeats an append older than the remembered window.
+    /// Present if records have ids or the topic deduplicates by content: the location of each
+    /// record, in request order; null if this repeats an append older than the deduplication
+    /// window.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = true)]
     offsets: Option<Option<Vec<RecordPlace>>>,
-    /// True when this append had been done already.
+    /// True if this append had already been done.
     duplicate: bool,
-    /// When the log took it; null when that is no longer known.
+    /// When it was stored; null if older than the deduplication window.
     #[schema(format = DateTime, required = true)]
     appended_at: Option<String>,
 }
 
 /// Append to a topic
 ///
-/// Spreads the records by key (murmur2, as Kafka's clients); those without a key all go to one
-/// partition. With `producer_id`, `epoch` and `sequence` the same request is stored once, however
-/// often it is sent: the repeat answers the first answer with `"duplicate": true`.
+/// Spreads the records over partitions by key (murmur2, like Kafka's clients); all records without
+/// a key go to one partition. With `producer_id`, `epoch` and `sequence` the request is stored
+/// once, however often it is sent: a repeat returns the first answer with `"duplicate": true`.
 #[utoipa::path(post, path = "/v1/topics/{topic}/records", operation_id = "append_to_topic",
     tag = "appends",
     params(("topic" = String, Path, description = "The topic's name"), AppendQuery,
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
-    request_body(description = "The records, in one JSON object or one a line", content(
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
+    request_body(description = "The records: one JSON object, or one record per line", content(
         (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
             "sequence": 0, "records": [{"key": "customer-7", "value": {"total": 12.5},
             "headers": {"source": "web"}}, {"key": "customer-1", "value_base64": "AAEC"}]})),
         (String = "application/x-ndjson",
             example = json!("{\"key\":\"customer-7\",\"value\":{\"total\":12.5}}\n")))),
-    responses((status = 200, description = "Appended, now or before", body = AppendedToTopic,
+    responses((status = 200, description = "Appended, now or earlier", body = AppendedToTopic,
         example = json!({"topic": "orders", "offsets": [{"partition": 3, "offset": 0},
             {"partition": 1, "offset": 0}], "duplicate": false,
             "appended_at": "2026-11-21T08:00:00.000Z"}))),
@@ -277,20 +282,21 @@ pub async fn append_to_topic(
 
 /// Append to a partition
 ///
-/// All records go to this partition, keys or not, as one batch. `expected_offset` appends only if
-/// it is the partition's next offset (a duplicate by sequence is answered first).
+/// Appends all records to this partition as one batch, whatever their keys. With `expected_offset`
+/// the append succeeds only if that is the partition's next offset; a duplicate by sequence is
+/// detected before this check.
 #[utoipa::path(post, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "append_to_partition", tag = "appends",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition's number, from 0"), AppendQuery,
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
-    request_body(description = "The records, in one JSON object or one a line", content(
+        ("partition" = i32, Path, description = "The partition number, from 0"), AppendQuery,
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
+    request_body(description = "The records: one JSON object, or one record per line", content(
         (AppendBody = "application/json", example = json!({"producer_id": 1, "epoch": 0,
             "sequence": 0, "expected_offset": 0, "records": [{"key": "customer-7",
             "value": {"total": 12.5}, "headers": {"source": "web"}}, {"value": null}]})),
         (String = "application/x-ndjson",
             example = json!("{\"key\":\"customer-7\",\"value\":1}\n{\"value\":null}\n")))),
-    responses((status = 200, description = "Appended, now or before", body = AppendedToPartition,
+    responses((status = 200, description = "Appended, now or earlier", body = AppendedToPartition,
         example = json!({"topic": "orders", "partition": 0, "base_offset": 0,
             "record_count": 2, "duplicate": false, "appended_at": "2026-11-21T08:00:00.000Z"}))),
     security(("bearer" = ["produce"])))]
@@ -321,10 +327,10 @@ pub async fn append_to_partition(
     }))
 }
 
-/// The broker answers in the scope it was asked in; anything else is its fault.
+/// The broker must answer in the scope of the request; anything else is a bug.
 fn misplaced() -> Error {
-    tracing::error!("an append was answered in another scope than its own");
-    Error::new(Code::Internal, "The append was answered in another scope; repeat it to learn more.")
+    tracing::error!("an append was answered in the wrong scope");
+    Error::new(Code::Internal, "Internal error: the append was answered in the wrong scope.")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Answers made small, for those who ask for it. Each is compressed whole before it leaves, and what
-//! that takes is counted: no encoder waits for a client to read.
+//! Compresses responses for clients that ask for it. Each response is compressed as a whole before
+//! it is sent, and its memory is counted, so no encoder waits for a slow client.
 
 use std::io;
 
@@ -24,15 +24,15 @@ use super::extract::{
 };
 use crate::broker::Budget;
 
-/// What is smaller stays as it is.
+/// Smaller responses are not compressed.
 pub const LEAST_BYTES: usize = 512;
-/// What an encoder takes beside what it writes.
+/// Memory of an encoder beside its output.
 const ENCODER_BYTES: usize = 4 << 20;
-/// How much is compressed before others have their turn.
+/// Bytes compressed between two yields to other tasks.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Compresses what is answered to those with a token (what anybody may ask for is small, or a
-/// `Constant`), as long as answers may hold so much.
+/// Compresses responses to authenticated requests while the memory budget for answers allows it.
+/// Unauthenticated responses are small, or a `Constant`.
 pub async fn compress(State(answers): State<Budget>, request: Request, next: Next) -> Response {
     let is_private = request.uri().path().starts_with("/v1/");
     let encoding = accept_encoding(request.headers());
@@ -68,7 +68,7 @@ pub async fn compress(State(answers): State<Budget>, request: Request, next: Nex
     Response::from_parts(head, Body::from(small))
 }
 
-/// All of it in one go.
+/// Compresses the whole body at once.
 pub async fn encode(whole: &[u8], encoding: Encoding) -> io::Result<Vec<u8>> {
     match encoding {
         Encoding::Identity => Ok(whole.to_vec()),

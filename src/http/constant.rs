@@ -1,5 +1,5 @@
-//! What is the same for everybody until the program changes: compressed once, told apart by an ETag,
-//! and shared by all answers, so that one more costs nothing, read or unread.
+//! Responses that are the same for every client until the program changes: compressed once,
+//! identified by an ETag and shared, so that serving one more costs nothing.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ use super::{
     extract::media::{Encoding, accept_encoding},
 };
 
-/// Swagger UI has its icons in `data:` URLs; nothing of it, or of ours, is inline.
+/// Swagger UI has its icons in `data:` URLs; nothing else is inline.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
@@ -37,7 +37,7 @@ pub struct Constant {
     whole: Bytes,
     gzip: OnceCell<Bytes>,
     zstd: OnceCell<Bytes>,
-    /// Weak: compressed it is still the same.
+    /// The ETag is weak, because it also holds for the compressed forms.
     etag: String,
 }
 
@@ -88,7 +88,7 @@ impl Constant {
         answer
     }
 
-    /// Made by the first who asks for it.
+    /// Built by the first request.
     async fn encoded(&self, cell: &OnceCell<Bytes>, encoding: Encoding) -> Option<Bytes> {
         let encoded =
             cell.get_or_try_init(async || encode(&self.whole, encoding).await.map(Bytes::from));

@@ -1,5 +1,5 @@
-//! The text of `/metrics`: written for all who ask at about the same time, and read by them in small
-//! pieces. It takes no token, so neither asking often nor reading slowly may cost much.
+//! The text of `/metrics`: rendered once for all concurrent requests and sent in small pieces. It
+//! takes no token, so neither frequent scrapes nor slow readers may cost much.
 
 use std::{
     collections::VecDeque,
@@ -18,11 +18,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How often it is written at most; who asks in between waits for the next one.
+/// Minimum interval between renderings; requests in between wait for the next one.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// How many texts are kept for those that are still reading.
+/// Number of texts kept for readers that have not finished.
 const KEPT_TEXTS: usize = 32;
-/// What is copied for a reader at a time: a server may hold some of these for each that is slow.
+/// Bytes copied for a reader at a time; the server may hold several of these per slow client.
 const PIECE_BYTES: usize = 1 << 10;
 
 pub struct Exposition {
@@ -39,12 +39,12 @@ impl Default for Exposition {
 #[derive(Default)]
 struct Latest {
     begun: Option<Instant>,
-    /// The newest is the last.
+    /// The newest text is the last.
     texts: VecDeque<Arc<str>>,
 }
 
 impl Exposition {
-    /// A text that was begun after this was called.
+    /// Returns a text whose rendering began after this call.
     pub async fn page(&self, write: impl FnOnce() -> String) -> MetricsText {
         let arrived = Instant::now();
         // Whoever is first writes, the others wait here.
@@ -67,7 +67,7 @@ impl Exposition {
     }
 }
 
-/// One reader's text. It ends early when too many newer ones have been written.
+/// One reader's text. It ends early if too many newer texts have been rendered.
 pub struct MetricsText {
     text: Weak<str>,
     at: usize,
@@ -85,7 +85,7 @@ pub struct Outdated;
 
 impl fmt::Display for Outdated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the metrics were read too slowly; newer ones have taken their place")
+        f.write_str("the metrics were read too slowly; newer ones have replaced them")
     }
 }
 

@@ -1,9 +1,9 @@
-//! THE DOOR: routes, wire types, tokens, problems. No SQL, no rules.
+//! The HTTP layer: routes, wire types, tokens, problems. It contains no SQL and no rules.
 //!
-//! A request passes `observe` (its id, its numbers, its problem), then a permission
-//! (`access`, `auth`), its body and parameters (`body`, `json`, `query`, `media`), and reaches
-//! one function of `topics`, `settings`, `tenants`, `sessions`, `appends`, `transactions`, `reads`,
-//! `groups` or `service`, which asks the broker once and puts the answer into words.
+//! A request passes `observe` (request id, metrics, problem documents), then the extractors of
+//! `extract` (permission, parameters, body), and reaches one function of `topics`, `settings`,
+//! `tenants`, `sessions`, `appends`, `transactions`, `reads`, `groups` or `service`, which calls
+//! the broker once and writes the answer.
 
 mod appends;
 mod compress;
@@ -39,7 +39,7 @@ use self::{
 };
 use crate::broker::{Broker, Budget};
 
-/// Every route there is.
+/// Every route.
 fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::open_session, sessions::list_sessions))
@@ -91,7 +91,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .route("/docs/", get(openapi::page::docs_slash))
 }
 
-/// The whole face of one replica. `render_metrics` writes the Prometheus text.
+/// Builds the HTTP router. `render_metrics` writes the Prometheus text.
 pub fn router(
     broker: Arc<Broker>,
     keys: Keys,
@@ -104,7 +104,8 @@ pub fn router(
     layered(routes.with_state(door), Operations::of(&openapi()), answers)
 }
 
-/// From the inside out: panics become answers, refusals become problems, answers become small.
+/// Layers, from the inside out: panics become responses, refusals become problems, responses are
+/// compressed.
 fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
     routes
         .fallback(|| async { StatusCode::NOT_FOUND })
@@ -113,20 +114,20 @@ fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
         .layer(middleware::from_fn_with_state(answers, compress::compress))
 }
 
-/// What one replica takes upon itself.
+/// Per-replica limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Largest request body, decompressed.
+    /// The largest request body, decompressed.
     pub max_body_bytes: usize,
     /// How long a body may take to arrive.
     pub body_timeout_ms: u64,
-    /// Request bodies in memory, all together.
+    /// Memory for all request bodies together.
     pub max_in_flight_bytes: usize,
-    /// How long the head of a request may take to arrive, and an idle connection may stay.
+    /// How long a request head may take to arrive, and how long an idle connection may stay open.
     pub header_timeout_ms: u64,
-    /// Largest head of a request.
+    /// The largest request head.
     pub max_header_bytes: usize,
-    /// Connections beyond wait to be accepted.
+    /// Maximum number of connections; more of them wait to be accepted.
     pub max_connections: usize,
     /// How long a shutdown waits for requests in flight.
     pub drain_timeout_ms: u64,

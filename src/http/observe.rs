@@ -1,5 +1,5 @@
-//! The outermost layer: a request gets its id, its span, its line in the log and its numbers, and
-//! whatever refuses it becomes a problem document.
+//! The outermost layer: it gives a request its id, span, log line and metrics, and turns refusals
+//! into problem documents.
 
 use std::{any::Any, collections::HashMap, sync::Arc, time::Instant};
 
@@ -24,24 +24,24 @@ use crate::{
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
-/// The operation of requests that no route takes.
+/// The operation of requests that match no route.
 const UNMATCHED: &str = "unmatched";
 
-/// The operations by path and method: the bounded label of spans and metrics.
+/// Operations by path and method: the bounded label of spans and metrics.
 pub struct Operations {
     by_path: HashMap<String, Vec<(Method, Measured)>>,
     unmatched: Measured,
     errors: ByCode,
 }
 
-/// The numbers of one operation.
+/// The metrics of one operation.
 struct Measured {
     operation: Arc<str>,
     in_flight: Gauge,
     abandoned: Counter,
     duration: Histogram,
     answer_bytes: Counter,
-    /// By the statuses that the document knows.
+    /// Counters by the statuses in the OpenAPI document.
     answered: Vec<(u16, Counter)>,
 }
 
@@ -79,7 +79,7 @@ fn answered(operation: &Arc<str>, status: u16) -> Counter {
         "operation" => operation.clone(), "status" => status.to_string())
 }
 
-/// A request that is not answered yet; dropped before it is, it was abandoned.
+/// A request without an answer yet; if it is dropped first, the request was abandoned.
 struct InFlight<'a> {
     abandoned: Option<&'a Counter>,
     _counted: Counted,
@@ -164,7 +164,7 @@ pub async fn observe(
     answer
 }
 
-/// One line a request; its other facts are the span's.
+/// Writes one log line per request; the span has its other facts.
 fn log(span: &Span, status: u16, duration_ms: f64, error: Option<&Error>) {
     let code = error.map(|error| error.code.as_str());
     let detail = error.map(|error| error.detail.as_str());
@@ -180,7 +180,7 @@ fn log(span: &Span, status: u16, duration_ms: f64, error: Option<&Error>) {
     });
 }
 
-/// The client's id if it is 1 to 128 visible ASCII characters, else a new one.
+/// Returns the client's id if it is 1 to 128 visible ASCII characters, else a new one.
 fn request_id(headers: &HeaderMap) -> (String, HeaderValue) {
     if let Some(value) = headers.get(REQUEST_ID)
         && let Ok(text) = value.to_str()
@@ -194,14 +194,14 @@ fn request_id(headers: &HeaderMap) -> (String, HeaderValue) {
     (id, value)
 }
 
-/// A panic is a bug: the log has it, the client gets 500.
+/// A panic is a bug: it is logged, and the client gets 500.
 pub fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let text = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("of an unknown kind");
+        .unwrap_or("unknown panic payload");
     tracing::error!(panic = text, "a handler panicked");
-    let detail = "Something went wrong in the server; its log has the request id.";
+    let detail = "Internal error. The server log has details under this request id.";
     Error::new(Code::Internal, detail).into_response()
 }

@@ -1,9 +1,9 @@
-//! The one writer of `application/problem+json` (RFC 9457).
+//! Writes every `application/problem+json` answer (RFC 9457).
 //!
-//! Whatever refuses a request, in a handler, an extractor or the router, ends as a
-//! [`broker::Error`](Error). It travels to the outermost layer as an extension of an empty answer
-//! and is written there, where the id of the request is known. What arrives without one (an
-//! unknown route, a wrong method, a panic) gets the problem of its status.
+//! Every refusal, from a handler, an extractor or the router, is a [`broker::Error`](Error). It
+//! travels to the outermost layer as an extension of an empty response and is written there, where
+//! the request id is known. A response without one (unknown route, wrong method, panic) gets the
+//! problem of its status.
 
 use std::collections::BTreeMap;
 
@@ -22,30 +22,30 @@ use crate::{
 };
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
-/// Largest document, whatever was sent.
+/// Maximum size of a problem document.
 pub const MAX_PROBLEM_BYTES: usize = 64 << 10;
 
-/// An error: RFC 9457, with what to do about it. Facts of the code follow as further members.
+/// An error (RFC 9457) with retry advice. The facts of the code follow as further members.
 #[derive(Serialize, ToSchema)]
 pub struct Problem<'a> {
     /// `urn:oncelog:problem:<code>`
     #[serde(rename = "type")]
     #[schema(example = "urn:oncelog:problem:producer_fenced")]
     kind: String,
-    /// What kind of problem it is; the same for every problem of this code.
+    /// What kind of problem it is; the same for every problem with this code.
     title: &'a str,
-    /// The status of the answer.
+    /// The HTTP status.
     #[schema(minimum = 400, maximum = 599)]
     status: u16,
-    /// What was wrong here, what was expected, what to do.
+    /// What is wrong, what was expected and what to do.
     detail: &'a str,
     /// `urn:oncelog:request:<X-Request-Id>`
     instance: String,
-    /// Stable; the list is closed.
+    /// The stable error code; the list is closed.
     #[schema(example = "producer_fenced")]
     code: &'a str,
     /// `never` (change the request), `same` (send the same again), `reopen` (open the session
-    /// again, then go on), `later` (after `Retry-After`).
+    /// again, then continue), `later` (send the same after `Retry-After`).
     #[schema(example = "never")]
     retry: &'a str,
     /// `none` or `unknown`: whether the request may have changed something.
@@ -63,8 +63,8 @@ impl IntoResponse for Error {
     }
 }
 
-/// Makes any 4xx or 5xx a problem document; its other headers (`Allow`) stay. The error is
-/// handed back for the log and the metrics.
+/// Turns any 4xx or 5xx into a problem document; other headers (`Allow`) stay. Returns the error
+/// for the log and the metrics.
 pub fn finish(answer: Response, request_id: &str, version: Version) -> (Response, Option<Error>) {
     if !answer.status().is_client_error() && !answer.status().is_server_error() {
         return (answer, None);
@@ -120,26 +120,26 @@ fn written(error: &Error, request_id: &str) -> Vec<u8> {
     serde_json::to_vec(&problem).unwrap_or_default()
 }
 
-/// Seconds after which a repeat makes sense.
+/// Seconds until a repeat makes sense.
 fn retry_after_s(code: Code) -> Option<u64> {
     (code.retry() == Retry::Later || code.status() == 503).then_some(1)
 }
 
-/// The problem of an answer that carries none: the router's own, or a panic's.
+/// The problem of a response that carries none: from the router, or after a panic.
 fn unexplained(status: StatusCode) -> Error {
     let (code, detail) = match status.as_u16() {
-        401 => (Code::Unauthenticated, "A bearer token is needed."),
+        401 => (Code::Unauthenticated, "A bearer token is required."),
         403 => (Code::Forbidden, "The token does not permit this."),
-        404 => (Code::RouteNotFound, "There is nothing at this path; see /openapi.json."),
-        405 => (Code::MethodNotAllowed, "This path knows other methods; see Allow."),
-        406 => (Code::NotAcceptable, "No representation fits the Accept header."),
-        408 => (Code::RequestTimeout, "The request came too slowly."),
-        413 => (Code::PayloadTooLarge, "The body is too large."),
-        415 => (Code::UnsupportedMediaType, "This media type is not taken here."),
+        404 => (Code::RouteNotFound, "This path does not exist; see /openapi.json."),
+        405 => (Code::MethodNotAllowed, "This path does not support the method; see Allow."),
+        406 => (Code::NotAcceptable, "No representation matches the Accept header."),
+        408 => (Code::RequestTimeout, "The request timed out."),
+        413 => (Code::PayloadTooLarge, "The request body is too large."),
+        415 => (Code::UnsupportedMediaType, "This media type is not supported."),
         429 => (Code::QuotaExceeded, "Too many requests."),
-        503 => (Code::Unavailable, "Not available right now."),
+        503 => (Code::Unavailable, "The service is unavailable."),
         400..=499 => (Code::InvalidRequest, "The request is malformed."),
-        _ => (Code::Internal, "Something went wrong in the server; its log has the request id."),
+        _ => (Code::Internal, "Internal error. The server log has details under this request id."),
     };
     Error::new(code, detail)
 }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(
             body,
             json!({"type": "urn:oncelog:problem:producer_fenced", "code": "producer_fenced",
-                "title": "A newer session of this producer was opened", "status": 409,
+                "title": "Producer fenced by a newer session", "status": 409,
                 "detail": "epoch 3 is over", "instance": "urn:oncelog:request:r%3C1%3E",
                 "retry": "never", "side_effects": "none", "current_epoch": 4})
         );

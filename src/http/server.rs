@@ -1,4 +1,5 @@
-//! The accept loop: bounded connections with bounded heads, and an orderly end.
+//! The accept loop: a bounded number of connections, bounded request heads, and a graceful
+//! shutdown.
 
 use std::{
     convert::Infallible,
@@ -29,14 +30,14 @@ use tower::ServiceExt;
 use super::Limits;
 use crate::telemetry;
 
-/// Streams one HTTP/2 connection may have open.
+/// Maximum number of open streams on an HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
-/// How often a silent HTTP/2 peer is asked whether it is still there, and how long it has.
+/// How often a silent HTTP/2 peer is pinged, and how long it has to answer.
 const PING: Duration = Duration::from_secs(20);
-/// A pause after errors such as "too many open files", instead of a spin.
+/// Pause after errors such as "too many open files", instead of a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`; then finishes what is in flight, for at most `drain_timeout_ms`.
+/// Serves until `stop`, then finishes the requests in flight within `drain_timeout_ms`.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -58,7 +59,7 @@ pub async fn serve(
         let stream = match stream {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                tracing::warn!(%error, "could not accept a connection");
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -90,7 +91,7 @@ pub async fn serve(
     drop(listener);
     let drain = Duration::from_millis(limits.drain_timeout_ms);
     if timeout(drain, graceful.shutdown()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "shutdown cuts requests in flight");
+        tracing::warn!(connections = connections.len(), "shutdown aborts requests in flight");
     }
     connections.shutdown().await;
 }

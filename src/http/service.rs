@@ -1,4 +1,4 @@
-//! What is not about records: probes, metrics, the API's description. None of it takes a token.
+//! Probes, metrics and the API description. None of them takes a token.
 
 use axum::{
     Json,
@@ -19,9 +19,10 @@ pub struct Health {
     status: &'static str,
 }
 
-/// Is the process alive?
+/// Check liveness
 ///
-/// Answers as long as it runs, also without its database; no answer means: restart it.
+/// Answers as long as the process runs, even without its database. If there is no answer, restart
+/// the process.
 #[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "service",
     responses((status = 200, description = "The process is alive", body = Health,
         example = json!({"status": "live"}))), security())]
@@ -29,22 +30,21 @@ pub async fn livez() -> Json<Health> {
     Json(Health { status: "live" })
 }
 
-/// Does this replica take requests?
+/// Check readiness
 ///
-/// Not while it shuts down, and not without its database: then it answers 503, and requests
-/// belong to another replica.
+/// Answers 503 during shutdown and without a database; then send requests to another replica.
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
-    responses((status = 200, description = "This replica takes requests", body = Health,
+    responses((status = 200, description = "This replica serves requests", body = Health,
         example = json!({"status": "ready"}))), security())]
 pub async fn readyz(State(door): State<AppState>) -> Result<Json<Health>, Error> {
     door.ready().await?;
     Ok(Json(Health { status: "ready" }))
 }
 
-/// Metrics of this replica
+/// Get metrics
 ///
-/// In the Prometheus text format: requests by operation and status, problems by code, appends,
-/// reads, and what the process uses.
+/// Returns the metrics of this replica in the Prometheus text format: requests by operation and
+/// status, problems by code, appends, reads, transactions, groups, and resource usage.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "service",
     responses((status = 200, description = "The metrics", body = String,
         content_type = "text/plain",
@@ -54,15 +54,15 @@ pub async fn metrics(State(door): State<AppState>) -> Response {
     (text, Body::new(door.metrics().await)).into_response()
 }
 
-/// This document
+/// Get this document
 ///
-/// OpenAPI 3.1, generated from the code that serves it. `/docs` shows it to people.
+/// OpenAPI 3.1, generated from the code that serves it. `/docs` shows it as a page.
 #[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "service",
     responses(
         (status = 200, description = "The document", body = serde_json::Value,
             example = json!({"openapi": "3.1.0", "info": {"title": "oncelog", "version": "0.1.0"},
                 "paths": {}})),
-        (status = 304, description = "`If-None-Match` names the document as it is")),
+        (status = 304, description = "`If-None-Match` has the current ETag")),
     security())]
 pub async fn openapi_json(asked: HeaderMap) -> Response {
     openapi::document().answer(&asked).await

@@ -1,5 +1,5 @@
-//! A tenant's settings; and changes of settings as they are written in JSON, a topic's too. What
-//! there is to say of each comes from the table in `model::settings`.
+//! Tenant settings, and changes of settings in JSON, including those of topics. The description of
+//! each setting comes from the table in `model::settings`.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -37,12 +37,12 @@ use crate::{
     },
 };
 
-/// What is to change: `"default"` removes the own value; what is absent stays.
+/// The changes: `"default"` removes the own value, absent settings stay.
 #[derive(Default)]
 pub struct SentChanges(Changes);
 
 impl SentChanges {
-    /// The changes, if each setting may be so. `at`: where they are in the body.
+    /// Returns the changes if every value is allowed. `at` is their pointer in the body.
     pub fn checked(self, at: &str, of_a_topic: bool, faults: &mut Faults) -> Changes {
         for (key, change) in &self.0 {
             let pointer = format!("{at}/{}", key.name());
@@ -57,17 +57,18 @@ impl SentChanges {
         self.0
     }
 
-    /// The maxima, if each setting may have one so large. `at`: where they are in the body.
+    /// Returns the maxima if every setting may have that maximum. `at` is their pointer in the
+    /// body.
     pub fn maxima(self, at: &str, faults: &mut Faults) -> MaximaChanges {
         let mut maxima = MaximaChanges::new();
         for (key, change) in self.0 {
             let most = match change {
                 Change::Default => Ok(None),
-                _ if !key.setting().choices.is_empty() => Err("words have no maximum".into()),
+                _ if !key.setting().choices.is_empty() => Err("this setting has no maximum".into()),
                 Change::Set(Value::Number(most)) => {
                     key.check(Value::Number(most)).map(|()| Some(most))
                 }
-                Change::Set(_) => Err("null is no maximum; \"default\" removes one".into()),
+                Change::Set(_) => Err("null is not a maximum; \"default\" removes one".into()),
             };
             match most {
                 Ok(most) => drop(maxima.insert(key, most)),
@@ -106,12 +107,12 @@ struct SentKey(Key);
 impl<'de> Deserialize<'de> for SentKey {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         let name = String::deserialize(json)?;
-        let unknown = || de::Error::custom(format!("there is no setting `{name}`"));
+        let unknown = || de::Error::custom(format!("unknown setting `{name}`"));
         Key::parse(&name).map(Self).ok_or_else(unknown)
     }
 }
 
-/// What a setting is to be.
+/// The new value of a setting.
 struct ChangeOf(Key);
 
 impl<'de> de::DeserializeSeed<'de> for ChangeOf {
@@ -147,13 +148,13 @@ impl de::Visitor<'_> for ChangeOf {
     }
 }
 
-/// A tenant's settings.
+/// The settings of a tenant.
 #[derive(Serialize, ToSchema)]
 pub struct Settings {
-    /// Every setting as it holds; null is for ever.
+    /// The effective value of every setting; null means unlimited.
     #[schema(value_type = SettingValues)]
     settings: BTreeMap<&'static str, Value>,
-    /// Where each value comes from; `operator`: the operator's maximum holds it down.
+    /// The origin of each value; `operator`: the operator's maximum caps it.
     #[schema(value_type = SettingOrigins)]
     origins: BTreeMap<&'static str, &'static str>,
     /// The largest value that the tenant and its topics may give each setting.
@@ -175,7 +176,7 @@ impl From<&TenantSettings> for Settings {
     }
 }
 
-/// A new tenant's.
+/// The settings of a new tenant.
 fn example() -> serde_json::Value {
     let each = |tell: fn(&Key) -> serde_json::Value| -> serde_json::Value {
         Key::ALL.iter().map(|key| (key.name().to_owned(), tell(key))).collect()
@@ -188,7 +189,7 @@ fn example() -> serde_json::Value {
     })
 }
 
-/// The values of the example of a patch.
+/// The values in the example of a patch.
 const CHANGED: [(&str, Option<i64>); 2] =
     [("max_batch_records", Some(5000)), ("producer_expiry_ms", None)];
 
@@ -198,7 +199,7 @@ fn changes_example() -> serde_json::Value {
     changes
 }
 
-/// A new tenant's after that patch.
+/// The settings of a new tenant after that patch.
 fn changed_example() -> serde_json::Value {
     let mut example = example();
     for (name, value) in CHANGED {
@@ -213,7 +214,7 @@ fn answer(settings: &TenantSettings) -> Result<Response, Error> {
     Ok(([(ETAG, etag)], Json(Settings::from(settings))).into_response())
 }
 
-/// The validators of a conditional request. None: there is no such header.
+/// The validators of a conditional request; none without such a header.
 pub fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
     let mut fields = headers.get_all(&name).iter().peekable();
     fields.peek()?;
@@ -230,15 +231,16 @@ pub fn validators(headers: &HeaderMap, name: HeaderName) -> Option<IfMatch> {
 
 /// Describe the settings
 ///
-/// Of the token's tenant: what holds, where it comes from, and how far it can be raised.
+/// Returns the settings of the token's tenant: the effective values, their origins, and their
+/// maxima.
 #[utoipa::path(get, path = "/v1/settings", operation_id = "get_settings", tag = "settings",
     params(("If-None-Match" = Option<String>, Header,
-        description = "An `ETag`: if the settings are still those, they are not answered again")),
+        description = "An `ETag`: answers 304 if it is still current")),
     responses(
         (status = 200, description = "The settings", body = Settings,
-            headers(("ETag" = String, description = "Another one after every change")),
+            headers(("ETag" = String, description = "Changes with every update")),
             example = json!(example())),
-        (status = 304, description = "They are as `If-None-Match` says")),
+        (status = 304, description = "`If-None-Match` has the current ETag")),
     security(("bearer" = ["admin"])))]
 pub async fn get_settings(
     access: Access<Admin>,
@@ -258,18 +260,19 @@ pub async fn get_settings(
 
 /// Change the settings
 ///
-/// Of the token's tenant, by a merge patch: what is absent stays, `"default"` removes the tenant's
-/// own value, null is for ever where a setting knows that. Either all of it is done or nothing. In
-/// force within a second. Nothing may be above the `maxima`, which are the operator's or, where
-/// there are none of these, the server's. It needs `admin` for all topics: a scope narrowed to some does not do.
+/// Changes the settings of the token's tenant by a merge patch: absent settings stay, `"default"`
+/// removes the tenant's own value, null means unlimited where the setting allows it. The patch is
+/// applied completely or not at all, and takes effect within a second. No value may exceed its
+/// maximum in `maxima`, which is the operator's or else the server's. The token needs `admin` for
+/// all topics: a scope restricted to some topics is not enough.
 #[utoipa::path(patch, path = "/v1/settings", operation_id = "patch_settings", tag = "settings",
     params(("If-Match" = Option<String>, Header,
-        description = "An `ETag`, or `*`: only if the settings are still those")),
-    request_body(content = SettingsPatch, description = "What is to change",
+        description = "An `ETag`, or `*`: change only if it is current")),
+    request_body(content = SettingsPatch, description = "The changes",
         example = json!(changes_example())),
     responses(
-        (status = 200, description = "The settings as they are now", body = Settings,
-            headers(("ETag" = String, description = "Another one after every change")),
+        (status = 200, description = "The settings after the change", body = Settings,
+            headers(("ETag" = String, description = "Changes with every update")),
             example = json!(changed_example()))),
     security(("bearer" = ["admin"])))]
 pub async fn patch_settings(

@@ -1,4 +1,4 @@
-//! Tenants, for operators: make, see, list, change, delete.
+//! Tenants, for operators: create, describe, list, change, delete.
 
 use axum::{
     Json,
@@ -35,36 +35,35 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutTenant {
-    /// All maxima that the tenant is to have. Left out: none for a new tenant, those it has for one
-    /// that exists.
+    /// All maxima of the tenant. Default: none for a new tenant, unchanged for an existing one.
     #[schema(value_type = Option<MaximaPatch>)]
     maxima: Option<Object<SentChanges>>,
 }
 
-/// A merge patch: what is absent stays.
+/// A merge patch: absent fields stay.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PatchTenant {
     #[schema(value_type = Option<MaximaPatch>)]
     maxima: Option<Object<SentChanges>>,
-    /// Whether its requests are refused.
+    /// True to refuse the tenant's requests.
     suspended: Option<bool>,
 }
 
-/// A tenant as lists show it.
+/// A tenant in a list.
 #[derive(Serialize, ToSchema)]
 pub struct TenantItem {
-    /// Its name, as tokens have it.
+    /// The tenant's name, as in tokens.
     tenant: String,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
-    /// Whether its requests are refused.
+    /// True if its requests are refused.
     suspended: bool,
-    /// Since when; null: it is not suspended.
+    /// When it was suspended; null if it is not suspended.
     #[schema(required = true, format = DateTime)]
     suspended_at: Option<String>,
-    /// When it was deleted: what it had is still being removed. Null: it is not deleted.
+    /// When it was deleted, while its data is still being removed; null if it is not deleted.
     #[schema(required = true, format = DateTime)]
     deleted_at: Option<String>,
     #[schema(value_type = OwnSettingValues)]
@@ -73,38 +72,38 @@ pub struct TenantItem {
     maxima: Maxima,
 }
 
-/// A tenant, and how much it has.
+/// A tenant with the number of its topics and partitions.
 #[derive(Serialize, ToSchema)]
 pub struct TenantState {
-    /// Its name, as tokens have it.
+    /// The tenant's name, as in tokens.
     tenant: String,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
-    /// Whether its requests are refused.
+    /// True if its requests are refused.
     suspended: bool,
-    /// Since when; null: it is not suspended.
+    /// When it was suspended; null if it is not suspended.
     #[schema(required = true, format = DateTime)]
     suspended_at: Option<String>,
-    /// When it was deleted: what it had is still being removed. Null: it is not deleted.
+    /// When it was deleted, while its data is still being removed; null if it is not deleted.
     #[schema(required = true, format = DateTime)]
     deleted_at: Option<String>,
     #[schema(value_type = OwnSettingValues)]
     settings: OwnSettings,
     #[schema(value_type = OperatorMaxima)]
     maxima: Maxima,
-    /// How many topics it has.
+    /// The number of its topics.
     topic_count: i64,
-    /// How many partitions its topics have together.
+    /// The number of partitions of all its topics.
     partition_count: i64,
 }
 
 /// A page of tenants, by name.
 #[derive(Serialize, ToSchema)]
 pub struct TenantList {
-    /// At most `limit` of them.
+    /// At most `limit` tenants.
     tenants: Vec<TenantItem>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     next_after: Option<String>,
 }
@@ -147,14 +146,14 @@ fn answer(status: StatusCode, description: TenantDescription) -> Result<Response
     Ok((status, [(ETAG, etag)], Json(TenantState::from(description))).into_response())
 }
 
-/// The tenant of the document's story as lists show it.
+/// The example tenant in a list.
 fn item_example() -> serde_json::Value {
     json!({"tenant": "acme", "created_at": "2026-11-21T08:00:00.000Z", "suspended": false,
         "suspended_at": null, "deleted_at": null, "settings": {},
         "maxima": {"max_topics": 20, "retention_ms": 604_800_000}})
 }
 
-/// That of who tells the story, after the example of a patch of its settings.
+/// The tenant of the other examples, after the example patch of its settings.
 fn other_example() -> serde_json::Value {
     let mut other = item_example();
     other["tenant"] = json!("default");
@@ -170,7 +169,7 @@ fn example() -> serde_json::Value {
     example
 }
 
-/// The same after the example of a patch.
+/// The same tenant after the example of a patch.
 fn patched_example() -> serde_json::Value {
     let mut example = example();
     example["maxima"] = json!({"max_topics": 50});
@@ -181,8 +180,8 @@ fn patched_example() -> serde_json::Value {
 
 /// List tenants
 ///
-/// By name, page by page. Also those that the first token of them has made, and those that are being
-/// deleted.
+/// Returns tenants by name, page by page, including those that their first token created and those
+/// that are being deleted.
 #[utoipa::path(get, path = "/v1/tenants", operation_id = "list_tenants", tag = "tenants",
     params(ListQuery),
     responses((status = 200, description = "A page of tenants", body = TenantList,
@@ -202,20 +201,21 @@ pub async fn list_tenants(
     Ok(list::answer(list, "/v1/tenants?", limit, next.as_deref()))
 }
 
-/// Make a tenant, or see that it is there
+/// Create a tenant
 ///
-/// Repeating it is safe. `maxima` given for a tenant that exists are all that it has from then on.
-/// Nobody needs this for a token to do: its tenant is made at its first use, without maxima.
+/// Creates the tenant, or returns the existing one; safe to repeat. `maxima` given for an existing
+/// tenant replace all it has. Tokens work without this call: their first use creates the tenant,
+/// without maxima.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}", operation_id = "put_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name")),
     request_body(content = PutTenant, description = "All fields are optional",
         example = json!({"maxima": {"max_topics": 20, "retention_ms": 604_800_000}})),
     responses(
-        (status = 201, description = "The tenant was made", body = TenantState,
-            headers(("ETag" = String, description = "Another one after every change")),
+        (status = 201, description = "The tenant is created", body = TenantState,
+            headers(("ETag" = String, description = "Changes with every update")),
             example = json!(example())),
-        (status = 200, description = "The tenant was there", body = TenantState,
-            headers(("ETag" = String, description = "Another one after every change")),
+        (status = 200, description = "The tenant already exists", body = TenantState,
+            headers(("ETag" = String, description = "Changes with every update")),
             example = json!(example()))),
     security(("bearer" = ["operator"])))]
 pub async fn put_tenant(
@@ -233,12 +233,13 @@ pub async fn put_tenant(
 
 /// Describe a tenant
 ///
-/// Its own settings, the maxima that operators have set, and how many topics and partitions it has.
+/// Returns its own settings, the maxima that operators have set, and the number of its topics and
+/// partitions.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}", operation_id = "get_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name")),
     responses((status = 200, description = "The tenant", body = TenantState,
-        headers(("ETag" = String, description = "Another one after every change of its \
-            settings, its maxima, or of whether it is served")),
+        headers(("ETag" = String, description = "Changes with every update of its settings, its \
+            maxima or its suspension")),
         example = json!(example()))),
     security(("bearer" = ["operator"])))]
 pub async fn get_tenant(
@@ -252,18 +253,19 @@ pub async fn get_tenant(
 
 /// Change a tenant
 ///
-/// Maxima hold at once here and within a second on every replica, also for values that the tenant
-/// and its topics have had before: what lies above counts as the maximum. While the tenant is
-/// suspended, all requests with its tokens are refused with `forbidden`; nothing else changes.
+/// Changes the tenant. Maxima take effect at once on this replica and within a second on all
+/// others, also for values set earlier: a value above its maximum counts as the maximum. While the
+/// tenant is suspended, all requests with its tokens are refused with `forbidden`; nothing else
+/// changes.
 #[utoipa::path(patch, path = "/v1/tenants/{tenant}", operation_id = "patch_tenant",
     tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name"),
         ("If-Match" = Option<String>, Header,
-            description = "An `ETag`, or `*`: only if the tenant is still so")),
-    request_body(content = PatchTenant, description = "What is to change",
+            description = "An `ETag`, or `*`: change only if it is current")),
+    request_body(content = PatchTenant, description = "The changes",
         example = json!({"maxima": {"max_topics": 50, "retention_ms": "default"}, "suspended": true})),
-    responses((status = 200, description = "The tenant as it is now", body = TenantState,
-        headers(("ETag" = String, description = "Another one after every change")),
+    responses((status = 200, description = "The tenant after the change", body = TenantState,
+        headers(("ETag" = String, description = "Changes with every update")),
         example = json!(patched_example()))),
     security(("bearer" = ["operator"])))]
 pub async fn patch_tenant(
@@ -284,9 +286,10 @@ pub async fn patch_tenant(
 
 /// Delete a tenant
 ///
-/// With all that it has, for ever. Its requests are refused with `tenant_not_found` from now on; its
-/// data is removed in the background, and until that is done the tenant is shown with `deleted_at`.
-/// After that the name is free: the next token of it makes another tenant.
+/// Deletes the tenant and all its data permanently. Its requests are refused with
+/// `tenant_not_found` from now on. Its data is removed in the background; until that is done, the
+/// tenant is listed with `deleted_at`. Afterwards the name is free: the next token with it creates
+/// a new tenant.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", operation_id = "delete_tenant",
     tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name")),

@@ -1,5 +1,5 @@
-//! Dedup by key: what ids of records and Idempotency-Keys are hashed to, and the rings that windows
-//! belong to.
+//! Deduplication keys: the hashes of record ids and Idempotency-Keys, and the rings that store them
+//! by window.
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -7,22 +7,22 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Timestamp, uuid_v7};
 
-/// 128 bits of SHA-256: two that are given on purpose do not meet. Unique in its topic; one of a call
-/// that is no append, in its tenant.
+/// 128 bits of SHA-256, which cannot collide on purpose. Unique per topic; for calls other than
+/// appends, per tenant.
 pub type DedupKey = Uuid;
 
-/// 64 bits of XXH3 over what came with a key: equal ones mean the same payload.
+/// 64 bits of XXH3 over the payload of a key: equal hashes mean equal payloads.
 pub type PayloadDigest = i64;
 
-/// Longest `Idempotency-Key`, in bytes.
+/// The longest `Idempotency-Key`, in bytes.
 pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 255;
 
-/// Of a record's id.
+/// The hash of a record's id.
 pub fn id_key(id: &str) -> DedupKey {
     hash(&["id", id])
 }
 
-/// Of a record's key and value, as they stand in its line.
+/// The hash of a record's key and value, in their stored form.
 pub fn content_key(content: &str) -> DedupKey {
     hash(&["content", content])
 }
@@ -47,34 +47,34 @@ fn hash(parts: &[&str]) -> DedupKey {
 pub struct IdempotencyKey(String);
 
 impl IdempotencyKey {
-    /// The key, or what a key has to look like.
+    /// Parses a key; the error describes the valid form.
     pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let is_printable = |byte: &u8| matches!(byte, b' '..=b'~');
         let fits = (1..=MAX_IDEMPOTENCY_KEY_BYTES).contains(&bytes.len());
         match std::str::from_utf8(bytes) {
             Ok(text) if fits && bytes.iter().all(is_printable) => Ok(Self(text.to_owned())),
-            _ => Err("a key is 1 to 255 printable ASCII characters"),
+            _ => Err("expected 1 to 255 printable ASCII characters"),
         }
     }
 
-    /// As it is remembered.
+    /// The stored form.
     pub fn of_request(&self, method: &str, path: &str, payload: &[&[u8]]) -> RequestKey {
         RequestKey::new(&self.0, method, path, payload)
     }
 }
 
-/// An `Idempotency-Key` as it is remembered: of a tenant, a method and a path.
+/// The stored form of an `Idempotency-Key`, which includes tenant, method and path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     pub key: DedupKey,
-    /// Of all that the request asks for.
+    /// The hash of everything that the request asks for.
     pub digest: PayloadDigest,
-    /// In a key that is a UUIDv7: what is older than what is remembered is not run.
+    /// The instant in a UUIDv7 key; keys older than the window are refused.
     pub instant: Option<Timestamp>,
 }
 
 impl RequestKey {
-    /// `text`: 1 to 255 printable ASCII characters. `payload`: all parts of what is asked for.
+    /// `text` is 1 to 255 printable ASCII characters, `payload` all parts of the request.
     pub fn new(text: &str, method: &str, path: &str, payload: &[&[u8]]) -> Self {
         let mut bytes = Vec::new();
         for part in payload {
@@ -88,22 +88,22 @@ impl RequestKey {
         }
     }
 
-    /// How long it is remembered from `now` on: its window, which begins with its instant where that
-    /// lies ahead. None: for ever.
+    /// How long it is remembered from `now` on: for its window, which starts at its instant if that
+    /// is in the future. None: unlimited.
     pub fn lifetime_ms(&self, window_ms: Option<i64>, now: Timestamp) -> Option<i64> {
         let ahead_ms = self.instant.map_or(0, |instant| (instant.0 - now.0).max(0));
         window_ms.map(|window_ms| window_ms.saturating_add(ahead_ms))
     }
 }
 
-/// Keys whose windows are about as long lie in one ring of partitions, which are emptied whole.
+/// Keys with similar windows share a ring of partitions, which are emptied as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ring(pub i16);
 
-/// Of each ring but the last, which is for ever: no key of it lives longer.
+/// The longest lifetime of keys in each ring, except the last, which is unlimited.
 const PERIODS_MS: [i64; 6] =
     [900_000, 7_200_000, 86_400_000, 604_800_000, 5_184_000_000, 315_446_400_000];
-/// Partitions of a ring.
+/// The number of partitions of a ring.
 const SLOTS: i16 = 3;
 
 impl Ring {
@@ -113,7 +113,7 @@ impl Ring {
         (0..=Self::FOREVER.0).map(Ring)
     }
 
-    /// For keys that live so long; none: for ever.
+    /// The ring for a window; none: unlimited.
     pub fn of(lifetime_ms: Option<i64>) -> Ring {
         let within = |ring: &Ring| lifetime_ms.is_some_and(|ms| Some(ms) <= ring.period_ms());
         Self::all().find(within).unwrap_or(Self::FOREVER)
@@ -123,7 +123,7 @@ impl Ring {
         PERIODS_MS.get(usize::try_from(self.0).ok()?).copied()
     }
 
-    /// The partitions it has, in the order in which they take keys; the last ring has one, thrice.
+    /// Its partitions in the order in which they take keys; the last ring has one, three times.
     pub fn slots(self) -> [i16; 3] {
         let first = self.0 * SLOTS;
         if self == Self::FOREVER { [first; 3] } else { [first, first + 1, first + 2] }

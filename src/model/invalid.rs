@@ -1,15 +1,15 @@
-//! What is wrong with a request's shape, by JSON pointer. Whatever a client sends, this stays small:
-//! mistakes are listed up to a number, and their texts cut.
+//! Validation errors of a request, by JSON pointer. They stay small whatever a client sends: their
+//! number is limited, and their texts are truncated.
 
 use super::Code;
 
-/// Most mistakes that are listed; those beyond are counted.
+/// Maximum number of errors listed; the others are counted.
 pub const MAX_FAULTS: usize = 20;
-/// Longest pointer, and longest detail, of a mistake, in bytes.
+/// The longest pointer and the longest detail, in bytes.
 pub const MAX_FAULT_TEXT_BYTES: usize = 256;
 
-/// One mistake: where (RFC 6901 pointer into the body, or `?name` for a query parameter,
-/// `/path/name` for a path segment) and what was expected instead.
+/// One error: where (RFC 6901 pointer into the body, `?name` for a query parameter, `/path/name`
+/// for a path segment) and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub pointer: String,
@@ -22,7 +22,7 @@ impl Fault {
     }
 }
 
-/// The text, or what of it is shown: it may repeat a client's own words.
+/// Truncates a text, which may contain the client's input.
 pub fn shown(mut text: String) -> String {
     const CUT: &str = "…";
     if text.len() > MAX_FAULT_TEXT_BYTES {
@@ -34,21 +34,21 @@ pub fn shown(mut text: String) -> String {
     text
 }
 
-/// A limit that no setting lifts.
+/// A limit that no setting can raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
     pub code: Code,
     pub limit: i64,
 }
 
-/// Every mistake found, the first of them listed.
+/// All errors found; only the first ones are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Invalid {
-    /// Never empty in what is refused.
+    /// Not empty in a refused request.
     pub faults: Vec<Fault>,
-    /// How many more there are.
+    /// The number of further errors.
     pub unlisted: usize,
-    /// Size is judged before shape: then the first fault says what is too large, and the others do
+    /// Size is checked before shape: then the first error says what is too large, and the others do
     /// not count.
     pub too_large: Option<TooLarge>,
 }
@@ -81,7 +81,7 @@ impl Invalid {
         }
     }
 
-    /// What is wrong with another part of the same request.
+    /// Adds the errors of another part of the same request.
     pub fn join(&mut self, other: Self) {
         if other.too_large.is_some() && self.too_large.is_none() {
             *self = other;

@@ -1,5 +1,5 @@
-//! THE WORDS: ids, names, records, limits, error codes. Parsed once, valid ever after.
-//! Nothing here awaits, reads a clock or knows another module of ours.
+//! The vocabulary: ids, names, records, limits, error codes. Values are validated once, when they
+//! are parsed. Nothing here awaits, reads a clock or imports another module of ours.
 
 pub mod append;
 pub mod batch;

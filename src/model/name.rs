@@ -1,10 +1,11 @@
-//! Names of topics, groups, transactional ids and tenants, and the patterns tokens narrow them with.
+//! Names of topics, groups, transactional ids and tenants, and the patterns that restrict tokens to
+//! them.
 
 use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Longest name, in bytes.
+/// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 249;
 
 /// 1-249 of `[A-Za-z0-9._-]`, not `.` or `..`.
@@ -12,14 +13,14 @@ pub const MAX_NAME_BYTES: usize = 249;
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// The name, or what a name has to look like.
+    /// Parses a name; the error describes the valid form.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
         let fits = (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(legal);
         if fits && text != "." && text != ".." {
             Ok(Self(text.into()))
         } else {
-            Err("a name is 1 to 249 of A-Z a-z 0-9 . _ - and neither . nor ..")
+            Err("a name must be 1 to 249 of A-Z a-z 0-9 . _ - and neither . nor ..")
         }
     }
 
@@ -46,8 +47,8 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// A name pattern of a token's scope: `*` stands for any run of characters, everything else for
-/// itself (`orders.*` covers `orders.eu`, not `orders`).
+/// A name pattern of a token's scope: `*` matches any run of characters, everything else itself
+/// (`orders.*` covers `orders.eu`, not `orders`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
 

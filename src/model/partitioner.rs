@@ -1,4 +1,4 @@
-//! Which partition a key belongs to: the same as Kafka's Java client chooses.
+//! Maps a key to a partition, like Kafka's Java client.
 
 use super::Partition;
 

@@ -1,4 +1,4 @@
-//! What goes into a read (of a partition, of a topic, of a member's partitions), and what comes out.
+//! Requests and answers of appends and reads.
 
 use std::sync::Arc;
 
@@ -18,62 +18,63 @@ pub enum Start {
     Timestamp(Timestamp),
 }
 
-/// What a read shows.
+/// The isolation level of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// The log.
+    /// Committed records only.
     #[default]
     ReadCommitted,
-    /// Beside it what open transactions have staged.
+    /// Committed records, and the uncommitted ones of open transactions separately.
     ReadUncommitted,
 }
 
-/// A read of one partition, as asked for.
+/// The parameters of a partition read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
     pub start: Start,
-    /// Most records.
+    /// Maximum number of records.
     pub limit: usize,
-    /// Most bytes of answered record lines; the first record always comes.
+    /// Maximum bytes of answered lines; at least one record is always returned.
     pub max_bytes: usize,
     pub wait_ms: u64,
     pub isolation: Isolation,
 }
 
-/// Records read, in order.
+/// The records read, in order.
 #[derive(Clone, Debug)]
 pub struct Fetched {
     pub slices: Vec<Slice>,
     pub next_offset: Offset,
     pub log_start_offset: Offset,
     pub high_watermark: Offset,
-    /// Of a read of what is uncommitted, by transaction id.
+    /// Uncommitted records, by transaction id.
     pub staged: Option<Vec<Staged>>,
 }
 
-/// Where a read of all partitions of a topic starts.
+/// Where a topic read starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopicStart {
     Earliest,
     Latest,
     /// In each partition the first record appended at or after this instant.
     Timestamp(Timestamp),
-    /// As an answer gave it.
+    /// The cursor of an earlier answer.
     Cursor(String),
 }
 
-/// A read of all partitions of a topic, as asked for.
+/// The parameters of a topic read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicRead {
     pub start: TopicStart,
-    /// Most records, of all partitions together.
+    /// Maximum number of records, over all partitions.
     pub limit: usize,
-    /// Most bytes of answered record lines, together; the first record always comes.
+    /// Maximum bytes of answered lines, over all partitions; at least one record is always
+    /// returned.
     pub max_bytes: usize,
     pub wait_ms: u64,
 }
 
-/// Records read from a topic, those of a partition together and in order.
+/// Records read from a topic, in order within each partition.
 #[derive(Clone, Debug)]
 pub struct TopicFetched {
     pub parts: Vec<PartitionRecords>,
@@ -81,7 +82,7 @@ pub struct TopicFetched {
     pub cursor: String,
 }
 
-/// Where a partition is read on, and where it starts and ends.
+/// The positions of a partition: where to continue, log start, and high watermark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionEnds {
     pub partition: Partition,
@@ -93,49 +94,50 @@ pub struct PartitionEnds {
 /// Records of one log among several.
 #[derive(Clone, Debug)]
 pub struct PartitionRecords {
-    /// Whose they are: what [`origin`] says.
+    /// The origin of the records, as [`origin`] writes it.
     pub origin: String,
     pub slices: Vec<Slice>,
 }
 
-/// The first members of a record that is answered among those of other partitions, of one topic or
-/// of several: `"topic":"t","partition":3,`. (Names are plain ASCII: they need no escapes.)
+/// The first members of a record in an answer with several partitions:
+/// `"topic":"t","partition":3,`. (Names are plain ASCII and need no escapes.)
 pub fn origin(topic: Option<&Name>, partition: Partition) -> String {
     let topic = topic.map(|topic| format!("\"topic\":\"{topic}\",")).unwrap_or_default();
     format!("{topic}\"partition\":{partition},")
 }
 
-/// Bytes of [`origin`].
+/// The number of bytes that [`origin`] writes.
 pub fn origin_bytes(topic: Option<&Name>, partition: Partition) -> usize {
     let topic = topic.map_or(0, |topic| r#""topic":"","#.len() + topic.as_str().len());
     let digits = partition.checked_ilog10().unwrap_or(0) as usize + 1;
     topic + r#""partition":,"#.len() + digits
 }
 
-/// What an open transaction has staged for a log: no part of it yet, so without offsets.
+/// Uncommitted records of an open transaction in a log, which have no offsets yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
     pub transaction_id: Uuid,
     pub state: State,
-    /// A line of JSON a record, each ending in a newline.
+    /// One line of JSON per record, each ending in a newline.
     pub lines: String,
 }
 
-/// Neighbouring records of one stored row. The bytes are shared with the cache.
+/// Consecutive records of one stored row. The bytes are shared with the cache.
 #[derive(Clone, Debug)]
 pub struct Slice {
     pub row: Arc<BatchRow>,
-    /// Of the first record of the slice.
+    /// The offset of the first record of the slice.
     pub first_offset: Offset,
-    /// Byte range of the slice in `row.lines`: whole lines.
+    /// The byte range of the slice in `row.lines`, in whole lines.
     pub start: usize,
     pub end: usize,
-    /// Behind the last record of the slice, and behind the row if nothing of it comes after.
+    /// The offset after the last record of the slice; after the row if no more of its records
+    /// follow.
     pub end_offset: Offset,
 }
 
 impl Slice {
-    /// Of each of its records.
+    /// The offset of each of its records.
     pub fn offsets(&self) -> impl Iterator<Item = Offset> + '_ {
         let first_line = self.row.lines_before(self.first_offset);
         let offset = move |n| match &self.row.kept {
@@ -159,22 +161,22 @@ impl Slice {
 #[derive(Debug)]
 pub struct BatchRow {
     pub base_offset: Offset,
-    /// How many offsets it spans.
+    /// The number of offsets it spans.
     pub record_count: i64,
     pub appended_at: Timestamp,
     pub transaction_id: Option<Uuid>,
-    /// Which records are left. None: all of them.
+    /// The records that are left. None: all of them.
     pub kept: Option<Kept>,
     pub lines: String,
 }
 
 impl BatchRow {
-    /// The offset behind it.
+    /// The offset after it.
     pub fn end(&self) -> Offset {
         self.base_offset + self.record_count
     }
 
-    /// How many lines it has.
+    /// The number of its lines.
     pub fn line_count(&self) -> usize {
         match &self.kept {
             None => usize::try_from(self.record_count).unwrap_or_default(),
@@ -182,7 +184,7 @@ impl BatchRow {
         }
     }
 
-    /// Of the record of the nth line.
+    /// The offset of the record in the nth line.
     pub fn offset(&self, line: usize) -> Offset {
         match &self.kept {
             None => self.base_offset + line as Offset,
@@ -190,7 +192,7 @@ impl BatchRow {
         }
     }
 
-    /// How many of its lines are of records before an offset.
+    /// The number of lines whose records are before an offset.
     pub fn lines_before(&self, offset: Offset) -> usize {
         let place = offset - self.base_offset;
         match &self.kept {
@@ -199,7 +201,7 @@ impl BatchRow {
         }
     }
 
-    /// Whether it has a record at an offset or behind it.
+    /// Whether it has a record at or after an offset.
     pub fn reaches(&self, offset: Offset) -> bool {
         match &self.kept {
             None => self.end() > offset,
@@ -207,8 +209,8 @@ impl BatchRow {
         }
     }
 
-    /// Bytes of the answered line (with its newline) of a record whose stored line has
-    /// `line_bytes` with its newline: `{"offset":N,"appended_at":"...",` takes the place of its `{`.
+    /// The size of an answered line (with its newline) whose stored line has `line_bytes` with its
+    /// newline: `{"offset":N,"appended_at":"...",` replaces its `{`.
     pub fn answered_bytes(&self, offset: Offset, line_bytes: usize) -> usize {
         const OFFSET_AND_INSTANT: usize =
             r#"{"offset":,"appended_at":"2026-11-21T08:00:00.123Z","#.len();

@@ -1,27 +1,28 @@
-//! Sessions as a client opens and sees them.
+//! Sessions as clients open and see them.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Epoch, Name, Partition, ProducerId, Sequence, Timestamp};
 
-/// Largest number of scopes an open lists; the rest is paged.
+/// Maximum number of scopes in the answer to an open; the others are paged.
 pub const MAX_LISTED_SCOPES: i64 = 1_000;
-/// How many open ids of a producer are remembered.
+/// The number of open ids remembered per producer.
 pub const REMEMBERED_OPEN_IDS: i64 = 64;
-/// How far from the server's clock the instant inside an `open_id` may lie.
+/// Maximum distance between the instant in an `open_id` and the server's clock.
 pub const OPEN_ID_WINDOW_MS: i64 = 24 * 3_600_000;
-/// How long behind its instant a used `open_id` is known as used, whatever becomes of its producer:
-/// an hour longer than it is accepted, which no open takes.
+/// How long after its instant a used `open_id` is remembered, whatever happens to its producer: an
+/// hour longer than it is accepted, as no open takes an hour.
 pub const OPEN_ID_MEMORY_MS: i64 = OPEN_ID_WINDOW_MS + 3_600_000;
 
-/// How sequences of a session follow each other.
+/// How the sequences of a session follow each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Sequencing {
-    /// Every sequence is the last plus one.
+    /// Every sequence is the last one plus one.
     #[default]
     Contiguous,
-    /// Every sequence greater than the last is new (relays of another system's positions).
+    /// Every sequence greater than the last one is new (for relays that use positions of another
+    /// system).
     Monotonic,
 }
 
@@ -30,30 +31,30 @@ pub enum Sequencing {
 pub enum Sequences {
     #[default]
     Continue,
-    /// All scopes start at 0 again under the new epoch.
+    /// All scopes start at 0 under the new epoch.
     Reset,
 }
 
-/// An open, as asked for.
+/// The parameters of an open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     pub transactional_id: Option<Name>,
     /// Conditional: only if this is the producer and this its current epoch.
     pub condition: Option<(ProducerId, Epoch)>,
-    /// A UUIDv7 that makes the open repeatable.
+    /// A UUIDv7 that makes the open safe to repeat.
     pub open_id: Option<Uuid>,
-    /// None: as the tenant says.
+    /// None: the tenant's setting.
     pub transaction_timeout_ms: Option<i64>,
     pub sequencing: Sequencing,
     pub sequences: Sequences,
 }
 
-/// A session as it stands.
+/// The current state of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
     pub producer_id: ProducerId,
     pub epoch: Epoch,
-    /// True when the current epoch has no owner: the session was ended and not opened since.
+    /// True if the current epoch has no owner: the session was ended and not opened since.
     pub closed: bool,
     pub transactional_id: Option<Name>,
     pub sequencing: Sequencing,
@@ -75,10 +76,10 @@ pub struct Opened {
     pub session: Session,
     /// By topic name, then partition; at most `MAX_LISTED_SCOPES`.
     pub next_sequences: Vec<NextSequence>,
-    /// The ongoing transaction of the epoch before that the open aborted.
+    /// The ongoing transaction of the previous epoch, which the open aborted.
     pub aborted_transaction: Option<Uuid>,
-    /// By id.
+    /// Prepared transactions, by id.
     pub prepared_transactions: Vec<Uuid>,
-    /// The open was a repeat of the one that made this session.
+    /// True if the open was a repeat of the one that created this session.
     pub duplicate: bool,
 }

@@ -1,21 +1,21 @@
-//! Which records of a row are left after compaction.
+//! The records of a row that are left after compaction.
 //!
-//! Stored as a bit a record, the first in the lowest bit of the first byte, without the zero bytes at
-//! the end: a row of a thousand records keeps 125 bytes for what it lost, and SQL can read it.
+//! Stored as one bit per record, the first in the lowest bit of the first byte, without trailing
+//! zero bytes: a row of a thousand records needs 125 bytes, and SQL can read it.
 
 use super::Offset;
 
-/// The places of the records that are left, counted from the row's first; never empty.
+/// The positions of the remaining records, counted from the row's first; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept(Box<[u32]>);
 
 impl Kept {
-    /// Of ascending places. None: nothing is left.
+    /// Builds the set from ascending positions. None: no record is left.
     pub fn new(places: Vec<u32>) -> Option<Self> {
         (!places.is_empty()).then(|| Self(places.into()))
     }
 
-    /// As it is stored, of a row of so many records. None: this is no such thing.
+    /// Decodes the stored form for a row with this many records. None: it is invalid.
     pub fn decode(bytes: &[u8], record_count: i64) -> Option<Self> {
         bytes.last().filter(|last| **last != 0)?;
         let places = (0u32..).zip(bytes).flat_map(|(index, byte)| {
@@ -35,18 +35,18 @@ impl Kept {
         bytes
     }
 
-    /// How many records are left.
+    /// The number of remaining records.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The place of the nth record that is left; of the last one, if there are fewer.
+    /// The position of the nth remaining record; of the last one if there are fewer.
     pub fn place(&self, n: usize) -> Offset {
         let place = self.0.get(n).or(self.0.last());
         place.copied().map_or(0, Offset::from)
     }
 
-    /// How many of the records that are left have a place before this one.
+    /// The number of remaining records before this position.
     pub fn count_before(&self, place: Offset) -> usize {
         self.0.partition_point(|kept| Offset::from(*kept) < place)
     }

@@ -1,4 +1,4 @@
-//! Tenants, as their operator describes and sees them.
+//! Tenants, as their operators describe and see them.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use super::{
     settings::{Key, OwnSettings},
 };
 
-/// A tenant, and what is said of all that it has.
+/// A tenant with its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     pub name: Name,
     pub created_at: Timestamp,
     /// Its own values, and the operator's maxima.
     pub settings: OwnSettings,
-    /// Grows with every change of what is here.
+    /// Increases with every change of this description.
     pub version: i64,
-    /// None of its requests are served since then.
+    /// When it was suspended: its requests are refused since.
     pub suspended_at: Option<Timestamp>,
-    /// What it has is being removed since then.
+    /// When it was deleted: its data is being removed since.
     pub deleted_at: Option<Timestamp>,
 }
 
-/// A tenant, and how much it has.
+/// A tenant with the amount of its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantDescription {
     pub tenant: Tenant,
@@ -30,7 +30,7 @@ pub struct TenantDescription {
     pub partition_count: i64,
 }
 
-/// A merge patch of maxima: none removes one, what is absent stays.
+/// A merge patch of maxima: none removes one, absent ones stay.
 pub type MaximaChanges = BTreeMap<Key, Option<i64>>;
 
 /// An operator's merge patch of a tenant.
@@ -41,7 +41,7 @@ pub struct TenantPatch {
 }
 
 impl Tenant {
-    /// A strong validator of all that is changed here.
+    /// A strong validator of everything that can change here.
     pub fn etag(&self) -> String {
         let Self { name, created_at, settings, version, suspended_at, deleted_at } = self;
         let mut words =

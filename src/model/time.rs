@@ -11,14 +11,14 @@ use uuid::Uuid;
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// RFC 3339, any zone, any digits; finer than a millisecond is cut off.
+    /// Parses RFC 3339 with any zone and any digits; fractions of a millisecond are truncated.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         DateTime::parse_from_rfc3339(text)
             .map(|t| Self(t.timestamp_millis()))
-            .map_err(|_| "an instant is RFC 3339, such as 2026-11-21T08:00:00.000Z")
+            .map_err(|_| "an instant must be RFC 3339, such as 2026-11-21T08:00:00.000Z")
     }
 
-    /// The instant inside a UUIDv7 (RFC 9562); none for any other UUID.
+    /// The instant in a UUIDv7 (RFC 9562); none for any other UUID.
     pub fn of_uuid(id: &Uuid) -> Option<Self> {
         let millis = i64::try_from(id.as_u128() >> 80).ok()?;
         (id.get_version_num() == 7).then_some(Self(millis))
@@ -35,7 +35,7 @@ impl From<DateTime<Utc>> for Timestamp {
     }
 }
 
-/// RFC 3339 UTC with milliseconds.
+/// RFC 3339 in UTC with milliseconds.
 impl std::fmt::Display for Timestamp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.to_chrono().to_rfc3339_opts(SecondsFormat::Millis, true))

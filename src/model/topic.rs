@@ -1,14 +1,14 @@
-//! Topics as a client describes and sees them.
+//! Topics as clients describe and see them.
 
 use super::{
     Name, Offset, Partition, Timestamp,
     settings::{Changes, OwnSettings},
 };
 
-/// Largest number of partitions of one topic.
+/// Maximum number of partitions of a topic.
 pub const MAX_PARTITION_COUNT: i64 = 10_000;
 
-/// What one append may hold.
+/// The limits of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     pub max_batch_records: i64,
@@ -23,12 +23,12 @@ pub struct TopicPatch {
     pub settings: Changes,
 }
 
-/// A topic as lists show it.
+/// A topic in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicSummary {
     pub topic: Name,
     pub partition_count: Partition,
-    /// What is absent comes from the tenant.
+    /// Own values; absent ones come from the tenant.
     pub settings: OwnSettings,
     pub created_at: Timestamp,
 }
@@ -49,14 +49,14 @@ pub struct PartitionDescription {
     pub size_bytes: i64,
 }
 
-/// One page of a list: at most `limit` items behind `after`.
+/// A page request: at most `limit` items after `after`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     pub limit: i64,
     pub after: Option<String>,
 }
 
-/// A page's items, and where the next page starts (none at the end).
+/// A page of items, and the `after` of the next page (none on the last one).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed<T> {
     pub items: Vec<T>,
@@ -64,7 +64,7 @@ pub struct Listed<T> {
 }
 
 impl<T> Listed<T> {
-    /// A page out of items of which one more than the limit was fetched.
+    /// Builds a page from up to `limit + 1` items.
     pub fn cut(mut items: Vec<T>, limit: i64, name: impl Fn(&T) -> String) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = items.len() > limit;

@@ -1,4 +1,4 @@
-//! Transactions as a client begins, continues, ends and sees them.
+//! Transactions as clients begin, continue, end and see them.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::{
     group::Member,
 };
 
-/// How far ahead of the server's clock the instant inside a transaction id may lie.
+/// How far the instant in a transaction id may be ahead of the server's clock.
 pub const ID_AHEAD_MS: i64 = 24 * 3_600_000;
 
-/// Where a transaction stands. `rules::transaction` has the moves.
+/// The state of a transaction. `rules::transaction` defines the transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     Ongoing,
@@ -29,12 +29,12 @@ pub enum Reason {
     Client,
     /// It passed its deadline.
     Timeout,
-    /// Its session was opened anew, ended, or has expired.
+    /// Its session was opened again, was ended, or has expired.
     Fenced,
     Operator,
 }
 
-/// Records for one topic, or for one partition of it.
+/// Records for one topic, or for one of its partitions.
 #[derive(Debug)]
 pub struct AppendItem {
     pub topic: Name,
@@ -42,12 +42,12 @@ pub struct AppendItem {
     pub batch: Arc<Batch>,
 }
 
-/// Where a group is to go on.
+/// An offset to commit for a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OffsetItem {
     /// In one partition.
     At { group: Name, topic: Name, partition: Partition, offset: Offset, claim: CommitRight },
-    /// In all that the cursor of a member's fetch names.
+    /// In all partitions that the cursor of a member's fetch names.
     Cursor { group: Name, member: Member, cursor: String },
 }
 
@@ -59,20 +59,20 @@ impl OffsetItem {
     }
 }
 
-/// By what right an offset is committed in a transaction.
+/// The right to commit an offset in a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CommitRight {
     /// The member owns the partition.
     Member {
         member_id: String,
         generation: i64,
-        /// This is the committed offset; `Some(None)`: none yet.
+        /// This must be the committed offset; `Some(None)`: none yet.
         expected: Option<Option<Offset>>,
-        /// Of a cursor: what was committed where its run began, and still is where the transaction has
-        /// appends. None: it is not known.
+        /// From a cursor: the committed offset at the start of its run, which must be unchanged if
+        /// the transaction has appends. None: unknown.
         began: Option<Option<Offset>>,
     },
-    /// The group has no members, and this is its committed offset; none: none yet.
+    /// The group has no members, and this is its committed offset; none: nothing is committed yet.
     Expected(Option<Offset>),
 }
 
@@ -85,38 +85,38 @@ impl CommitRight {
     }
 }
 
-/// What a call adds to a transaction.
+/// The appends and offsets that a call adds to a transaction.
 #[derive(Debug, Default)]
 pub struct Work {
     pub appends: Vec<AppendItem>,
     pub offsets: Vec<OffsetItem>,
 }
 
-/// Who calls.
+/// The caller of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// The transaction's id alone.
+    /// A client that knows the transaction's id, without a session.
     Bearer,
     /// A session.
     Session(ProducerId, Epoch),
-    /// May end what is stuck.
+    /// An operator, who may end stuck transactions.
     Operator,
 }
 
-/// A begin, as asked for.
+/// The parameters of a begin.
 #[derive(Debug)]
 pub struct Begin {
-    /// None: the server makes one.
+    /// None: the server creates one.
     pub transaction_id: Option<Uuid>,
     /// The session it is bound to.
     pub session: Option<(ProducerId, Epoch)>,
     pub timeout_ms: Option<i64>,
     pub work: Work,
-    /// The whole transaction is in this request.
+    /// A one-request transaction.
     pub commit: bool,
 }
 
-/// A later call.
+/// The parameters of a later call.
 #[derive(Debug)]
 pub enum Call {
     Records { sequence: Option<Sequence>, appends: Vec<AppendItem> },
@@ -126,33 +126,33 @@ pub enum Call {
     Abort,
 }
 
-/// Where the records of an append to one partition lie.
+/// The location of the records of an append to one partition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PlacedAppend {
     pub topic: String,
     pub partition: Partition,
-    /// Null: all its records are stored elsewhere, under the same ids.
+    /// Null: all its records were already stored with the same ids.
     pub base_offset: Option<Offset>,
     pub record_count: i64,
 }
 
-/// A transaction as it stands.
+/// The current state of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
     pub transaction_id: Uuid,
     pub state: State,
     pub session: Option<(ProducerId, Epoch)>,
     pub created_at: Timestamp,
-    /// Of an ongoing one.
+    /// The deadline of an ongoing transaction.
     pub expires_at: Option<Timestamp>,
-    /// Of one that is or was prepared: from then on it pins what it holds.
+    /// When it was prepared; from then on it holds its offsets and topics.
     pub prepared_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
-    /// Of an aborted one.
+    /// Why it was aborted.
     pub reason: Option<Reason>,
-    /// Items of `appends` over all calls.
+    /// The number of items of `appends` over all calls.
     pub append_count: i64,
-    /// Of a committed one, in the order appended; lists leave them out.
+    /// Locations of a committed transaction, in the order appended; lists omit them.
     pub appends: Option<Vec<PlacedAppend>>,
 }
 
@@ -160,15 +160,15 @@ pub struct Transaction {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
     pub transaction: Transaction,
-    /// It was done before.
+    /// Whether the call had already been done.
     pub duplicate: bool,
 }
 
-/// Which transactions a list shows.
+/// The filter of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     pub state: Option<State>,
-    /// Begun so long ago, or earlier.
+    /// Begun at least this long ago.
     pub older_than_ms: Option<i64>,
     pub producer_id: Option<ProducerId>,
 }
@@ -192,7 +192,8 @@ words!(State { Ongoing "ongoing", Prepared "prepared", Committed "committed", Ab
 words!(Reason { Client "client", Timeout "timeout", Fenced "fenced", Operator "operator" });
 
 impl Begin {
-    /// Of everything but the id: a begin repeated with another payload is another begin.
+    /// The digest of everything except the id: a begin repeated with another payload is another
+    /// begin.
     pub fn digest(&self) -> Digest {
         let mut hasher = Fields::default();
         let (producer_id, epoch) = self.session.unzip();
@@ -206,14 +207,14 @@ impl Begin {
     }
 }
 
-/// Of a call to /records.
+/// The digest of a call to /records.
 pub fn appends_digest(appends: &[AppendItem]) -> Digest {
     let mut hasher = Fields::default();
     hasher.appends(appends);
     hasher.finish()
 }
 
-/// Fields one after the other, each in one way only.
+/// Appends fields one after the other in a unique encoding.
 #[derive(Default)]
 struct Fields(xxhash_rust::xxh3::Xxh3);
 

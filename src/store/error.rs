@@ -110,7 +110,7 @@ impl From<sqlx::Error> for Error {
 impl From<Corrupt> for Error {
     fn from(_: Corrupt) -> Self {
         Error::Unexpected(
-            "a log's rows do not follow each other, or their provenance is unreadable".into(),
+            "the rows of a log have gaps, or their provenance is unreadable".into(),
         )
     }
 }

@@ -53,7 +53,7 @@ impl LastHistory {
     pub fn saw(&self, server: Server) -> History {
         let former = self.0.server.swap(server.0, Ordering::SeqCst);
         if former != server.0 && former != 0 {
-            tracing::warn!("another database server answers; what was remembered is forgotten");
+            tracing::warn!("connected to a different database server; caches cleared");
         }
         History { server, ..self.history() }
     }

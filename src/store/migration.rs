@@ -31,7 +31,7 @@ impl Store {
         let mut connection = self.connection().await?;
         let version: i32 = sqlx::query_scalar(VERSION).fetch_one(&mut connection).await?;
         if version < OLDEST_VERSION {
-            let what = format!("PostgreSQL 14 or newer is needed, this is {}", version / 10_000);
+            let what = format!("PostgreSQL 14 or newer is required, this is {}", version / 10_000);
             return Err(Error::Unsuitable(what));
         }
         let mut transaction = begin(&mut connection).await?;

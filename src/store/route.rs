@@ -16,12 +16,12 @@ const LOOKS: usize = 16;
 const TOKEN: &str = "oncelog.token";
 
 const NO_PREPARED_STATEMENTS: &str = "the connection pooler in front of the database shares \
-    connections between transactions, but not the statements that were prepared in them: connect to \
-    the database itself, or to the pooler in session mode, or let it keep prepared statements \
-    (PgBouncer from 1.21 on: max_prepared_statements = 200)";
+    connections between transactions but does not support prepared statements: connect to the \
+    database directly, use session pooling, or enable prepared statements in the pooler (PgBouncer \
+    1.21 or newer: max_prepared_statements = 200)";
 const READ_ONLY: &str = "default_transaction_read_only is on for this role or database, and the \
-    connection pooler in front of it lets no client change that: ALTER ROLE ... SET \
-    default_transaction_read_only = off, or connect to the database itself";
+    connection pooler does not let clients change it: ALTER ROLE ... SET \
+    default_transaction_read_only = off, or connect to the database directly";
 
 statements! {
     SEEN = "select current_setting('oncelog.token', true)";

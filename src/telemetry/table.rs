@@ -1,5 +1,5 @@
-//! Every metric there is: its name, its labels with their values, its help. `docs/metrics.md` shows
-//! the same.
+//! Every metric: its name, its labels with their values, and its help. `docs/metrics.md` shows the
+//! same table.
 
 use crate::model::Code;
 
@@ -20,7 +20,7 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-/// A label and the closed set of its values: none ever comes from a client, but for `Names`.
+/// A label and the closed set of its values: except for `Names`, no value comes from a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
     pub name: &'static str,
@@ -47,7 +47,7 @@ pub enum Values {
 }
 
 impl Values {
-    /// All of them, if they do not depend on what is served.
+    /// All values, unless they depend on what is served.
     pub fn listed(self) -> Option<Vec<&'static str>> {
         match self {
             Values::These(values) => Some(values.to_vec()),
@@ -79,7 +79,7 @@ macro_rules! metrics_table {
     };
 }
 
-/// How a pass ended.
+/// The outcomes of a pass.
 pub const PASS_OUTCOMES: &[&str] = &[
     "passed",
     "overtaken",
@@ -92,7 +92,7 @@ pub const PASS_OUTCOMES: &[&str] = &[
     "unsuitable",
 ];
 
-/// The rings that keys lie in, by how long they live.
+/// The rings that store dedup keys, by their retention.
 pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
 
 labels! {
@@ -145,11 +145,11 @@ metrics_table! {
     HTTP_REQUESTS_TOTAL Counter "oncelog_http_requests_total" [OPERATION, STATUS]
         "Requests answered.";
     HTTP_REQUEST_DURATION_SECONDS Histogram "oncelog_http_request_duration_seconds" [OPERATION]
-        "Time from a request's head to its answer, without the time its body took to arrive and the time a read waited for records.";
+        "Time from a request's head to its answer, excluding the time its body took to arrive and the time a read waited for records.";
     HTTP_REQUESTS_IN_FLIGHT Gauge "oncelog_http_requests_in_flight" [OPERATION]
-        "Requests not answered yet, those of waiting reads included.";
+        "Requests without an answer yet, including waiting reads.";
     HTTP_REQUESTS_ABANDONED_TOTAL Counter "oncelog_http_requests_abandoned_total" [OPERATION]
-        "Requests whose client hung up before the answer; an append goes on all the same.";
+        "Requests whose client disconnected before the answer; an append continues all the same.";
     HTTP_REQUEST_BYTES_TOTAL Counter "oncelog_http_request_bytes_total" []
         "Bytes of request bodies, decompressed.";
     HTTP_ANSWER_BYTES_TOTAL Counter "oncelog_http_answer_bytes_total" [OPERATION]
@@ -157,7 +157,7 @@ metrics_table! {
     HTTP_BODY_DURATION_SECONDS Histogram "oncelog_http_body_duration_seconds" []
         "Time request bodies took to arrive and be decompressed.";
     HTTP_HELD_BYTES Gauge "oncelog_http_held_bytes" [HELD]
-        "Bytes of requests in work (bodies, and records until they are stored), and of answered records that clients have not taken yet.";
+        "Bytes of requests in progress (bodies, and records until they are stored), and of answers that clients have not read yet.";
     HTTP_CONNECTIONS Gauge "oncelog_http_connections" []
         "Open connections.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
@@ -172,145 +172,145 @@ metrics_table! {
     APPENDED_BYTES_TOTAL Counter "oncelog_appended_bytes_total" []
         "Bytes of the records appended, before compression.";
     DUPLICATE_RECORDS_TOTAL Counter "oncelog_duplicate_records_total" []
-        "Records that appends did not store again, as they were known by their ids or contents.";
+        "Records that appends did not store again because their ids or contents were known.";
     QUEUED_APPENDS Gauge "oncelog_queued_appends" [LANE]
-        "Append requests that wait for their first pass.";
+        "Append requests waiting for their first pass.";
     QUEUE_DURATION_SECONDS Histogram "oncelog_queue_duration_seconds" []
-        "Time from an append request's arrival to the beginning of its first pass.";
+        "Time from an append request's arrival to the start of its first pass.";
     PARKED_APPENDS Gauge "oncelog_parked_appends" []
-        "Append requests that overtook others and wait for them.";
+        "Out-of-order append requests waiting for missing sequences.";
     PARKED_DURATION_SECONDS Histogram "oncelog_parked_duration_seconds" [PARKED_OUTCOME]
-        "Time append requests that overtook others waited for them, by how that ended.";
+        "Time out-of-order append requests waited for missing sequences, by outcome.";
     PASSES_TOTAL Counter "oncelog_passes_total" [PASS_KIND, PASS_OUTCOME]
-        "Trips of a lane to the database; overtaken are compare-and-sets that found a log moved by another replica, behind those that wait for a snapshot.";
+        "Passes of a lane over the database, by path: quick is the fast path, full the slow path. Overtaken: another replica had changed a log; behind: a log needed a snapshot first.";
     PASS_DURATION_SECONDS Histogram "oncelog_pass_duration_seconds" [PASS_KIND]
-        "Time of a trip of a lane to the database.";
+        "Time of a pass of a lane over the database.";
     GROUP_REQUESTS Histogram "oncelog_group_requests" []
-        "Append requests decided together.";
+        "Append requests per batch.";
     GROUP_RECORDS Histogram "oncelog_group_records" []
-        "Records of append requests decided together.";
+        "Records per batch of append requests.";
     GROUP_BYTES Histogram "oncelog_group_bytes" []
-        "Bytes of append requests decided together.";
+        "Bytes per batch of append requests.";
     REDONE_APPENDS_TOTAL Counter "oncelog_redone_appends_total" []
-        "Append requests done again because the answer of their pass was lost or the database was away.";
+        "Append requests retried because the answer of their pass was lost or the database was unavailable.";
     REMEMBERED_PRODUCERS Gauge "oncelog_remembered_producers" [LANE]
-        "Logs and producers in the memory of a lane.";
+        "Logs and producers in the cache of a lane.";
 
     READS_TOTAL Counter "oncelog_reads_total" []
         "Reads answered.";
     READ_RECORDS_TOTAL Counter "oncelog_read_records_total" []
-        "Records handed out.";
+        "Records returned by reads.";
     READ_BYTES_TOTAL Counter "oncelog_read_bytes_total" []
-        "Bytes of the records handed out, before compression.";
+        "Bytes of the records returned by reads, before compression.";
     WAITING_READS Gauge "oncelog_waiting_reads" []
-        "Reads that wait for records.";
+        "Reads waiting for records.";
     READ_WAIT_DURATION_SECONDS Histogram "oncelog_read_wait_duration_seconds" [WAIT_OUTCOME]
         "Time reads waited for records.";
     WAKEUP_DURATION_SECONDS Histogram "oncelog_wakeup_duration_seconds" [SOURCE]
-        "Time from this replica's knowledge of new records (its own commit, a notice of another replica, its own poll) to their being at hand for a read that waited.";
+        "Time from when this replica learned of new records (by its own commit, a notice of another replica, or its own poll) until a waiting read has them.";
     PAGE_LOOKUPS_TOTAL Counter "oncelog_page_lookups_total" [PAGE_RESULT]
-        "Pages of rows that reads asked for: in memory, or to be loaded first (once for all who wait).";
+        "Page cache lookups: hits, and misses, which load the page once for all waiting reads.";
     PAGE_LOADED_BYTES_TOTAL Counter "oncelog_page_loaded_bytes_total" []
         "Bytes of pages loaded from the database.";
     PAGE_EVICTIONS_TOTAL Counter "oncelog_page_evictions_total" []
-        "Pages forgotten to make room.";
+        "Pages evicted from the cache.";
     PAGE_CACHE_BYTES Gauge "oncelog_page_cache_bytes" []
-        "Bytes of pages in memory.";
+        "Bytes of cached pages.";
     LOOK_DURATION_SECONDS Histogram "oncelog_look_duration_seconds" []
-        "Time of a look at heads, which all reads of a tenant that arrived before it share.";
+        "Time of a watermark query, which all reads of a tenant that arrived before it share.";
     LOOK_READS Histogram "oncelog_look_reads" []
-        "Reads that shared one look at heads.";
+        "Reads that shared one watermark query.";
     NOTICES_TOTAL Counter "oncelog_notices_total" [DIRECTION]
-        "Notices between replicas that logs have changed; received are those of other replicas.";
+        "Notices between replicas about changed logs; received are those of other replicas.";
     LISTENING Gauge "oncelog_listening" []
-        "1 while notices are heard, this replica's own to begin with; 0 behind a pooler that shares connections. Without notices, records of other replicas reach waiting reads by the slow poll.";
+        "1 while notices arrive, including this replica's own; 0 behind a pooler with transaction pooling. Without notices, waiting reads find records of other replicas by polling.";
 
     TRANSACTION_CALLS_TOTAL Counter "oncelog_transaction_calls_total" [TRANSACTION_CALL, CALL_OUTCOME]
-        "Calls of transactions that succeeded, and repeats of them; refusals are counted as errors.";
+        "Successful transaction calls, and repeats of them; refusals are counted as errors.";
     TRANSACTIONS_COMMITTED_TOTAL Counter "oncelog_transactions_committed_total" [TRANSACTION_FORM]
-        "Transactions committed: staged in several requests, or whole in one.";
+        "Transactions committed: staged over several requests, or whole in one request.";
     TRANSACTIONS_ABORTED_TOTAL Counter "oncelog_transactions_aborted_total" [ABORT_REASON]
         "Transactions aborted, by cause.";
     TRANSACTION_COMMIT_DURATION_SECONDS Histogram "oncelog_transaction_commit_duration_seconds" [TRANSACTION_FORM]
-        "Time of a commit.";
+        "Time of a transaction commit.";
     OPEN_TRANSACTIONS Gauge "oncelog_open_transactions" [OPEN_STATE]
-        "Transactions that have not ended, of all tenants; the same on every replica.";
+        "Transactions that have not ended, over all tenants; the same on every replica.";
     OLDEST_TRANSACTION_AGE_SECONDS Gauge "oncelog_oldest_transaction_age_seconds" [OPEN_STATE]
-        "Time since the oldest ongoing transaction was begun, and since the oldest prepared one was prepared: so long it has pinned what it holds.";
+        "Age of the oldest ongoing transaction, and time since the oldest prepared one was prepared, for which it has held its offsets and topics.";
 
     TENANTS Gauge "oncelog_tenants" [TENANT_STATE]
-        "Tenants: deleted ones are counted until all that they had is removed; the same on every replica.";
+        "Tenants; deleted ones are counted until all their data is removed; the same on every replica.";
     SESSIONS_TOTAL Counter "oncelog_sessions_total" [SESSION_EVENT]
         "Sessions opened for a new producer, reopened (which fences the older session), opens repeated, sessions ended.";
 
     DUPLICATES_TOTAL Counter "oncelog_duplicates_total" [DUPLICATE_CALL, DUPLICATE_KIND]
-        "Calls that had been done before, known by their Idempotency-Key: session opens, joins of groups, commits of offsets.";
+        "Repeats of session opens, group joins and offset commits, detected by their Idempotency-Key.";
 
     REBALANCES_TOTAL Counter "oncelog_rebalances_total" [REBALANCE_CAUSE]
-        "Changes of groups that made a new generation, by cause: a member joined, left, was late (to call, or to let go), or let go of partitions, or there are other partitions.";
+        "New generations of groups, by cause: a member joined, left, was late (to call, or to release partitions) or released partitions, or topics changed.";
     OFFSET_COMMITS_TOTAL Counter "oncelog_offset_commits_total" [OFFSET_OUTCOME]
-        "Commits of group offsets outside of transactions: unchanged are a member's that lay behind what is committed, refused those answered with a 4xx, failed with a 5xx.";
+        "Offset commits outside of transactions; unchanged: a member's offset below the committed one; refused: 4xx; failed: 5xx.";
     FENCED_COMMITS_TOTAL Counter "oncelog_fenced_commits_total" [COMMIT_FORM]
-        "Commits refused because their member had lost a partition, or is gone: of offsets alone, or of transactions.";
+        "Commits refused because the member had lost a partition or has left: offsets alone (plain), or a transaction.";
     CONSUMER_GROUPS Gauge "oncelog_consumer_groups" [GROUP_STATE]
-        "Groups with members (alive), and without, of all tenants; the same on every replica.";
+        "Groups with members (alive) and without (empty), over all tenants; the same on every replica.";
     CONSUMER_GROUP_MEMBERS Gauge "oncelog_consumer_group_members" []
-        "Members of groups, of all tenants; the same on every replica.";
+        "Members of groups, over all tenants; the same on every replica.";
     CONSUMER_LAG_RECORDS Gauge "oncelog_consumer_lag_records" [TENANT, GROUP, TOPIC]
-        "Records that a group has still to process in a topic: the greatest max_lag_series by name, the others as one sum; the same on every replica.";
+        "Records that a group still has to process in a topic: the max_lag_series greatest by name, the others as one sum; the same on every replica.";
 
     DATABASE_POOL_CONNECTIONS Gauge "oncelog_database_pool_connections" [POOL_STATE]
-        "Connections of the pool; lanes and notices have others.";
+        "Connections of the pool; lanes and the notifier have their own.";
     DATABASE_POOL_MAX_CONNECTIONS Gauge "oncelog_database_pool_max_connections" []
-        "Most connections the pool may have.";
+        "Maximum number of connections of the pool.";
     DATABASE_POOL_WAITING Gauge "oncelog_database_pool_waiting" []
-        "Work that waits for a connection of the pool.";
+        "Tasks waiting for a connection of the pool.";
     DATABASE_POOL_ACQUIRE_DURATION_SECONDS Histogram "oncelog_database_pool_acquire_duration_seconds" []
-        "Time work waited for a connection of the pool.";
+        "Time tasks waited for a connection of the pool.";
     DATABASE_CONNECTS_TOTAL Counter "oncelog_database_connects_total" []
-        "Connections to the database that were opened.";
+        "Database connections opened.";
     DATABASE_LOSSES_TOTAL Counter "oncelog_database_losses_total" []
-        "Connections that were found dead.";
+        "Database connections found dead.";
     DATABASE_ERRORS_TOTAL Counter "oncelog_database_errors_total" [DATABASE_ERROR]
-        "Errors of the database that ended a request.";
+        "Database errors that ended a request.";
 
     JANITOR_DURATION_SECONDS Histogram "oncelog_janitor_duration_seconds" [TASK]
-        "Time of a round of a task of the janitor; what is not done in its time is done in the next.";
+        "Time of a round of a janitor task; work left over is done in the next round.";
     JANITOR_CHUNK_DURATION_SECONDS Histogram "oncelog_janitor_chunk_duration_seconds" [TASK]
-        "Time of a chunk of a task of the janitor: no lock that it holds is held for longer; of compaction a whole log, in many short transactions.";
+        "Time of a chunk of a janitor task, which bounds how long it holds a lock; a compaction chunk is a whole log, in many short transactions.";
     JANITOR_CONTENDED_TOTAL Counter "oncelog_janitor_contended_total" [TASK]
-        "Chunks that a lock was not had for in time; they are tried again in the next round.";
+        "Chunks that did not get a lock in time; they are retried in the next round.";
     JANITOR_FAILURES_TOTAL Counter "oncelog_janitor_failures_total" [TASK]
-        "Rounds of a task of the janitor that failed.";
+        "Rounds of a janitor task that failed.";
     JANITOR_DUE_TOTAL Counter "oncelog_janitor_due_total" [TASK]
-        "Items that a round of a task of the janitor found due: logs, transactions (in lots), producers (expiry), groups, open ids, rings of keys, or a measurement.";
+        "Items that a round of a janitor task found due: logs, transactions (in batches), producers (expiry), groups, open ids, key rings, or a measurement.";
     JANITOR_ROWS_TOTAL Counter "oncelog_janitor_rows_total" [TASK]
-        "Rows that the janitor removed (of key_rings about), folded into a snapshot, or aborted (transactions).";
+        "Rows that the janitor removed (key_rings: approximately), folded into a snapshot, or aborted (transactions).";
     JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS Gauge "oncelog_janitor_last_success_timestamp_seconds" [TASK]
-        "When a round of a task of the janitor last ended without a failure; 0 before the first time.";
+        "When a round of a janitor task last succeeded; 0 before the first time.";
     RETENTION_RECORDS_TOTAL Counter "oncelog_retention_records_total" [RETENTION_LIMIT]
-        "Records that logs lost because they were older than retention_ms (time), or the partition larger than retention_bytes (bytes).";
+        "Records removed because they were older than retention_ms (time), or because the partition exceeded retention_bytes (bytes).";
     RETENTION_BYTES_TOTAL Counter "oncelog_retention_bytes_total" [RETENTION_LIMIT]
-        "Bytes of records that logs lost that way.";
+        "Bytes of records removed by retention.";
     RETENTION_OVERDUE_SECONDS Gauge "oncelog_retention_overdue_seconds" []
-        "For how long the oldest record of any log had been kept beyond its retention_ms when it was last looked at; a prepared transaction may hold it.";
+        "How far the oldest record of any log exceeded its retention_ms when last checked; a prepared transaction may hold it.";
     COMPACTED_RECORDS_TOTAL Counter "oncelog_compacted_records_total" []
-        "Records that compaction dropped: a later one has their key, or they had said for long enough that it is gone.";
+        "Records removed by compaction: superseded by a later record with their key, or expired tombstones.";
     COMPACTED_BYTES_TOTAL Counter "oncelog_compacted_bytes_total" []
-        "Bytes of lines that compaction dropped.";
+        "Bytes of records removed by compaction.";
     EXPIRED_PRODUCERS_TOTAL Counter "oncelog_expired_producers_total" [PRODUCER_KIND]
-        "Producers forgotten after they had been idle too long: with a transactional id, or without.";
+        "Producers removed after being idle too long: with a transactional id (named), or without.";
     EXPIRED_GROUPS_TOTAL Counter "oncelog_expired_groups_total" []
-        "Groups forgotten with their offsets after they had been without members and commits for too long.";
+        "Groups removed, with their offsets, after being without members and commits for too long.";
     DEDUP_KEYS Gauge "oncelog_dedup_keys" [RING]
-        "About how many ids of records and Idempotency-Keys are stored, by how long they live at most, expired ones that are not emptied yet included; the same on every replica.";
+        "Approximate number of stored record ids and Idempotency-Keys, by maximum retention, including expired ones not removed yet; the same on every replica.";
     DEDUP_KEYS_BYTES Gauge "oncelog_dedup_keys_bytes" [RING]
-        "Bytes that they take on the disk, indexes included.";
+        "Bytes on disk of the stored keys, including indexes.";
     SNAPSHOTS_TOTAL Counter "oncelog_snapshots_total" []
-        "Snapshots of producer sessions written.";
+        "Snapshots of producer states written.";
 
     EMBEDDED_RESTARTS_TOTAL Counter "oncelog_embedded_restarts_total" []
-        "Times the embedded PostgreSQL died and was started again.";
+        "Restarts of the embedded PostgreSQL after it died.";
     BUILD_INFO Gauge "oncelog_build_info" [VERSION]
-        "1; the label tells which version runs.";
+        "1; the label is the running version.";
 }

@@ -1,4 +1,4 @@
-//! Requests on their way through a lane, and what becomes of them.
+//! Requests on their way through a lane, and their outcomes.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
     telemetry::{self, Counted},
 };
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
     Placed {
@@ -25,23 +25,23 @@ pub enum Outcome {
         appended_at: Timestamp,
         duplicate: bool,
     },
-    /// Its records, some of which have keys, lie each there.
+    /// The locations of the records, some of which have keys.
     Recorded {
         records: Vec<PlacedRecord>,
-        /// Of what is stored of each part, the first offset and how many; none of a repeat.
+        /// For each part, the first offset and the number of the stored records; none for a repeat.
         stored: Vec<(Offset, i64)>,
         duplicate: bool,
         appended_at: Timestamp,
     },
-    /// Stored before, too long ago to say where.
+    /// A duplicate whose offsets are forgotten.
     Forgotten,
     Refused(Refusal),
-    /// A transaction, now or before.
+    /// A one-request transaction, committed now or earlier.
     Committed {
         row: Box<transaction::TransactionRow>,
         duplicate: bool,
     },
-    /// Its topic is not what it was resolved to: resolve the name again.
+    /// The topic has changed since the name was resolved: resolve it again.
     TopicChanged,
     Failed(Error),
 }
@@ -49,7 +49,7 @@ pub enum Outcome {
 /// The lines of one part of a request.
 #[derive(Debug)]
 pub enum Lines {
-    /// All of the batch's.
+    /// All lines of the batch.
     Whole(Arc<Batch>),
     Some(String),
 }
@@ -63,7 +63,7 @@ impl Lines {
     }
 }
 
-/// A request on its way.
+/// A request in a lane.
 pub struct Job {
     pub tenant: TenantId,
     pub request: Request,
@@ -71,22 +71,22 @@ pub struct Job {
 }
 
 pub struct Ticket {
-    /// One for each part of the request.
+    /// One entry per part of the request.
     pub lines: Vec<Lines>,
     pub answer: oneshot::Sender<Outcome>,
     pub arrived_at: Instant,
-    /// A statement that held it was sent, and its answer lost.
+    /// A statement with this request was sent, and its answer was lost.
     pub maybe_written: bool,
-    /// Among those that wait for a lane: until its answer.
+    /// A place in the lane's queue, held until the answer.
     pub place: Option<QueuePlace>,
-    /// It has overtaken others, and waits for them.
+    /// Set if it is out of order and waits for missing sequences.
     pub parked: Option<Parked>,
-    /// Its bytes count as long as they wait here, also of a client that has hung up.
+    /// Holds the memory of the request as long as it waits, even if the client has disconnected.
     pub _held: Held,
 }
 
 impl Ticket {
-    /// A client that has hung up does not hear it.
+    /// The answer is dropped if the client has disconnected.
     pub fn answer(self, outcome: Outcome) {
         if let Some(parked) = self.parked {
             parked.end(&outcome);
@@ -94,7 +94,7 @@ impl Ticket {
         let _ = self.answer.send(outcome);
     }
 
-    /// It failed, but what was sent before may still take effect.
+    /// Refused, though a statement sent earlier may still take effect.
     pub fn fail(self, error: Error) {
         let error = if self.maybe_written { Error::outcome_unknown() } else { error };
         self.answer(Outcome::Failed(error));
@@ -138,11 +138,11 @@ pub struct RequestBatch {
     /// A statement with some of these requests was sent and its answer lost: it may still take
     /// effect.
     pub is_redo: bool,
-    /// What a fast path of it has just compared in vain.
+    /// The compares of its fast path that have just failed.
     pub compared: BTreeMap<LogId, ExpectedHead>,
 }
 
-/// Those of these lines that are kept.
+/// The lines that are kept.
 fn only(lines: &str, kept: &[bool]) -> String {
     let lines = lines.split_inclusive('\n').zip(kept);
     lines.filter(|(_, kept)| **kept).map(|(line, _)| line).collect()
@@ -176,7 +176,7 @@ impl RequestBatch {
         self.requests.iter().map(Request::size_bytes).sum()
     }
 
-    /// Takes the requests that match out of the group.
+    /// Removes the matching requests from the batch.
     pub fn take(&mut self, matches: impl Fn(&Request, &Ticket) -> bool) -> Vec<Ticket> {
         let requests = std::mem::take(&mut self.requests).into_iter();
         let all = requests.zip(std::mem::take(&mut self.tickets));

@@ -1,4 +1,4 @@
-//! What is known of the keys of appends: which they have, and what is remembered of them.
+//! Looks up the dedup keys of appends: which keys they have, and what is stored under them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
 
@@ -21,16 +21,16 @@ use crate::{
     store::{self, Connection, catalog::topics::StoredTopic},
 };
 
-/// How an append to a topic is deduplicated.
+/// The deduplication policy of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// None: for ever.
+    /// None: unlimited.
     pub window_ms: Option<i64>,
     pub by_content: bool,
 }
 
 impl Way {
-    /// None: not at all (the window is 0).
+    /// Returns none if the topic does not deduplicate (the window is 0).
     pub fn of(topic: &OwnSettings, tenant: &OwnSettings) -> Option<Self> {
         let levels = [topic, tenant];
         let window_ms = in_force(Key::DedupWindowMs, &levels).number();
@@ -39,7 +39,7 @@ impl Way {
     }
 }
 
-/// What of an append may be known; `request`: as it was placed. None: nothing.
+/// The dedup data of an append; `request` is the append as placed. None: it has no keys.
 pub fn dedup(
     topic: &StoredTopic,
     way: Way,
@@ -87,8 +87,8 @@ fn records(way: Way, batch: &Batch, request: &Request) -> Vec<KeyedRecord> {
     batch.records.iter().enumerate().map(record).collect()
 }
 
-/// Adds what the `append`th of several appends may have of known, whose parts begin with `first_part`: one
-/// for each topic, in which an id comes once.
+/// Merges the dedup keys of append number `append`, whose parts start at index `first_part`. There
+/// is one entry per topic, in which an id occurs once.
 pub fn add(dedups: &mut Vec<Dedup>, mut dedup: Dedup, append: usize, first_part: usize) {
     for record in &mut dedup.records {
         record.append = Some(append);
@@ -100,14 +100,14 @@ pub fn add(dedups: &mut Vec<Dedup>, mut dedup: Dedup, append: usize, first_part:
     }
 }
 
-/// The journals whose heads are held by who claims these.
+/// The journals whose heads must be locked to reserve these keys.
 pub fn journals<'a>(dedups: impl Iterator<Item = &'a Dedup>) -> Vec<LogId> {
     let journals: BTreeSet<LogId> = dedups.map(|dedup| dedup.journal).collect();
     journals.into_iter().collect()
 }
 
-/// Looks up what is known of their keys, in all rings where such may lie. `of_journal`: what was read of
-/// their journals before.
+/// Looks up the keys in all rings that may contain them. `of_journal` is what was read of their
+/// journals before.
 pub async fn look(
     connection: &mut Connection,
     tenant: TenantId,
@@ -143,7 +143,7 @@ pub async fn look(
     }
 }
 
-/// What is remembered of keys in these rings.
+/// Reads the stored keys from these rings.
 pub async fn gather(
     connection: &mut Connection,
     tenant: TenantId,
@@ -168,7 +168,7 @@ pub async fn gather(
     Ok(known)
 }
 
-/// What is known of the keys of requests, if it is as the cache says of their journals.
+/// Returns what is known of the keys, provided that the cached state of their journals is current.
 pub async fn recall(
     connection: &mut Connection,
     tenant: TenantId,
@@ -179,8 +179,8 @@ pub async fn recall(
     look(connection, tenant, dedups(requests), of_journal).await
 }
 
-/// The same under the locks of their journals' heads: the cache learns what they say, and nobody else
-/// claims any meanwhile.
+/// Looks up the keys under the locks of their journals' heads: the cache is updated, and nobody
+/// else can reserve these keys meanwhile.
 pub async fn learn(
     connection: &mut Connection,
     tenant: TenantId,

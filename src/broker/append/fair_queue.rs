@@ -1,4 +1,4 @@
-//! What waits to be done, by tenant: each tenant has its turn, however much another's is.
+//! A queue that is fair between tenants: each tenant has its turn, however much another one queues.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -8,11 +8,11 @@ use std::{
 
 use crate::model::TenantId;
 
-/// What waits. In the order of its coming, each tenant's by itself.
+/// The waiting items, in order of arrival per tenant.
 pub struct FairQueue<T> {
     waiting: BTreeMap<TenantId, VecDeque<T>>,
     len: usize,
-    /// Whose turn was last.
+    /// The tenant whose turn was last.
     last: TenantId,
 }
 
@@ -40,13 +40,13 @@ impl<T> FairQueue<T> {
         self.waiting.values().flatten()
     }
 
-    /// Whose turn is next.
+    /// The tenant whose turn is next.
     pub fn next(&self) -> Option<TenantId> {
         let behind = self.waiting.range((Excluded(self.last), Unbounded));
         behind.chain(&self.waiting).map(|(tenant, _)| *tenant).next()
     }
 
-    /// The tenant's turn: takes those that `takes` says, in their order.
+    /// Takes the tenant's items for which `takes` returns true, in their order.
     pub fn take(&mut self, tenant: TenantId, mut takes: impl FnMut(&T) -> bool) -> Vec<T> {
         self.last = tenant;
         let Some(waiting) = self.waiting.remove(&tenant) else { return Vec::new() };
@@ -66,13 +66,14 @@ impl<T> FairQueue<T> {
     }
 }
 
-/// How many may wait: of one tenant no more than it leaves to all others, so that some always can.
+/// A limit on waiting items. A tenant may use at most what it leaves for all others, so some places
+/// always remain.
 pub struct Places {
     most: usize,
     taken: Mutex<HashMap<TenantId, usize>>,
 }
 
-/// One that waits, until dropped.
+/// A place in the queue, until dropped.
 pub struct QueuePlace {
     tenant: TenantId,
     places: Arc<Places>,
@@ -83,7 +84,7 @@ impl Places {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// None: too many wait already, of all or of this tenant.
+    /// Returns none if too many items wait, overall or of this tenant.
     pub fn take(self: &Arc<Self>, tenant: TenantId) -> Option<QueuePlace> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most.saturating_sub(taken.values().sum());

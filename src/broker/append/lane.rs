@@ -1,9 +1,9 @@
-//! Lanes: writer tasks that group what waits.
+//! Lanes: writer tasks that batch waiting requests.
 //!
-//! A lane takes all that waits for one tenant, makes one pass, and takes the next lot: alone, a
-//! request waits for nobody; under load groups grow by themselves. Requests that overtook others
-//! are *parked* and judged again when their scope moves. A lane owns its requests and its
-//! connection and is never cancelled: a client that hangs up changes nothing.
+//! A lane takes everything that waits for one tenant, makes one pass, and takes the next batch: a
+//! lone request does not wait, and under load batches grow by themselves. Out-of-order requests are
+//! *parked* and decided again when their scope advances. A lane owns its requests and its
+//! connection and is never cancelled: a disconnecting client changes nothing.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -49,20 +49,21 @@ use crate::{
     telemetry,
 };
 
-/// Requests that may wait for a lane; of one tenant half as many, and as many as it leaves free.
+/// Maximum number of requests waiting for a lane; a tenant may use half of it, and at most what it
+/// leaves free.
 const QUEUED_REQUESTS: usize = 16_384;
-/// Most requests of all producers that are parked in a lane, and of one producer in one scope.
+/// Maximum number of parked requests per lane, and per producer and scope.
 const PARKED_REQUESTS: usize = 4_096;
 const PARKED_REQUESTS_PER_PRODUCER: usize = 16;
-/// How often what is parked is judged again when nothing moves it here.
+/// How often parked requests are decided again if nothing in this lane moves them.
 const PARKED_INTERVAL: Duration = Duration::from_millis(5);
-/// How long a request may take while the database is away.
+/// How long a request is retried while the database is unavailable.
 const DATABASE_WAIT: Duration = Duration::from_secs(10);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);
-/// How often a pass is tried while rows are contended.
+/// How often a pass is retried while rows are contended.
 const CONTENDED_ATTEMPTS: usize = 3;
 
-/// The ways into the lanes.
+/// The senders into the lanes.
 pub struct Lanes {
     senders: Vec<mpsc::UnboundedSender<Job>>,
     places: Vec<Arc<Places>>,
@@ -105,7 +106,7 @@ impl Lanes {
         Self { senders, places, queued }
     }
 
-    /// Hands a request to the lane of its topic: always the same one.
+    /// Hands a request to the lane of its topic, which never changes.
     pub fn submit(&self, topic: TopicId, mut job: Job) -> Result<(), Error> {
         let mut hasher = DefaultHasher::new();
         (job.tenant, topic).hash(&mut hasher);
@@ -113,7 +114,8 @@ impl Lanes {
         let Some(place) = self.places[lane].take(job.tenant) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_appends")
                 .increment(1);
-            let detail = "Too many appends are waiting here already. Nothing was changed.";
+            let detail =
+                "Too many appends are waiting on this replica. Nothing was changed; retry.";
             return Err(Error::unavailable(detail));
         };
         job.ticket.place = Some(place);
@@ -174,14 +176,14 @@ impl Lane {
         self.queue.put_back(moving.into_iter().map(|(job, _)| job));
     }
 
-    /// What waits, with what is parked in the same scopes.
+    /// Takes what waits, and the parked requests of the same scopes.
     fn next_group(&mut self) -> RequestBatch {
         let scopes = self.queue.scopes();
         self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
         self.queue.next_group()
     }
 
-    /// Makes passes until every request of the group has its answer or is parked.
+    /// Makes passes until every request of the batch is answered or parked.
     async fn serve(&mut self, mut group: RequestBatch) {
         let begun = Instant::now();
         let quick = self.writer.try_fast(&group).await;
@@ -216,12 +218,13 @@ impl Lane {
                         read_set::dependency_logs(std::slice::from_ref(request)).contains(&log)
                     };
                     let behind = Error::unavailable(
-                        "The log is being prepared for numbered appends. Nothing was changed.",
+                        "The log is being prepared for idempotent appends. Nothing was changed; \
+                         retry.",
                     );
                     group.take(stands_on).into_iter().for_each(|t| t.fail(behind.clone()));
                 }
                 Err(error @ store::Error::Contended(_)) if contended < CONTENDED_ATTEMPTS => {
-                    tracing::debug!(%error, "a pass starts again");
+                    tracing::debug!(%error, "retrying a pass");
                     contended += 1;
                 }
                 Err(error @ (store::Error::Contended(_) | store::Error::Unexpected(_))) => {
@@ -236,10 +239,9 @@ impl Lane {
         }
     }
 
-    /// After a failure: numbered requests and transactions are done again (whoever writes first makes the
-    /// other's
-    /// compare fail), as long as the database is not away for too long. Of others whose answer was
-    /// lost it is not known whether they were written.
+    /// After a failure: idempotent requests and transactions are retried (whichever write comes
+    /// first makes the other's compare fail), unless the database is unavailable for too long. For
+    /// other requests whose answer was lost, it is unknown whether they were written.
     fn sort_out_lost(&self, group: &mut RequestBatch, error: &store::Error) {
         tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
         if matches!(error, store::Error::OutcomeUnknown(_)) {
@@ -251,12 +253,12 @@ impl Lane {
         }
         let late = group.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
         for ticket in late {
-            ticket.fail(Error::unavailable("The database cannot be reached right now."));
+            ticket.fail(Error::unavailable("The database is unavailable."));
         }
         self.metrics.redone.increment(group.requests.len() as u64);
     }
 
-    /// Answers what was decided, parks what may wait, and tells who waits for these logs.
+    /// Answers decided requests, parks those that may wait, and notifies readers of these logs.
     fn answer(&mut self, group: RequestBatch, passed: Passed) {
         self.metrics.passed(&group);
         let RequestBatch { tenant, requests, tickets, .. } = group;
@@ -331,6 +333,6 @@ impl Lane {
 
 async fn snapshot(store: Store, tenant: TenantId, log: LogId) {
     if let Err(error) = janitor::snapshot(&store, tenant, log).await {
-        tracing::debug!(%error, log = log.0, "a snapshot was not taken; the next one takes more");
+        tracing::debug!(%error, log = log.0, "a snapshot failed; the next one covers more rows");
     }
 }

@@ -1,39 +1,39 @@
-//! Whether the next pass should wait for company.
+//! Decides whether the next pass should linger (like Kafka's linger.ms).
 //!
-//! Clients that answer an answer with a request come back together. Where a flush is slow they would
-//! fall into two halves, each waiting out the other's flush; a short wait keeps them together. With
-//! a quick flush waiting only costs.
+//! Clients that send their next request after an answer arrive together. If a flush is slow they
+//! would split into two halves, each waiting for the other's flush; a short wait keeps them
+//! together. If a flush is fast, waiting only costs time.
 
 use std::time::Duration;
 
 use crate::model::TenantId;
 
-/// Passes that take longer are worth a wait.
+/// Passes slower than this are worth a wait.
 const SLOW_PASS: Duration = Duration::from_millis(1);
-/// What a pass stores in this time is work, which no company spares.
+/// The bytes that a pass stores in this time are work, which lingering does not save.
 const BYTES_PER_MS: u64 = 256 * 1024;
 /// The part of a slow pass's time that the next one may wait.
 const WAIT_DIVISOR: u32 = 4;
 
-/// What the last passes of a lane teach about the next one.
+/// Statistics of the last passes of a lane.
 #[derive(Default)]
 pub struct Pace {
     tenant: Option<TenantId>,
-    /// How long the last pass took beyond its work, and the one before it.
+    /// The time of the last two passes, without the time for their bytes.
     passes: [Duration; 2],
     company: usize,
 }
 
 impl Pace {
-    /// A pass for this tenant has ended, which stored `bytes` of records; `company` counts the
-    /// requests it served and those that came meanwhile.
+    /// Records a finished pass of this tenant, which stored `bytes` of records. `company` is the
+    /// number of its requests and of those that arrived meanwhile.
     pub fn passed(&mut self, tenant: TenantId, took: Duration, bytes: u64, company: usize) {
         let took = took.saturating_sub(Duration::from_micros(bytes * 1_000 / BYTES_PER_MS));
         *self = Self { tenant: Some(tenant), passes: [took, self.passes[0]], company };
     }
 
-    /// How long the next pass may wait, if it is for this tenant, and for how many requests. One
-    /// slow pass alone says nothing.
+    /// How long the next pass may linger if it is for this tenant, and for how many requests. A
+    /// single slow pass does not count.
     pub fn wait_for(&self, tenant: TenantId) -> Option<(Duration, usize)> {
         let pass = self.passes[0].min(self.passes[1]);
         let waits = self.tenant == Some(tenant) && pass > SLOW_PASS;

@@ -1,4 +1,4 @@
-//! Bringing the cache of a group's logs up to their heads.
+//! Brings the log caches of a batch up to the current heads.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,10 +14,10 @@ use crate::{
     store::{self, Connection, append::load::Facts},
 };
 
-/// Folds what the cache lacks of the rows before `heads`, loads the producers of `requests` it does
-/// not know, and reads the epochs that were last read under another fence. The heads were read
-/// before: an epoch read after its fence is never older than it. `held`: of sessions that nobody
-/// can open now.
+/// Folds the rows that the caches lack before `heads`, loads the producers of `requests` that are
+/// not cached, and reads the epochs that were last read under another fence. The heads were read
+/// first, so an epoch is never older than its fence. `held` lists locked sessions, which nobody can
+/// open now.
 pub async fn load(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -54,8 +54,8 @@ pub async fn load(
     Ok(Loaded::Whole)
 }
 
-/// Loads before the lock what is likely to be much: the cache is a prefix of the log at any time,
-/// so under the lock only the difference is read, and the heads are held for microseconds.
+/// Loads large differences before taking locks: a cache is always a prefix of its log, so under the
+/// locks only the rest is read, and the heads are held for microseconds.
 pub async fn load_early(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -74,22 +74,24 @@ pub async fn load_early(
     }
 }
 
-/// What a load brought.
+/// The result of a load.
 pub enum Loaded {
     Whole,
-    /// The snapshot of this log lies too far behind for its tail to be read at once; nothing more was loaded.
+    /// The snapshot of this log is too far behind to read its tail at once; nothing more was
+    /// loaded.
     Behind(LogId),
 }
 
 enum Tails {
     Folded,
     TooLong(LogId),
-    /// The cache of this log is of another history: its tail was lost, and others were appended since.
+    /// The cache of this log belongs to another history: its tail was lost, and other rows were
+    /// appended since.
     Foreign(Head),
 }
 
 type Pair = (LogId, ProducerId);
-/// From which row on a producer loaded now counts rows, by log.
+/// The first row that a newly loaded producer counts, by log.
 type Starts = BTreeMap<LogId, HashMap<ProducerId, Offset>>;
 
 fn numbered(heads: &[Head], requests: &[Request]) -> BTreeSet<Pair> {
@@ -97,9 +99,10 @@ fn numbered(heads: &[Head], requests: &[Request]) -> BTreeSet<Pair> {
     pairs.filter(|(log_id, _)| heads.iter().any(|head| head.log_id == *log_id)).collect()
 }
 
-/// A producer that is not in the cache with a state is its stored state plus all rows from there
-/// on, never only those behind the cache. Nor is one whose mark is old: its state may have been
-/// written anew, without a row that says so, by who has raised the fence.
+/// A producer that is not cached with a state is its stored state plus all rows from there on,
+/// never only the rows after the cache. The same holds for one whose verified fence is old: its
+/// state may have been rewritten, without a row that shows it, by the session that raised the
+/// fence.
 async fn load_strangers(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -184,7 +187,7 @@ async fn load_tails(
     Ok(Tails::Folded)
 }
 
-/// Journals know how many partitions their topic has under their fence, as far as somebody asked.
+/// Loads the partition counts that journals have under their fence, where they are needed.
 async fn load_partition_counts(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -217,7 +220,7 @@ async fn load_partition_counts(
     Ok(())
 }
 
-/// Epochs are read anew where the fence has moved since they were read.
+/// Reads epochs again where the fence has moved since they were read.
 async fn load_sessions(
     connection: &mut Connection,
     caches: &mut LogCaches,

@@ -1,5 +1,5 @@
-//! What a lane remembers of all tenants' logs, and how it forgets. It may forget anything at any time: what
-//! lacks is loaded again.
+//! The log caches of a lane, for all tenants, and their eviction. A cache can be dropped at any
+//! time: it is loaded again.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use crate::{
 #[derive(Default)]
 pub struct TenantLogCaches {
     tenants: HashMap<TenantId, LogCaches>,
-    /// The pass that last touched a log.
+    /// The last pass that used a log.
     used_at: HashMap<(TenantId, LogId), u64>,
     passes: u64,
-    /// How much there was when it was last counted, and the most that can have come since.
+    /// The size at the last count, and the most that was added since.
     counted: usize,
     since: usize,
 }
@@ -28,11 +28,11 @@ impl TenantLogCaches {
         *self = Self::default();
     }
 
-    /// A pass over these logs has added at most so much. Beyond `most` it forgets the logs that were not used
-    /// for the longest time, until half of that is left. Answers how much is remembered, as last counted.
+    /// Records that a pass over these logs has added at most `added`. Above `most` it evicts the
+    /// least recently used logs until half of that is left. Returns the size as last counted.
     ///
-    /// Counting goes over everything, so it waits until a quarter may have come: what a pass pays is in
-    /// proportion to what it adds.
+    /// Counting visits everything, so it waits until a quarter may have been added: the cost of a
+    /// pass is proportional to what it adds.
     pub fn used(
         &mut self,
         tenant: TenantId,

@@ -1,4 +1,4 @@
-//! The numbers of appends, as handles made once: an append has microseconds to spend.
+//! Append metrics as handles that are created once: an append has only microseconds to spend.
 
 use metrics::{Counter, Gauge, Histogram};
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use crate::{
     telemetry::{self, ByCode},
 };
 
-/// Append requests, by what they were answered.
+/// Append requests by outcome.
 pub struct AppendMetrics {
     appended: Counter,
     duplicate: Counter,
@@ -62,11 +62,11 @@ impl AppendMetrics {
     }
 }
 
-/// One lane: what waits for it, its groups and its passes.
+/// A lane: its queue, its batches and its passes.
 pub struct LaneMetrics {
-    /// What waits for its first pass.
+    /// Requests that wait for their first pass.
     pub queued: Gauge,
-    /// Logs and producers in the cache.
+    /// Cached logs and producers.
     pub remembered: Gauge,
     pub redone: Counter,
     parked: Gauge,
@@ -122,7 +122,7 @@ impl LaneMetrics {
         }
     }
 
-    /// A group has its pass.
+    /// Records the size of a batch at its pass.
     pub fn passed(&self, group: &RequestBatch) {
         let parts = || group.requests.iter().flat_map(|request| &request.parts);
         self.group_requests.record(group.requests.len() as f64);

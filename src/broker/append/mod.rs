@@ -1,5 +1,5 @@
-//! Appending: resolve the name, place the records, hand them to the topic's lane, tell where they
-//! lie.
+//! Appends: resolve the topic, place the records, submit them to the topic's lane, and answer with
+//! their offsets.
 
 pub mod batch;
 pub mod dedup;
@@ -45,11 +45,11 @@ use crate::{
     store::catalog::topics::StoredTopic,
 };
 
-/// How often an append resolves its topic again because the topic has changed under it.
+/// How often an append resolves its topic again because the topic has changed.
 pub const RESOLVE_ATTEMPTS: usize = 8;
 
-/// Keyless topic appends take the partitions in turn: steps of the golden ratio, so that they stay
-/// evenly spread whichever of them are repeats of others.
+/// Keyless topic appends rotate over the partitions in steps of the golden ratio, so that they stay
+/// evenly spread whichever of them are repeats.
 static TURN: AtomicU64 = AtomicU64::new(0);
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -126,11 +126,11 @@ impl Broker {
                 Outcome::TopicChanged => {}
             }
         }
-        Err(Error::unavailable("The topic keeps changing under this append. Nothing was changed."))
+        Err(Error::unavailable("The topic keeps changing. Nothing was appended; retry."))
     }
 }
 
-/// The append as it is decided, with the lines of its parts.
+/// The append in the form that the rules decide, with the lines of its parts.
 fn request(
     topic: &StoredTopic,
     scope: Scope,
@@ -153,11 +153,11 @@ fn request(
     Ok((request, lines))
 }
 
-/// Why no `Idempotency-Key` is taken.
-const NO_WINDOW: &str = "not remembered in this topic: its dedup_window_ms is 0; leave the key out, or \
-                         number the request in a session (producer_id, epoch, sequence)";
+/// The reason to refuse an `Idempotency-Key`.
+const NO_WINDOW: &str = "this topic remembers no keys, as its dedup_window_ms is 0; omit the key, \
+                         or send a sequence in a session (producer_id, epoch, sequence)";
 
-/// The first limit a batch breaks.
+/// The first limit that a batch exceeds.
 pub fn too_large(batch: &Batch, limits: BatchLimits) -> Option<Refusal> {
     let checks = [
         ("max_batch_records", limits.max_batch_records, batch.record_count()),
@@ -205,7 +205,7 @@ fn part(topic: &StoredTopic, partition: Partition, records: usize, bytes: usize)
     }
 }
 
-/// The records of each partition, in the order of each partition's first record.
+/// The records of each partition, ordered by each partition's first record.
 fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<RequestPart>, Vec<Lines>) {
     let partition_count = topic.summary.partition_count;
     let has_keyless = batch.records.iter().any(|line| line.key_hash.is_none());
@@ -237,8 +237,8 @@ fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<RequestPa
     (spread, parts, order.into_iter().map(|(.., lines)| Lines::Some(lines)).collect())
 }
 
-/// Where the records lie. None: the placement is not of these records. `appended_at`: of those that
-/// were new.
+/// The locations of the records. None: the placement does not match these records. `appended_at`
+/// applies to new records.
 fn placed(
     scope: Scope,
     placement: &Placement,
@@ -266,7 +266,7 @@ fn placed(
     }
 }
 
-/// A duplicate whose place is forgotten.
+/// The answer to a duplicate whose offsets are forgotten.
 fn nowhere(scope: Scope, batch: &Batch, has_keys: bool) -> Placed {
     let record_count = batch.records.len() as i64;
     match scope {

@@ -1,4 +1,4 @@
-//! Where the records of a decided request lie, once its pass is written.
+//! The locations of the records of a decided request, once its pass is written.
 
 use super::{
     batch::Outcome,
@@ -50,7 +50,7 @@ pub fn appended(
     Outcome::Placed { placement, appended_at, duplicate: false }
 }
 
-/// Each of its records was stored before.
+/// Every record was already stored.
 pub fn known(request: &Request, verdicts: Vec<RecordVerdict>) -> Outcome {
     let appended_at = newest(&verdicts).unwrap_or_default();
     let places = places(request, &vec![verdicts], |_| 0);
@@ -58,7 +58,7 @@ pub fn known(request: &Request, verdicts: Vec<RecordVerdict>) -> Outcome {
     Outcome::Recorded { records, stored: Vec::new(), duplicate: true, appended_at }
 }
 
-/// As they are answered. `appended_at`: of those that were new.
+/// The answer's form. `appended_at` applies to new records.
 pub fn records(places: &[RecordPlace], appended_at: Timestamp) -> Vec<PlacedRecord> {
     let record = |place: &RecordPlace| PlacedRecord {
         partition: place.partition,
@@ -69,7 +69,7 @@ pub fn records(places: &[RecordPlace], appended_at: Timestamp) -> Vec<PlacedReco
     places.iter().map(record).collect()
 }
 
-/// The offset of the first record that a part has stored.
+/// The offset of the first record stored from a part.
 fn base(request: &Request, deltas: &[i64], written: &Written, part: usize) -> Offset {
     let base = request.parts.get(part).and_then(|part| written.bases.get(&part.log_id));
     base.map_or(0, |base| base + deltas.get(part).copied().unwrap_or(0))

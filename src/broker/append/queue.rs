@@ -1,4 +1,4 @@
-//! What waits for a lane, and how it becomes groups.
+//! The queue of a lane, which forms batches.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -20,11 +20,11 @@ use crate::{
     telemetry,
 };
 
-/// Most requests and bytes of one pass.
+/// Maximum requests and bytes of one pass.
 pub const GROUP_REQUESTS: usize = 512;
 const GROUP_BYTES: i64 = 8 << 20;
 
-/// Where a producer's requests follow each other.
+/// The scope in which a producer's requests are ordered.
 pub type ProducerScope = (TenantId, LogId, ProducerId);
 
 pub fn scope(job: &Job) -> Option<ProducerScope> {
@@ -34,7 +34,7 @@ pub fn scope(job: &Job) -> Option<ProducerScope> {
 pub struct Queue {
     receiver: mpsc::UnboundedReceiver<Job>,
     jobs: FairQueue<Job>,
-    /// Jobs that were in no group yet, and how long they were in none.
+    /// Jobs that were in no batch yet, with their waiting time.
     queued: Gauge,
     queue_duration: Histogram,
 }
@@ -56,14 +56,15 @@ impl Queue {
         self.jobs.len() + self.receiver.len()
     }
 
-    /// Takes in all that has come: whose turn is next may have come last.
+    /// Receives everything that has arrived, because the tenant whose turn is next may have arrived
+    /// last.
     fn take_in(&mut self) {
         while let Ok(job) = self.receiver.try_recv() {
             self.jobs.push(job.tenant, job);
         }
     }
 
-    /// Waits until something comes; false: nothing will any more.
+    /// Waits for an arrival; false if there will be none.
     pub async fn wait(&mut self) -> bool {
         let job = self.receiver.recv().await;
         let came = job.is_some();
@@ -71,7 +72,8 @@ impl Queue {
         came
     }
 
-    /// Lets those come who came to the last pass or missed it, if it was slow and theirs.
+    /// Lingers for requests of the last batch's clients if that batch was slow and of the same
+    /// tenant.
     pub async fn wait_for_company(&mut self, pace: &Pace) {
         let Some((wait, company)) = self.jobs.next().and_then(|tenant| pace.wait_for(tenant))
         else {
@@ -85,12 +87,12 @@ impl Queue {
         }
     }
 
-    /// Jobs that were parked.
+    /// Takes back parked jobs.
     pub fn put_back(&mut self, jobs: impl IntoIterator<Item = Job>) {
         jobs.into_iter().for_each(|job| self.jobs.push(job.tenant, job));
     }
 
-    /// A job that is to be in the next group as well.
+    /// Takes back a job for the next batch.
     pub fn again(&mut self, job: Job) {
         if job.ticket.parked.is_none() {
             self.queued.increment(1.0);
@@ -102,7 +104,7 @@ impl Queue {
         self.jobs.iter().filter_map(scope).collect()
     }
 
-    /// All that waits for the tenant whose turn it is.
+    /// Takes everything that waits for the tenant whose turn it is.
     pub fn next_group(&mut self) -> RequestBatch {
         let tenant = self.jobs.next().unwrap_or(TenantId(0));
         let mut group = RequestBatch {
@@ -116,13 +118,14 @@ impl Queue {
         group
     }
 
-    /// What has come for the group's tenant since it was made, and may join it.
+    /// Takes arrivals of the batch's tenant that may still join it.
     pub fn join(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         self.take_in();
         self.add_to(group, may_join);
     }
 
-    /// Adds as much as a group takes, each producer's requests in the order of their sequences.
+    /// Fills a batch up to its limits, with each producer's requests in the order of their
+    /// sequences.
     fn add_to(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         let now = Instant::now();
         let size_bytes =

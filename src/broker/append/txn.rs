@@ -1,4 +1,4 @@
-//! What the transactions of a group stand on, taken under their locks.
+//! The context of the transactions in a batch, read under their locks.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use crate::{
     store::{self, Connection, append::load::Facts, transaction::one_request::Ended},
 };
 
-/// What was locked, and the ids that this pass has made rows for.
+/// The locked rows, and the ids for which this pass has inserted rows.
 #[derive(Default)]
 pub struct HeldRows {
     pub standing: TxnContext,
@@ -32,12 +32,12 @@ pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &SingleRequestTxn> +
     requests.iter().filter_map(|request| request.whole.as_ref())
 }
 
-/// The sessions that transactions of a group are bound to.
+/// The sessions to which transactions of a batch are bound.
 pub fn sessions(requests: &[Request]) -> impl Iterator<Item = ProducerId> {
     wholes(requests).filter_map(|whole| whole.session.map(|(id, _)| id))
 }
 
-/// Takes ids, then places, in the order of all locks; the sessions are held already.
+/// Locks ids, then offsets, in the order of all locks; the sessions are locked already.
 pub async fn hold(
     connection: &mut Connection,
     tenant: TenantId,
@@ -88,7 +88,7 @@ pub async fn hold(
     Ok(held)
 }
 
-/// The transactions that a plan commits, with where their appends lie.
+/// The transactions that a plan commits, with the locations of their appends.
 pub fn ended<'a>(group: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
     let ended = |(request, whole, verdicts, base_offsets): PlannedCommit<'a>| {
         let appends = placed(request, whole, verdicts, base_offsets);
@@ -97,13 +97,13 @@ pub fn ended<'a>(group: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
     plan.committed(&group.requests).map(ended).collect()
 }
 
-/// How many records each part of a request stores.
+/// The number of records that each part of a request stores.
 pub fn stored(request: &Request, verdicts: &Verdicts) -> Vec<i64> {
     let parts = stored_parts(request, verdicts).into_iter();
     parts.map(|part| part.record_count).collect()
 }
 
-/// Where the parts of a transaction lie, as its outcome tells.
+/// The locations of a transaction's parts, as its outcome stores them.
 pub fn placed(
     request: &Request,
     whole: &SingleRequestTxn,
@@ -121,8 +121,8 @@ pub fn placed(
     placed.collect()
 }
 
-/// Writes the outcomes and offsets of a plan whose rows are written, and frees the ids that it does
-/// not use.
+/// Writes the outcomes and offsets of a plan whose rows are written, and removes placeholder ids
+/// that it does not use.
 pub async fn write(
     connection: &mut Connection,
     tenant: TenantId,

@@ -1,9 +1,9 @@
-//! One pass: a group of appends of one tenant, decided and written together.
+//! A pass: a batch of appends of one tenant, decided and written together.
 //!
-//! The *fast path* decides over the cache and writes with one statement that holds only where the
-//! cache was right. The *slow path* serves everything else: it locks the heads, loads what the
-//! cache lacks, decides, writes and commits. A failure throws the cache of the group's logs
-//! away; a lost connection all of it, as it is not known who wrote meanwhile.
+//! The *fast path* decides from the log caches and writes with one statement that takes effect only
+//! if the caches are current. The *slow path* handles everything else: it locks the heads, loads
+//! what the caches lack, decides, writes and commits. A failure drops the caches of the batch's
+//! logs; a lost connection drops all of them, as others may have written meanwhile.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,36 +37,36 @@ use crate::{
     },
 };
 
-/// Far beyond the lock timeout: only a silent peer takes so long.
+/// Far beyond the lock timeout: only a dead peer takes so long.
 const PASS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a slow path starts again because it met a producer it had not locked, or had too much
-/// to load under its locks.
+/// How often the slow path starts again because it met a producer that it had not locked, or had
+/// too much to load under its locks.
 const SLOW_ATTEMPTS: usize = 4;
 
-/// A pass that held.
+/// The result of a successful pass.
 pub struct Passed {
     pub plan: Plan,
-    /// None: nothing was to be written.
+    /// None: nothing was written.
     pub written: Option<Written>,
 }
 
 pub enum FastOutcome {
     Passed(Passed),
-    /// The cache does not know enough.
+    /// The caches lack something.
     Unknown,
-    /// Somebody else wrote or fenced meanwhile, or a transaction is not as it was assumed.
+    /// Another writer or a fence came first, or a transaction's context has changed.
     Overtaken(BTreeMap<LogId, ExpectedHead>),
 }
 
 pub enum SlowOutcome {
     Passed(Passed),
-    /// These logs are gone with their topics; nothing was done.
+    /// These logs were deleted with their topics; nothing was done.
     Vanished(BTreeSet<LogId>),
-    /// The snapshot of this log has to come nearer first; nothing was done.
+    /// The log needs a newer snapshot first; nothing was done.
     Behind(LogId),
 }
 
-/// What passes need: a connection that nobody else uses, and the cache.
+/// The resources of passes: a private connection, and the log caches.
 pub struct Writer {
     store: Store,
     connection: Option<Connection>,
@@ -82,15 +82,15 @@ impl Writer {
         self.caches.of(tenant)
     }
 
-    /// Notes that a pass was made over these requests, and forgets what is beyond so many producers; answers
-    /// how many are remembered.
+    /// Records a pass over these requests, and evicts caches beyond this many producers; returns
+    /// how many are cached.
     pub fn used(&mut self, tenant: TenantId, requests: &[Request], most: usize) -> usize {
         let logs = read_set::touched_logs(requests);
         let added = logs.len() + requests.iter().map(Request::weight).sum::<usize>();
         self.caches.used(tenant, logs, added, most)
     }
 
-    /// Decides over the cache, and writes where it was right.
+    /// The fast path: decides from the caches, and writes if they are current.
     pub async fn try_fast(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
         let caches = self.caches.of(group.tenant);
         let Some(connection) = &mut self.connection else { return Ok(FastOutcome::Unknown) };
@@ -130,7 +130,7 @@ impl Writer {
         }
     }
 
-    /// Locks, loads, decides, writes, commits.
+    /// The slow path: locks, loads, decides, writes, commits.
     pub async fn run_slow(
         &mut self,
         group: &mut RequestBatch,
@@ -180,7 +180,7 @@ impl Writer {
                 }
             }
         }
-        Err(store::Error::Unexpected("a slow path does not come to an end".into()))
+        Err(store::Error::Unexpected("the slow path did not terminate".into()))
     }
 
     fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
@@ -191,8 +191,8 @@ impl Writer {
         Passed { plan, written }
     }
 
-    /// A pass that failed here, and not in the database, has left its transaction open: dropped, it is
-    /// rolled back with the next statement only, and its locks would be held until then.
+    /// A pass that failed here, not in the database, has left its transaction open: dropping it
+    /// only rolls back with the next statement, and would hold its locks until then.
     async fn settle(&mut self, error: &store::Error) {
         if matches!(error, store::Error::Contended(_) | store::Error::Unexpected(_))
             && let Some(connection) = &mut self.connection
@@ -203,8 +203,8 @@ impl Writer {
         }
     }
 
-    /// Of requests that were decided over their cache without a write, or are refused by it again and
-    /// again: it is read anew for the next.
+    /// For requests that were decided from their cache without a write, or are refused by it
+    /// repeatedly: the cache is reloaded for the next pass.
     pub fn forget(&mut self, tenant: TenantId, requests: &[Request]) {
         let caches = self.caches.of(tenant);
         for log in read_set::touched_logs(requests) {
@@ -228,14 +228,14 @@ impl Writer {
     }
 }
 
-/// Whether a plan stands.
+/// Whether a plan was applied.
 enum PlanStanding {
     Yes(Option<Written>),
     No,
 }
 
-/// Writes the plan where the cache was right; a plan that writes nothing is confirmed by a read
-/// that begins now, after its requests arrived.
+/// Writes the plan if the caches are current. A plan without writes is confirmed by a read that
+/// starts now, after its requests arrived.
 async fn write_if(
     connection: &mut Connection,
     group: &RequestBatch,
@@ -262,7 +262,7 @@ enum Attempt {
     Again,
 }
 
-/// `early`: what could be loaded before the lock was.
+/// `early` is what could be loaded before the lock.
 async fn slow_attempt(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -308,7 +308,7 @@ async fn slow_attempt(
     }
     let now_at = positions(caches, &dependencies);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
-        return Err(store::Error::Unexpected("a head and its rows do not agree".into()));
+        return Err(store::Error::Unexpected("a head does not match its rows".into()));
     }
     if !unregistered(caches, requests).is_subset(&shared) {
         store::rollback(transaction).await?;
@@ -331,8 +331,8 @@ async fn slow_attempt(
     Ok(Attempt::Held(plan, written))
 }
 
-/// Writes the plan of a slow path, registers whom it appends for the first time, and commits. None:
-/// nothing was to be written. `now_at`: where the locked logs stand.
+/// Writes the plan of a slow path, registers producers that append for the first time, and commits.
+/// Returns none if nothing was to be written. `now_at` are the positions of the locked logs.
 async fn write_locked(
     mut transaction: store::Transaction<'_>,
     caches: &LogCaches,
@@ -357,7 +357,7 @@ async fn write_locked(
         return Ok(None);
     }
     let PlanStanding::Yes(written) = write_if(&mut transaction, group, plan, false).await? else {
-        return Err(store::Error::Unexpected("a locked head does not compare".into()));
+        return Err(store::Error::Unexpected("a compare failed on a locked head".into()));
     };
     let written = match written {
         None => Some(Written::at(store::session::clock(&mut transaction).await?)),
@@ -389,8 +389,8 @@ fn positions(caches: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
     logs.iter().filter_map(position).collect()
 }
 
-/// Producers of the group that are not in the cache with a registered state: an open of them may
-/// not know of this log yet, so their session rows are held until this pass has registered them.
+/// Producers of the batch that are not cached as registered: an open may not know yet that they
+/// write this log, so their session rows stay locked until this pass has registered them.
 fn unregistered(caches: &LogCaches, requests: &[Request]) -> BTreeSet<(LogId, ProducerId)> {
     let numbered = |request: &Request| Some((request.home, request.numbered?.producer_id));
     let is_registered = |(log_id, producer_id): &(LogId, ProducerId)| {

@@ -1,5 +1,5 @@
-//! What logs are called. A log belongs to one partition of one life of a topic, so a name once
-//! learned stays true while the history lasts; it may be the name of a log that has vanished.
+//! Names of logs. A log belongs to one partition of one incarnation of a topic, so a cached name
+//! stays valid while the history lasts; it may be the name of a deleted log.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::{
     store::{self, History, Store},
 };
 
-/// How many names are remembered.
+/// Maximum number of cached names.
 const REMEMBERED_NAMES: u64 = 100_000;
 
 pub struct LogNames {
@@ -24,7 +24,7 @@ impl LogNames {
         Self { store, known: Cache::new(REMEMBERED_NAMES) }
     }
 
-    /// The names of logs; those that have vanished may be left out.
+    /// Returns the names of logs; deleted logs may be missing.
     pub async fn of(
         &self,
         tenant: TenantId,

@@ -1,4 +1,4 @@
-//! What tenants have: topics and their logs, settings; and the tenants themselves.
+//! The catalog: tenants, their settings, and topics with their logs.
 
 pub mod log_names;
 pub mod settings;

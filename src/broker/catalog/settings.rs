@@ -1,5 +1,5 @@
-//! Tenants' settings, and whether their requests are served: read fresh by who asks for them,
-//! remembered for a second by who obeys them.
+//! Tenants' settings, and whether their requests are served: read fresh for those who display or
+//! change them, cached for a second for those who apply them.
 
 use std::{
     sync::{
@@ -28,12 +28,12 @@ use crate::{
     store::{self, Connection, History, Store},
 };
 
-/// How long a change of settings may take to be in force on other replicas.
+/// How long a change of settings may take to reach other replicas.
 pub const SETTINGS_LAG: Duration = Duration::from_millis(1_000);
-/// What is in use and older is read again in the background, so that no append waits for it.
+/// An entry in use that is older is refreshed in the background, so that no append waits for it.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
 
-/// Tenants read lately.
+/// Recently read tenants.
 #[derive(Clone)]
 pub struct TenantsSettings {
     store: Store,
@@ -42,14 +42,14 @@ pub struct TenantsSettings {
     stop: CancellationToken,
 }
 
-/// A tenant as it was a second ago, or later.
+/// A tenant as of a second ago or later.
 pub struct Known {
     pub name: Name,
     pub settings: Arc<OwnSettings>,
     /// Whether its requests are served.
     pub admitted: Result<(), Refusal>,
     version: i64,
-    /// It was so then, or later.
+    /// The entry's state is from this time or later.
     read_at: Instant,
     history: History,
     refreshing: AtomicBool,
@@ -74,13 +74,13 @@ impl TenantsSettings {
         Self { store, known: Cache::new(REMEMBERED_TENANTS), tasks, stop }
     }
 
-    /// What the tenant's own settings were a second ago, or later.
+    /// Returns the tenant's own settings as of a second ago or later.
     pub async fn of(&self, tenant: TenantId) -> Result<Arc<OwnSettings>, Error> {
         let known = self.known(tenant).await?.ok_or_else(Error::tenant_is_gone)?;
         Ok(known.settings.clone())
     }
 
-    /// None: it is gone with all that it had.
+    /// Returns none if the tenant is deleted with all its data.
     pub async fn known(&self, tenant: TenantId) -> Result<Option<Arc<Known>>, Error> {
         let Some(known) = self.known.get(&tenant).await else {
             return self.younger_than(SETTINGS_LAG, tenant).await;
@@ -101,8 +101,8 @@ impl TenantsSettings {
         Ok(Some(known))
     }
 
-    /// Reads of one tenant follow each other, so that a later one never gives way to an earlier one
-    /// and those that waited find what they waited for.
+    /// Reads of one tenant are serialized, so that an older result never replaces a newer one, and
+    /// waiting reads find what they wait for.
     async fn younger_than(
         &self,
         age: Duration,
@@ -130,7 +130,7 @@ impl TenantsSettings {
         self.known.invalidate(&tenant).await;
     }
 
-    /// It has just been committed so.
+    /// Stores a state that was just committed.
     pub async fn changed(&self, id: TenantId, tenant: &Tenant) {
         let history = self.store.history();
         let new = Known::new(tenant.clone(), (history, Instant::now()));
@@ -156,8 +156,8 @@ impl Broker {
         Ok(rules::settings::of_tenant(&read.settings, read.version))
     }
 
-    /// The settings after the patch, which is in force at once here, and within a second on other
-    /// replicas.
+    /// Returns the settings after the patch, which takes effect at once here and within a second on
+    /// other replicas.
     pub async fn patch_settings(
         &self,
         tenant: TenantId,
@@ -185,7 +185,7 @@ impl Broker {
     }
 }
 
-/// Locks the row of a tenant in which something is to be made.
+/// Locks the row of a tenant to create something in it.
 pub async fn lock_tenant(connection: &mut Connection, id: TenantId) -> Result<Tenant, Error> {
     let tenant =
         store::catalog::tenants::lock(connection, id).await?.ok_or_else(Error::tenant_is_gone)?;
@@ -197,6 +197,6 @@ fn tell_changes(tenant: TenantId, former: &OwnSettings, own: &OwnSettings) {
     for key in Key::ALL.iter().filter(|key| former.values.get(key) != own.values.get(key)) {
         let old = rules::settings::in_force(*key, &[former]);
         let new = rules::settings::in_force(*key, &[own]);
-        tracing::info!(tenant_id = tenant.0, setting = key.name(), %old, %new, "a setting was changed");
+        tracing::info!(tenant_id = tenant.0, setting = key.name(), %old, %new, "setting changed");
     }
 }

@@ -1,4 +1,4 @@
-//! Tenants: those that tokens name, and what operators do to them.
+//! Tenants: those named by tokens, and their administration by operators.
 
 use crate::{
     broker::{Broker, Error},
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Broker {
-    /// The tenant of a token, by name, if its requests are served; made known at its first use.
+    /// Returns a token's tenant by name if its requests are served; creates it at its first use.
     pub async fn tenant(&self, name: &Name) -> Result<TenantId, Error> {
         loop {
             let id = self.tenant_id(name).await?;
@@ -44,7 +44,7 @@ impl Broker {
         Ok(tenant)
     }
 
-    /// `(description, created)`. `maxima`: all that it is to have.
+    /// Returns `(description, created)`. `maxima` replaces all maxima.
     pub async fn put_tenant(
         &self,
         name: &Name,
@@ -66,7 +66,7 @@ impl Broker {
         });
         let (change, created) = put.await?;
         if created {
-            tracing::info!(tenant = %name, "a tenant was created by an operator");
+            tracing::info!(tenant = %name, "tenant created by an operator");
         }
         Ok((self.operated(change).await, created))
     }
@@ -95,8 +95,8 @@ impl Broker {
         Ok(Listed::cut(list.await?, limit, |tenant| tenant.name.to_string()))
     }
 
-    /// The tenant after the patch, which is in force at once here, and within a second on other
-    /// replicas.
+    /// Returns the tenant after the patch, which takes effect at once here and within a second on
+    /// other replicas.
     pub async fn patch_tenant(
         &self,
         name: &Name,
@@ -115,7 +115,7 @@ impl Broker {
         Ok(self.operated(patched.await?).await)
     }
 
-    /// Its requests are refused from now on, and what it has is removed in the background.
+    /// Refuses the tenant's requests from now on; its data is removed in the background.
     pub async fn delete_tenant(&self, name: &Name) -> Result<(), Error> {
         let wanted = name.clone();
         let delete = self.store.transaction(move |connection| {
@@ -130,7 +130,7 @@ impl Broker {
             })
         });
         if let Some((id, tenant)) = delete.await? {
-            tracing::info!(tenant = %name, "a tenant was deleted; what it has is being removed");
+            tracing::info!(tenant = %name, "tenant deleted; its data is being removed");
             self.settings.changed(id, &tenant).await;
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Broker {
     }
 }
 
-/// What an operator has made of a tenant.
+/// The result of an operator's change.
 struct TenantChange {
     id: TenantId,
     former: Tenant,
@@ -165,7 +165,7 @@ async fn lock_or_make(
     }
 }
 
-/// What an operator says of a tenant.
+/// The values that operators set on a tenant.
 fn said(tenant: &Tenant) -> (Maxima, bool) {
     (tenant.settings.maxima.clone(), tenant.suspended_at.is_some())
 }
@@ -198,8 +198,8 @@ async fn described(
 fn tell(former: &Tenant, now: &Tenant) {
     let name = &now.name;
     match (former.suspended_at, now.suspended_at) {
-        (None, Some(_)) => tracing::info!(tenant = %name, "a tenant was suspended"),
-        (Some(_), None) => tracing::info!(tenant = %name, "a tenant was resumed"),
+        (None, Some(_)) => tracing::info!(tenant = %name, "tenant suspended"),
+        (Some(_), None) => tracing::info!(tenant = %name, "tenant resumed"),
         (None, None) | (Some(_), Some(_)) => {}
     }
     let (old, new) = (&former.settings.maxima.0, &now.settings.maxima.0);
@@ -207,7 +207,7 @@ fn tell(former: &Tenant, now: &Tenant) {
     for key in keys.filter(|key| old.get(key) != new.get(key)) {
         let [old, new] = [old.get(key), new.get(key)].map(|most| most.copied());
         tracing::info!(
-            tenant = %name, setting = key.name(), ?old, ?new, "the maximum of a setting was changed"
+            tenant = %name, setting = key.name(), ?old, ?new, "maximum of a setting changed"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Topics: making, growing, describing, deleting, trimming; and which logs a name means now.
+//! Topics: create, change, describe, delete, trim; and the logs that a name currently stands for.
 
 use std::sync::Arc;
 
@@ -17,22 +17,23 @@ use crate::{
     store::{self, Connection, History, Store, catalog::topics::StoredTopic},
 };
 
-/// How many logs of topics are remembered.
+/// Maximum number of cached logs.
 const REMEMBERED_LOGS: u64 = 1_000_000;
 
-/// Names resolved lately.
+/// Recently resolved names.
 pub struct Topics {
     store: Store,
     cache: Cache<(TenantId, Name), ResolvedTopic>,
 }
 
-/// What a name meant.
+/// The result of resolving a name.
 #[derive(Clone)]
 struct ResolvedTopic {
-    /// That it meant nothing, or could not be found out, only those are told who came before.
+    /// That a topic does not exist, or could not be looked up, is reported only to callers who
+    /// asked before.
     topic: Result<Arc<StoredTopic>, Error>,
     history: History,
-    /// It was so then, or later.
+    /// The result is from this time or later.
     found_at: Instant,
 }
 
@@ -51,7 +52,7 @@ impl Topics {
         Self { store, cache }
     }
 
-    /// The topic of that name. `anew`: what was remembered has proved wrong.
+    /// Resolves a topic. `anew`: the cached result has proved wrong.
     pub async fn resolve(
         &self,
         tenant: TenantId,
@@ -95,7 +96,7 @@ impl Topics {
         ResolvedTopic { topic, history, found_at }
     }
 
-    /// A topic that has this partition.
+    /// Resolves a topic that must have this partition.
     pub async fn partition(
         &self,
         tenant: TenantId,
@@ -122,7 +123,8 @@ impl Topics {
 }
 
 impl Broker {
-    /// `(description, created)`. `partition_count` none: 1 for a new topic, any for an existing one.
+    /// Returns `(description, created)`. Without `partition_count`: 1 for a new topic, any for an
+    /// existing one.
     pub async fn put_topic(
         &self,
         tenant: TenantId,
@@ -191,13 +193,13 @@ impl Broker {
         self.topic(tenant, topic).await
     }
 
-    /// The name is free at once; the data goes in the background. Not while a prepared transaction
-    /// is to commit something here: it can no longer be refused.
+    /// The name is free at once; the data is removed in the background. A topic in which a prepared
+    /// transaction will commit cannot be deleted, because that commit can no longer be refused.
     ///
-    /// A prepare takes key shares on the heads it pins and inserts its pins in one transaction.
-    /// Appends do not see these; locks to delete wait for them. So either the prepare is first, and
-    /// the statement after the lock sees its pins, or the delete is, and the prepare cannot hold the
-    /// heads.
+    /// A prepare takes key-share locks on the heads it pins and inserts its pins in one
+    /// transaction. Appends do not conflict with these; locks for deletion wait for them. So either
+    /// the prepare comes first, and the statement after the lock sees its pins, or the deletion
+    /// does, and the prepare cannot lock the heads.
     pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
         let name = topic.clone();
         let delete = self.store.of(tenant).transaction(move |connection| {
@@ -227,7 +229,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Moves the partition's log start up to `before`; it never moves back.
+    /// Advances the partition's log start to `before`; it never moves back.
     pub async fn trim(
         &self,
         tenant: TenantId,
@@ -243,10 +245,8 @@ impl Broker {
             let Some(seen) = self.looks.look(tenant, log).await? else { continue };
             let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
             if before > high_watermark {
-                let detail = format!(
-                    "Offset {before} lies above the high watermark {high_watermark}; only what is \
-                     there can be trimmed."
-                );
+                let detail =
+                    format!("Offset {before} exceeds the high watermark {high_watermark}.");
                 return Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
@@ -287,7 +287,8 @@ async fn put(
     let Some((id, count, former)) = existing else { return Ok(false) };
     if partition_count.is_some_and(|wanted| wanted != count) {
         let detail = format!(
-            "Topic {name} exists with partition_count {count}. PATCH raises it; it never shrinks."
+            "Topic {name} exists with partition_count {count}. PATCH can increase it; it cannot be \
+             reduced."
         );
         return Err(Error::new(Code::TopicExists, detail));
     }
@@ -306,12 +307,12 @@ fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Error> {
     })
 }
 
-/// All that a topic is to have of its own.
+/// The settings of a new topic after these changes.
 fn own(settings: &Changes) -> OwnSettings {
     rules::settings::patched(&OwnSettings::default(), settings)
 }
 
-/// The tenant's row must be locked, with these settings.
+/// Requires the tenant's row, with these settings, to be locked.
 async fn check_quota(
     connection: &mut Connection,
     tenant: TenantId,
@@ -321,7 +322,7 @@ async fn check_quota(
     let counts = store::catalog::topics::counts(connection, tenant).await?;
     let more = (topics, i64::from(partitions));
     let Some((key, limit)) = rules::settings::exceeded(limits, counts, more) else { return Ok(()) };
-    let detail = format!("{} is {limit}. Delete topics that are not needed any more.", key.name());
+    let detail = format!("{} is {limit}. Delete topics that are no longer needed.", key.name());
     Err(Error::new(Code::QuotaExceeded, detail).fact("limit", limit))
 }
 
@@ -342,7 +343,8 @@ async fn patch_locked(
     };
     let wanted = patch.partition_count.unwrap_or(count);
     if wanted < count {
-        let detail = format!("Topic {name} has {count} partitions; partition_count never shrinks.");
+        let detail =
+            format!("Topic {name} has {count} partitions; partition_count cannot be reduced.");
         return Err(Error::new(Code::TopicExists, detail));
     }
     if wanted > count {

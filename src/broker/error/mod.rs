@@ -1,4 +1,4 @@
-//! The one error of all operations: a code, words for a person, facts for a program.
+//! The one error type of all operations: a code, a detail for people, and facts for programs.
 
 pub mod refusals;
 pub mod tenants;
@@ -11,13 +11,13 @@ use crate::{
     store, telemetry,
 };
 
-/// What an operation answers instead of its result.
+/// The error that every operation returns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Error {
     pub code: Code,
-    /// What was wrong, what was expected, what to do; readable alone.
+    /// What is wrong, what is expected and what to do; understandable without the title.
     pub detail: String,
-    /// The code's facts, as members of the problem document.
+    /// The facts of this code, which become members of the problem document.
     pub facts: Vec<(&'static str, Value)>,
 }
 
@@ -31,13 +31,13 @@ impl Error {
         self
     }
 
-    /// A malformed field, by JSON pointer.
+    /// A malformed field, named by its JSON pointer.
     pub fn invalid(pointer: &str, detail: &str) -> Self {
         Invalid::at(pointer, detail).into()
     }
 
     pub fn topic_not_found(topic: &Name) -> Self {
-        Self::new(Code::TopicNotFound, format!("There is no topic {topic}."))
+        Self::new(Code::TopicNotFound, format!("Topic {topic} does not exist."))
     }
 
     /// Of an open transaction, which cannot be committed any more.
@@ -47,25 +47,26 @@ impl Error {
     }
 
     pub fn group_not_found(group: &Name) -> Self {
-        let detail = format!("There is no group {group}: none has committed or joined.");
+        let detail =
+            format!("Group {group} does not exist. A join or an offset commit creates it.");
         Self::new(Code::GroupNotFound, detail)
     }
 
     pub fn no_tenant(tenant: &Name) -> Self {
-        let detail = format!("There is no tenant {tenant}: nobody made it, or it is gone.");
+        let detail = format!("Tenant {tenant} does not exist.");
         Self::new(Code::TenantNotFound, detail)
     }
 
-    /// Between a request's admission and its work.
+    /// For a tenant that is deleted between the admission of a request and its work.
     pub fn tenant_is_gone() -> Self {
-        let detail = "The tenant was deleted, and is gone with all that it had.";
+        let detail = "The tenant was deleted with all its data.";
         Self::new(Code::TenantNotFound, detail)
     }
 
     pub fn topic_in_use(topic: &Name, transaction_id: Uuid) -> Self {
         let detail = format!(
-            "The prepared transaction {transaction_id} holds topic {topic}: it may still commit \
-             there. End it first."
+            "The prepared transaction {transaction_id} holds topic {topic} and may still commit to \
+             it. Commit or abort it first."
         );
         Self::new(Code::TopicInUse, detail).fact("transaction_id", transaction_id.to_string())
     }
@@ -73,14 +74,14 @@ impl Error {
     pub fn partition_not_found(topic: &Name, partition: Partition, count: Partition) -> Self {
         let last = count - 1;
         let detail =
-            format!("Topic {topic} has no partition {partition}; it has partitions 0 to {last}.");
+            format!("Topic {topic} has no partition {partition}; its partitions are 0 to {last}.");
         Self::new(Code::PartitionNotFound, detail)
     }
 
     pub fn precondition_failed(etag: &str) -> Self {
         let detail = format!(
-            "If-Match names another state; the present one is {etag}. Read it again, then decide \
-             anew. Nothing was changed."
+            "The ETag in If-Match is not the current one, which is {etag}. Nothing was changed. \
+             Read the resource again before you change it."
         );
         Self::new(Code::PreconditionFailed, detail)
     }
@@ -90,13 +91,14 @@ impl Error {
     }
 
     pub fn outcome_unknown() -> Self {
-        let detail = "The database went away before it answered. Send the same request again: \
-                      with a sequence it is stored once, and the repeat tells where.";
+        let detail = "The database connection was lost before the outcome was known. Send the same \
+                      request again: an append with a sequence is stored once, and the repeat \
+                      returns its offsets.";
         Self::new(Code::OutcomeUnknown, detail)
     }
 
     pub fn internal() -> Self {
-        let detail = "The server met something it does not understand; its log tells more.";
+        let detail = "Internal error. The server log has details under this request id.";
         Self::new(Code::Internal, detail)
     }
 }
@@ -106,7 +108,7 @@ impl From<Invalid> for Error {
         let Invalid { faults, unlisted, too_large } = invalid;
         let (pointer, detail) = match faults.first() {
             Some(first) => (&*first.pointer, &*first.detail),
-            None => ("", "The request is malformed"),
+            None => ("", "the request is malformed"),
         };
         let place = if pointer.is_empty() { "the body" } else { pointer };
         if let Some(TooLarge { code, limit }) = too_large {
@@ -122,31 +124,31 @@ impl From<Invalid> for Error {
     }
 }
 
-/// The mistakes as a problem document lists them.
+/// The validation errors in the form of a problem document.
 pub(super) fn errors(faults: &[Fault]) -> Vec<Value> {
     let error = |Fault { pointer, detail }: &Fault| json!({"pointer": pointer, "detail": detail});
     faults.iter().map(error).collect()
 }
 
 impl From<store::Error> for Error {
-    /// The database's own words go to the log, here, once.
+    /// Database messages go to the log, here and only here; clients never see them.
     fn from(error: store::Error) -> Self {
         metrics::counter!(telemetry::DATABASE_ERRORS_TOTAL, "kind" => error.kind()).increment(1);
         match &error {
             store::Error::Contended(_) => {
                 tracing::warn!(%error, "gave up on a contended row");
-                Self::unavailable("Too much was going on at the same rows. Nothing was changed.")
+                Self::unavailable("The rows are contended. Nothing was changed; retry.")
             }
             store::Error::Unavailable(_) => {
-                tracing::warn!(%error, "the database is unavailable");
-                Self::unavailable("The database cannot be reached right now. Nothing was changed.")
+                tracing::warn!(%error, "database unavailable");
+                Self::unavailable("The database is unavailable. Nothing was changed; retry.")
             }
             store::Error::OutcomeUnknown(_) => {
                 tracing::warn!(%error, "the outcome of a commit is unknown");
                 Self::outcome_unknown()
             }
             store::Error::Unexpected(_) | store::Error::Unsuitable(_) => {
-                tracing::error!(%error, "the database holds or answers something unexpected");
+                tracing::error!(%error, "unexpected data or answer from the database");
                 Self::internal()
             }
         }

@@ -1,4 +1,4 @@
-//! What the rules refuse, in words for people and facts for programs.
+//! Translates refusals of the rules into errors: a detail for people, facts for programs.
 
 use uuid::Uuid;
 
@@ -29,7 +29,7 @@ impl From<Refusal> for Error {
                 Self::offset_mismatch(expected_offset, next_offset)
             }
             Refusal::BatchTooLarge { limit_name, limit, received } => {
-                let detail = format!("{limit_name} is {limit} here; this batch has {received}.");
+                let detail = format!("{limit_name} is {limit}; this batch has {received}.");
                 Self::new(Code::BatchTooLarge, detail).fact("limit", limit)
             }
             Refusal::RecordIdReused { records } => Self::record_id_reused(records),
@@ -84,40 +84,39 @@ impl From<Refusal> for Error {
     }
 }
 
-/// Appends and their producers.
+/// Errors of appends and producers.
 impl Error {
     fn unknown_producer(id: i64) -> Self {
-        let detail = format!("There is no producer {id}, or it has expired. Open a session.");
+        let detail = format!("Producer {id} does not exist or has expired. Open a session.");
         Self::new(Code::UnknownProducer, detail)
     }
 
     fn producer_fenced(current_epoch: Epoch) -> Self {
         let detail = format!(
-            "A newer session of this producer was opened: its epoch is {current_epoch}. This one \
-             may do nothing any more."
+            "A newer session of this producer is open, with epoch {current_epoch}. This session \
+             can no longer write."
         );
         Self::new(Code::ProducerFenced, detail).fact("current_epoch", current_epoch)
     }
 
     fn invalid_producer_epoch(current_epoch: Epoch) -> Self {
         let detail = format!(
-            "This epoch was never issued; the producer's is {current_epoch}. Epochs come from \
-             opening a session."
+            "This epoch was never issued; the producer's current epoch is {current_epoch}. Use the \
+             epoch that opening a session returned."
         );
         Self::new(Code::InvalidProducerEpoch, detail).fact("current_epoch", current_epoch)
     }
 
     fn unknown_producer_state(received: Sequence) -> Self {
         let detail = format!(
-            "This producer has never appended here, so sequence 0 is expected, not {received}."
+            "This producer has not appended here yet: expected sequence 0, received {received}."
         );
         Self::new(Code::UnknownProducerState, detail).fact("expected", 0)
     }
 
     fn out_of_order_sequence(expected: Sequence, received: Sequence) -> Self {
         let detail = format!(
-            "Sequence {expected} is expected here, not {received}: a request before this one is \
-             missing."
+            "Expected sequence {expected}, received {received}: an earlier request is missing."
         );
         Self::new(Code::OutOfOrderSequence, detail)
             .fact("expected", expected)
@@ -125,7 +124,7 @@ impl Error {
     }
 
     fn sequence_reused(sequence: Sequence) -> Self {
-        let detail = format!("Sequence {sequence} was used here with other records.");
+        let detail = format!("Sequence {sequence} was already used here with different records.");
         Self::new(Code::SequenceReused, detail)
     }
 
@@ -141,53 +140,53 @@ impl Error {
     }
 
     fn record_id_reused(records: Vec<String>) -> Self {
-        let detail = "Ids of these records were used with other keys or values. Nothing was \
-                      appended; a new record needs an id of its own.";
+        let detail = "The ids of these records were already used with a different key or value. \
+                      Nothing was appended. Give every new record its own id.";
         Self::records(Code::RecordIdReused, records, detail, "another record has this id")
     }
 
     fn duplicate_record(records: Vec<String>) -> Self {
-        let detail = "These records are stored already, and on_duplicate is `refuse`. Nothing was \
-                      appended; send the others alone.";
-        Self::records(Code::DuplicateRecord, records, detail, "stored already")
+        let detail = "These records are already stored, and on_duplicate is `refuse`. Nothing was \
+                      appended. Send the other records without them.";
+        Self::records(Code::DuplicateRecord, records, detail, "already stored")
     }
 
     fn record_held(transaction_id: Uuid) -> Self {
         let detail = format!(
-            "The prepared transaction {transaction_id} holds a record of this id. Whether it is \
-             stored shows when that has ended; then send the same again."
+            "The prepared transaction {transaction_id} holds a record with this id. Send the same \
+             request again after that transaction has ended."
         );
         Self::new(Code::ConcurrentTransactions, detail)
             .fact("transaction_id", transaction_id.to_string())
     }
 
     fn idempotency_key_reused() -> Self {
-        let detail = "This Idempotency-Key was used here with another payload. Repeat a request \
-                      exactly, or make a new key.";
+        let detail = "This Idempotency-Key was already used with a different request. Repeat the \
+                      request unchanged, or use a new key.";
         Self::new(Code::IdempotencyKeyReused, detail)
     }
 
     fn idempotency_key_ahead() -> Self {
-        let detail = "a key that is a UUIDv7 has an instant at most 24 hours ahead of the server's \
-                      clock";
+        let detail =
+            "the instant of a UUIDv7 key must be at most 24 hours ahead of the server's clock";
         Self::invalid("Idempotency-Key", detail)
     }
 
     fn idempotency_key_expired() -> Self {
-        let detail = "This Idempotency-Key is older than what is remembered: the request may have \
-                      been done. It is not done again.";
+        let detail = "This Idempotency-Key is older than the deduplication window: the request may \
+                      already have been done, so it is not done again.";
         Self::new(Code::IdempotencyKeyExpired, detail)
     }
 
     fn invalid_open_id() -> Self {
         let detail =
-            "an open_id is a UUIDv7 whose instant lies within 24 hours of the server's clock";
+            "open_id must be a UUIDv7 whose instant is within 24 hours of the server's clock";
         Self::invalid("/open_id", detail)
     }
 
     fn open_id_reused() -> Self {
-        let detail = "This open_id was used by an open of another transactional_id or producer_id. \
-                      Make a new one for every open.";
+        let detail = "This open_id was already used to open another transactional_id or \
+                      producer_id. Use a new one for every open.";
         Self::new(Code::IdempotencyKeyReused, detail)
     }
 
@@ -202,39 +201,40 @@ impl Error {
     }
 }
 
-/// Transactions.
+/// Errors of transactions.
 impl Error {
     pub fn invalid_transaction_id() -> Self {
-        let detail = "A transaction id is a UUIDv7 whose instant lies at most 24 hours ahead of \
-                      the server's clock. Make a new one, or leave it out.";
+        let detail = "A transaction id must be a UUIDv7 whose instant is at most 24 hours ahead of \
+                      the server's clock. Use a new one, or omit it.";
         Self::new(Code::InvalidTransactionId, detail)
     }
 
     fn transaction_not_found() -> Self {
-        let detail = "There is no transaction of this id: none was begun with it.";
+        let detail = "No transaction with this id was begun.";
         Self::new(Code::TransactionNotFound, detail)
     }
 
     fn transaction_expired() -> Self {
-        let detail = "This id is older than what is remembered: the transaction may have been \
-                      committed or aborted, or never begun. It is not run again.";
+        let detail = "This id is older than the remembered outcomes (transaction_retention_ms): \
+                      the transaction may have been committed, aborted or never begun. It is not \
+                      run again.";
         Self::new(Code::TransactionExpired, detail)
     }
 
     fn transaction_reused() -> Self {
-        let detail = "A transaction of this id was begun with another payload. Repeat a begin \
-                      exactly, or make a new id.";
+        let detail = "A transaction with this id was begun with a different request. Repeat the \
+                      begin unchanged, or use a new id.";
         Self::new(Code::TransactionReused, detail)
     }
 
     fn invalid_transaction_state(state: State, reason: Option<Reason>) -> Self {
         let why = reason.map_or(String::new(), |reason| format!(" ({})", reason.as_str()));
         let what = match state {
-            State::Ongoing => "can do that only after it was prepared",
-            State::Prepared => "takes nothing more; commit or abort it",
-            State::Committed | State::Aborted => "has ended and changes no more",
+            State::Ongoing => "prepare it first",
+            State::Prepared => "it can only be committed or aborted",
+            State::Committed | State::Aborted => "it has ended",
         };
-        let detail = format!("The transaction is {}{why}: it {what}.", state.as_str());
+        let detail = format!("The transaction is {}{why}: {what}.", state.as_str());
         Self::new(Code::InvalidTransactionState, detail)
             .fact("state", state.as_str())
             .fact("reason", reason.map(Reason::as_str))
@@ -251,15 +251,15 @@ impl Error {
     fn transaction_too_large(limit: i64, received: i64) -> Self {
         let detail = format!(
             "max_transaction_batches is {limit}; with this request the transaction would have \
-             {received}, one for every partition of every append."
+             {received} batches, one per partition of every append."
         );
         Self::new(Code::TransactionTooLarge, detail).fact("limit", limit)
     }
 
     fn appends_missing(expected: i64, received: i64) -> Self {
         let detail = format!(
-            "expected_appends is {expected}, but the transaction holds {received}. Send what is \
-             missing, then commit again."
+            "expected_appends is {expected}, but the transaction holds {received} appends. Send \
+             the missing ones, then commit again."
         );
         Self::new(Code::AppendsMissing, detail)
             .fact("expected", expected)
@@ -267,30 +267,32 @@ impl Error {
     }
 
     fn producer_mismatch() -> Self {
-        let detail = "The transaction was not begun by this producer. Name the producer_id and \
-                      epoch of the session that began it, or none where there was none.";
+        let detail = "Another producer began this transaction. Give the producer_id and epoch of \
+                      the session that began it, or neither if no session did.";
         Self::new(Code::ProducerMismatch, detail)
     }
 
     fn session_missing() -> Self {
         Self::invalid(
             "/producer_id",
-            "the transaction was begun by a session: every call names its producer_id and epoch",
+            "missing: a session began the transaction, so every call needs its producer_id and \
+             epoch",
         )
     }
 
-    /// `pointer`: where it was asked for.
+    /// `pointer` is the field that asked for the timeout.
     pub fn timeout_too_long(pointer: &str, maximum: i64, received: i64) -> Self {
-        let detail = format!("{received} is above max_transaction_timeout_ms, which is {maximum}");
+        let detail = format!("{received} exceeds max_transaction_timeout_ms, which is {maximum}");
         Self::invalid(pointer, &detail)
     }
 
     fn operator_may_not_commit() -> Self {
-        Self::invalid("?as", "an operator commits what is prepared, and aborts anything else")
+        let detail = "an operator can commit only prepared transactions; abort this one instead";
+        Self::invalid("?as", detail)
     }
 }
 
-/// Offsets of groups.
+/// Errors of group offsets.
 impl Error {
     fn offset_commit_conflict(
         expected_offset: Option<Offset>,
@@ -301,14 +303,15 @@ impl Error {
         let error = match pinned_by {
             Some(id) => {
                 let detail = format!(
-                    "The prepared transaction {id} is to commit an offset here. Wait for its end."
+                    "The prepared transaction {id} will commit an offset here. Wait until it has \
+                     ended."
                 );
                 Self::new(Code::OffsetCommitConflict, detail)
             }
             None => {
                 let detail = format!(
-                    "The committed offset is {}, not {}: it was committed here since, by another or \
-                     by yourself. Read on from there.",
+                    "The committed offset is {}, not {}: this or another client has committed here \
+                     in the meantime. Continue from the committed offset.",
                     number(committed_offset),
                     number(expected_offset)
                 );
@@ -325,9 +328,9 @@ impl Error {
     }
 
     fn nothing_processed(offset: Offset) -> Self {
-        let detail = "None of the offsets that a member gives here moves: its records were \
-                      processed and committed before, or there were none. Read on from what is \
-                      committed; who appends without having read leaves the offsets out.";
+        let detail = "None of the member's offsets advances: its records are already committed, or \
+                      it read none. Continue from the committed offsets; to append without having \
+                      read, omit the offsets.";
         Self::new(Code::OffsetCommitConflict, detail)
             .fact("expected_offset", offset)
             .fact("committed_offset", offset)
@@ -338,17 +341,15 @@ impl Error {
         log_start_offset: Offset,
         high_watermark: Offset,
     ) -> Self {
-        let detail = format!(
-            "/offsets: {offset} lies above the high watermark {high_watermark}; a group goes on at \
-             most there."
-        );
+        let detail =
+            format!("/offsets: offset {offset} exceeds the high watermark {high_watermark}.");
         Self::new(Code::OffsetOutOfRange, detail)
             .fact("log_start_offset", log_start_offset)
             .fact("high_watermark", high_watermark)
     }
 
     fn too_many(what: &str, limit: i64) -> Self {
-        let detail = format!("There may be {limit} {what}, and there are as many.");
+        let detail = format!("The limit of {limit} {what} is reached.");
         Self::new(Code::QuotaExceeded, detail).fact("limit", limit)
     }
 
@@ -357,12 +358,12 @@ impl Error {
         (log_start_offset, high_watermark): (Offset, Offset),
     ) -> Self {
         let why = match committed_offset {
-            Some(offset) => format!("its committed offset {offset} has been trimmed away"),
-            None => "it has committed none".to_owned(),
+            Some(offset) => format!("its committed offset {offset} has been trimmed"),
+            None => "it has no committed offset".to_owned(),
         };
         let detail = format!(
             "The group's auto_offset_reset is error, and {why}: the log holds [{log_start_offset}, \
-             {high_watermark}). Reset its offsets, or join with another auto_offset_reset."
+             {high_watermark}). Reset the group's offsets, or join with another auto_offset_reset."
         );
         Self::new(Code::OffsetOutOfRange, detail)
             .fact("log_start_offset", log_start_offset)
@@ -370,21 +371,21 @@ impl Error {
     }
 
     fn unknown_member() -> Self {
-        let detail = "The group has no such member: it has left, or its lease has run out. Join \
-                      again.";
+        let detail =
+            "The group has no such member: it has left, or its lease has expired. Join again.";
         Self::new(Code::UnknownMember, detail)
     }
 
     fn illegal_generation(generation: i64) -> Self {
         let detail = format!(
-            "The member does not own this partition since the generation it names; the group's \
-             is {generation}. Fetch or heartbeat to learn what it owns."
+            "The member has not owned this partition since the generation it sent; the group's \
+             generation is {generation}. Fetch or send a heartbeat to get the current assignment."
         );
         Self::new(Code::IllegalGeneration, detail).fact("generation", generation)
     }
 
     fn group_not_empty() -> Self {
-        let detail = "The group has members: offsets are committed by them, as members.";
+        let detail = "The group has members, so only its members can commit offsets.";
         Self::new(Code::GroupNotEmpty, detail)
     }
 }

@@ -1,4 +1,4 @@
-//! What is refused of tenants and of their settings.
+//! Errors about tenants and their settings.
 
 use crate::{
     broker::Error,
@@ -9,10 +9,10 @@ use crate::{
 };
 
 impl Error {
-    /// `at`: where the settings are in the body.
+    /// `at` is the pointer to the settings in the body.
     pub fn above_maxima(at: &str, settings: &[(Key, Value, i64)]) -> Self {
         let fault = |(key, value, maximum): &(Key, Value, i64)| {
-            let why = format!("{value} is above {maximum}, the operator's maximum for this tenant");
+            let why = format!("{value} exceeds {maximum}, the operator's maximum for this tenant");
             Fault::new(format!("{at}/{}", key.name()), why)
         };
         Invalid::of(settings.iter().map(fault)).into()
@@ -20,15 +20,15 @@ impl Error {
 
     pub(super) fn tenant_suspended(tenant: &Name) -> Self {
         let detail = format!(
-            "Tenant {tenant} is suspended: an operator has to resume it before anything of it is \
-             served."
+            "Tenant {tenant} is suspended. Its requests are refused until an operator resumes it."
         );
         Self::new(Code::Forbidden, detail)
     }
 
     pub(super) fn tenant_deleted(tenant: &Name) -> Self {
         let detail = format!(
-            "Tenant {tenant} is deleted: what it had is being removed. Its name is free after that."
+            "Tenant {tenant} is deleted and its data is being removed. The name is free \
+             afterwards."
         );
         Self::new(Code::TenantNotFound, detail)
     }

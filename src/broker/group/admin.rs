@@ -1,8 +1,8 @@
-//! Operating groups: seen, reset, deleted.
+//! Administration of groups: describe, reset, delete.
 //!
-//! A reset holds the group's row, so nobody joins, and the rows it moves, as a commit does. A deletion
-//! locks the group's row and all of its offsets. Commits in flight hold one of these: they come before
-//! it, or find their rows gone and make the group anew.
+//! A reset locks the group's row, so that nobody joins, and the rows it changes, like a commit. A
+//! deletion locks the group's row and all of its offsets. Commits in flight hold one of these
+//! locks: they come first, or find their rows gone and create the group again.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,26 +26,26 @@ use crate::{
     store::{self, Connection, group::offsets::OffsetWrite},
 };
 
-/// How often a reset or a deletion starts again when others came between.
+/// How often a reset or a deletion starts again after a conflict.
 const ATTEMPTS: usize = 5;
 
-/// A partition that is to be reset.
+/// A partition to reset.
 #[derive(Clone)]
 struct Target {
     log_id: LogId,
     topic: Name,
     partition: Partition,
-    /// The first record of the instant asked for.
+    /// The first record at or after the requested instant.
     found: Option<Offset>,
 }
 
-/// Why one attempt ended without a result.
+/// Why an attempt ended without a result.
 enum Stop {
     Failed(Error),
     HasMembers,
-    /// A log has vanished since its name was resolved.
+    /// A log was deleted after its name was resolved.
     Vanished,
-    /// It was not to be done: this is what it would answer.
+    /// A dry run, with its result.
     Rehearsed(Vec<CommittedOffset>),
 }
 
@@ -61,7 +61,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// `what`: what was refused.
+/// `what` says what was refused.
 fn stop(refusal: Refusal, what: &str) -> Stop {
     if refusal == Refusal::GroupNotEmpty {
         return Stop::HasMembers;
@@ -74,7 +74,7 @@ fn stop(refusal: Refusal, what: &str) -> Stop {
 fn not_empty(what: &str) -> Error {
     let mut error = Error::from(Refusal::GroupNotEmpty);
     error.detail = format!(
-        "The group has members. Stop them first: they leave, or their leases run out. {what}"
+        "The group has members. Stop them first, so that they leave or their leases expire. {what}"
     );
     error
 }
@@ -111,7 +111,7 @@ impl Broker {
         Ok(description)
     }
 
-    /// Moves the group's offsets, all or none; answers where they are then, by topic and partition.
+    /// Moves the group's offsets, all or none; returns the new ones by topic and partition.
     pub async fn reset_offsets(
         &self,
         tenant: TenantId,
@@ -131,7 +131,7 @@ impl Broker {
             match reset.await {
                 Ok(offsets) => {
                     let count = offsets.len();
-                    tracing::info!(tenant_id = tenant.0, %group, count, to = ?asked.to, "offsets were reset");
+                    tracing::info!(tenant_id = tenant.0, %group, count, to = ?asked.to, "group offsets reset");
                     return Ok(offsets);
                 }
                 Err(Stop::Rehearsed(offsets)) => return Ok(offsets),
@@ -144,11 +144,11 @@ impl Broker {
                 Err(Stop::Vanished) => {}
             }
         }
-        let detail = "Topics were deleted or trimmed meanwhile. Nothing was reset.";
+        let detail = "Topics were deleted or trimmed in the meantime. Nothing was reset.";
         Err(Error::unavailable(detail))
     }
 
-    /// The partitions that are meant, by topic and partition.
+    /// The partitions to reset, by topic and partition.
     async fn targets(
         &self,
         tenant: TenantId,
@@ -178,8 +178,8 @@ impl Broker {
         Ok(targets)
     }
 
-    /// With the first records of the instant that is meant, before anything is locked. None: a log
-    /// has vanished, or was trimmed meanwhile.
+    /// The partitions with the first records of the requested instant, read before anything is
+    /// locked. None: a log was deleted or trimmed in the meantime.
     async fn searched(
         &self,
         tenant: TenantId,
@@ -205,7 +205,7 @@ impl Broker {
         Ok(search.await?)
     }
 
-    /// The name is free at once; a group of that name is another one.
+    /// The name is free at once; a new group with it is a different group.
     pub async fn delete_group(&self, tenant: TenantId, group: &Name) -> Result<(), Error> {
         let mut attempt = 0;
         loop {
@@ -215,7 +215,7 @@ impl Broker {
             });
             match delete.await {
                 Ok(()) => {
-                    tracing::info!(tenant_id = tenant.0, %group, "a group was deleted");
+                    tracing::info!(tenant_id = tenant.0, %group, "group deleted");
                     return Ok(());
                 }
                 // they may be gone, and nobody has noticed yet
@@ -279,7 +279,7 @@ async fn reset(
     Ok(offsets)
 }
 
-/// What the logs hold: [start, end).
+/// The offsets in a log: [start, end).
 async fn ends(
     connection: &mut Connection,
     tenant: TenantId,

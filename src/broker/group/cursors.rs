@@ -1,6 +1,5 @@
-//! Cursors of groups as commits take them: each of its positions is claimed by the ownership in
-//! which it was fetched, so one of a partition that was lost meanwhile, or lost and got back, is
-//! refused.
+//! Group cursors in commits: each position is bound to the ownership in which it was fetched, so
+//! the position of a partition that was lost since, even if the member got it back, is refused.
 
 use crate::{
     broker::{Broker, Error},
@@ -13,7 +12,7 @@ use crate::{
 };
 
 impl Broker {
-    /// A member's cursor. `pointer`: where it was sent.
+    /// Parses a member's cursor. `pointer` is where it was sent.
     pub(in crate::broker) async fn cursor(
         &self,
         tenant: TenantId,
@@ -30,7 +29,7 @@ impl Broker {
         let found = self.group_ids.find(tenant, group, will_do).await?;
         let parsed = found.and_then(|(id, newest)| Some((parse(id)?, newest)));
         let Some((cursor, generation)) = parsed else {
-            let detail = format!("{pointer}: this is no cursor of a fetch of group {group}.");
+            let detail = format!("{pointer}: this is not a cursor from a fetch of group {group}.");
             return Err(Error::new(Code::InvalidCursor, detail));
         };
         let is_later = |position: &Position| position.owned_since > member.generation;
@@ -40,7 +39,8 @@ impl Broker {
         Ok(cursor)
     }
 
-    /// A member has committed a cursor: it lets go of what the answer that it shows has told it to.
+    /// After a member has committed a cursor: releases the partitions that the cursor's answer
+    /// revoked.
     pub(in crate::broker) async fn let_go_with(
         &self,
         tenant: TenantId,

@@ -1,9 +1,9 @@
-//! A member's fetch: records of all its partitions, fair between them, waiting without a connection.
+//! A member's fetch: records of all its partitions, shared fairly, waiting without a connection.
 //!
-//! Every round begins with a beat, which tells what the member owns now and where its logs end, and
-//! goes on with its lease. Where there is nothing, all that the answer hangs on is watched; another
-//! round sees what came before that. A wait ends for records, for a new generation, and for the
-//! lease; then another round decides.
+//! Every round starts with a lease check, which returns the partitions the member owns and their
+//! watermarks, and renews its lease. If there are no records, everything the answer depends on is
+//! watched; the next round sees what came before the watch. A wait ends for records, for a new
+//! generation, and to renew the lease; then the next round decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,39 +40,40 @@ use crate::{
     },
 };
 
-/// How soon a wait looks again at partitions that a prepared transaction holds: nothing tells of its
-/// end.
+/// How soon a wait checks partitions that a prepared transaction holds again, as no notice
+/// announces its end.
 const WITHHELD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A member that fetches.
+/// A member's fetch.
 struct Fetching<'a> {
     tenant: TenantId,
     group: &'a Name,
     member_id: &'a str,
-    /// What the cursor names, and what was found in this fetch: once found, a place is kept.
+    /// Positions from the cursor, and those found in this fetch: a position that was found stays.
     known: BTreeMap<LogId, Position>,
-    /// Which partition has its turn first.
+    /// The log whose turn is first.
     first: usize,
     run: Run,
-    /// What is lost since stays part of the cursor's run, whose commit is refused so.
+    /// Whether positions lost since stay part of the cursor's run, whose commit is then refused.
     continues: bool,
-    /// The generation of the answer that the cursor shows, if that told of something to let go of.
+    /// The generation of the answer that the cursor acknowledges, if that answer revoked
+    /// partitions.
     shown: Option<i64>,
-    /// Of the logs that are waited for, and of the group.
+    /// Watches on the awaited logs and on the group.
     watches: BTreeMap<LogId, Watch>,
 }
 
-/// What a round stands on.
+/// The state of a round.
 struct FetchContext {
     beat: Arc<MemberStatus>,
-    /// Before the beat.
+    /// The time before the lease check.
     seen_at: Instant,
     membership: Membership,
-    /// What is read, by log.
+    /// The positions to read, by log.
     places: Vec<FetchPosition>,
-    /// What else belongs to the run, though no more is read there.
+    /// Other positions of the run, from which nothing more is read.
     unsettled: Vec<Position>,
-    /// Something is withheld.
+    /// Whether records are withheld.
     withholds: bool,
 }
 
@@ -126,11 +127,12 @@ impl Broker {
             woken = self.await_news(&mut fetching, ground, deadline).await?;
             attempts.start = 0;
         }
-        let what = format!("partitions of group {group} lack rows they should have");
+        let what = format!("partitions of group {group} lack expected rows");
         Err(Error::from(store::Error::Unexpected(what)))
     }
 
-    /// Whether the caller may read all that the member owns; before anything is let go of.
+    /// Checks that the caller may read all partitions that the member owns, before anything is
+    /// released.
     async fn permit_all(
         &self,
         tenant: TenantId,
@@ -143,7 +145,7 @@ impl Broker {
         topics.into_iter().try_for_each(permit)
     }
 
-    /// What the member owns and keeps, and where it goes on there.
+    /// The partitions that the member owns and keeps, with their positions.
     async fn fetch_ground(
         &self,
         fetching: &mut Fetching<'_>,
@@ -189,8 +191,8 @@ impl Broker {
         Ok(FetchContext { beat, seen_at, membership, places, unsettled, withholds })
     }
 
-    /// Until there may be another answer, or the lease is to be renewed; not at all where something
-    /// was not watched until now.
+    /// How long to wait until the answer may change or the lease must be renewed; zero if a log was
+    /// not watched until now.
     async fn await_news(
         &self,
         fetching: &mut Fetching<'_>,
@@ -284,9 +286,9 @@ impl<'a> Fetching<'a> {
     fn begin(&mut self, cursor: &str, run: Run, group_id: GroupId) -> Result<(), Error> {
         let Some(cursor) = GroupCursor::parse(cursor, self.tenant, group_id) else {
             let detail = format!(
-                "This is no cursor of a fetch of group {} as it is now: it is mangled, of \
-                 another group or tenant, or of a group of this name that was deleted. Send one as \
-                 an answer gave it, or none.",
+                "This is not a valid cursor of group {}: it is damaged, or belongs to another \
+                 group or tenant, or to a deleted group with this name. Send a cursor from an \
+                 answer unchanged, or none.",
                 self.group
             );
             return Err(Error::new(Code::InvalidCursor, detail));
@@ -305,7 +307,7 @@ impl<'a> Fetching<'a> {
         Ok(())
     }
 
-    /// What is known of a partition, unless it is of another ownership: that does not count.
+    /// The position of a partition, ignored if it belongs to another ownership.
     fn named(&self, owned: &Owned) -> Option<Position> {
         let named = self.known.get(&owned.log_id);
         let named = named.filter(|named| named.owned_since == owned.since).copied()?;
@@ -314,8 +316,8 @@ impl<'a> Fetching<'a> {
         Some(Position { began, ..named })
     }
 
-    /// What was fetched of partitions that the member is to let go of and is not committed yet; and of
-    /// a run that continues also what was fetched of those that it has lost.
+    /// Fetched but uncommitted positions of partitions to be released; and, if the run continues,
+    /// also those of partitions that were lost.
     fn unsettled(&self, kept: &[Owned], revoked: &[Owned], beat: &MemberStatus) -> Vec<Position> {
         let is_unsettled = |owned: &Owned, named: &Position| {
             let Owned { committed_offset, pinned_offset, starts, watermarks, .. } = *owned;
@@ -338,7 +340,7 @@ impl<'a> Fetching<'a> {
         revoked_at.chain(lost.copied()).collect()
     }
 
-    /// Where the partition is read from; none: it is withheld.
+    /// Where the partition is read from; none: its records are withheld.
     fn position(
         &mut self,
         owned: &Owned,
@@ -374,7 +376,7 @@ impl FetchContext {
     }
 }
 
-/// Where it happened.
+/// The partition of an error.
 fn named(error: Error, topic: &Name, partition: Partition) -> Error {
     let detail = format!("{topic}/{partition}: {}", error.detail);
     let error = Error { detail, ..error };

@@ -1,4 +1,4 @@
-//! The numbers of groups, by name, as last seen.
+//! A cache of group ids by name.
 
 use moka::future::Cache;
 
@@ -8,12 +8,12 @@ use crate::{
     store::{self, History, Store},
 };
 
-/// How many groups are remembered.
+/// Maximum number of cached groups.
 const REMEMBERED_GROUPS: u64 = 100_000;
 
 pub struct GroupIds {
     store: Store,
-    /// With a generation that it has had.
+    /// The id with a generation that the group has had.
     known: Cache<(History, TenantId, Name), (GroupId, i64)>,
 }
 
@@ -22,8 +22,8 @@ impl GroupIds {
         Self { store, known: Cache::new(REMEMBERED_GROUPS) }
     }
 
-    /// The group's number, and a generation that it has had: what is remembered, if it will do, else
-    /// what holds now. None: there is no such group.
+    /// Returns the group's id and a generation that it has had: from the cache if that suffices,
+    /// else fresh. None: the group does not exist.
     pub async fn find(
         &self,
         tenant: TenantId,

@@ -1,6 +1,6 @@
-//! The calls of members, looked at together: whether each is still a member, and what it owns. All
-//! that came before a look began share its one statement, and another that renews those leases of
-//! which a third has passed.
+//! Coalesces the calls of group members: all calls that arrived before a lease check share its one
+//! statement, which returns whether each is a member and what it owns, and another statement that
+//! renews those leases of which a third has passed.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,9 @@ use crate::{
     store::{self, Connection, Store, group::leases::MemberStatus},
 };
 
-/// Most members one statement looks at.
+/// Maximum number of members per statement.
 const MEMBERS_PER_BEAT: usize = 1_000;
-/// Heartbeats are in no hurry: those that come within this time of the first go together.
+/// Heartbeats are not urgent: those within this time of the first share a statement.
 const HEARTBEAT_WINDOW: Duration = Duration::from_millis(50);
 
 /// None: there is no such member.
@@ -36,7 +36,7 @@ type Queue = (TenantId, When);
 #[derive(Clone)]
 pub struct Leases {
     store: Store,
-    /// What waits for the next look; an entry means that somebody makes it.
+    /// Calls waiting for the next lease check; an entry means that a task will make it.
     waiting: Arc<Mutex<HashMap<Queue, Vec<LeaseCall>>>>,
 }
 
@@ -45,7 +45,7 @@ impl Leases {
         Self { store, waiting: Arc::default() }
     }
 
-    /// As [`Leases::beat`], with all those of its window.
+    /// Like [`Beats::beat`], together with all calls of its window.
     pub async fn heartbeat(
         &self,
         tenant: TenantId,
@@ -55,7 +55,7 @@ impl Leases {
         self.ask((tenant, When::Later), group, member_id).await
     }
 
-    /// The member as it is now or later. Its lease goes on.
+    /// Returns the member's state as of now or later, and renews its lease.
     pub async fn beat(
         &self,
         tenant: TenantId,

@@ -1,5 +1,5 @@
-//! Joining a group, staying in it, leaving it. All that changes who owns what goes one way: the
-//! group's row is locked, all of the group loaded, the rule asked, and what differs written.
+//! Joining a group, staying in it, and leaving it. Every change of ownership works the same way:
+//! lock the group's row, load the whole group, apply the rule, and write the differences.
 
 pub mod admin;
 pub mod cursors;
@@ -31,23 +31,23 @@ use crate::{
     telemetry,
 };
 
-/// How often a change starts again when others were quicker at the same rows.
+/// How often a change starts again after a conflict on the same rows.
 const CHANGE_ATTEMPTS: usize = 5;
 
-/// What a change is decided on, beside the group.
+/// The context of a change, beside the group.
 pub(super) struct ChangeContext {
     pub topics: Topics,
     pub now: Timestamp,
 }
 
-/// A change that was made.
+/// The result of a change.
 pub(super) struct Changed {
     pub group_id: GroupId,
     pub before: GroupState,
     pub after: GroupState,
-    /// Partitions whose owners were told to let go of them, and had not in time.
+    /// The number of partitions whose owners did not release them in time.
     overdue: usize,
-    /// What who has joined is answered.
+    /// The answer to a join.
     joined: Option<Joined>,
 }
 
@@ -58,12 +58,12 @@ impl Changed {
         }
         if self.overdue > 0 {
             let partitions = self.overdue;
-            tracing::info!(tenant_id = tenant.0, %group, partitions, "members did not let go in time of what they were told to");
+            tracing::info!(tenant_id = tenant.0, %group, partitions, "partitions not released in time were reassigned");
         }
     }
 }
 
-/// Who joins.
+/// A joining member.
 struct Joining {
     subscription: Subscription,
     member_id: String,
@@ -71,8 +71,8 @@ struct Joining {
 }
 
 impl Broker {
-    /// The member's lease begins now. The group is made at its first join. `key`: under which the join
-    /// is done once.
+    /// Starts the member's lease. The first join creates the group. `key` makes the join
+    /// idempotent.
     pub async fn join_group(
         &self,
         tenant: TenantId,
@@ -104,11 +104,11 @@ impl Broker {
             Err(stop) => return Err(stop.into()),
         };
         let Joined { member_id, generation, .. } = &joined;
-        tracing::debug!(tenant_id = tenant.0, %group, member_id, generation, "a member has joined");
+        tracing::debug!(tenant_id = tenant.0, %group, member_id, generation, "member joined");
         Ok(Answer::new(joined))
     }
 
-    /// Renews the lease. `shown`: the generation of an answer that the member has.
+    /// Renews the lease. `shown` is the generation of an answer that the member acknowledges.
     pub async fn heartbeat(
         &self,
         tenant: TenantId,
@@ -122,8 +122,8 @@ impl Broker {
         self.membership(tenant, group, member_id, &beat, shown).await
     }
 
-    /// The member has committed the cursor of an answer of this generation, and lets go of what that
-    /// told it to. Where that fails it is for its next call, or its time runs out.
+    /// Releases partitions after the member has committed the cursor of an answer of this
+    /// generation. If this fails, its next call does it, or its time expires.
     pub(super) async fn let_go(&self, tenant: TenantId, group: &Name, member_id: &str, shown: i64) {
         let id = member_id.to_owned();
         let change = move |state: &mut GroupState, ground: &ChangeContext| {
@@ -133,7 +133,7 @@ impl Broker {
         let _ = self.change_group(tenant, group, "handover", change).await;
     }
 
-    /// What the member owns goes to others at once.
+    /// Reassigns the member's partitions at once.
     pub async fn leave_group(
         &self,
         tenant: TenantId,
@@ -145,11 +145,12 @@ impl Broker {
             Ok(state.leave(&id, &ground.topics, ground.now)?)
         };
         self.change_group(tenant, group, "leave", change).await?;
-        tracing::debug!(tenant_id = tenant.0, %group, member_id, "a member has left");
+        tracing::debug!(tenant_id = tenant.0, %group, member_id, "member left");
         Ok(())
     }
 
-    /// What the member is told. `shown`: the generation of an answer that it has.
+    /// The state of the member for its answer. `shown` is the generation of an answer that it
+    /// acknowledges.
     pub(super) async fn membership(
         &self,
         tenant: TenantId,
@@ -184,7 +185,7 @@ impl Broker {
         Ok(membership)
     }
 
-    /// Why there is no such member.
+    /// Returns the error for a missing member.
     pub(super) async fn no_member(&self, tenant: TenantId, group: &Name) -> Error {
         match self.group_ids.find(tenant, group, |_, _| false).await {
             Ok(Some(_)) => Refusal::UnknownMember.into(),
@@ -193,9 +194,8 @@ impl Broker {
         }
     }
 
-    /// Members whose lease has run out go, partitions that were made meanwhile come in. A group that
-    /// somebody is at is passed by: what it holds up does not hold up the others, and whoever changes
-    /// it does the same.
+    /// Removes members whose lease has expired, and adds newly created partitions. A group that is
+    /// locked is skipped, so that it does not delay others; whoever changes it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
         let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
         let rule = Arc::new(|_: &mut GroupState, _: &ChangeContext| Ok(()));
@@ -205,8 +205,8 @@ impl Broker {
         }
     }
 
-    /// Changes a group, and tells its members. Whatever is asked for, members whose lease has run
-    /// out go first, and partitions that were made meanwhile come in.
+    /// Changes a group, and notifies its members. Every change first removes members whose lease
+    /// has expired and adds newly created partitions.
     pub(super) async fn change_group(
         &self,
         tenant: TenantId,
@@ -217,7 +217,7 @@ impl Broker {
         Ok(self.change(tenant, group, cause, None, rule).await?)
     }
 
-    /// `joins`: makes the group if there is none.
+    /// `joins` creates the group if it does not exist.
     async fn change(
         &self,
         tenant: TenantId,
@@ -240,7 +240,7 @@ impl Broker {
         Ok(changed)
     }
 
-    /// `hurries`: waits for no lock for longer than a few milliseconds.
+    /// With `hurries` it waits for a lock only a few milliseconds.
     async fn try_change(
         &self,
         tenant: TenantId,
@@ -272,7 +272,7 @@ impl Broker {
     }
 }
 
-/// What is to become of a group.
+/// The kind of change.
 pub(super) trait Rule:
     Fn(&mut GroupState, &ChangeContext) -> Result<(), Error> + Send + Sync + 'static
 {
@@ -282,12 +282,12 @@ impl<F> Rule for F where
 {
 }
 
-/// Why one attempt of a change ended without a result.
+/// Why an attempt at a change ended without a result.
 enum Stop {
     Failed(Error),
-    /// Others were quicker at the same rows.
+    /// A conflict on the same rows.
     Again(store::Error),
-    /// The join was done before, under the same key.
+    /// The join was already done, with the same key.
     Before(Joined),
 }
 
@@ -367,7 +367,7 @@ async fn decide(
     Ok(Changed { group_id: locked.group_id, before, after, overdue, joined })
 }
 
-/// What a member of this id is told of its join.
+/// The answer to a join of this member.
 fn joined(state: &GroupState, member_id: &str) -> Option<Joined> {
     let member = state.members.get(member_id)?;
     let Membership { generation, assignment, .. } = state.membership(member_id);
@@ -380,12 +380,12 @@ fn joined(state: &GroupState, member_id: &str) -> Option<Joined> {
     })
 }
 
-/// How long a lease is to be, if the tenant permits it.
+/// Checks the requested lease against the tenant's limits.
 fn session_timeout_ms(asked_ms: Option<i64>, settings: &OwnSettings) -> Result<i64, Error> {
     rules::group::session_timeout_ms(asked_ms, settings).map_err(|range| {
         let (least, most) = (range.start(), range.end());
         let detail = format!(
-            "{least} to {most} is expected: session_timeout_min_ms and session_timeout_max_ms say so"
+            "expected {least} to {most} (session_timeout_min_ms to session_timeout_max_ms)"
         );
         Error::invalid("/session_timeout_ms", &detail)
     })

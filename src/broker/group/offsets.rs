@@ -1,4 +1,4 @@
-//! CommitResult offsets of groups, outside of transactions: committed whole or not at all, and shown.
+//! Offset commits outside of transactions, all or nothing, and the list of committed offsets.
 
 use std::collections::BTreeMap;
 
@@ -26,17 +26,17 @@ use crate::{
     telemetry,
 };
 
-/// How often a commit starts again when a topic has vanished under it.
+/// How often a commit starts again when a topic has been deleted.
 const COMMIT_ATTEMPTS: usize = 5;
-/// How many partitions a refusal names.
+/// Maximum number of partitions in a refusal.
 const NAMED_PARTITIONS: usize = 20;
 
-/// Why one attempt of a commit ended without a result.
+/// Why an attempt at a commit ended without a result.
 enum Stop {
     Failed(Error),
-    /// A log has vanished since its name was resolved.
+    /// A log was deleted after its name was resolved.
     Vanished,
-    /// It was done before, under the same key.
+    /// The commit was already done, with the same key.
     Before(Vec<CommittedOffset>),
 }
 
@@ -52,7 +52,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// What has been committed, and whether that changed anything.
+/// The committed offsets, and whether the commit changed anything.
 struct CommitResult {
     offsets: Answer<Vec<CommittedOffset>>,
     is_new: bool,
@@ -66,8 +66,8 @@ impl CommitResult {
 }
 
 impl Broker {
-    /// Answers what is committed now where something was to be committed, by topic and partition. `key`:
-    /// under which it is done once.
+    /// Returns the offsets now committed in these partitions, by topic and partition. `key` makes
+    /// the commit idempotent.
     pub async fn commit_offsets(
         &self,
         tenant: TenantId,
@@ -124,11 +124,11 @@ impl Broker {
             }
         }
         Err(Error::unavailable(
-            "Topics were deleted and made again meanwhile. Nothing was changed.",
+            "Topics were deleted and created again in the meantime. Nothing was changed.",
         ))
     }
 
-    /// What is to be committed, by topic and partition. `anew`: a log has vanished since its name was
+    /// The offsets to commit, by topic and partition. `anew`: a log was deleted after its name was
     /// resolved.
     async fn wanted(
         &self,
@@ -178,7 +178,8 @@ impl Broker {
         }
     }
 
-    /// All must lie in their logs as of now. None: a log has vanished since its name was resolved.
+    /// Checks that all offsets are within their logs. None: a log was deleted after its name was
+    /// resolved.
     async fn within_logs(
         &self,
         tenant: TenantId,
@@ -197,8 +198,8 @@ impl Broker {
             };
             if *offset > high_watermark {
                 let detail = format!(
-                    "Offset {offset} lies above the high watermark {high_watermark} of \
-                     {topic}/{partition}: nothing is there to go on from. Nothing was committed."
+                    "Offset {offset} exceeds the high watermark {high_watermark} of \
+                     {topic}/{partition}. Nothing was committed."
                 );
                 return Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
@@ -209,7 +210,7 @@ impl Broker {
         Ok(Some(within))
     }
 
-    /// All that the group has committed, by topic and partition, as of now.
+    /// All offsets that the group has committed, by topic and partition, as of now.
     pub async fn group_offsets(
         &self,
         tenant: TenantId,
@@ -223,7 +224,7 @@ impl Broker {
     }
 }
 
-/// An offset that is to be committed, and by what right.
+/// An offset to commit, with the right to commit it.
 struct Wanted {
     log_id: LogId,
     item: OffsetItem,
@@ -237,7 +238,7 @@ impl Wanted {
     }
 }
 
-/// Counts a refused commit, if it was of a member that had lost what it was to commit.
+/// Counts a refused commit if its member had lost the partition.
 pub(in crate::broker) fn count_fenced(form: &'static str, refused: &Error) {
     if matches!(refused.code, Code::UnknownMember | Code::IllegalGeneration) {
         metrics::counter!(telemetry::FENCED_COMMITS_TOTAL, "form" => form).increment(1);
@@ -308,7 +309,7 @@ async fn write(
     Ok(CommitResult { offsets: Answer::new(offsets), is_new: !commits.is_empty() })
 }
 
-/// What was refused, by name where that tells more.
+/// The refusal, with partition names where they help.
 fn refusal(refused: Refused, wanted: &[Wanted]) -> Stop {
     let Refused { refusal, items: concerned } = refused;
     let named = concerned.iter().take(NAMED_PARTITIONS).filter_map(|index| wanted.get(*index));

@@ -1,10 +1,10 @@
-//! The janitor's part that compacts logs: rounds of `rules::compaction` over topics whose `cleanup`
-//! is `compact`.
+//! The janitor task that compacts logs: it applies `rules::compaction` to topics whose `cleanup` is
+//! `compact`.
 //!
-//! A round reads rows without locks, chunk by chunk, and changes those of a chunk that lose records in
-//! one transaction, which holds the head for milliseconds and goes by what it was read: if another
-//! replica was at the rows meanwhile, the round ends and leaves the log to that one. A claim keeps
-//! replicas from doing the same work; it is nothing that anything hangs on.
+//! A round reads rows without locks, chunk by chunk, and rewrites those of a chunk that lose
+//! records in one transaction. It holds the head for milliseconds and verifies what was read: if
+//! another replica changed the rows meanwhile, the round ends and leaves the log to it. A claim
+//! avoids duplicate work between replicas; correctness does not depend on it.
 
 use std::{
     sync::{
@@ -32,15 +32,15 @@ use crate::{
     telemetry,
 };
 
-/// Logs looked at in one round; the next round goes on behind them.
+/// Maximum number of logs checked per round; the next round continues after them.
 const LOGS_PER_ROUND: i64 = 1_000;
-/// What is read, and at most rewritten, at once.
+/// Maximum size read, and rewritten, at once.
 const CHUNK_BYTES: i64 = 512 * 1024;
 const ROWS_PER_CHUNK: i64 = 1_000;
-/// For so long a replica that dies in a round keeps the others from the log.
+/// How long the claim of a dead replica keeps others from the log.
 const CLAIM_MS: i64 = 600_000;
 
-/// Where the next round begins.
+/// Where the next round starts.
 #[derive(Default)]
 pub struct Compaction {
     after_log: AtomicI64,
@@ -51,7 +51,7 @@ impl Task for Compaction {
     const EVERY: Every = Every::QuarterMinute;
     type Item = Candidate;
 
-    /// Logs that are due.
+    /// The logs that are due.
     async fn due(&self, broker: &Broker) -> Result<Vec<Candidate>, store::Error> {
         let after = LogId(self.after_log.load(Ordering::Relaxed));
         let candidates = broker.store.run(move |connection| {
@@ -65,18 +65,18 @@ impl Task for Compaction {
         Ok(candidates)
     }
 
-    /// All of a log, in transactions of its own.
+    /// Compacts a whole log in transactions of its own.
     async fn chunk(&self, broker: &Broker, log: Candidate, _: i64) -> Result<Chunk, store::Error> {
         compact(&broker.store, log).await
     }
 }
 
-/// How long tombstones stay. None: for ever.
+/// How long tombstones are kept. None: forever.
 fn delay_ms(candidate: &Candidate) -> Option<i64> {
     in_force(Key::RetentionMs, &[&candidate.topic, &candidate.tenant]).number()
 }
 
-/// A round over a log, unless another replica is at it.
+/// Runs a round over a log, unless another replica does.
 async fn compact(store: &Store, candidate: Candidate) -> Result<Chunk, store::Error> {
     let round = Round { store, candidate: &candidate, begun: Instant::now() };
     match round.run().await {
@@ -93,20 +93,20 @@ struct Round<'a> {
     begun: Instant,
 }
 
-/// What a round has done.
+/// The result of a round.
 #[derive(Default)]
 struct RoundResult {
-    /// Rows changed, and what they lost.
+    /// The number of rewritten rows, and the records they lost.
     rows: u64,
     dropped_records: i64,
     freed_bytes: i64,
-    /// What is left in all rows it went over.
+    /// What is left in all rows of the round.
     left_records: i64,
     tombstones: i64,
 }
 
 impl Round<'_> {
-    /// None: the log is left to another replica, or has vanished.
+    /// Returns none if the log is left to another replica, or was deleted.
     async fn run(self) -> Result<Option<RoundResult>, store::Error> {
         let Candidate { log: (tenant, log), standing, now, .. } = *self.candidate;
         janitor::snapshot(self.store, tenant, log).await?;
@@ -148,7 +148,7 @@ impl Round<'_> {
         Ok(Some(done))
     }
 
-    /// Learns the dirty rows, as far as memory allows; answers how far that was.
+    /// Collects the keys of the dirty rows, as far as memory allows; returns how far.
     async fn learn(
         &self,
         server: Server,
@@ -179,7 +179,8 @@ impl Round<'_> {
         read.await
     }
 
-    /// Drops what may go of these rows. False: they are not as they were read.
+    /// Removes the superseded records of these rows. False: the rows have changed since they were
+    /// read.
     async fn clean(
         &self,
         server: Server,
@@ -230,7 +231,7 @@ impl Round<'_> {
             left_records = done.left_records,
             tombstones = done.tombstones,
             duration_ms = self.begun.elapsed().as_millis() as u64,
-            "a log was compacted"
+            "log compacted"
         );
     }
 }

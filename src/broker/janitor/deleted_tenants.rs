@@ -1,12 +1,12 @@
-//! The janitor's part that removes what deleted tenants have, and them.
+//! The janitor task that removes deleted tenants and their data.
 //!
-//! Chunk by chunk, each a database transaction of its own, by any number of replicas at once: each
-//! asks what is left and does the first of it. So nothing is lost with a replica that dies, and what
-//! requests in flight have made behind it is found as well. Prepared transactions are aborted first,
-//! for they hold their topics. Then the topics go, as a topic is deleted, and nothing can be appended
-//! any more; their logs are left to the task that removes such logs. Only without topics the rest goes.
-//! The tenant's row is the last, and stays for longer than any request lives that knew the tenant
-//! before it was deleted: none makes a row for a tenant that is gone.
+//! It works in chunks, each a database transaction of its own, on any number of replicas at once:
+//! each looks up what is left and removes the first of it. So a dying replica loses nothing, and
+//! rows that requests in flight have created are found as well. Prepared transactions are aborted
+//! first, because they hold topics. Then the topics are deleted like any topic, after which nothing
+//! can be appended; their logs are left to the task for deleted logs. Everything else follows. The
+//! tenant's row is last, and is kept longer than any request that found the tenant can run, so that
+//! no request creates rows for a removed tenant.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -26,17 +26,17 @@ use crate::{
     },
 };
 
-/// Tenants looked at in one round; the next round goes on behind them.
+/// Maximum number of tenants checked per round; the next round continues after them.
 const TENANTS_PER_ROUND: i64 = 1_000;
-/// Each in a database transaction of its own.
+/// Maximum number of transactions aborted per chunk, each in its own database transaction.
 const PREPARED_PER_CHUNK: i64 = 10;
-/// A quarter of an hour: a body may take ten minutes to arrive, and all else takes less than one.
+/// A quarter of an hour: a body may take ten minutes to arrive, everything else less than one.
 const KNOWN_FOR_MS: i64 = 900_000;
 
-/// What deleted tenants have, and they.
+/// Removes deleted tenants and their data.
 #[derive(Default)]
 pub struct DeletedTenants {
-    /// Where the next round begins.
+    /// Where the next round starts.
     after_tenant: AtomicI64,
 }
 
@@ -66,7 +66,7 @@ impl Task for DeletedTenants {
     }
 }
 
-/// Removes about so many rows of what a deleted tenant has.
+/// Removes about this many rows of a deleted tenant.
 async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, store::Error> {
     let store = &broker.store;
     let left =
@@ -95,7 +95,7 @@ async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, s
     end(store, tenant).await
 }
 
-/// How many. One that somebody is at holds its topics until the next round.
+/// Returns the number of aborted transactions. A locked one holds its topics until the next round.
 async fn abort_prepared(broker: &Broker, tenant: TenantId) -> Result<u64, store::Error> {
     let prepared = broker.store.run(move |c| {
         Box::pin(store::janitor::deleted_tenants::prepared(c, tenant, PREPARED_PER_CHUNK))
@@ -113,7 +113,7 @@ async fn abort_prepared(broker: &Broker, tenant: TenantId) -> Result<u64, store:
     Ok(aborted)
 }
 
-/// Removes the last partitions of a topic, or all of it if it has no more.
+/// Removes the last partitions of a topic, or the whole topic if it has no others.
 async fn remove_partitions(
     broker: &Broker,
     tenant: TenantId,
@@ -128,10 +128,10 @@ async fn remove_partitions(
     Ok(Chunk { rows: gone.len() as u64, more: true })
 }
 
-/// The logs that are gone. None: there is no topic that nobody is at.
+/// Returns the removed logs. None: no unlocked topic is left.
 ///
-/// Each step leaves a whole topic, with fewer partitions. Who knows more of them finds their heads
-/// gone, or the journal's fence moved, and resolves the name again.
+/// Each step leaves a consistent topic with fewer partitions. A request that knows more of them
+/// finds their heads gone, or the journal's fence moved, and resolves the name again.
 async fn shrink(
     connection: &mut Connection,
     tenant: TenantId,
@@ -162,7 +162,7 @@ async fn shrink(
     Ok(Some(last))
 }
 
-/// Removes the tenant's row, if it is time and nothing else is left.
+/// Removes the tenant's row if it is old enough and nothing else is left.
 async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
     let end = store.transaction(move |connection| {
         Box::pin(async move {
@@ -175,7 +175,7 @@ async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
                 tracing::debug!(
                     tenant_id = tenant.0,
                     ?left,
-                    "a deleted tenant has something still"
+                    "a deleted tenant still has data"
                 );
                 return Ok(None);
             }
@@ -187,7 +187,7 @@ async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
     tracing::info!(
         tenant_id = tenant.0,
         tenant = name,
-        "a deleted tenant is gone, with all it had"
+        "deleted tenant removed with all its data"
     );
     Ok(Chunk { rows: 1, more: false })
 }

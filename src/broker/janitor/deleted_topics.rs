@@ -1,4 +1,4 @@
-//! What is left of deleted topics.
+//! Removes what deleted topics have left behind.
 
 use super::{Task, transaction};
 use crate::{
@@ -31,7 +31,7 @@ impl Task for DoomedLogs {
     }
 }
 
-/// Their keys that would be remembered for ever.
+/// Removes their dedup keys in the ring that never turns.
 pub struct DoomedTopics;
 
 impl Task for DoomedTopics {

@@ -1,6 +1,5 @@
-//! The janitor's part that forgets groups: those without members that have committed nothing for
-//! longer than their tenant allows, each as a whole. It locks as a deletion does, and passes by what
-//! somebody is at.
+//! The janitor task that expires groups: those without members and without commits for longer than
+//! their tenant allows, each as a whole. It locks like a deletion and skips locked rows.
 
 use super::{Task, Tenants, transaction};
 use crate::{
@@ -14,10 +13,10 @@ use crate::{
     telemetry,
 };
 
-/// Groups looked at in one round.
+/// Maximum number of groups checked per round.
 const GROUPS_PER_ROUND: i64 = 100;
 
-/// Forgets groups that have been idle too long.
+/// Expires idle groups.
 #[derive(Default)]
 pub struct Groups {
     tenants: Tenants,
@@ -54,13 +53,13 @@ impl Task for Groups {
         });
         let Some(rows) = look.await? else { return Ok(Chunk::default()) };
         metrics::counter!(telemetry::EXPIRED_GROUPS_TOTAL).increment(1);
-        tracing::info!(tenant_id = tenant.0, %group, "a group has expired, with its offsets");
+        tracing::info!(tenant_id = tenant.0, %group, "group expired with its offsets");
         Ok(Chunk { rows, more: false })
     }
 }
 
-/// Forgets the group if it has been idle too long, and answers how many rows it had; else notes when
-/// it was active.
+/// Expires the group if it has been idle for too long, and returns the number of its rows;
+/// otherwise records when it was active.
 async fn look(
     connection: &mut Connection,
     tenant: TenantId,

@@ -1,5 +1,5 @@
-//! Rings of keys turn when their periods are over: the next partition is emptied as a whole. And it is
-//! measured what they hold, for windows that are for ever above all.
+//! Turns the rings of dedup keys at the end of their periods: the next partition is truncated. Also
+//! measures their contents, mainly for unlimited windows.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::{
 
 const MEASURED_EVERY: Duration = Duration::from_secs(60);
 
-/// Turns rings. Emptying a partition needs it for itself for a moment, while nobody looks up any key;
-/// one that is read for long (by a backup) is not waited for, and the ring turns later.
+/// Turns rings. Truncating a partition needs an exclusive lock for a moment, in which nobody looks
+/// up keys. If a partition is locked for long (by a backup), the ring turns later.
 pub struct KeyRings;
 
 impl Task for KeyRings {
@@ -43,7 +43,7 @@ async fn turn(connection: &mut Connection, ring: Ring) -> Result<Chunk, store::E
     Ok(Chunk { rows, more: false })
 }
 
-/// Measures what the rings hold.
+/// Measures the contents of the rings.
 pub struct KeySizes(Throttle);
 
 impl Default for KeySizes {

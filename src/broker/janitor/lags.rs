@@ -1,5 +1,5 @@
-//! How many tenants, groups and members there are, and how far the groups are behind: the same on every
-//! replica, and measured by each as seldom as it is worth.
+//! Counts tenants, groups and members, and measures the lag of groups: the same on every replica,
+//! and throttled, as it is expensive.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::{
     telemetry::{self, OTHERS},
 };
 
-/// The statement goes over all offsets of all groups.
+/// The interval for a statement over all offsets of all groups.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 pub struct Lags {
-    /// Groups and topics that are shown by name; 0: the lag is not measured.
+    /// Maximum number of groups and topics shown by name; 0: lag is not measured.
     max_series: usize,
     seldom: Throttle,
 }
@@ -70,7 +70,7 @@ impl Task for Lags {
     }
 }
 
-/// By name, and the sum of all others.
+/// The lags by name, and the sum of all others.
 fn show(lags: &[Lag], others: i64) {
     let mut series: Vec<(Vec<&str>, i64)> = lags
         .iter()

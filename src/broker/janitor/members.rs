@@ -1,4 +1,4 @@
-//! Members whose lease has run out are gone; partitions that were made are assigned.
+//! The janitor task that removes members with expired leases and assigns new partitions.
 
 use super::{Every, Task};
 use crate::{
@@ -7,16 +7,16 @@ use crate::{
     store::{self, janitor::Chunk},
 };
 
-/// In one round, for each cause.
+/// Maximum number of groups per round, for each cause.
 const GROUPS_PER_ROUND: i64 = 100;
 
 pub struct Members;
 
 impl Task for Members {
     const NAME: &'static str = "members";
-    /// The partitions of a member that is gone wait for this.
+    /// Urgent: the partitions of a dead member wait for this.
     const EVERY: Every = Every::HalfSecond;
-    /// A group, and why it is looked at.
+    /// A group, and why it is due.
     type Item = (TenantId, Name, &'static str);
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {

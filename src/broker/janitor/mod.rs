@@ -1,34 +1,36 @@
-//! The janitor: whatever expires, or is to be removed, folded or measured, in one shape.
+//! The janitor: all background maintenance (expiry, removal, snapshots, measurements) in one
+//! framework.
 //!
-//! A `Task` finds what is due, without locks and only so much, and works it off item by item in
-//! chunks. A chunk is one database transaction (`transaction`): it locks its item, or passes by what
-//! somebody else holds (`skip locked`; where that is so nearly always, it waits very briefly), looks
-//! again whether it is due still, and does so many rows of it. So every replica runs a janitor and
-//! none leads: two at one item do what one of them would.
+//! A `Task` finds due items without locks, a limited number at a time, and processes them in
+//! chunks. A chunk is one database transaction (`transaction`): it locks its item, or skips one
+//! that is locked (`skip locked`; where locks are nearly permanent, it waits very briefly), checks
+//! again whether it is due, and processes a limited number of rows. So every replica runs a janitor
+//! and there is no leader: two on one item do the same as one.
 //!
 //! ```text
 //! every 500 ms   members
 //! every second   transactions, staged, outcomes, trim, ... one after the other
 //! every 15 s     compaction
 //!
-//! a round of a task:   what the last round left, then what is due     [a b c]
-//!                      a chunk of each in turn, until nothing is left  a b c a c a
-//!                      or its time is over: the rest is the next round's
+//! a round of a task:   items the last round left, then due items       [a b c]
+//!                      a chunk of each in turn, until none is left     a b c a c a
+//!                      or the time is up: the next round does the rest
 //! ```
 //!
-//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. (But of
-//!   compaction, which goes over a whole log in short transactions of its own.) The first of an item
-//!   is small, and the next grows or shrinks by the time it took (`size`), so rows of a megabyte and
-//!   slow disks get small ones.
-//! - No task takes more than `TASK_TIME` of a round (compaction `PATIENT_TASK_TIME`), and no item more
-//!   than its turn.
-//! - An item whose lock is not had in time is counted and found again. Any other failure ends the
-//!   round of its task: the items behind it are the next round's, so none holds up the others for ever.
-//! - Each task has the same metrics, by its name.
+//! - A chunk lasts as long as any lock that it holds, and waits only briefly for more. (Except
+//!   compaction, which covers a whole log in short transactions of its own.) The first chunk of an
+//!   item is small, and the next grows or shrinks with the time it took (`size`), so rows of a
+//!   megabyte and slow disks get small chunks.
+//! - No task takes more than `TASK_TIME` of a round (compaction: `PATIENT_TASK_TIME`), and no item
+//!   more than its turn.
+//! - An item that cannot be locked in time is counted and found again. Any other failure ends the
+//!   round of its task: the items after it are processed in the next round, so no item blocks the
+//!   others.
+//! - Every task has the same metrics, labelled with its name.
 //!
-//! To add a task: implement `Task` for a struct, which has its state if it needs any (`Tenants` to go
-//! over all of them, `Throttle` to do so less often); add it to the list in `Janitor::new`, and its
-//! name to the label `task` in `telemetry::table`.
+//! To add a task: implement `Task` for a struct, which holds its state if it needs any (`Tenants`
+//! to iterate over all tenants, `Seldom` to run less often); add it to the list in `Janitor::new`,
+//! and its name to the label `task` in `telemetry::table`.
 
 pub mod compaction;
 pub mod deleted_tenants;
@@ -63,36 +65,36 @@ use crate::{
     telemetry,
 };
 
-/// Of a task in a round, but for the end of its last chunk.
+/// Time limit of a task per round, not counting the end of its last chunk.
 const TASK_TIME: Duration = Duration::from_millis(250);
-/// Of one for which nothing else has to wait.
+/// Time limit of a task that nothing else waits for.
 const PATIENT_TASK_TIME: Duration = Duration::from_secs(10);
 
-/// How often there is a round of a task.
+/// How often a task runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Every {
-    /// Somebody waits for it.
+    /// Something waits for it.
     HalfSecond,
     Second,
-    /// It may take its time, which nothing else has to wait for.
+    /// It may take its time; nothing else waits for it.
     QuarterMinute,
 }
 
-/// Something that the janitor does.
+/// A task of the janitor.
 pub trait Task: Send + Sync + 'static {
     /// The label of its metrics.
     const NAME: &'static str;
     const EVERY: Every = Every::Second;
-    /// What chunks are of.
+    /// The unit of work, processed in chunks.
     type Item: Clone + Send;
 
-    /// What is due, as it stands without locks: at most as many as are worth a round.
+    /// Finds due items without locks: at most as many as a round can process.
     fn due(
         &self,
         broker: &Broker,
     ) -> impl Future<Output = Result<Vec<Self::Item>, store::Error>> + Send;
 
-    /// Does about so many rows of an item, if it is due still and nobody else is at it.
+    /// Processes about this many rows of an item if it is still due and not locked.
     fn chunk(
         &self,
         broker: &Broker,
@@ -129,8 +131,8 @@ impl Janitor {
         ])
     }
 
-    /// One round of everything that is due, however long it takes. A task that fails does not hold
-    /// up the others.
+    /// Runs one round of everything that is due, however long it takes. A failing task does not
+    /// block the others.
     pub async fn sweep(&self, broker: &Broker) -> Result<(), store::Error> {
         let mut swept = Ok(());
         for task in &self.0 {
@@ -140,7 +142,7 @@ impl Janitor {
     }
 }
 
-/// Rounds until it is dropped. What somebody waits for is not kept waiting by the rest.
+/// Runs rounds until it is dropped. Urgent tasks do not wait for the others.
 pub async fn run(broker: Arc<Broker>) {
     let half_second = rounds(&broker, Every::HalfSecond, Duration::from_millis(500));
     let second = rounds(&broker, Every::Second, Duration::from_millis(1_000));
@@ -161,7 +163,7 @@ async fn rounds(broker: &Broker, every: Every, interval: Duration) {
     }
 }
 
-/// A task of whatever items.
+/// A task with items of any type.
 trait Rounds: Send + Sync {
     fn every(&self) -> Every;
     fn round<'a>(
@@ -173,7 +175,7 @@ trait Rounds: Send + Sync {
 
 struct Running<T: Task> {
     task: T,
-    /// What the last round did not come to, each with the size of its next chunk.
+    /// Items left by the last round, each with the size of its next chunk.
     left: Mutex<VecDeque<(T::Item, i64)>>,
 }
 
@@ -245,7 +247,8 @@ impl<T: Task> Running<T> {
     }
 }
 
-/// One database transaction, which waits for no lock for longer than others may wait for its own.
+/// Runs one database transaction, which waits for a lock no longer than others may wait for its
+/// own.
 pub async fn transaction<T: Send + 'static>(
     store: &Store,
     work: impl Work<T, store::Error>,
@@ -259,7 +262,7 @@ pub async fn transaction<T: Send + 'static>(
     hurried.await
 }
 
-/// A chunk, measured; and how many rows the next one of its item may have.
+/// The result of a chunk, and the number of rows for the next one.
 async fn measured(
     task: &'static str,
     rows: i64,
@@ -285,7 +288,7 @@ fn tell(task: &'static str, took: Duration, result: &Result<(), store::Error>) {
         }
         Err(error) => {
             metrics::counter!(telemetry::JANITOR_FAILURES_TOTAL, "task" => task).increment(1);
-            tracing::debug!(%error, task, "the janitor will try again");
+            tracing::debug!(%error, task, "a janitor task will be retried");
         }
     }
 }

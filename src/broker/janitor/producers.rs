@@ -1,12 +1,12 @@
-//! The janitor's part that forgets producers: those that have been idle for longer than their
-//! tenant allows, each as a whole and in one transaction.
+//! The janitor task that expires producers: those idle for longer than their tenant allows, each as
+//! a whole and in one transaction.
 //!
-//! An expiry locks like an open: the session row, then the heads of every log the producer is
-//! registered in. With them it holds all that could make the producer active: a first append and any
-//! call on a transaction wait for the session row, any other append for a head. What is in flight
-//! holds one of them and is waited for and seen, or finds the fence moved, reads the session row
-//! anew, and there is none. All heads are held at once, however many: only those of a producer that
-//! a look without them found idle.
+//! An expiry locks like an open: the session row, then the heads of every log in which the producer
+//! is registered. These cover everything that can make the producer active: a first append and any
+//! transaction call need the session row, any other append needs a head. A request in flight holds
+//! one of them, so the expiry waits for it and sees its effect; a later one finds the fence moved,
+//! reads the session row again, and finds none. All heads are held at once, however many, but only
+//! for producers that a check without locks found idle.
 
 use uuid::Uuid;
 
@@ -26,10 +26,10 @@ use crate::{
     telemetry,
 };
 
-/// Producers looked at, and open ids dropped, in one round.
+/// Maximum number of producers checked, and of open ids removed, per round.
 const PRODUCERS_PER_ROUND: i64 = 1_000;
 
-/// Forgets producers that have been idle too long.
+/// Expires idle producers.
 #[derive(Default)]
 pub struct Producers {
     tenants: Tenants,
@@ -71,7 +71,7 @@ impl Task for Producers {
     }
 }
 
-/// Drops the open ids that expired producers have left, once no open is accepted by them.
+/// Removes the open ids of expired producers once no open accepts them any more.
 pub struct OpenIds;
 
 impl Task for OpenIds {
@@ -107,8 +107,8 @@ impl Task for OpenIds {
     }
 }
 
-/// Forgets the producer if it has been idle too long, and answers what it was; else notes when it
-/// was active.
+/// Expires the producer if it has been idle for too long, and returns its kind; otherwise records
+/// when it was active.
 async fn look(
     connection: &mut Connection,
     tenant: TenantId,
@@ -138,11 +138,11 @@ async fn look(
     Ok(Some((locked.session, chunk)))
 }
 
-/// What does not change while the session is locked.
+/// State that cannot change while the session is locked.
 struct LockedSession {
     session: SessionRow,
     limit_ms: Option<i64>,
-    /// But for its rows. Whoever begins a transaction holds the session, too; one that is ended
+    /// Ignores its rows. Beginning a transaction locks the session, too; a transaction that ends
     /// meanwhile was open.
     activity: Activity,
 }
@@ -161,7 +161,7 @@ async fn verdict(
     Ok(judge(session, &Activity { last_appended_at, ..*activity }, *limit_ms, now))
 }
 
-/// Nothing older can matter.
+/// Activity before this time does not matter.
 fn since(now: Timestamp, limit_ms: Option<i64>) -> Timestamp {
     Timestamp(now.0 - limit_ms.unwrap_or(0))
 }
@@ -174,6 +174,6 @@ fn tell(tenant: TenantId, expired: &SessionRow) {
         tenant_id = tenant.0,
         producer_id = expired.producer_id.0,
         transactional_id,
-        "a producer has expired"
+        "producer expired"
     );
 }

@@ -1,14 +1,13 @@
-//! The janitor's part that lets old records go: those older than their topic keeps them, and the
-//! oldest where a partition has more bytes than it may.
+//! The janitor task that enforces retention: it removes records older than their topic keeps them,
+//! and the oldest records of partitions that exceed their size.
 //!
-//! Nothing is written down of when a log is due next: each round looks at the next logs of all, at
-//! their heads and the row that each starts with. A log that may have something to lose is locked as
-//! by an append, judged anew, and starts behind a chunk of its oldest rows from then on. Those that a
-//! snapshot has passed are removed in the same step, so that the next one finds its size as it is;
-//! others wait, as after a trim by hand, for the snapshot.
+//! No schedule is stored: each round checks the next logs of all, by their heads and first rows. A
+//! log that may exceed a limit is locked as by an append and checked again, and its log start moves
+//! past a chunk of its oldest rows. Rows covered by a snapshot are removed in the same step, so
+//! that the next one sees the current size; other rows wait for the snapshot, as after a trim.
 //!
-//! A prepared transaction that is to commit a group's offset holds the records from there on. One
-//! that is being prepared while the head is locked comes after the step.
+//! A prepared transaction that will commit a group's offset holds the records from there on. One
+//! that is prepared while the head is locked comes after the step.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,18 +23,19 @@ use crate::{
     telemetry,
 };
 
-/// Logs looked at in a round, and tenants that they may be of; the next round goes on behind them.
+/// Maximum number of logs checked per round, and of the tenants that they may belong to; the next
+/// round continues after them.
 const LOGS_PER_ROUND: i64 = 2_000;
 const TENANTS_PER_ROUND: i64 = 1_000;
 
-/// Where the next round begins.
+/// Where the next round starts.
 #[derive(Default)]
 pub struct Retention(Mutex<Round>);
 
 #[derive(Clone, Copy)]
 struct Round {
     after: Due,
-    /// The most that was found since the first log.
+    /// The greatest overdue time since the first log.
     overdue_ms: i64,
 }
 
@@ -45,11 +45,11 @@ impl Default for Round {
     }
 }
 
-/// What a look at some logs has found.
+/// The result of checking some logs.
 struct DueLogs {
     due: Vec<Due>,
     overdue_ms: i64,
-    /// The last that was looked at, if there may be more behind it.
+    /// The last log checked, if there may be more after it.
     last: Option<Due>,
 }
 
@@ -57,7 +57,7 @@ impl Task for Retention {
     const NAME: &'static str = "retention";
     type Item = Due;
 
-    /// Logs that may have something to lose.
+    /// Logs that may exceed a limit.
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
         let round = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = broker.store.run(move |c| Box::pin(find(c, round.after))).await?;
@@ -74,7 +74,7 @@ impl Task for Retention {
         Ok(found.due)
     }
 
-    /// One step of a log: at most so many rows.
+    /// One step of a log, of at most this many rows.
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
         let take = transaction(&broker.store, move |c| Box::pin(take(c, log, rows)));
         let (by_time, by_bytes, chunk) = take.await?;

@@ -1,16 +1,16 @@
-//! How many rows a chunk may have: as many as can be done while others wait for a lock.
+//! Sizes of chunks: as many rows as can be processed while others wait for a lock.
 
 use std::time::Duration;
 
-/// Of an item of which nothing is known.
+/// The first chunk of an item.
 pub const FIRST: i64 = 50;
-/// Whatever a flush takes, something is done.
+/// The minimum, however slow a flush is.
 const LEAST: i64 = 10;
 const MOST: i64 = 500;
-/// What a chunk should take at most.
+/// The target duration of a chunk.
 const AIM: Duration = Duration::from_millis(20);
 
-/// After a chunk of so many rows, which took so long.
+/// The next size, after a chunk of this many rows took this long.
 pub fn next(rows: i64, took: Duration) -> i64 {
     let next = if took < AIM / 2 {
         rows * 2

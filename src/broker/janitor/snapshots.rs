@@ -1,4 +1,5 @@
-//! Snapshots: the rows since the last one are folded into the registered states.
+//! The janitor task that takes snapshots: it folds the rows since the last one into the stored
+//! producer states.
 
 use std::{
     collections::BTreeMap,
@@ -20,15 +21,16 @@ use crate::{
     telemetry,
 };
 
-/// Logs that are due after a trim by hand, and those that are looked at for what lies behind their snapshots.
+/// Maximum number of logs due after a trim, and of logs checked for rows since their snapshot, per
+/// round.
 const TRIMS_PER_ROUND: i64 = 100;
 const LOGS_PER_ROUND: i64 = 2_000;
 
-/// A log with more behind its snapshot is due, whoever feeds it: far below what is still read at once
-/// (`FAR_OFFSETS`). (A lane takes snapshots of those in its memory earlier, as they grow.)
+/// A log with more offsets since its snapshot is due, whoever writes it: far below what is still
+/// read at once (`FAR_OFFSETS`). (A lane takes snapshots of its cached logs earlier, as they grow.)
 const UNFOLDED_OFFSETS: i64 = 50_000;
 
-/// The log behind which the next round goes on.
+/// The log after which the next round continues.
 #[derive(Default)]
 pub struct Snapshots(Mutex<Option<Due>>);
 
@@ -50,7 +52,7 @@ impl Task for Snapshots {
     }
 }
 
-/// What is due, and the last log that was looked at if there may be more behind it.
+/// The due logs, and the last log checked if there may be more after it.
 async fn find(
     connection: &mut Connection,
     after: Due,
@@ -76,7 +78,7 @@ pub async fn snapshot(store: &Store, tenant: TenantId, log: LogId) -> Result<(),
     }
 }
 
-/// The head is the first lock that it waits for: nobody waits for it meanwhile.
+/// The head is the first lock it waits for, so nobody waits for it meanwhile.
 async fn chunk(store: &Store, log: Due, rows: i64) -> Result<Chunk, store::Error> {
     store.transaction(move |c| Box::pin(fold(c, log, rows))).await
 }

@@ -1,5 +1,5 @@
-//! Plans are made when a connection first runs a statement, and autovacuum looks once a minute: a
-//! young installation would go by plans for empty tables meanwhile.
+//! Runs ANALYZE on new installations: plans are made when a connection first runs a statement, and
+//! autovacuum runs once a minute, so plans would be made for empty tables.
 
 use super::Task;
 use crate::{

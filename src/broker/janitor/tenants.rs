@@ -1,4 +1,4 @@
-//! All tenants, so many a round.
+//! Iterates over all tenants, some per round.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -9,14 +9,15 @@ use crate::{
 
 const PER_ROUND: i64 = 1_000;
 
-/// Where the next round goes on.
+/// Where the next round continues.
 #[derive(Default)]
 pub struct Tenants {
     after: AtomicI64,
 }
 
 impl Tenants {
-    /// The next tenants with their own settings, and what time it is. Behind the last comes the first.
+    /// The next tenants with their own settings, and the current time. After the last tenant it
+    /// starts again.
     pub async fn next(
         &self,
         store: &Store,

@@ -1,4 +1,4 @@
-//! What is done less often than there are rounds: measurements.
+//! Runs measurements less often than every round.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,10 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// It may take this part of the time.
+/// The share of time it may take.
 const SHARE: u32 = 100;
 
-/// When something is due again on this replica.
+/// When a measurement is due again on this replica.
 pub struct Throttle {
     interval: Duration,
     next_at: Mutex<Instant>,
@@ -21,13 +21,13 @@ impl Throttle {
         Self { interval, next_at: Mutex::new(Instant::now()) }
     }
 
-    /// One item, if it is time.
+    /// One item, if it is due.
     pub fn due(&self) -> Vec<()> {
         let next_at = *self.next_at.lock().unwrap_or_else(PoisonError::into_inner);
         Vec::from_iter((Instant::now() >= next_at).then_some(()))
     }
 
-    /// It was done, from then until now.
+    /// Records a measurement from then until now.
     pub fn done(&self, begun: Instant) {
         let pause = (begun.elapsed() * SHARE).max(self.interval);
         *self.next_at.lock().unwrap_or_else(PoisonError::into_inner) = begun + pause;

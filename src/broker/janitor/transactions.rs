@@ -1,5 +1,5 @@
-//! The janitor's part of transactions: aborts those past their deadlines, removes what aborted ones
-//! staged, forgets outcomes, and measures what is open.
+//! The janitor tasks for transactions: they abort those past their deadlines, remove the staged
+//! rows of aborted ones, forget old outcomes, and measure open transactions.
 
 use uuid::Uuid;
 
@@ -18,12 +18,12 @@ use crate::{
     telemetry,
 };
 
-/// Transactions handled in one round of a task.
+/// Maximum number of transactions per round of a task.
 const TRANSACTIONS_PER_ROUND: i64 = 1_000;
-/// Aborted by one statement.
+/// Maximum number aborted by one statement.
 const ABORTED_AT_ONCE: usize = 100;
 
-/// Aborts those past their deadlines.
+/// Aborts transactions past their deadlines.
 pub struct Late;
 
 impl Task for Late {
@@ -58,7 +58,7 @@ impl Task for Late {
     }
 }
 
-/// Removes what aborted ones have staged.
+/// Removes the staged rows of aborted transactions.
 pub struct Staged;
 
 impl Task for Staged {
@@ -85,7 +85,7 @@ impl Task for Staged {
     }
 }
 
-/// Forgets the outcomes of those that need be remembered no more.
+/// Forgets outcomes after their retention.
 #[derive(Default)]
 pub struct Outcomes {
     tenants: Tenants,
@@ -123,7 +123,7 @@ impl Task for Outcomes {
     }
 }
 
-/// Measures what is open then, in every round.
+/// Measures open transactions in every round.
 pub struct Open;
 
 impl Task for Open {
@@ -140,7 +140,7 @@ impl Task for Open {
     }
 }
 
-/// Sets the gauges of what is open.
+/// Sets the gauges of open transactions.
 async fn measure(store: &Store) -> Result<(), store::Error> {
     let read = store.run(|connection| {
         Box::pin(async move {
@@ -159,7 +159,7 @@ async fn measure(store: &Store) -> Result<(), store::Error> {
     Ok(())
 }
 
-/// Counts transactions that were aborted.
+/// Counts aborted transactions.
 pub fn count_aborted(reason: Reason, count: u64) {
     metrics::counter!(telemetry::TRANSACTIONS_ABORTED_TOTAL, "reason" => reason.as_str())
         .increment(count);

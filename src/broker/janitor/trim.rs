@@ -1,4 +1,4 @@
-//! Rows that nobody needs any more: behind a snapshot, and before a log's start.
+//! The janitor task that removes rows which are covered by a snapshot and before their log's start.
 
 use super::{Task, transaction};
 use crate::{

@@ -1,4 +1,4 @@
-//! How much fits into an answer: records, and bytes of answered lines.
+//! The budget of an answer: records, and bytes of answered lines.
 
 use std::sync::Arc;
 
@@ -7,24 +7,25 @@ use crate::model::{
     read::{BatchRow, Slice},
 };
 
-/// What fits into an answer, or into one log's part of it, and what has come already.
+/// The budget of an answer, or of one log's share of it, with what is used already.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReadBudget {
     limit: usize,
     max_bytes: usize,
-    /// The first record may be larger than `max_bytes`, but not than this.
+    /// The first record may exceed `max_bytes`, but not this.
     first_bytes: usize,
     records: usize,
     bytes: usize,
 }
 
 impl ReadBudget {
-    /// Of a whole answer, whose first record always comes.
+    /// The budget of a whole answer, which always has at least one record.
     pub fn new(limit: usize, max_bytes: usize) -> Self {
         Self { limit, max_bytes, first_bytes: usize::MAX, records: 0, bytes: 0 }
     }
 
-    /// A part of what is still free. Its first record may take all of that, if it needs to.
+    /// A share of the remaining budget. Its first record may use all of the remaining budget if
+    /// necessary.
     pub fn part(&self, limit: usize, max_bytes: usize) -> Self {
         let free_bytes = self.free_bytes();
         Self {
@@ -36,7 +37,7 @@ impl ReadBudget {
         }
     }
 
-    /// What has come into a part.
+    /// Charges what a share has used.
     pub fn add(&mut self, part: &ReadBudget) {
         self.records += part.records;
         self.bytes = self.bytes.saturating_add(part.bytes);
@@ -54,8 +55,8 @@ impl ReadBudget {
         self.free_records() == 0 || self.free_bytes() == 0
     }
 
-    /// The part of a row from an offset on that fits; none if nothing does. `origin_bytes`: of what
-    /// is put into every line beside what the row says.
+    /// Returns the part of a row from an offset on that fits; none if nothing does. `origin_bytes`
+    /// is the size of the origin added to every line.
     pub fn take(
         &mut self,
         row: &Arc<BatchRow>,
@@ -82,7 +83,7 @@ impl ReadBudget {
         (end > start).then_some(slice)
     }
 
-    /// How many bytes of lines without offsets fit: whole lines.
+    /// Returns how many bytes of lines without offsets fit, in whole lines.
     pub fn take_lines(&mut self, lines: &str) -> usize {
         let mut end = 0;
         for line_end in memchr::memchr_iter(b'\n', lines.as_bytes()).map(|end| end + 1) {
@@ -94,7 +95,7 @@ impl ReadBudget {
         end
     }
 
-    /// Takes one record more, if it fits.
+    /// Takes one more record, if it fits.
     fn admits(&mut self, size_bytes: usize) -> bool {
         let is_first = self.records == 0 && size_bytes <= self.first_bytes;
         let fits = self.free_records() > 0 && (size_bytes <= self.free_bytes() || is_first);

@@ -1,13 +1,13 @@
-//! Records of one log or of several in one answer.
+//! Reads records of one or several logs into one answer.
 //!
-//! Several share its room: each that has records gets an equal part of it first, at least one record
-//! while there is room, and what others leave goes to those that have more. The part of a log is
-//! always the beginning of what it has, so the same positions give the same records again. Whose turn
-//! is first moves on with every answer that has records, and never past a log that went without: so
-//! each gets its records within as many answers as there are logs.
+//! Several logs share the budget: each with records first gets an equal share, at least one record
+//! while the budget lasts, and unused shares go to logs with more records. What a log contributes
+//! is always the beginning of its records, so the same positions return the same records again. The
+//! first turn advances with every answer that has records, and never past a log that got nothing,
+//! so each log gets its records within as many answers as there are logs.
 //!
-//! Nothing comes from behind the watermarks that were seen, though others may have read on: the records
-//! of an answer are of the instant of its watermarks.
+//! Records above the watermarks that this read saw are not returned, even if other reads have seen
+//! them: the answer is as of the instant of its watermarks.
 
 use std::sync::Arc;
 
@@ -26,42 +26,42 @@ use crate::{
     store::History,
 };
 
-/// Most logs whose records one answer holds: each may cost it a page.
+/// Maximum number of logs with records in one answer, as each may cost a page.
 const MAX_LOGS: usize = 100;
-/// How many pages an answer has loaded at once.
+/// How many pages an answer loads concurrently.
 const PAGES_AT_ONCE: usize = 4;
-/// Pages of logs that share an answer hold as much as some such answers need ...
+/// The pages of logs that share an answer hold enough for several such answers ...
 const ANSWERS_PER_PAGE: usize = 4;
-/// ... and this much at least.
+/// ... and at least this much.
 const MIN_PAGE_BYTES: usize = 64 * 1024;
-/// Who takes so many bytes at once reads in bulk, and will want the next ones.
+/// A read of at least this many bytes counts as a bulk read, for which the next page is prefetched.
 const BULK_BYTES: usize = 64 * 1024;
 
-/// A log to be read from `from` on, which lies within its watermarks.
+/// A log to read from `from` on, which is within its watermarks.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     pub log: LogId,
     pub from: Offset,
     pub high_watermark: Offset,
-    /// In which the watermark was seen.
+    /// The history in which the watermark was read.
     pub history: History,
-    /// Bytes of what each of its lines says about where it is from.
+    /// The size of the origin in each of its lines.
     pub origin_bytes: usize,
 }
 
-/// What an answer holds of several sources.
+/// The records of an answer from several sources.
 #[derive(Debug, Default)]
 pub struct Several {
-    /// In the order they are to be answered in.
+    /// In the order in which they are answered.
     pub parts: Vec<LogSlice>,
-    /// Which source has its turn first next time.
+    /// The source whose turn is first next time.
     pub first: usize,
 }
 
-/// What an answer holds of one source; no records if there is nothing before `next_offset`.
+/// The records of one source; empty if there are none before `next_offset`.
 #[derive(Debug)]
 pub struct LogSlice {
-    /// By its place among the sources.
+    /// The index of the source.
     pub source: usize,
     pub slices: Vec<Slice>,
     pub next_offset: Offset,
@@ -87,8 +87,8 @@ fn size_bytes(slices: &[Slice]) -> usize {
 }
 
 impl Broker {
-    /// Records of several logs, `first` before the others, as far as there is room. None: the next
-    /// ones of a log are gone since its watermarks were seen.
+    /// Reads records of several logs, starting with `first`, within the budget. None: rows of a log
+    /// were removed since its watermarks were read.
     pub(in crate::broker) async fn several(
         &self,
         tenant: TenantId,
@@ -154,24 +154,24 @@ impl Source {
     }
 }
 
-/// A source that takes its part of an answer.
+/// A source with its share of an answer.
 struct Turn {
     source: usize,
     next: Offset,
     slices: Vec<Slice>,
-    /// Where it goes on, or did.
+    /// Where it continues.
     page: Option<Loaded>,
 }
 
 impl Turn {
-    /// What has moved on, by records or over a hole.
+    /// Whether it has advanced, by records or over a gap.
     fn taken(self, sources: &[Source]) -> Option<LogSlice> {
         let Turn { source, next: next_offset, slices, .. } = self;
         (next_offset > sources[source].from).then_some(LogSlice { source, slices, next_offset })
     }
 }
 
-/// How the sources of an answer are read.
+/// Reads the sources of an answer.
 struct Reading<'a> {
     sources: &'a [Source],
     pages: &'a Pages,
@@ -180,7 +180,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Gives these their turns, the first of them with the pages they begin in.
+    /// Gives each of these sources a turn; the first one comes with its loaded page.
     async fn begin(&self, sources: &[usize], first: usize) -> Result<Vec<Turn>, Error> {
         let turns: Vec<_> = (0..).zip(sources).map(|(n, s)| self.turn(*s, n < first)).collect();
         iter(turns).buffered(PAGES_AT_ONCE).try_collect().await
@@ -200,8 +200,7 @@ impl Reading<'_> {
         self.pages.covering(log, next, source.high_watermark, self.page_bytes).await
     }
 
-    /// Takes what fits into the room. False: nothing has been taken yet, and nothing is there any
-    /// more.
+    /// Takes what fits into the budget. False: nothing has been taken yet, and the rows are gone.
     async fn take(&self, turn: &mut Turn, room: &mut ReadBudget) -> Result<bool, Error> {
         let source = &self.sources[turn.source];
         while source.has_more(turn.next) && room.free_records() > 0 {

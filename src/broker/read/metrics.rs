@@ -1,4 +1,4 @@
-//! The numbers of reads, as handles made once.
+//! Read metrics as handles that are created once.
 
 use metrics::{Counter, Gauge, Histogram};
 use tokio::time::Instant;
@@ -22,7 +22,7 @@ pub struct ReadMetrics {
     woken_by_poll: Histogram,
 }
 
-/// How a wait ended.
+/// The outcome of a wait.
 pub enum Waited {
     Records,
     Nothing,
@@ -68,7 +68,7 @@ impl ReadMetrics {
         histogram.record(waited.as_secs_f64());
     }
 
-    /// The records that woke a read are at hand.
+    /// Records when the awaited records are available to the read.
     pub fn woken(&self, source: Source, since: Instant) {
         let histogram = match source {
             Source::Commit => &self.woken_by_commit,

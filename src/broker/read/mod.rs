@@ -1,4 +1,4 @@
-//! Reading one partition: fresh, shared, waiting without a connection.
+//! Reads of one partition: fresh, coalesced, and waiting without a connection.
 
 pub mod budget;
 pub mod fair;
@@ -27,23 +27,24 @@ use crate::{
     store,
 };
 
-/// How often a name is resolved again when its log has vanished meanwhile.
+/// How often a name is resolved again if its log was deleted meanwhile.
 pub const RESOLVE_ATTEMPTS: usize = 5;
-/// How often a read starts again because the rows it was to read were trimmed meanwhile.
+/// How often a read starts again because its rows were trimmed meanwhile.
 pub const GROUND_ATTEMPTS: usize = 5;
 
-/// Who joins so many others that wait where a log ends looks when they do, and not before.
+/// From this many waiting readers on, a new one waits with them and shares their next watermark
+/// query.
 const CROWD: usize = 16;
 
-/// What a read stands on after its first look.
+/// The state of a read after its first watermark query.
 struct ReadContext {
     log: LogId,
     watermarks: Watermarks,
-    /// Before the look began.
+    /// The time before the watermark query.
     seen_at: Instant,
-    /// Registered before the look, if the read may wait.
+    /// Registered before the query, if the read may wait.
     watch: Option<Watch>,
-    /// What the read has waited for before it looked.
+    /// How long the read has waited before its query.
     heard: Option<Observed>,
 }
 
@@ -112,11 +113,12 @@ impl Broker {
                 });
             }
         }
-        let what = format!("topic {topic}, partition {partition} lacks rows it should have");
+        let what = format!("topic {topic}, partition {partition} lacks expected rows");
         Err(Error::from(store::Error::Unexpected(what)))
     }
 
-    /// Resolves, registers, looks; in that order, so that no commit slips between.
+    /// Resolves the name, registers the watch, and queries the watermarks, in this order, so that
+    /// no commit is missed.
     async fn ground(
         &self,
         tenant: TenantId,
@@ -150,9 +152,9 @@ impl Broker {
         Err(Error::topic_not_found(topic))
     }
 
-    /// A read of what comes next, where many wait for it already, waits with them before it looks:
-    /// one look then serves all of them, and not one for each that comes. Whatever was acknowledged
-    /// before it came, its answer still reflects. None: there is no crowd.
+    /// If many reads already wait at the end of the log, this one waits with them before its query,
+    /// so that one query serves all of them. Its answer still includes everything acknowledged
+    /// before it arrived. None: there are too few of them.
     async fn join_crowd(
         &self,
         tenant: TenantId,
@@ -174,7 +176,8 @@ impl Broker {
         }))
     }
 
-    /// Where a read begins. None: the rows that would tell are gone since the look.
+    /// Where a read starts. None: the rows that determine it were removed since the watermark
+    /// query.
     pub(super) async fn position(
         &self,
         tenant: TenantId,
@@ -191,8 +194,8 @@ impl Broker {
             }
             Start::Offset(offset) => {
                 let detail = format!(
-                    "Offset {offset} lies outside the log: its first offset is \
-                     {log_start_offset}, the next to be given is {high_watermark}."
+                    "Offset {offset} is outside the log: the log start offset is \
+                     {log_start_offset}, the high watermark is {high_watermark}."
                 );
                 Err(Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
@@ -209,8 +212,8 @@ impl Broker {
         }
     }
 
-    /// Records of the source, up to the read's limits, and behind the last of the log what is
-    /// staged, if that is asked for. None: the first is gone.
+    /// Returns records of the source, within the read's limits, and at the end of the log the
+    /// uncommitted records, if requested. None: the first record was removed.
     async fn page(
         &self,
         tenant: TenantId,
@@ -232,8 +235,9 @@ impl Broker {
         Ok(Some(ReadAttempt { slices, next_offset, staged }))
     }
 
-    /// What open transactions have staged, as far as there is room. Read after the log: whatever
-    /// commits in between is shown by neither, and by the next read as committed.
+    /// The uncommitted records of open transactions, within the budget. They are read after the
+    /// log: a transaction that commits in between is in neither, and the next read returns it as
+    /// committed.
     async fn staged(
         &self,
         tenant: TenantId,
@@ -267,7 +271,7 @@ impl Broker {
     }
 }
 
-/// What one attempt has found.
+/// The result of one attempt.
 struct ReadAttempt {
     slices: Vec<Slice>,
     next_offset: Offset,

@@ -1,9 +1,10 @@
-//! Rows below the high watermark never change but for what compaction takes out of them, so all
-//! readers share them: pages of a log, found by any offset they cover, holes as well, each read from the database once however many wait for it, and forgotten
-//! least recently used first. Who reads in bulk has the page after his loaded while he is busy.
+//! The page cache. Rows below the high watermark change only by compaction, so all readers share
+//! them in pages, which are found by any offset they cover, including gaps. Each page is read from
+//! the database once, however many readers wait for it, and evicted by least recent use. Bulk
+//! readers get the next page prefetched.
 //!
-//! A page is of one history of the database, and is given only to who has seen the log's watermarks
-//! in the same one.
+//! A page belongs to one history of the database, and is returned only to reads that saw the log's
+//! watermarks in the same history.
 
 use std::{
     collections::BTreeMap,
@@ -26,22 +27,22 @@ use crate::{
 pub const PAGE_BYTES: usize = 512 * 1024;
 /// ... or covers this many offsets.
 const PAGE_RECORDS: i64 = 4_096;
-/// Rows of a page behind a hole: there its offsets say nothing of how many they are.
+/// Maximum number of rows of a page after a gap: there its offsets do not limit their number.
 const SPARSE_ROWS: i64 = 1_000;
-/// It is read anew then: a tombstone that is still to be read may vanish later, but what it says is
-/// gone must not be read for longer.
+/// A page older than this is read again: a tombstone may be removed by compaction, but the records
+/// that it deletes must not be served for longer.
 const PAGE_LIFE: Duration = Duration::from_millis(PAGE_LIFE_MS.unsigned_abs());
-/// What a page or a row costs beside its lines.
+/// The memory of a page or a row beside its lines.
 const OVERHEAD_BYTES: usize = 256;
 
-/// Neighbouring rows.
+/// Consecutive rows.
 pub struct CachedPage {
     pub rows: Vec<Arc<BatchRow>>,
-    /// The offset behind its last record, and behind the hole that follows, as far as it is known.
+    /// The offset after its last record, and after the gap that follows, as far as known.
     pub end: Offset,
 }
 
-/// A page that is there.
+/// A page that is loaded or being loaded.
 pub type Loaded = Arc<OnceCell<CachedPage>>;
 
 #[derive(Clone)]
@@ -59,7 +60,7 @@ impl CacheEntry {
     }
 }
 
-/// A log as it is in one history; its id may be given again in the next.
+/// A log in one history; its id may be assigned again in the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogOf {
     pub history: History,
@@ -101,14 +102,14 @@ impl Pages {
         }
     }
 
-    /// Memory in use.
+    /// The memory in use.
     pub fn size_bytes(&self) -> usize {
         self.shelf().size_bytes
     }
 
-    /// A page that covers `from`, which must be below `high_watermark`, a watermark seen before.
-    /// None: no row holds `from`; it was trimmed, or its topic deleted, or its history has ended, since
-    /// the watermarks were seen. `size_bytes`: of the page, if it is to be loaded.
+    /// Returns a page that covers `from`, which must be below `high_watermark`, a watermark read
+    /// before. None: no row contains `from`, because since then it was trimmed, its topic deleted,
+    /// or its history ended. `size_bytes` is the size of the page, if it must be loaded.
     pub async fn covering(
         &self,
         log: LogOf,
@@ -139,7 +140,7 @@ impl Pages {
         }
     }
 
-    /// A window of rows; where that has ended in a hole, also what comes behind it.
+    /// Reads a window of rows; if it ends in a gap, also the rows after the gap.
     async fn load(
         &self,
         log: LogOf,
@@ -173,7 +174,7 @@ impl Pages {
         Ok(Some(CachedPage { rows, end }))
     }
 
-    /// The rows of a range, as far as there is room for them, and up to where there are no others.
+    /// Reads the rows of a range within the limits; also returns how far there are no others.
     async fn rows(
         &self,
         LogOf { history: History { server, .. }, tenant, log }: LogOf,
@@ -197,7 +198,7 @@ impl Pages {
         Ok(Read { rows, end })
     }
 
-    /// Loads the page after the one that covers `from` in the background, if it is not there.
+    /// Loads the page after the one that covers `from` in the background, unless it is cached.
     pub fn read_ahead(self: &Arc<Self>, log: LogOf, from: Offset, high_watermark: Offset) {
         let missing = self.shelf().first_missing(log, from);
         if missing < high_watermark {
@@ -217,7 +218,7 @@ impl Pages {
 /// Rows as they were read.
 struct Read {
     rows: Vec<Arc<BatchRow>>,
-    /// There are no others before it.
+    /// There are no other rows before this offset.
     end: Offset,
 }
 
@@ -227,7 +228,7 @@ fn size_of(rows: &[Arc<BatchRow>]) -> usize {
 }
 
 impl Shelf {
-    /// The page that covers an offset, or an empty one to be loaded from there on.
+    /// Returns the page that covers an offset, or an empty one to be loaded from there on.
     fn find(&mut self, log: LogOf, from: Offset) -> (PageKey, Arc<OnceCell<CachedPage>>) {
         let before = self.pages.range(..=(log, from)).next_back();
         let covering = before.filter(|((found, start), entry)| {
@@ -253,8 +254,8 @@ impl Shelf {
         (key, entry.page.clone())
     }
 
-    /// The end of the page that covers an offset, or that offset; `Offset::MAX` if the page there
-    /// is loaded or being loaded.
+    /// Returns the end of the page that covers an offset, or that offset; `Offset::MAX` if the page
+    /// there is loaded or being loaded.
     fn first_missing(&self, log: LogOf, from: Offset) -> Offset {
         let before = self.pages.range(..=(log, from)).next_back();
         let page = before.filter(|((found, _), _)| *found == log);
@@ -263,7 +264,7 @@ impl Shelf {
         if self.pages.contains_key(&(log, missing)) { Offset::MAX } else { missing }
     }
 
-    /// Makes room for a page; answers how many had to go.
+    /// Evicts pages to make room for one; returns how many.
     fn loaded(&mut self, key: PageKey, page: &CachedPage, capacity_bytes: usize) -> u64 {
         let Some(entry) = self.pages.get_mut(&key) else { return 0 };
         if entry.size_bytes == 0 {

@@ -1,5 +1,6 @@
-//! Reading all partitions of a topic: fresh, fair, waiting without a connection, and growing with it.
-//! An answer is of one instant: that of the last look, and who has waited looks again.
+//! Reads of all partitions of a topic: fresh, fair, waiting without a connection, and including new
+//! partitions. An answer is as of one instant, that of the last watermark query; a read that has
+//! waited queries again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,16 +32,16 @@ use crate::{
     store::{self, catalog::topics::StoredTopic},
 };
 
-/// How many partitions are searched for an instant at once.
+/// How many partitions are searched for an instant concurrently.
 const SEARCHES_AT_ONCE: usize = 4;
 
-/// What a read stands on after a look.
+/// The state of a read after a watermark query.
 struct TopicReadContext {
     topic: Arc<StoredTopic>,
     /// By partition.
     watermarks: Vec<Watermarks>,
-    /// Registered before the look, if the read may wait: the partitions, and behind them the journal,
-    /// which tells of more of them.
+    /// Registered before the query, if the read may wait: the partitions, and after them the
+    /// journal, which announces new partitions.
     awaited: Vec<Awaited>,
 }
 
@@ -90,12 +91,12 @@ impl Broker {
             }
             return Ok(ground.answer(tenant, positions, found));
         }
-        let what = format!("topic {topic} lacks rows it should have");
+        let what = format!("topic {topic} lacks expected rows");
         Err(Error::from(store::Error::Unexpected(what)))
     }
 
-    /// Resolves, registers, looks; in that order, so that no commit slips between. What was
-    /// remembered of the name may lag, but not behind the look.
+    /// Resolves the name, registers the watches, and queries the watermarks, in this order, so that
+    /// no commit is missed. The cached name may be stale, but not older than the query.
     async fn topic_ground(
         &self,
         tenant: TenantId,
@@ -128,7 +129,8 @@ impl Broker {
         Err(Error::topic_not_found(name))
     }
 
-    /// What the start means now. None: the rows that would tell are gone since the look.
+    /// The starting positions. None: the rows that determine them were removed since the watermark
+    /// query.
     async fn beginning(
         &self,
         tenant: TenantId,
@@ -205,9 +207,8 @@ impl TopicReadContext {
     }
 }
 
-/// Where every partition is read from. A place that a cursor names must be there; one that was found
-/// in this read is kept, as far as the log still holds it. What has come since begins at its log
-/// start.
+/// The position of every partition. A position from a cursor must be within the log; a position
+/// found in this read is kept as long as the log has it. New partitions start at their log start.
 fn positions(
     cursor: &TopicCursor,
     ground: &TopicReadContext,
@@ -229,8 +230,9 @@ fn positions(
 
 fn invalid_cursor(topic: &Name) -> Error {
     let detail = format!(
-        "This is not a cursor of topic {topic} as it is now: it is mangled, or of another topic or \
-         tenant, or of a topic of this name that was deleted. Send one as an answer gave it, or none."
+        "This is not a valid cursor of topic {topic}: it is damaged, or belongs to another topic \
+         or tenant, or to a deleted topic with this name. Send a cursor from an answer unchanged, \
+         or none."
     );
     Error::new(Code::InvalidCursor, detail)
 }
@@ -238,9 +240,9 @@ fn invalid_cursor(topic: &Name) -> Error {
 fn out_of_range(partition: Partition, offset: Offset, seen: &Watermarks) -> Error {
     let Watermarks { log_start_offset, high_watermark, .. } = *seen;
     let detail = format!(
-        "The cursor goes on at offset {offset} of partition {partition}, which lies outside the \
-         log: its first offset is {log_start_offset}, the next to be given is {high_watermark}. \
-         What lay before has been trimmed; start anew without a cursor."
+        "The cursor is at offset {offset} of partition {partition}, which is outside the log: the \
+         log start offset is {log_start_offset}, the high watermark is {high_watermark}. Earlier \
+         records have been trimmed; start again without a cursor."
     );
     Error::new(Code::OffsetOutOfRange, detail)
         .fact("partition", partition)

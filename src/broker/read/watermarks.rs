@@ -1,6 +1,6 @@
-//! Fresh looks at heads. A read that arrives asks for a look that begins after it; all reads of a
-//! tenant that arrived before a look begins share its one statement. All that a read asks for is in one
-//! statement, so what it is told is of one instant.
+//! Reads watermarks from the heads of logs. A read gets the result of a query that started after it
+//! arrived; all reads of a tenant that arrived before a query share its one statement. Everything
+//! that a read asks for is in one statement, so its answer is as of one instant.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,16 +18,16 @@ use crate::{
     telemetry,
 };
 
-/// Most heads that reads look at together, but for those that a single one of them asks for.
+/// Maximum number of heads per query, except that one read may ask for more.
 const LOGS_PER_LOOK: usize = 1_000;
 
-/// Where a partition's log starts and ends. The high watermark of a journal is the partition count
-/// of its topic.
+/// The log start and high watermark of a partition. The high watermark of a journal is the
+/// partition count of its topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
     pub log_start_offset: Offset,
     pub high_watermark: Offset,
-    /// Of which they are.
+    /// The history in which they were read.
     pub history: History,
 }
 
@@ -37,27 +37,27 @@ impl Watermarks {
     }
 }
 
-/// None: the log has vanished with its topic.
+/// None: the log was deleted with its topic.
 pub type SeenLog = Option<Watermarks>;
 
 type WatermarkQuestion = (Vec<LogId>, oneshot::Sender<Result<Vec<SeenLog>, Error>>);
 type Waiters = HashMap<(TenantId, When), Vec<WatermarkQuestion>>;
 
-/// When a look begins.
+/// When a query starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum When {
     AtOnce,
-    /// When a window has passed, with all that came meanwhile.
+    /// After a window, together with everything that arrives meanwhile.
     Later,
 }
 
-/// A crowd that is woken takes so long to ask.
+/// The window, in which readers that were woken together send their queries.
 const CROWD_WINDOW: Duration = Duration::from_millis(5);
 
 #[derive(Clone)]
 pub struct WatermarkReader {
     store: Store,
-    /// What waits for the next look of a tenant; an entry means that somebody makes it.
+    /// Reads waiting for the next query of a tenant; an entry means that a task will make it.
     waiting: Arc<Mutex<Waiters>>,
     duration: Histogram,
     reads: Histogram,
@@ -78,12 +78,12 @@ impl WatermarkReader {
         Ok(self.look_at_all(tenant, vec![log]).await?.pop().flatten())
     }
 
-    /// The same, for one of many that were woken together.
+    /// Same, for one of many reads that were woken together.
     pub async fn look_in_crowd(&self, tenant: TenantId, log: LogId) -> Result<SeenLog, Error> {
         Ok(self.ask((tenant, When::Later), vec![log]).await?.pop().flatten())
     }
 
-    /// The watermarks of each of the logs, as of one instant, now or later.
+    /// The watermarks of all these logs, as of one instant, now or later.
     pub async fn look_at_all(
         &self,
         tenant: TenantId,
@@ -148,8 +148,7 @@ impl WatermarkReader {
         }
     }
 
-    /// The high watermarks of those of these that are logs, and the generations of those that are
-    /// groups.
+    /// The high watermarks of the ids that are logs, and the generations of those that are groups.
     pub async fn numbers(
         &self,
         tenant: TenantId,
@@ -194,7 +193,7 @@ impl WatermarkReader {
     }
 }
 
-/// How many of these reads look together, the first of them always.
+/// How many of these reads share a query; at least the first.
 fn together(lot: &[WatermarkQuestion]) -> usize {
     let most = lot.first().map_or(0, |(logs, _)| logs.len()).max(LOGS_PER_LOOK);
     let mut asked: BTreeSet<LogId> = BTreeSet::new();

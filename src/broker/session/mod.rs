@@ -1,4 +1,4 @@
-//! Describing and ending sessions, and fencing the logs of their producers.
+//! Sessions: describe, list and end them, and fence the logs of their producers.
 
 pub mod open;
 
@@ -23,8 +23,8 @@ use crate::{
     telemetry,
 };
 
-/// Up to so many logs are fenced in the transaction that raises the epoch; more are fenced in
-/// chunks of it, before the open answers.
+/// Up to this many logs are fenced in the transaction that raises the epoch; more are fenced in
+/// chunks of this size, before the open answers.
 pub const LOGS_FENCED_AT_ONCE: usize = 200;
 impl Broker {
     /// `next_sequences` as of now.
@@ -45,7 +45,7 @@ impl Broker {
         })
     }
 
-    /// All sessions by producer id, or the one of a transactional id.
+    /// All sessions by producer id, or the one with a transactional id.
     pub async fn sessions(
         &self,
         tenant: TenantId,
@@ -67,7 +67,7 @@ impl Broker {
         Ok(Listed::cut(list.await?, limit, |session| session.producer_id.0.to_string()))
     }
 
-    /// The next sequence of every scope, by topic and partition; a page starts behind `topic` or
+    /// The next sequence of every scope, by topic and partition; a page starts after `topic` or
     /// `topic/partition`.
     pub async fn session_sequences(
         &self,
@@ -90,7 +90,7 @@ impl Broker {
         }))
     }
 
-    /// Ends the session, if it is still in this epoch: it goes on without an owner. Ending it again
+    /// Ends the session if this epoch is still current: afterwards it has no owner. Ending it again
     /// changes nothing.
     pub async fn end_session(
         &self,
@@ -157,8 +157,8 @@ impl Broker {
         }
     }
 
-    /// Fences the logs of a producer whose epoch has been raised already, chunk by chunk. Whoever
-    /// registers now reads the new epoch, so the list is complete.
+    /// Fences the logs of a producer whose epoch has been raised, chunk by chunk. A producer that
+    /// registers now reads the new epoch, so the list of logs is complete.
     pub(super) async fn fence_in_chunks(
         &self,
         tenant: TenantId,
@@ -192,9 +192,9 @@ pub(super) fn count(event: &'static str) {
 
 #[derive(Default)]
 struct Closed {
-    /// False: it was ended before, or is another's by now.
+    /// False: it was ended before, or the epoch is no longer current.
     anew: bool,
-    /// The epoch whose logs are still to be fenced, if there are many.
+    /// The epoch whose logs still have to be fenced, if there are many.
     unfinished: Option<Epoch>,
 }
 
@@ -226,7 +226,7 @@ async fn close(
     Ok(Closed { anew: true, unfinished: fencing.then_some(row.facts.epoch + 1) })
 }
 
-/// What comes next in every scope the producer has appended to.
+/// The next sequence of every scope in which the producer has appended.
 pub(super) fn next_sequences(
     reset_epoch: Epoch,
     standings: Vec<ScopePosition>,

@@ -1,8 +1,8 @@
 //! Opening sessions.
 //!
-//! An open locks the session row, then the heads of every log the producer is registered in, and
-//! raises its epoch and their fences: an append in flight either holds a head, and is waited for and
-//! counted in the next sequences, or finds the fence moved and is refused.
+//! An open locks the session row, then the heads of every log in which the producer is registered,
+//! and raises its epoch and their fences. An append in flight either holds a head, so the open
+//! waits for it and counts it in the next sequences, or it finds the fence moved and is refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,17 +28,17 @@ use crate::{
     },
 };
 
-/// How often an open starts again when another open took its name or id meanwhile.
+/// How often an open starts again because another open took its name or id meanwhile.
 const OPEN_ATTEMPTS: usize = 8;
 
-/// Why one attempt of an open ended without a result.
+/// Why an attempt at an open ended without a result.
 enum Stop {
     Failed(Error),
-    /// Another open came between.
+    /// A conflict with another open.
     Again,
-    /// It was done before, under the same key.
+    /// The open was already done, with the same key.
     Before(Attempt),
-    /// The snapshots of these logs have to come nearer first.
+    /// These logs need newer snapshots first.
     Behind(Vec<LogId>),
 }
 
@@ -60,12 +60,12 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// An open as its first transaction left it, and as its key remembers it.
+/// An open after its first transaction, which is also the form that its key stores.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attempt {
     opened: Opened,
     reset_epoch: Epoch,
-    /// Its logs are still to be fenced; only then its next sequences are known.
+    /// Logs still have to be fenced; until then its next sequences are unknown.
     is_fencing: bool,
 }
 
@@ -89,7 +89,7 @@ impl Attempt {
 }
 
 impl Broker {
-    /// `key`: under which the open is done once.
+    /// `key` makes the open idempotent.
     pub async fn open_session(
         &self,
         tenant: TenantId,
@@ -130,10 +130,11 @@ impl Broker {
             }
             return Ok(Answer::new(opened));
         }
-        Err(Error::unavailable("Too many opens of this session at once. Nothing was changed."))
+        let detail = "Too many opens of this session at once. Nothing was changed; retry.";
+        Err(Error::unavailable(detail))
     }
 
-    /// The answer to an open that its key remembers.
+    /// The answer to an open whose key is stored.
     async fn opened_before(
         &self,
         tenant: TenantId,
@@ -146,8 +147,8 @@ impl Broker {
         Ok(Answer { value, is_replay: true })
     }
 
-    /// An open with all its logs fenced. Who finds them unfenced does it, also if another has
-    /// died over it; what the first of those with this key answers holds for all.
+    /// Completes an open by fencing all its logs. Whoever finds them unfenced does it, even if
+    /// another request died over it; the first answer with this key holds for all repeats.
     async fn fenced(
         &self,
         tenant: TenantId,
@@ -201,7 +202,7 @@ impl Broker {
         attempt.await
     }
 
-    /// Most opens are of new producers: one statement makes one. None: it is not a new one.
+    /// The usual open, of a new producer, takes one statement. None: the producer exists.
     async fn open_new(
         &self,
         tenant: TenantId,
@@ -231,8 +232,8 @@ async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), E
     Ok(())
 }
 
-/// How long transactions of the session may stay open. It is judged when the open turns out to be
-/// no repeat, whose answer the tenant's settings of today do not change.
+/// The timeout of the session's transactions. It is checked only once the open is known to be no
+/// repeat, whose answer does not depend on the current settings.
 fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
     let asked = open.transaction_timeout_ms;
     rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
@@ -243,7 +244,7 @@ fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
     })
 }
 
-/// Opens with a key follow each other: whether it is known by now, the one before has said.
+/// Serializes opens with a key, so that each sees the key stored by the one before it.
 async fn take_turn(
     connection: &mut Connection,
     tenant: TenantId,
@@ -274,7 +275,7 @@ async fn open_new(
     Ok(Some(attempt))
 }
 
-/// An open of a producer that there is, the repeat of an open, or one to be refused.
+/// An open of an existing producer, a repeat of an open, or one to be refused.
 async fn open_known(
     connection: &mut Connection,
     tenant: TenantId,
@@ -308,7 +309,7 @@ async fn open_known(
     Ok(attempt)
 }
 
-/// Answers an open that was made as this one. `row`: of the session it names, locked.
+/// Answers a repeat of an open. `row` is the locked row of the session it names.
 async fn repeat(
     connection: &mut Connection,
     tenant: TenantId,

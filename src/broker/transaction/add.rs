@@ -24,15 +24,15 @@ use crate::{
     store::{self, Connection, transaction::staging},
 };
 
-/// When a call that waits for those before it is tried again, if they do not come here: they may be
-/// another replica's. Each time is twice as long as the last.
+/// The first interval at which a waiting call is retried, as the earlier calls may have gone to
+/// another replica. The interval doubles every time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Most calls that wait so, of all transactions and of one.
+/// Maximum number of waiting calls, over all transactions and per transaction.
 const WAITING_CALLS: usize = 1_024;
 const WAITING_CALLS_PER_TRANSACTION: usize = 16;
 
-/// Records to be staged.
+/// Records to stage.
 pub struct Staging {
     tenant: TenantId,
     id: Uuid,
@@ -129,7 +129,7 @@ impl Broker {
         add.await
     }
 
-    /// Lets a call wait for those before it; false: it has waited long enough, or too many do.
+    /// Lets a call wait for earlier ones; false: it has waited long enough, or too many calls wait.
     pub(super) async fn wait_for_calls(
         &self,
         id: Uuid,
@@ -147,7 +147,8 @@ impl Broker {
     }
 }
 
-/// A numbered call to a locked transaction that is not new: it was made before, or must wait.
+/// Decides a call with a sequence to a locked transaction that is not the next one: it is a repeat,
+/// or must wait.
 async fn number(
     connection: &mut Connection,
     tenant: TenantId,
@@ -169,7 +170,7 @@ async fn number(
     }
 }
 
-/// Stages the records of a call to a locked transaction; answers its row then.
+/// Stages the records of a call to a locked transaction; returns its row afterwards.
 pub(super) async fn stage(
     connection: &mut Connection,
     tenant: TenantId,
@@ -192,17 +193,17 @@ pub(super) async fn stage(
     staged.ok_or(Stop::Again)
 }
 
-/// Calls that wait for those before them, by their transactions.
+/// Calls that wait for earlier calls of their transactions.
 #[derive(Default)]
 pub struct Waits(Mutex<HashMap<Uuid, WaitingCall>>);
 
 struct WaitingCall {
     calls: usize,
-    /// The next sequence of the transaction, as it was last heard of here.
+    /// The next sequence of the transaction, as last seen on this replica.
     next: watch::Sender<Sequence>,
 }
 
-/// One that waits, as long as it lives.
+/// A waiting call, as long as it lives.
 pub struct Wait {
     until: Instant,
     pause: Duration,
@@ -231,7 +232,7 @@ impl Waits {
         })
     }
 
-    /// A call of this transaction was made: who waits for it goes on.
+    /// Wakes the calls of this transaction after a call was done.
     pub fn moved(&self, id: Uuid, next: Sequence) {
         let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(waiting) = waiting.get(&id) {
@@ -241,7 +242,7 @@ impl Waits {
 }
 
 impl Wait {
-    /// Until this sequence is the next, or it is time to look.
+    /// Waits until this sequence is the next, or until the next retry.
     async fn pause(&mut self, sequence: Sequence) {
         let until = self.until.min(Instant::now() + self.pause);
         self.pause = LONGEST_PAUSE.min(self.pause * 2);

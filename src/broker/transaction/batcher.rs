@@ -1,6 +1,6 @@
-//! Calls of many transactions, made together: all that waits for one tenant goes with one statement,
-//! in which each call is done by itself or not; one that is not is judged under its locks. The
-//! statements wait for no transaction that is held elsewhere.
+//! Batches calls of many transactions: everything that waits for one tenant goes into one
+//! statement, which applies or skips each call on its own; skipped calls are decided under their
+//! locks. These statements skip transactions that are locked elsewhere.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -24,21 +24,23 @@ use crate::{
     telemetry,
 };
 
-/// Calls of one kind that may wait; of one tenant half as many, and as many as it leaves free.
+/// Maximum number of waiting calls of one kind; a tenant may use half of it, and at most what it
+/// leaves free.
 const QUEUED_CALLS: usize = 16_384;
-/// Most calls, and bytes of their records, of one statement.
+/// Maximum number of calls, and bytes of their records, per statement.
 const GROUP_CALLS: usize = 256;
 const GROUP_BYTES: i64 = 8 << 20;
-/// Far beyond the lock timeout: only a silent peer takes so long.
+/// Far beyond the lock timeout: only a dead peer takes so long.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A call that is made together with others of its kind.
+/// A call that is batched with others of its kind.
 pub trait BatchedCall: Send + Sync + 'static {
     fn tenant(&self) -> TenantId;
     fn id(&self) -> Uuid;
     fn size_bytes(&self) -> i64;
 
-    /// Makes calls of one tenant, of different transactions; answers those that were done.
+    /// Runs calls of one tenant on different transactions; returns the results of those that were
+    /// applied.
     fn make<'a>(
         calls: &'a [Self],
         connection: &'a mut Connection,
@@ -47,11 +49,11 @@ pub trait BatchedCall: Send + Sync + 'static {
         Self: Sized;
 }
 
-/// None: it was not done.
+/// None: it was skipped.
 type Made = Result<Option<CallResult>, Error>;
 type Waiting<C> = (C, oneshot::Sender<Made>);
 
-/// The way to those that make calls of one kind.
+/// The sender to the task that batches calls of one kind.
 pub struct Calls<C> {
     sender: mpsc::UnboundedSender<Waiting<C>>,
     places: Arc<Places>,
@@ -76,7 +78,7 @@ impl<C: BatchedCall> Calls<C> {
         let Some(_place) = self.places.take(call.tenant()) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "queued_calls")
                 .increment(1);
-            let detail = "Too many calls are waiting here already. Nothing was changed.";
+            let detail = "Too many calls are waiting on this replica. Nothing was changed; retry.";
             return Err(Error::unavailable(detail));
         };
         // one that has ended drops the answer's sender
@@ -116,7 +118,7 @@ impl<C: BatchedCall> Maker<C> {
         }
     }
 
-    /// What waits for the tenant whose turn it is, one call of each transaction.
+    /// Takes what waits for the tenant whose turn it is, one call per transaction.
     fn next_group(&mut self) -> (Vec<C>, Vec<oneshot::Sender<Made>>) {
         let Some(tenant) = self.queue.next() else { return (Vec::new(), Vec::new()) };
         let (mut ids, mut count, mut bytes) = (HashSet::new(), 0, 0);

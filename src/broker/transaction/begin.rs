@@ -1,4 +1,4 @@
-//! Beginning a transaction, alone or with its first work.
+//! Beginning a transaction, alone or with its first contents.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use crate::{
 };
 
 impl Broker {
-    /// Begins a transaction, or answers how one begun with the same id and payload stands now.
+    /// Begins a transaction, or returns the current state of one begun with the same id and
+    /// payload.
     pub async fn begin_transaction(
         &self,
         tenant: TenantId,
@@ -57,8 +58,8 @@ impl Broker {
         }
     }
 
-    /// What became of a transaction whose begin is refused now: where its id is remembered that is the
-    /// answer, whatever has changed since around it. One that is at work is waited for.
+    /// The result of a begin that is refused now: if its id is remembered, that transaction is the
+    /// answer, whatever has changed since. A transaction in progress is waited for.
     async fn begun_before(
         &self,
         tenant: TenantId,
@@ -109,7 +110,8 @@ impl Broker {
                 Err(Stop::Stale | Stop::Again) => {}
             }
         }
-        Err(Error::unavailable("Too many begins of this transaction at once. Nothing was changed."))
+        let detail = "Too many begins of this transaction at once. Nothing was changed; retry.";
+        Err(Error::unavailable(detail))
     }
 
     async fn try_begin(
@@ -153,8 +155,8 @@ impl Broker {
     }
 }
 
-/// The row of a remembered id, if it was begun as this; otherwise the refusal, which undoes the claim
-/// that there was none.
+/// Returns the row of a remembered id if the begin is a repeat; otherwise the refusal, which rolls
+/// back the inserted placeholder.
 async fn remembered(
     connection: &mut Connection,
     tenant: TenantId,
@@ -173,7 +175,7 @@ async fn remembered(
     repeated(connection, tenant, new).await?.ok_or(Stop::Failed(refusal))
 }
 
-/// The row of an id, if there is one; it was begun as this.
+/// Returns the row of an id, if there is one; the begin must be a repeat.
 async fn repeated(
     connection: &mut Connection,
     tenant: TenantId,
@@ -193,8 +195,8 @@ pub(super) enum Begun {
     Before(TransactionRow),
 }
 
-/// Makes the row, if there is none and nothing forbids it. What forbids it is asked after the row was
-/// made: an outcome that was forgotten meanwhile has moved the horizon before its id came free.
+/// Inserts the row unless it exists or something forbids it. This is checked after the insert: an
+/// outcome that was forgotten meanwhile has moved the horizon before its id became free.
 pub(super) async fn judge(
     connection: &mut Connection,
     tenant: TenantId,
@@ -224,7 +226,7 @@ pub(super) async fn judge(
     }
 }
 
-/// Why there can be no new row.
+/// Why a new row is not allowed.
 async fn known(
     connection: &mut Connection,
     tenant: TenantId,
@@ -245,7 +247,7 @@ async fn known(
     Err(Refusal::ConcurrentTransactions { transaction_id }.into())
 }
 
-/// Adds the work of a call to a locked, ongoing transaction.
+/// Adds the contents of a call to a locked, ongoing transaction.
 pub(super) async fn add(
     connection: &mut Connection,
     tenant: TenantId,

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A transaction to be committed as it is.
+/// A transaction to commit as it is.
 pub struct Committing {
     tenant: TenantId,
     commit: Commit,
@@ -100,8 +100,8 @@ impl Broker {
         Ok(done)
     }
 
-    /// What became of a transaction whose commit brings work that is refused now: where it is
-    /// committed that is the answer, whatever has become of the topics since.
+    /// The result of a commit whose contents are refused now: if the transaction is committed, that
+    /// is the answer, whatever happened to its topics since.
     pub(super) async fn committed_before(
         &self,
         tenant: TenantId,
@@ -148,7 +148,7 @@ impl Broker {
     }
 }
 
-/// Judges a commit under its locks, adds its own work, commits.
+/// Decides a commit under its locks, adds its contents, and commits.
 async fn judge_commit(
     connection: &mut Connection,
     tenant: TenantId,
@@ -170,7 +170,7 @@ async fn judge_commit(
     finish(connection, tenant, row, expected_appends, settings).await
 }
 
-/// Commits a locked transaction with all its work.
+/// Commits a locked transaction with all its contents.
 pub(super) async fn finish(
     connection: &mut Connection,
     tenant: TenantId,
@@ -266,8 +266,8 @@ async fn judge_abort(
     Ok(CallResult::now(row))
 }
 
-/// Locks the places of the offsets a transaction is to commit, and judges them; those of a prepared
-/// one were judged.
+/// Locks the offsets that a transaction will commit, and checks them; those of a prepared one were
+/// checked before.
 async fn judge_offsets(
     connection: &mut Connection,
     tenant: TenantId,
@@ -304,7 +304,7 @@ async fn judge_offsets(
     Ok(places)
 }
 
-/// The topics of all these logs must be there still.
+/// Checks that the topics of all these logs still exist.
 async fn check_topics(
     connection: &mut Connection,
     tenant: TenantId,

@@ -1,4 +1,4 @@
-//! What opening or ending a session does to its transactions.
+//! The effect of opening or ending a session on its transactions.
 
 use uuid::Uuid;
 
@@ -7,15 +7,15 @@ use crate::{
     store::{self, Connection},
 };
 
-/// What an open did to the transactions of its producer, and which it left.
+/// The effect of an open on the transactions of its producer, and those it left prepared.
 #[derive(Default)]
 pub struct FencedTransactions {
     pub aborted: Option<Uuid>,
     pub prepared: Vec<Uuid>,
 }
 
-/// Aborts the ongoing transaction of a locked session, whose epoch is about to be raised; answers
-/// when.
+/// Aborts the ongoing transaction of a locked session whose epoch is about to be raised; returns
+/// the time.
 pub async fn abort_ongoing(
     connection: &mut Connection,
     tenant: TenantId,
@@ -36,7 +36,8 @@ pub async fn abort_ongoing(
     Ok(now)
 }
 
-/// What the open at this instant did to the producer's transactions, and which are prepared.
+/// Returns which of the producer's transactions the open at this instant aborted, and which are
+/// prepared.
 pub async fn transactions(
     connection: &mut Connection,
     tenant: TenantId,

@@ -1,4 +1,4 @@
-//! Seeing transactions: what a client shall be told of one is first written down.
+//! Describing transactions: a state is stored before it is reported to a client.
 
 use uuid::Uuid;
 
@@ -16,7 +16,7 @@ use crate::{
     store,
 };
 
-/// Transactions past their deadlines that a list writes down first, at most.
+/// Maximum number of transactions past their deadlines that a list aborts first.
 const LATE_PER_LIST: i64 = 1_000;
 
 /// What is known of an id.
@@ -57,7 +57,7 @@ impl Broker {
         }
     }
 
-    /// By id; without where their appends lie.
+    /// By id, without the locations of their appends.
     pub async fn transactions(
         &self,
         tenant: TenantId,
@@ -85,7 +85,7 @@ impl Broker {
         Ok(Listed::cut(transactions, limit, |t: &Transaction| t.transaction_id.to_string()))
     }
 
-    /// Writes down that these are past their deadlines.
+    /// Aborts transactions past their deadlines.
     pub(super) async fn expire_transactions(
         &self,
         tenant: TenantId,

@@ -1,11 +1,11 @@
-//! The numbers of transactions.
+//! Transaction metrics.
 
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 
 use crate::telemetry;
 
-/// Calls of transactions that succeeded, and what became of the transactions.
+/// Successful transaction calls, and the outcomes of transactions.
 pub struct TransactionMetrics {
     committed: Counter,
     committed_whole: Counter,
@@ -25,13 +25,13 @@ impl TransactionMetrics {
         }
     }
 
-    /// A transaction of several requests was committed.
+    /// Counts the commit of a transaction of several requests.
     pub fn committed(&self, begun: Instant) {
         self.committed.increment(1);
         self.commit_duration.record(begun.elapsed().as_secs_f64());
     }
 
-    /// A transaction of one request was committed.
+    /// Counts the commit of a one-request transaction.
     pub fn committed_whole(&self, begun: Instant) {
         self.committed_whole.increment(1);
         self.commit_duration_whole.record(begun.elapsed().as_secs_f64());

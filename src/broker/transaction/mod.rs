@@ -1,13 +1,13 @@
-//! Transactions of several requests: begun, added to, prepared, ended, seen.
+//! Transactions of several requests: begin, add, prepare, end, describe.
 //!
-//! Most calls are one statement that does its work only where everything is as usual (a
-//! compare-and-set on the transaction's row). Where it does nothing, or the call is a rarer one, the
-//! call is judged: in one database transaction the session's row is held, the transaction's row
-//! locked, then what else it needs, in the one order of all locks; the rules decide; it is written.
+//! Most calls are one statement that takes effect only in the usual case (a compare-and-set on the
+//! transaction's row). Otherwise the call is decided under locks: one database transaction locks
+//! the session's row, the transaction's row, and then everything else, in the global lock order;
+//! the rules decide, and the result is written.
 //!
-//! While a transaction is ongoing, the epoch it was begun in is its producer's: an open, a close and
-//! an expiry abort it in their own database transaction. So its row alone tells a zombie from its
-//! owner, and a call on an ongoing one needs no look at the session.
+//! While a transaction is ongoing, its epoch is the producer's current one: an open, an end and an
+//! expiry of the session abort it in their own database transaction. So its row alone distinguishes
+//! a zombie from its owner, and a call on an ongoing transaction need not read the session.
 
 mod add;
 mod batcher;
@@ -52,16 +52,16 @@ use crate::{
 /// Why an attempt at a call ended without a result.
 enum Stop {
     Failed(Error),
-    /// A topic is not what it was resolved to.
+    /// A topic has changed since it was resolved.
     Stale,
-    /// This transaction's time has run out, and nobody has written that down yet.
+    /// The transaction is past its deadline, but not aborted yet.
     Expired(Uuid),
-    /// It may wait for the calls before it.
+    /// The call may wait for earlier ones.
     Ahead {
         expected: Sequence,
         received: Sequence,
     },
-    /// Somebody else came between.
+    /// A conflict with another request.
     Again,
 }
 
@@ -83,11 +83,11 @@ impl From<Refusal> for Stop {
     }
 }
 
-/// A call that was done, or had been.
+/// A call that was done, now or earlier.
 pub struct CallResult {
     row: TransactionRow,
     duplicate: bool,
-    /// Where the next offsets of its logs are, if it has just made it visible.
+    /// The next offsets of its logs, if the call has just made it visible.
     high_watermarks: Vec<(LogId, Offset)>,
 }
 
@@ -102,7 +102,7 @@ impl CallResult {
 }
 
 impl CallResult {
-    /// Tells those that wait for logs what has become visible.
+    /// Notifies readers of logs of what has become visible.
     fn tell(&self, tenant: TenantId, notifier: &Notifier) {
         let news =
             self.high_watermarks.iter().map(|(log, now)| (*log, Change::HighWatermark(*now)));
@@ -155,7 +155,7 @@ impl Broker {
                 Stop::Stale | Stop::Again => break,
             }
         }
-        Err(Error::unavailable("Too much was going on at this transaction. Nothing was changed."))
+        Err(Error::unavailable("The transaction is contended. Nothing was changed; retry."))
     }
 
     async fn try_call(
@@ -179,8 +179,8 @@ impl Broker {
         }
     }
 
-    /// The call that brought these has committed them: members let go with their cursors. (What other
-    /// calls have brought was not committed when it came.)
+    /// After a commit: releases partitions that the cursors of its last call acknowledge. (Earlier
+    /// calls were not committed when they arrived.)
     async fn let_go_with_all(&self, tenant: TenantId, offsets: &[OffsetItem]) {
         for item in offsets {
             if let OffsetItem::Cursor { group, member, cursor } = item {
@@ -218,7 +218,7 @@ fn name(call: &Call) -> &'static str {
     }
 }
 
-/// Holds the session a caller names against opens, and judges it.
+/// Locks the session that a caller names against opens, and checks it.
 async fn hold_session(
     connection: &mut Connection,
     tenant: TenantId,
@@ -230,7 +230,7 @@ async fn hold_session(
     Ok(facts.get(&id).copied())
 }
 
-/// Holds the caller's session, locks the transaction, reads the clock and judges the call.
+/// Locks the caller's session and the transaction, reads the clock, and checks the call.
 async fn enter(
     connection: &mut Connection,
     tenant: TenantId,
@@ -253,7 +253,7 @@ async fn enter(
     Ok((row, verdict, now))
 }
 
-/// The session a caller is.
+/// The session of a caller.
 fn session_of(caller: Caller) -> Option<(ProducerId, i64)> {
     match caller {
         Caller::Session(id, epoch) => Some((id, epoch)),

@@ -1,5 +1,5 @@
-//! Transactions of one request: handed to a lane, where they share commits with appends; without
-//! records there is nothing to share, and they are begun and committed in one database transaction.
+//! One-request transactions: they go through a lane, where they share commits with appends. Without
+//! records there is nothing to share, so they begin and commit in one database transaction.
 
 use std::sync::Arc;
 

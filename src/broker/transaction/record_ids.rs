@@ -1,6 +1,6 @@
-//! Ids of the records that a transaction has staged: it claims them when it is prepared, else when it
-//! is committed, under the heads of all its logs and of the journals of their topics. Until then it
-//! holds up nobody, and an aborted one leaves nothing behind.
+//! The ids of staged records: a transaction reserves them when it is prepared, or else when it
+//! commits, under the heads of all its logs and of the journals of their topics. Until then it
+//! blocks nobody, and an aborted transaction leaves nothing behind.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,7 +23,7 @@ use crate::{
     store::{self, Connection, dedup::NewKey, transaction::staging::Logs},
 };
 
-/// What a transaction claims; the heads of the journals are held.
+/// The ids that a transaction reserves; the heads of the journals are locked.
 #[derive(Default)]
 pub struct IdReservations {
     topics: BTreeMap<TopicId, IdTopic>,
@@ -40,8 +40,9 @@ impl From<Stopped> for Stop {
     }
 }
 
-/// IdReservations the ids of a locked transaction, by the settings of now; what is stored elsewhere under the
-/// same id leaves it. A prepared one has claimed its ids: they are released, to be remembered.
+/// Reserves the ids of a locked transaction by the current settings; records already stored under
+/// the same id are removed from it. A prepared one has reserved its ids: the reservations are
+/// replaced by stored keys.
 pub async fn claim(
     connection: &mut Connection,
     tenant: TenantId,
@@ -76,7 +77,7 @@ pub async fn claim(
     Ok(IdReservations { topics, new, known })
 }
 
-/// The topics of these logs that remember ids now.
+/// The topics of these logs that currently deduplicate.
 async fn topics(
     connection: &mut Connection,
     tenant: TenantId,
@@ -103,7 +104,7 @@ async fn look(
     dedup::look(connection, tenant, dedups.iter(), of_journal).await
 }
 
-/// Lines that are stored elsewhere leave their rows.
+/// Removes records from staged rows that are already stored.
 async fn skip(
     connection: &mut Connection,
     tenant: TenantId,
@@ -123,7 +124,7 @@ async fn skip(
 }
 
 impl IdReservations {
-    /// Until a prepared transaction has ended nobody else stores records of these ids.
+    /// Until a prepared transaction ends, nobody else can store records with these ids.
     pub async fn hold(
         &self,
         connection: &mut Connection,
@@ -138,7 +139,7 @@ impl IdReservations {
         store::dedup::claimed(connection, tenant, &journals).await
     }
 
-    /// What a transaction has claimed is remembered: it is committed.
+    /// Stores the reserved ids of a committed transaction.
     pub async fn remember(
         &self,
         connection: &mut Connection,

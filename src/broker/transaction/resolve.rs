@@ -1,4 +1,4 @@
-//! What a call asks for, with names resolved and records spread: everything that needs no lock.
+//! Resolves a call: names to ids, records to partitions, and everything else that needs no lock.
 
 use std::collections::BTreeMap;
 
@@ -28,32 +28,32 @@ use crate::{
 pub struct ResolvedRequest {
     /// In the order of the items, then of each partition's first record.
     pub parts: Vec<(RequestPart, Lines)>,
-    /// What ids the records of each part have, as they are staged.
+    /// The record ids of each part, in staged form.
     pub ids: Vec<Option<Vec<u8>>>,
-    /// Of each part.
+    /// The digest of each part.
     pub topics: Vec<Name>,
-    /// The first one appended to.
+    /// The first topic appended to.
     pub topic: Option<TopicId>,
-    /// The topics, as the records were spread over them.
+    /// The topics over which records were spread.
     pub spreads: Vec<Spread>,
-    /// The journals of those spread over, with the partitions they had.
+    /// The journals of those topics, with their partition counts.
     pub journals: Vec<(LogId, Partition)>,
     pub append_count: i64,
-    /// Of the appends.
+    /// The number of appends.
     pub digest: Digest,
-    /// An append breaks a limit: refused if it would be appended.
+    /// The error if an append exceeds a limit; it applies only if the append would be stored.
     pub too_large: Option<Refusal>,
-    /// What of the records may be known by keys, by topic.
+    /// The dedup data of the records, by topic.
     pub dedups: Vec<Dedup>,
-    /// The last one for each place.
+    /// The last offset for each partition.
     pub offsets: Vec<Claimed>,
-    /// What all of it is counted for.
+    /// The memory reservation of the whole call.
     pub held: Held,
 }
 
 impl Broker {
-    /// `anew`: what is remembered of the topics has proved wrong. `in_pass`: a pass looks whether the
-    /// offsets lie in their logs.
+    /// `anew`: cached topics have proved wrong. `in_pass`: a pass checks that the offsets are
+    /// within their logs.
     pub async fn ask(
         &self,
         tenant: TenantId,
@@ -109,8 +109,7 @@ impl Broker {
         Ok(asked)
     }
 
-    /// The last one for each place; all must lie in their logs as they are now, unless a pass will
-    /// look.
+    /// The last offset for each partition; all must be within their logs, unless a pass checks it.
     async fn ask_offsets(
         &self,
         tenant: TenantId,
@@ -151,7 +150,7 @@ impl Broker {
         Ok(claims)
     }
 
-    /// What an item claims, with its topic where it names one.
+    /// The claim of an item, with its topic if it names one.
     async fn claims<'a>(
         &self,
         tenant: TenantId,
@@ -193,12 +192,12 @@ impl ResolvedRequest {
         self.parts.iter().map(|(part, _)| part.size_bytes).sum()
     }
 
-    /// How many batches it stages.
+    /// The number of batches it stages.
     pub fn batch_count(&self) -> i64 {
         self.parts.len() as i64
     }
 
-    /// The call as it is staged.
+    /// The call in staged form.
     pub fn call(
         &self,
         id: Uuid,

@@ -1,4 +1,4 @@
-//! Waiting for news of logs: without a connection, however many logs there are.
+//! Waits for changes of logs without a connection, however many logs there are.
 
 pub mod notifier;
 pub mod notify;
@@ -17,25 +17,25 @@ use crate::{
     telemetry,
 };
 
-/// How soon a woken read tries again when the database is away.
+/// How soon a woken read retries while the database is unavailable.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
-/// Who waits for many logs counts as often as he has this many.
+/// A waiting read takes one permit per this many logs.
 const LOGS_PER_SEAT: usize = 16;
 
-/// A log that is waited for until it reaches beyond an offset, up to which it was seen to reach.
+/// A log that is awaited until it extends beyond an offset, which was its end when last seen.
 pub struct Awaited {
     pub watch: Watch,
     pub beyond: Offset,
-    /// Before the look began.
+    /// The time before that query.
     pub seen_at: Instant,
 }
 
-/// How a wait ended.
+/// The outcome of a wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Wake {
-    /// A log, by its place among those awaited, has grown or is gone, or has lost its end.
+    /// The log with this index has grown, was deleted, or has lost its end.
     Log(usize, Observed),
-    /// The time is over, the server drains, or others need the place of one who has many.
+    /// The time is over, the server drains, or the permits were revoked for others.
     Nothing,
 }
 
@@ -50,7 +50,7 @@ impl Broker {
         let Some(seat) = self.waiting_reads.take(tenant, logs.len().div_ceil(LOGS_PER_SEAT)) else {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
                 .increment(1);
-            return Err(Error::unavailable("Too many reads are waiting here already."));
+            return Err(Error::unavailable("Too many reads are waiting on this replica; retry."));
         };
         let _counted = self.reads.waiting();
         let begun = Instant::now();
@@ -74,7 +74,7 @@ impl Broker {
     }
 }
 
-/// A read that may still wait does not fail because the database is just away.
+/// A read that may still wait does not fail just because the database is unavailable.
 pub async fn patient<T, F: Future<Output = Result<T, Error>>>(
     deadline: Instant,
     attempt: impl Fn() -> F,

@@ -1,6 +1,6 @@
-//! Notices between replicas: which logs have changed, coalesced, from a connection of their own and
-//! never inside an append (NOTIFY takes a database-wide lock at commit). A lost notice costs time,
-//! never truth.
+//! Notices between replicas about changed logs: coalesced, sent on a connection of their own, and
+//! never within an append (NOTIFY takes a database-wide lock at commit). A lost notice delays
+//! readers, but never makes an answer wrong.
 
 use std::{
     collections::BTreeSet,
@@ -21,12 +21,13 @@ use crate::{
     telemetry::{self, Counted},
 };
 
-/// At most one notice in this time.
+/// Minimum interval between notices.
 const NOTICE_INTERVAL: Duration = Duration::from_millis(2);
-/// Postgres takes less than 8,000 bytes; beyond this a notice says "everything".
+/// PostgreSQL limits payloads to less than 8,000 bytes; a notice that would be longer says
+/// "everything".
 const MAX_NOTICE_BYTES: usize = 7_500;
 const EVERYTHING: &str = "*";
-/// How often a replica that has not heard itself yet says that it is there.
+/// How often a replica announces itself until it receives its own notice.
 const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
 
@@ -34,11 +35,11 @@ type LogKey = (TenantId, LogId);
 
 pub struct Signals {
     store: Store,
-    /// Tells this replica's notices from others'.
+    /// Distinguishes this replica's notices from others'.
     replica: String,
     changed: Mutex<BTreeSet<LogKey>>,
     wake: Notify,
-    /// Whether this replica listens and has not heard itself yet.
+    /// Whether this replica listens but has not received its own notice yet.
     unheard: AtomicBool,
 }
 
@@ -54,14 +55,14 @@ impl Signals {
         }
     }
 
-    /// Other replicas learn of it within milliseconds.
+    /// Notifies other replicas within milliseconds.
     pub fn changed(&self, keys: impl IntoIterator<Item = LogKey>) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
         self.wake.notify_one();
     }
 
-    /// Until there is something to tell: a change, or only that this replica is there, as long as it
-    /// has not heard itself.
+    /// Waits until there is something to send: a change, or just an announcement while this replica
+    /// has not received its own notice.
     async fn wait(&self) {
         if self.unheard.load(Ordering::Relaxed) {
             let _ = timeout(GREETING_INTERVAL, self.wake.notified()).await;
@@ -86,14 +87,14 @@ impl Signals {
         Some(payload)
     }
 
-    /// Listens from now on, or no longer; what was heard before counts no more.
+    /// Starts or stops listening; notices received before no longer count.
     fn listens(&self, listens: bool) {
         self.unheard.store(listens, Ordering::Relaxed);
         self.wake.notify_one();
     }
 }
 
-/// Sends what has changed, until stopped.
+/// Sends changes until stopped.
 pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
     let sent = metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "sent");
     let mut connection = None;
@@ -105,7 +106,7 @@ pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
         match store::notify::notify(open, &payload).await {
             Ok(()) => sent.increment(1),
             Err(error) => {
-                tracing::debug!(%error, "a notice was not sent; readers elsewhere wait for their poll");
+                tracing::debug!(%error, "could not send a notice; other replicas will poll");
                 connection = None;
             }
         }
@@ -113,9 +114,9 @@ pub async fn send(signals: Arc<Signals>, stop: CancellationToken) {
     }
 }
 
-/// Hears other replicas, until stopped. After a lost connection everything may have changed. That it
-/// listens is said only once it has heard itself: a LISTEN that was answered proves nothing where
-/// something lies between.
+/// Receives notices of other replicas until stopped. After a lost connection, everything may have
+/// changed. Listening is reported only after receiving an own notice: a successful LISTEN proves
+/// nothing behind a pooler.
 pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: CancellationToken) {
     let gauge = metrics::gauge!(telemetry::LISTENING);
     gauge.set(0.0);
@@ -124,8 +125,8 @@ pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: Cancella
             Ok(Some(listener)) => listener,
             Ok(None) => {
                 tracing::warn!(
-                    "a connection pooler shares connections between transactions: other replicas' \
-                     records reach waiting reads by the slow poll"
+                    "a connection pooler shares connections between transactions: reads that wait \
+                     for records of other replicas depend on the slow poll"
                 );
                 return;
             }
@@ -151,7 +152,7 @@ pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: Cancella
     }
 }
 
-/// What another replica tells: who it is, and what has changed.
+/// A notice: its sender, and what has changed.
 async fn hear(watches: &Watches, payload: &str) {
     metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "received").increment(1);
     let words: Vec<&str> = payload.split(' ').skip(1).collect();

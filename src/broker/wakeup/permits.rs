@@ -1,5 +1,5 @@
-//! WaitPermits for those who wait for records: a tenant may have all that are free, and gives back what is
-//! more than its share as soon as another, who has less, needs it.
+//! Permits for waiting reads: a tenant may use all free ones, and returns those beyond its share as
+//! soon as another tenant with fewer needs them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,12 +17,12 @@ pub struct WaitPermits {
 
 struct TakenPermit {
     number: u64,
-    /// How many seats it is worth.
+    /// The number of permits it holds.
     count: usize,
     revoked: CancellationToken,
 }
 
-/// TakenPermit until dropped, or until revoked: then it is another's already.
+/// Held until dropped, or until revoked for another tenant.
 pub struct WaitPermit {
     tenant: TenantId,
     number: u64,
@@ -39,8 +39,8 @@ impl WaitPermits {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// Who wants more than there are, takes all. None: the tenant has its share, and the others have
-    /// the rest.
+    /// A request for more than all permits takes all. None: the tenant has its share, and others
+    /// have the rest.
     pub fn take(self: &Arc<Self>, tenant: TenantId, count: usize) -> Option<WaitPermit> {
         let mut tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let others = tenants.keys().filter(|other| **other != tenant).count();
@@ -69,7 +69,7 @@ impl WaitPermits {
         Some(WaitPermit { tenant, number, seats: self.clone(), revoked })
     }
 
-    /// How many are taken.
+    /// The number of permits in use.
     pub fn taken(&self) -> usize {
         let tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         tenants.values().map(count).sum()

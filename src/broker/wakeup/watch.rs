@@ -1,10 +1,11 @@
-//! Waiting reads. A read registers its watch before it looks, or a wake-up between the two would be
-//! lost. Commits of this replica wake at once; notices and the slow poll only ask for a look.
+//! Watches of waiting reads. A read registers its watch before it queries the watermarks, or it
+//! could miss a change in between. Commits of this replica wake it at once; notices and the slow
+//! poll only trigger a query.
 //!
-//! A group is watched as a log is: its generation only grows, and its number is never a log's.
+//! A group is watched like a log: its generation only grows, and its id is never a log's.
 //!
-//! What is known only grows, but for one case: a look that began after it was heard sees less. Then the
-//! database has lost its last commits, and who waits for more than there was would wait in vain.
+//! Known positions only grow, with one exception: a later query sees less. Then the database has
+//! lost its last commits, and a read that waits beyond the end would wait in vain.
 
 use std::{
     collections::HashMap,
@@ -20,20 +21,20 @@ use crate::{
     model::{GroupId, LogId, Offset, TenantId},
 };
 
-/// How often watched heads are looked at even if nobody called: covers lost notices.
+/// How often watched heads are polled without any notice; covers lost notices.
 const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 
-/// What is known to a watch.
+/// The last change that a watch knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The log reaches at least up to here; the topic of a journal has at least so many partitions;
-    /// the generation of a group is at least this.
+    /// The log extends at least up to here; the topic of a journal has at least this many
+    /// partitions; the generation of a group is at least this.
     HighWatermark(Offset),
     /// The log's topic, or the group, was deleted.
     Gone,
 }
 
-/// How this replica learned of news.
+/// How this replica learned of a change.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     Commit,
@@ -41,7 +42,7 @@ pub enum Source {
     Poll,
 }
 
-/// Change, how this replica learned of it, and when.
+/// A change, with its source and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed {
     pub news: Change,
@@ -70,31 +71,30 @@ pub struct Watches {
     logs: Mutex<HashMap<WatchKey, Watched>>,
 }
 
-/// A log of which news are told. It stays until a poll finds that nobody watches it: who has read
-/// something comes back for more.
+/// A watched log. It stays until a poll finds no watches on it, because readers return.
 struct Watched {
     sender: watch::Sender<Observed>,
-    /// Most that have watched it at once since a poll.
+    /// The maximum number of concurrent watches since a poll.
     most: usize,
 }
 
 /// A registered interest in a log.
 pub struct Watch {
     receiver: watch::Receiver<Observed>,
-    /// With how many others the log is watched, or was lately.
+    /// The number of watches on the log, now or recently.
     pub company: usize,
 }
 
 impl Watch {
-    /// Waits for news that has not been seen by this watch.
+    /// Waits for a change that this watch has not seen.
     pub async fn news(&mut self) -> Observed {
         // the sender lives in `Watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
     }
 
-    /// Waits until the log has grown past an offset that was seen at an instant, or is gone, or does
-    /// not reach so far any more.
+    /// Waits until the log has grown past an offset seen at an instant, was deleted, or no longer
+    /// extends that far.
     pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Observed {
         loop {
             let heard = self.news().await;
@@ -130,7 +130,7 @@ impl Watches {
         Watch { receiver, company }
     }
 
-    /// A commit of this replica.
+    /// Publishes a commit of this replica.
     pub fn tell(&self, tenant: TenantId, log: LogId, news: Change) {
         self.heard(tenant, log, Observed { news, source: Source::Commit, since: Instant::now() });
     }
@@ -147,7 +147,7 @@ impl Watches {
         });
     }
 
-    /// WatermarkReader at those of the logs that are watched here, after a notice.
+    /// Queries those of the logs that are watched here, after a notice.
     pub async fn refresh(&self, changed: impl IntoIterator<Item = WatchKey>) {
         let watched: Vec<WatchKey> = {
             let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +185,7 @@ impl Watches {
     }
 }
 
-/// As it is watched.
+/// The id under which it is watched.
 pub fn number(group: GroupId) -> LogId {
     LogId(group.0)
 }

@@ -1,5 +1,5 @@
-//! Strict JSON: unknown and repeated fields, trailing bytes and arrays in an object's place are
-//! refused, and every mistake is named by an RFC 6901 pointer.
+//! Strict JSON: unknown and repeated fields, trailing bytes and arrays in place of objects are
+//! refused, and every error is located by an RFC 6901 pointer.
 
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
@@ -13,7 +13,7 @@ use crate::model::{
     Code, Fault, Invalid, MAX_INTEGER, Name, Partition, invalid::MAX_FAULT_TEXT_BYTES,
 };
 
-/// Reads one object. (`T` refuses unknown fields by its own attribute.)
+/// Parses one object. (`T` refuses unknown fields by its own attribute.)
 pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Invalid> {
     let mut json = serde_json::Deserializer::from_str(text);
     let parsed = serde_path_to_error::deserialize::<_, Object<T>>(&mut json);
@@ -29,7 +29,7 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Invalid> {
     Ok(value)
 }
 
-/// The field that serde names in its words only, its path being the object's.
+/// The field that serde names only in its message; serde's path is that of the object.
 pub fn named_by(detail: &str) -> Option<&str> {
     let rest = detail
         .strip_prefix("missing field `")
@@ -56,7 +56,7 @@ fn push(pointer: &mut String, token: &str) {
     pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
 }
 
-/// Serde's structs also read arrays; this one insists on an object.
+/// Accepts objects only; serde's structs would also accept arrays.
 #[derive(Serialize)]
 pub struct Object<T>(pub T);
 
@@ -80,13 +80,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A list of at most so many elements. Of a longer one nothing is held, and what is beyond is not
-/// looked at.
+/// A list of at most `MOST` elements. Nothing of a longer list is kept, and the rest of it is not
+/// parsed.
 #[derive(Serialize)]
 pub struct AtMost<T, const MOST: usize>(Option<Vec<T>>);
 
 impl<T, const MOST: usize> AtMost<T, MOST> {
-    /// None: there are too many.
+    /// None if there are too many elements.
     pub fn elements(self) -> Option<Vec<T>> {
         self.0
     }
@@ -128,12 +128,12 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T,
     }
 }
 
-/// Tells null from absent, which is `None`.
+/// Distinguishes null from an absent field, which is `None`.
 pub fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, D::Error> {
     Option::deserialize(json).map(Some)
 }
 
-/// Collects every mistake of a request, where serde stops at the first.
+/// Collects all validation errors of a request, where serde stops at the first.
 #[derive(Default)]
 pub struct Faults(Invalid);
 
@@ -142,7 +142,7 @@ impl Faults {
         self.0.add(Fault::new(pointer, detail));
     }
 
-    /// The elements of a list, none if it is absent or too long.
+    /// The elements of a list; none if it is absent or too long.
     pub fn elements<T, const MOST: usize>(
         &mut self,
         pointer: &str,
@@ -151,13 +151,13 @@ impl Faults {
     ) -> Vec<T> {
         let Some(sent) = sent else { return Vec::new() };
         sent.elements().unwrap_or_else(|| {
-            let detail = format!("at most {MOST} are taken at once");
+            let detail = format!("at most {MOST} elements are allowed");
             self.0.join(Invalid::too_large(pointer, detail, code, MOST as i64));
             Vec::new()
         })
     }
 
-    /// The value if it lies in the range; absent values do.
+    /// Checks that a value, if present, is within the range.
     pub fn range(
         &mut self,
         pointer: &str,
@@ -173,18 +173,18 @@ impl Faults {
         None
     }
 
-    /// An id, offset, epoch or sequence.
+    /// Checks an id, offset, epoch or sequence.
     pub fn count(&mut self, pointer: &str, value: Option<i64>) -> Option<i64> {
         self.range(pointer, value, 0..=MAX_INTEGER)
     }
 
-    /// The number of a partition.
+    /// Checks a partition number.
     pub fn partition(&mut self, pointer: &str, value: Option<i64>) -> Option<Partition> {
         let value = self.range(pointer, value, 0..=i64::from(Partition::MAX))?;
         Partition::try_from(value).ok()
     }
 
-    /// What was made of a part of the request, or all that is wrong with it.
+    /// Returns the parsed part of the request, or records its errors.
     pub fn part<T>(&mut self, made: Result<T, Invalid>) -> Option<T> {
         made.map_err(|invalid| self.0.join(invalid)).ok()
     }
@@ -199,7 +199,7 @@ impl Faults {
         }
     }
 
-    /// The names of a list; none of one that is too long.
+    /// The names of a list; none if the list is too long.
     pub fn names<C: FromIterator<Name>, const MOST: usize>(
         &mut self,
         pointer: &str,
@@ -207,7 +207,7 @@ impl Faults {
     ) -> C {
         let sent = sent.elements();
         if sent.is_none() {
-            self.add(pointer, format!("at most {MOST} names are taken"));
+            self.add(pointer, format!("at most {MOST} names are allowed"));
         }
         let sent = sent.unwrap_or_default();
         let names = sent.iter().enumerate();

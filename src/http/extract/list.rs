@@ -1,4 +1,4 @@
-//! What all lists have in common: `limit`, `after`, `next_after`, and a `Link` to the next page.
+//! Common parts of all lists: `limit`, `after`, `next_after`, and a `Link` to the next page.
 
 use axum::{
     Json,
@@ -21,17 +21,17 @@ const DEFAULT_LIMIT: i64 = 100;
 const MAX_LIMIT: i64 = 1_000;
 /// Longer than any name with its partition.
 const MAX_AFTER_BYTES: usize = 300;
-/// Names a list looks at in one statement, at least.
+/// Minimum number of names that a list reads in one statement.
 const LOOKED_AT_ONCE: i64 = 100;
 
 #[derive(Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
-    /// Most items of the page.
+    /// Maximum number of items to return.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<i64>,
-    /// `next_after` of the page before; without it the list starts at its beginning.
+    /// The `next_after` of the previous page; omit it to start at the beginning.
     after: Option<String>,
 }
 
@@ -48,14 +48,14 @@ pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Invalid> 
         (1..=MAX_AFTER_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
     };
     if after.as_ref().is_some_and(|text| !visible(text)) {
-        faults.add("?after", "not the next_after of a page");
+        faults.add("?after", "not a next_after of this list");
     }
     faults.finish()?;
     Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
 }
 
-/// Looks on until the page is full of covered names, so that neither a short page nor `next_after`
-/// tells of others.
+/// Reads on until the page is full of permitted names, so that neither a short page nor
+/// `next_after` reveals other names.
 pub async fn covered<T, L>(
     page: &Page,
     look: impl Fn(Page) -> L,
@@ -85,7 +85,7 @@ where
     }
 }
 
-/// The page, and where the next one is. `base` is the URL with its other parameters, ready for
+/// The page with its link to the next one. `base` is the URL with its other parameters, ready for
 /// one more.
 pub fn answer(list: impl Serialize, base: &str, limit: i64, next_after: Option<&str>) -> Response {
     let mut answer = Json(list).into_response();

@@ -1,4 +1,4 @@
-//! Which representation a request brings and which it asks for.
+//! Media types and encodings: those of the request body and those the client accepts.
 
 use axum::{
     extract::FromRequestParts,
@@ -14,7 +14,7 @@ use crate::{broker::Error, model::Code};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Media {
     Json,
-    /// One JSON document a line.
+    /// One JSON document per line.
     Ndjson,
 }
 
@@ -27,7 +27,7 @@ impl Media {
     }
 }
 
-/// The media type of the body, if one is named; one that is not `taken` is 415.
+/// The media type of the body, if the request names one; 415 if it is not in `taken`.
 pub fn content_type(headers: &HeaderMap, taken: &[Media]) -> Result<Option<Media>, Error> {
     let Some(text) = single(headers, &CONTENT_TYPE)? else { return Ok(None) };
     let mut parts = text.split(';').map(str::trim);
@@ -44,7 +44,7 @@ pub fn content_type(headers: &HeaderMap, taken: &[Media]) -> Result<Option<Media
 
 pub fn untaken(taken: &[Media]) -> Error {
     let names: Vec<_> = taken.iter().map(|media| media.as_str()).collect();
-    let detail = format!("The body must be {}, in UTF-8.", names.join(" or "));
+    let detail = format!("The request body must be {}, in UTF-8.", names.join(" or "));
     Error::new(Code::UnsupportedMediaType, detail)
 }
 
@@ -65,8 +65,8 @@ impl Encoding {
     }
 }
 
-/// The encoding for an answer by the `Accept-Encoding` headers: of those liked best the smallest, and
-/// none where none will do.
+/// Picks the response encoding by `Accept-Encoding`: the smallest of the most preferred ones, or
+/// none if none is acceptable.
 pub fn accept_encoding(headers: &HeaderMap) -> Encoding {
     let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let ranges: Vec<(&str, f32)> =
@@ -108,12 +108,13 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
         (Ok(text), None) => Ok(Some(text.trim())),
         _ => Err(Error::new(
             Code::UnsupportedMediaType,
-            format!("There must be one readable {name} header."),
+            format!("Expected exactly one readable {name} header."),
         )),
     }
 }
 
-/// The best of `offered` (the first of equals) by the `Accept` headers; 406 if none will do.
+/// Picks the best of `offered` by the `Accept` headers (the first of equals); 406 if none is
+/// acceptable.
 pub fn negotiate(headers: &HeaderMap, offered: &[Media]) -> Result<Media, Error> {
     let fields: Vec<&str> =
         headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -157,10 +158,10 @@ fn precision(range: &str, media: Media) -> Option<u8> {
 
 fn unacceptable(offered: &[Media]) -> Error {
     let names: Vec<_> = offered.iter().map(|media| media.as_str()).collect();
-    Error::new(Code::NotAcceptable, format!("This is answered as {}.", names.join(" or ")))
+    Error::new(Code::NotAcceptable, format!("This operation answers {}.", names.join(" or ")))
 }
 
-/// An operation that answers JSON and nothing else.
+/// An operation that answers JSON only.
 pub struct AnswersJson;
 
 impl<S: Sync> FromRequestParts<S> for AnswersJson {
@@ -171,7 +172,7 @@ impl<S: Sync> FromRequestParts<S> for AnswersJson {
     }
 }
 
-/// An operation that answers records, as JSON or one a line.
+/// An operation that answers records, as one JSON document or one record per line.
 pub struct AnswersRecords(pub Media);
 
 impl<S: Sync> FromRequestParts<S> for AnswersRecords {

@@ -1,4 +1,5 @@
-//! What is taken from a request before its handler runs: who calls, and the path, query and body, each checked.
+//! Extractors, which run before a handler: the caller's identity, and the path, query and body,
+//! each validated.
 
 pub mod access;
 pub mod auth;

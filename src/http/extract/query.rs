@@ -1,5 +1,5 @@
-//! Query strings, read as strictly as bodies: an unknown, repeated, missing or malformed
-//! parameter is named, never ignored.
+//! Query strings, parsed as strictly as bodies: an unknown, repeated, missing or malformed
+//! parameter is an error, never ignored.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use serde::{
@@ -22,11 +22,11 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// Where parameters are, which pointers to them say.
+/// Where the parameters come from; pointers to them differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterPlace {
     Query,
-    /// In a JSON object.
+    /// From a JSON object.
     Body,
 }
 
@@ -39,7 +39,7 @@ impl ParameterPlace {
     }
 }
 
-/// An operation that takes no parameters.
+/// For an operation without parameters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoParameters {}
@@ -62,7 +62,7 @@ pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
     })
 }
 
-/// RFC 3986, so `+` is itself (and stays one in the zone of a timestamp).
+/// Decodes by RFC 3986: `+` stays a plus (as in the zone of a timestamp).
 fn unescape(text: &str) -> Result<String, &'static str> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -77,10 +77,10 @@ fn unescape(text: &str) -> Result<String, &'static str> {
             _ => return Err("malformed percent-encoding"),
         }
     }
-    String::from_utf8(bytes).map_err(|_| "not UTF-8")
+    String::from_utf8(bytes).map_err(|_| "invalid UTF-8")
 }
 
-/// Percent-encodes everything but RFC 3986's unreserved characters.
+/// Percent-encodes everything except RFC 3986's unreserved characters.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -94,17 +94,17 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// An integer in its one spelling: no sign but `-`, no leading zeros, no spaces.
+/// Parses an integer in its only spelling: no sign but `-`, no leading zeros, no spaces.
 pub fn integer(text: &str) -> Result<i64, &'static str> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let canonical = digits == "0" || !digits.is_empty() && !digits.starts_with('0');
     if !canonical || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("an integer is expected");
+        return Err("expected an integer");
     }
-    text.parse().map_err(|_| "an integer below 2^53 is expected")
+    text.parse().map_err(|_| "expected an integer below 2^53")
 }
 
-/// A parameter's value: text, read as whatever its field is.
+/// The text of a parameter, converted to the type of its field.
 struct Text(String);
 
 impl<'de> IntoDeserializer<'de, value::Error> for Text {

@@ -1,4 +1,4 @@
-//! Operating groups: list, describe, delete.
+//! Administration of groups: list, describe, delete.
 
 use std::collections::BTreeSet;
 
@@ -21,24 +21,25 @@ use crate::{
     },
 };
 
-/// A group as lists show it.
+/// A group in a list.
 #[derive(Serialize, ToSchema)]
 pub struct GroupItem {
-    /// Its name.
+    /// The group's name.
     group: String,
-    /// Grows whenever partitions change hands.
+    /// Grows whenever partitions are reassigned.
     generation: i64,
-    /// How many members it has.
+    /// The number of members.
     member_count: i32,
     #[schema(value_type = WhereToBegin)]
     auto_offset_reset: &'static str,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
 }
 
-/// Where the group begins in a partition in which it has committed nothing, or whose committed offset
-/// was trimmed away: at the first record there is, at the next one to come, or nowhere (an error).
+/// Where the group starts in a partition without a committed offset, or whose committed offset was
+/// trimmed: at the log start (`earliest`), at the high watermark (`latest`), or not at all, which
+/// is an error (`error`).
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[allow(dead_code, reason = "only describes")]
@@ -51,9 +52,9 @@ pub enum WhereToBegin {
 /// A page of groups, by name.
 #[derive(Serialize, ToSchema)]
 pub struct GroupList {
-    /// At most `limit` of them.
+    /// At most `limit` groups.
     groups: Vec<GroupItem>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     next_after: Option<String>,
 }
@@ -61,40 +62,40 @@ pub struct GroupList {
 /// A group with its members and partitions, as of one instant.
 #[derive(Serialize, ToSchema)]
 pub struct GroupState {
-    /// Its name.
+    /// The group's name.
     group: String,
-    /// Grows whenever partitions change hands.
+    /// Grows whenever partitions are reassigned.
     generation: i64,
     #[schema(value_type = WhereToBegin)]
     auto_offset_reset: &'static str,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
-    /// In the order in which they joined.
+    /// The members, in the order in which they joined.
     members: Vec<MemberItem>,
-    /// Those it has subscribed to or has committed in, by topic and partition.
+    /// The partitions it has subscribed to or committed in, by topic and partition.
     partitions: Vec<PlaceItem>,
 }
 
 /// A member of a group.
 #[derive(Serialize, ToSchema)]
 pub struct MemberItem {
-    /// Its id.
+    /// The member's id.
     member_id: String,
-    /// Its stable name; null: it has none.
+    /// Its stable name; null if it has none.
     #[schema(required = true)]
     instance_id: Option<String>,
     /// The topics it subscribes to by name.
     topics: Vec<String>,
-    /// The pattern it subscribes with; null: none.
+    /// The pattern it subscribes with; null if none.
     #[schema(required = true)]
     topic_pattern: Option<String>,
-    /// How long its lease is.
+    /// The duration of its lease.
     session_timeout_ms: i64,
     /// When it joined.
     #[schema(format = DateTime)]
     joined_at: String,
-    /// When it is gone, unless it calls before.
+    /// When its lease expires unless it calls before.
     #[schema(format = DateTime)]
     lease_expires_at: String,
     /// The partitions it owns.
@@ -106,21 +107,21 @@ pub struct MemberItem {
 pub struct OwnedPartitions {
     /// The topic's name.
     topic: String,
-    /// Their numbers.
+    /// The partition numbers.
     partitions: Vec<i32>,
 }
 
-/// A partition in a group.
+/// A partition of a group.
 #[derive(Serialize, ToSchema)]
 pub struct PlaceItem {
     /// The topic's name.
     topic: String,
-    /// The partition's number.
+    /// The partition number.
     partition: i32,
-    /// The next offset to process; null: nothing is committed yet.
+    /// The committed offset: the next one to process; null if nothing is committed yet.
     #[schema(required = true)]
     committed_offset: Option<i64>,
-    /// What was committed with it; null: nothing.
+    /// The metadata committed with the offset; null if none.
     #[schema(required = true)]
     metadata: Option<String>,
     /// When it was committed.
@@ -128,29 +129,30 @@ pub struct PlaceItem {
     committed_at: Option<String>,
     /// The first offset that can be read.
     log_start_offset: i64,
-    /// The next offset to be given.
+    /// The next offset to be assigned.
     high_watermark: i64,
-    /// How many records the group has still to process: the high watermark less the committed offset
-    /// or, where that is missing or trimmed away, less where the group would begin. Null: it would
-    /// begin nowhere, as its `auto_offset_reset` is `error`.
+    /// The number of records the group still has to process: the high watermark minus the committed
+    /// offset or, where that is missing or trimmed, minus the offset the group would start at. Null
+    /// if it would not start, as its `auto_offset_reset` is `error`.
     #[schema(required = true)]
     lag: Option<i64>,
-    /// The member that owns it; null: none.
+    /// The member that owns the partition; null if none.
     #[schema(required = true)]
     member_id: Option<String>,
-    /// The generation in which the member got it.
+    /// The generation in which the member got the partition.
     #[schema(required = true)]
     owned_since: Option<i64>,
-    /// When the member got it.
+    /// When the member got the partition.
     #[schema(required = true, format = DateTime)]
     owned_at: Option<String>,
-    /// Another member, that gets it once its owner lets go; null: none.
+    /// The member that gets the partition once its owner releases it; null if none.
     #[schema(required = true)]
     assigned_to: Option<String>,
-    /// The prepared transaction that is to commit an offset here: nobody else may until it ends.
+    /// The prepared transaction that will commit an offset here; nobody else can commit until it
+    /// ends.
     #[schema(required = true)]
     pinned_by: Option<String>,
-    /// Since when.
+    /// When that transaction was prepared.
     #[schema(required = true, format = DateTime)]
     pinned_at: Option<String>,
 }
@@ -226,7 +228,7 @@ impl From<PlaceDescription> for PlaceItem {
 
 /// List groups
 ///
-/// By name, page by page; only those that the token's scopes cover.
+/// Returns groups by name, page by page; only those that the token's scopes cover.
 #[utoipa::path(get, path = "/v1/groups", operation_id = "list_groups", tag = "groups",
     params(ListQuery),
     responses((status = 200, description = "A page of groups", body = GroupList,
@@ -252,9 +254,9 @@ pub async fn list_groups(
 
 /// Describe a group
 ///
-/// Its members with what they own, and every partition it has subscribed to or has committed in: what
-/// is committed, how far behind that is, who owns it since when, and which prepared transaction holds
-/// it. All of it as of one instant, now.
+/// Returns the members with the partitions they own, and every partition the group has subscribed
+/// to or committed in: the committed offset, the lag, the owner and since when, and the prepared
+/// transaction that holds it. All of it is as of one instant.
 #[utoipa::path(get, path = "/v1/groups/{group}", operation_id = "get_group", tag = "groups",
     params(("group" = String, Path, description = "The group's name")),
     responses((status = 200, description = "The group", body = GroupState,
@@ -276,12 +278,12 @@ pub async fn get_group(
 
 /// Delete a group
 ///
-/// With its offsets, for ever; only while it has no members, and not while a prepared transaction is
-/// to commit in it. A group made again under this name is another one: it begins where a new group
-/// does, and cursors of the former are invalid.
+/// Deletes the group and its offsets permanently. The group must have no members, and no prepared
+/// transaction that will commit in it. A new group with the same name is a different group: it
+/// starts where a new group does, and old cursors are invalid.
 #[utoipa::path(delete, path = "/v1/groups/{group}", operation_id = "delete_group", tag = "groups",
     params(("group" = String, Path, description = "The group's name")),
-    responses((status = 204, description = "The group is gone")),
+    responses((status = 204, description = "The group is deleted")),
     security(("bearer" = ["group"])))]
 pub async fn delete_group(
     access: GroupAccess<Group>,

@@ -1,4 +1,4 @@
-//! Members fetch: records of all their partitions in one answer.
+//! Fetches of group members: records of all their partitions in one answer.
 
 use std::sync::Arc;
 
@@ -36,35 +36,36 @@ use crate::{
     },
 };
 
-/// What a fetch asks for, in the URL or in a body.
+/// The parameters of a fetch, in the URL or in a body.
 #[derive(Default, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FetchParameters {
-    /// Where to go on: the `cursor` of an answer, as it stands. Without: from the committed offsets.
+    /// Where to continue: the `cursor` of an earlier answer, unchanged. Without it: at the
+    /// committed offsets.
     cursor: Option<String>,
-    /// Where the run begins that the answer goes on with: what a transaction with its cursor has
-    /// processed. Without: at the cursor, where exactly that is committed by now, else where the
-    /// cursor's run began. `continue`: where the cursor's run began, whatever was committed. `new`: at
-    /// the cursor.
+    /// Where the run of this answer begins, that is, the records that a transaction with its cursor
+    /// has processed. Default: at the cursor if exactly that is committed by now, else where the
+    /// cursor's run began. `continue`: where the cursor's run began, whatever was committed. `new`:
+    /// at the cursor.
     #[param(inline)]
     run: Option<Run>,
-    /// Most records to answer, of all partitions together.
+    /// Maximum number of records, over all partitions.
     #[param(minimum = 1, maximum = 10000, default = 500)]
     #[schema(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
-    /// Most bytes of records to answer, of all partitions together; the first one always comes.
+    /// Maximum bytes of records, over all partitions; at least one record is always returned.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
     #[schema(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
-    /// How long to wait for a record when there is none yet in any partition (a long poll); it may
-    /// be longer than the lease, which goes on meanwhile.
+    /// How long to wait if no partition has a record yet (long poll); may exceed the lease, which
+    /// is renewed meanwhile.
     #[param(minimum = 0, maximum = 60000, default = 0)]
     #[schema(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
 }
 
-/// Where a run begins, if not where the newest commit says.
+/// Where a run begins, if not determined by the newest commit.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum Run {
@@ -81,7 +82,7 @@ impl FetchParameters {
             Some(Run::New) => read::Run::New,
         };
         if run == read::Run::Continue && self.cursor.is_none() {
-            faults.add("?run", "there is no run to continue; continue comes with a cursor");
+            faults.add("?run", "run=continue requires a cursor");
         }
         let Bounds { limit, max_bytes, wait_ms } =
             Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
@@ -91,10 +92,10 @@ impl FetchParameters {
     }
 }
 
-/// What takes a cursor that is too long for a URL.
+/// The operation that accepts a cursor too long for a URL.
 const LONG_CURSORS: &str = "POST /v1/groups/{group}/members/{member_id}/records";
 
-/// What the fetch of the document's story answers.
+/// The answer to the fetch in the examples.
 pub const CURSOR: &str = "AmcCAAQCBAICAAEBAgABAQIAAgHm8GFb";
 
 fn example() -> Value {
@@ -109,7 +110,7 @@ fn example() -> Value {
         "cursor": CURSOR})
 }
 
-/// The next answer.
+/// The answer to the next fetch in the examples.
 fn nothing_new() -> Value {
     let mut answer = example();
     answer["records"] = json!([]);
@@ -118,32 +119,31 @@ fn nothing_new() -> Value {
 
 /// Fetch records
 ///
-/// Committed records of the member's partitions: those of one partition together and in order, each
-/// partition a fair part. It begins at the committed offsets (where there is none, as the group's
-/// `auto_offset_reset` says), or with a `cursor` where the answer it came with ended; the same cursor
-/// gives the same records again, so a lost answer loses nothing. What the cursor says of a partition
-/// that the member has lost since, or lost and got back, does not count.
+/// Returns committed records of the member's partitions, in order within each partition and with a
+/// fair share for each. It starts at the committed offsets (where there is none, by the group's
+/// `auto_offset_reset`), or with a `cursor` where that answer ended. The same cursor returns the
+/// same records again, so a lost answer loses nothing. Positions of partitions that the member has
+/// lost since, even if it got them back, are ignored.
 ///
-/// A cursor also says where the run began that it ends: a transaction with records commits it only if
-/// that is still committed there, so that what was processed once is not processed a second time.
-/// After a commit of a cursor the fetch with it begins a new run, without further ado; `run` is for
-/// those who fetch ahead of their commits (`new`) or gather several answers for one transaction
-/// (`continue`).
+/// A cursor also contains the start of its run: a transaction with records commits it only if the
+/// committed offset is still at that start, so no record is processed twice. After its cursor was
+/// committed, a fetch begins a new run automatically. Use `run` only to fetch ahead of commits
+/// (`new`) or to process several answers in one transaction (`continue`).
 ///
-/// The lease is renewed. With `wait_ms` an empty answer waits for the first record; what is to be let
-/// go of ends the wait at once: it is in `revoked`, and no records of it come any more. It goes to its
-/// new owner with the first call that shows this answer: a fetch or commit with its cursor, or a
-/// heartbeat with its `generation`. What is not let go of so within the session timeout, and 30
-/// seconds, is taken.
+/// Renews the lease. With `wait_ms` an empty answer waits for the first record. A revocation ends
+/// the wait at once: the partition is in `revoked`, and no more of its records are returned. It
+/// moves to its new owner with the first call that acknowledges this answer: a fetch or commit with
+/// its cursor, or a heartbeat with its `generation`. A partition not released within the session
+/// timeout plus 30 seconds is taken away.
 ///
-/// `Accept: application/x-ndjson` asks for the records alone, one a line; what to let go of is then
-/// told by heartbeats only. The token needs `group` for the group, and `consume` for every topic in
-/// the assignment.
+/// `Accept: application/x-ndjson` returns only the records, one per line; revocations are then
+/// reported by heartbeats only. The token needs `group` for the group, and `consume` for every
+/// topic in the assignment.
 #[utoipa::path(get, path = "/v1/groups/{group}/members/{member_id}/records",
     operation_id = "fetch_group", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
         ("member_id" = String, Path, description = "The `member_id` of the join"), FetchParameters),
-    responses((status = 200, description = "Records, perhaps none",
+    responses((status = 200, description = "Records, possibly none",
         content(
             (FetchAnswer = "application/json", example = json!(example())),
             (String = "application/x-ndjson", example = json!(
@@ -153,8 +153,8 @@ fn nothing_new() -> Value {
                  \"2026-11-21T08:00:00.000Z\",\"value\":{\"total\":12.5},\"key\":\"customer-7\",\
                  \"headers\":{\"source\":\"web\"}}\n"))),
         headers(
-            ("Oncelog-Cursor" = String, description = "With NDJSON: where to go on"),
-            ("Oncelog-Generation" = i64, description = "With NDJSON: the newest generation")))),
+            ("Oncelog-Cursor" = String, description = "NDJSON only: where to continue"),
+            ("Oncelog-Generation" = i64, description = "NDJSON only: the newest generation")))),
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group(
     access: GroupAccess<Group>,
@@ -168,21 +168,21 @@ pub async fn fetch_group(
 
 /// Fetch records with a long cursor
 ///
-/// The same as the `GET`, with its parameters as a JSON body: for cursors that are too long for a URL (of
-/// more than 8 KiB), as those of members that own very many partitions are. It can be repeated as it is.
+/// Same as the `GET`, with its parameters as a JSON body: for cursors longer than 8 KiB, which do
+/// not fit into a URL, as members with very many partitions get them. Safe to repeat.
 #[utoipa::path(post, path = "/v1/groups/{group}/members/{member_id}/records",
     operation_id = "fetch_group_by_body", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
         ("member_id" = String, Path, description = "The `member_id` of the join")),
     request_body(content = FetchParameters, description = "The parameters of the fetch",
         example = json!({"cursor": CURSOR, "limit": 500, "wait_ms": 0})),
-    responses((status = 200, description = "Records, perhaps none",
+    responses((status = 200, description = "Records, possibly none",
         content(
             (FetchAnswer = "application/json", example = json!(nothing_new())),
             (String = "application/x-ndjson", example = json!(""))),
         headers(
-            ("Oncelog-Cursor" = String, description = "With NDJSON: where to go on"),
-            ("Oncelog-Generation" = i64, description = "With NDJSON: the newest generation")))),
+            ("Oncelog-Cursor" = String, description = "NDJSON only: where to continue"),
+            ("Oncelog-Generation" = i64, description = "NDJSON only: the newest generation")))),
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group_by_body(
     access: GroupAccess<Group>,
@@ -222,7 +222,7 @@ async fn answer(
     Ok(answer)
 }
 
-/// What stands around the records.
+/// The JSON around the records.
 struct Ends {
     head: Vec<u8>,
     tail: String,

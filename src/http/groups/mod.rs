@@ -1,5 +1,4 @@
-//! Groups: where they go on in each partition (and, by `reset`, elsewhere); their members; how they
-//! are operated (`admin`).
+//! Groups: their committed offsets here, and in submodules their reset, members and administration.
 
 pub mod admin;
 pub mod fetch;
@@ -29,39 +28,41 @@ use crate::{
     },
 };
 
-/// Offsets, or a cursor that stands for some.
+/// Offsets, or a cursor that stands for offsets.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommitOffsets {
-    /// The member that commits, which must own the partitions. Without: the group has no members.
+    /// The committing member, which must own the partitions. Without it, the group must have no
+    /// members.
     #[schema(min_length = 1, max_length = 255)]
     member_id: Option<String>,
-    /// Comes with `member_id`: the newest generation it knows.
+    /// Requires `member_id`: the newest generation the member has seen.
     #[schema(minimum = 0)]
     generation: Option<i64>,
-    /// By a member, instead of `offsets`: the cursor that came with the records it has processed.
+    /// Members only, instead of `offsets`: the cursor that came with the processed records.
     cursor: Option<String>,
-    /// Where to go on; of two for one partition the last one wins.
+    /// The offsets to commit; if a partition occurs twice, the last one wins.
     #[schema(value_type = Option<Vec<OffsetToCommit>>, min_items = 1, max_items = 10000)]
     offsets: Option<AtMost<Object<OffsetToCommit>, MAX_OFFSETS>>,
 }
 
-/// Where to go on in one partition.
+/// The offset to commit in one partition.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OffsetToCommit {
     /// The topic's name.
     topic: String,
-    /// The partition's number, from 0.
+    /// The partition number, from 0.
     #[schema(minimum = 0, maximum = 2147483647)]
     partition: i64,
-    /// The next offset to process: one more than the last one processed.
+    /// The next offset to process: the last processed one plus 1.
     #[schema(minimum = 0)]
     offset: i64,
-    /// Kept with the offset, and answered with it; at most 4096 bytes.
+    /// Stored with the offset and returned with it; at most 4096 bytes.
     #[schema(max_length = 4096)]
     metadata: Option<String>,
-    /// Not by a member: only if this is the committed offset, or (null) if there is none yet.
+    /// Not for members: commit only if this is the committed offset or, if null, nothing is
+    /// committed yet.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<i64>, minimum = 0)]
     expected_offset: Option<Option<i64>>,
@@ -74,14 +75,14 @@ impl CommitOffsets {
         let member = member(self.member_id, self.generation, &mut faults);
         let mut items = Vec::new();
         match (self.offsets, &self.cursor) {
-            (None, None) => faults.add("/offsets", "offsets are expected, or a cursor"),
+            (None, None) => faults.add("/offsets", "missing: give offsets or a cursor"),
             (Some(_), Some(_)) => faults.add("/cursor", "offsets and cursor exclude each other"),
             (None, Some(_)) if !by_member => {
-                faults.add("/member_id", "a cursor is committed by a member")
+                faults.add("/member_id", "a cursor requires member_id and generation")
             }
             (None, Some(_)) => {}
             (Some(sent), None) if sent.is_empty() => {
-                faults.add("/offsets", format!("1 to {MAX_OFFSETS} offsets are expected"))
+                faults.add("/offsets", format!("expected 1 to {MAX_OFFSETS} offsets"))
             }
             (sent, None) => {
                 let sent = faults.elements("/offsets", sent, Code::PayloadTooLarge);
@@ -99,22 +100,22 @@ impl CommitOffsets {
     }
 }
 
-/// `member_id` and `generation` together or not at all.
+/// Requires `member_id` and `generation` together or not at all.
 fn member(
     member_id: Option<String>,
     generation: Option<i64>,
     faults: &mut Faults,
 ) -> Option<Member> {
     match (&member_id, generation) {
-        (Some(_), None) => faults.add("/generation", "member_id comes with generation"),
-        (None, Some(_)) => faults.add("/member_id", "generation comes with member_id"),
+        (Some(_), None) => faults.add("/generation", "member_id requires generation"),
+        (None, Some(_)) => faults.add("/member_id", "generation requires member_id"),
         _ => {}
     }
     let generation = faults.count("/generation", generation);
     // PostgreSQL's text has no U+0000
     let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
     if member_id.as_deref().is_some_and(|id| !fits(id)) {
-        let detail = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+        let detail = format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
         faults.add("/member_id", detail);
     }
     Some(Member { member_id: member_id?, generation: generation? })
@@ -130,7 +131,7 @@ impl OffsetToCommit {
         if let Some(expected) = self.expected_offset {
             faults.count(&expected_at, expected);
             if by_member {
-                faults.add(&expected_at, "a member's commit takes none");
+                faults.add(&expected_at, "not allowed in a member's commit");
             }
         }
         if let Some(why) = self.metadata.as_deref().and_then(unfit) {
@@ -146,37 +147,37 @@ impl OffsetToCommit {
     }
 }
 
-/// Why this metadata cannot be kept.
+/// Says why this metadata cannot be stored.
 fn unfit(metadata: &str) -> Option<String> {
     if metadata.len() > MAX_METADATA_BYTES {
-        return Some(format!("at most {MAX_METADATA_BYTES} bytes are kept"));
+        return Some(format!("at most {MAX_METADATA_BYTES} bytes are allowed"));
     }
     // PostgreSQL's text has none
-    metadata.contains('\0').then(|| "U+0000 cannot be kept".to_owned())
+    metadata.contains('\0').then(|| "U+0000 is not allowed".to_owned())
 }
 
-/// Where a group goes on, by topic and partition.
+/// The committed offsets of a group, by topic and partition.
 #[derive(Serialize, ToSchema)]
 pub struct GroupOffsets {
-    /// Its name.
+    /// The group's name.
     group: String,
-    /// One a partition.
+    /// One entry per partition.
     offsets: Vec<CommittedOffset>,
-    /// True in the answer to a commit that had been done before, under the same `Idempotency-Key`.
+    /// True in the answer to a commit that had already been done, with the same `Idempotency-Key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
 
-/// Where a group goes on in one partition.
+/// The committed offset of one partition.
 #[derive(Serialize, ToSchema)]
 pub struct CommittedOffset {
     /// The topic's name.
     topic: String,
-    /// The partition's number.
+    /// The partition number.
     partition: i32,
     /// The committed offset: the next one to process.
     offset: i64,
-    /// What was committed with it; null: nothing.
+    /// The metadata committed with it; null if none.
     #[schema(required = true)]
     metadata: Option<String>,
 }
@@ -194,7 +195,7 @@ impl GroupOffsets {
     }
 }
 
-/// The group of the document's story, which has processed all there is.
+/// The example group, which has processed all records.
 fn example() -> serde_json::Value {
     json!({"group": "billing", "offsets": [
         {"topic": "orders", "partition": 0, "offset": 2, "metadata": "worker-1"}]})
@@ -202,26 +203,26 @@ fn example() -> serde_json::Value {
 
 /// Commit offsets
 ///
-/// Where the group is to go on; all of them or, when one is refused, none. A group that is not there
-/// is made. With `expected_offset` only over that committed offset, so that of two that process the
-/// same records one learns that it came too late; without, whatever is committed. A member commits
-/// only in partitions that it owns, and never moves back: an offset that is smaller than the
-/// committed one changes nothing, and the greater one is answered.
+/// Commits all of the offsets or, if one is refused, none. Creates the group if it does not exist.
+/// With `expected_offset` it commits only over that offset, so that of two clients which process
+/// the same records one learns that it is too late; without it, it overwrites any offset. A member
+/// can commit only in partitions it owns and never moves back: a smaller offset than the committed
+/// one changes nothing, and the answer has the greater one.
 #[utoipa::path(post, path = "/v1/groups/{group}/offsets", operation_id = "commit_group_offsets",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
-    request_body(content = CommitOffsets, description = "Where to go on", examples(
-        ("compare_and_set" = (summary = "Only if nothing was committed yet",
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
+    request_body(content = CommitOffsets, description = "The offsets to commit", examples(
+        ("compare_and_set" = (summary = "Only if nothing is committed yet",
             value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
                 "metadata": "worker-1", "expected_offset": null}]}))),
-        ("unconditional" = (summary = "Whatever is committed",
+        ("unconditional" = (summary = "Over any committed offset",
             value = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 2,
                 "metadata": "worker-1"}]}))),
-        ("by_cursor" = (summary = "By a member, all that a fetch answered",
+        ("by_cursor" = (summary = "By a member: everything that a fetch returned",
             value = json!({"member_id": members::MEMBER, "generation": 1,
                 "cursor": fetch::CURSOR}))))),
-    responses((status = 200, description = "What is committed now in these partitions",
+    responses((status = 200, description = "The offsets now committed in these partitions",
         body = GroupOffsets, example = json!(example()))),
     security(("bearer" = ["group"])))]
 pub async fn commit_group_offsets(
@@ -240,11 +241,11 @@ pub async fn commit_group_offsets(
 
 /// List committed offsets
 ///
-/// All that the group has committed in topics that there are, as of now.
+/// Returns all offsets the group has committed in existing topics, as of now.
 #[utoipa::path(get, path = "/v1/groups/{group}/offsets", operation_id = "list_group_offsets",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name")),
-    responses((status = 200, description = "Where the group goes on", body = GroupOffsets,
+    responses((status = 200, description = "The committed offsets", body = GroupOffsets,
         example = json!(example()))),
     security(("bearer" = ["group"])))]
 pub async fn list_group_offsets(

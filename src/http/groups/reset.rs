@@ -1,4 +1,4 @@
-//! Moving the offsets of a group.
+//! Resets of group offsets.
 
 use std::fmt;
 
@@ -27,21 +27,21 @@ use crate::{
     },
 };
 
-/// What is to be reset, and to where.
+/// The partitions to reset, and the target.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResetOffsets {
-    /// All partitions of these topics. Without: all that the group has subscribed to or has committed
+    /// All partitions of these topics. Default: all that the group has subscribed to or committed
     /// in.
     #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 1000)]
     topics: Option<AtMost<String, MAX_TOPICS>>,
     #[schema(value_type = ResetTarget)]
     to: SentTarget,
-    /// Only answer what it would do.
+    /// Return the result without applying it.
     dry_run: Option<bool>,
 }
 
-/// Where the offsets go; whatever lies outside of a log is cut to its start or end.
+/// The target of the reset; offsets outside of a log are clipped to its start or end.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only describes")]
@@ -51,7 +51,7 @@ pub enum ResetTarget {
     Place(SentPlace),
 }
 
-/// The first record that can be read, or the next one to come.
+/// The log start (`earliest`) or the high watermark (`latest`).
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[allow(dead_code, reason = "only describes")]
@@ -60,21 +60,22 @@ pub enum LogEnd {
     Latest,
 }
 
-/// Exactly one of these.
+/// Exactly one of the fields.
 #[derive(Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SentPlace {
     /// The same offset in every partition.
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    /// The first record appended at or after this instant (RFC 3339); the end, if there is none yet.
+    /// The first record appended at or after this instant (RFC 3339); the high watermark if there
+    /// is none yet.
     #[schema(format = DateTime)]
     timestamp: Option<String>,
-    /// So many records on from where the group is; back, if negative.
+    /// This many records forward from the current position; backward if negative.
     by: Option<i64>,
 }
 
-/// `"earliest"`, or an object.
+/// `"earliest"`, `"latest"`, or an object.
 enum SentTarget {
     Word(String),
     Place(SentPlace),
@@ -107,7 +108,7 @@ impl ResetOffsets {
         let mut faults = Faults::default();
         let topics = self.topics.map(|topics| {
             if topics.is_empty() {
-                faults.add("/topics", format!("1 to {MAX_TOPICS} topics are expected"));
+                faults.add("/topics", format!("expected 1 to {MAX_TOPICS} topics"));
             }
             faults.names("/topics", topics)
         });
@@ -116,14 +117,14 @@ impl ResetOffsets {
                 "earliest" => Some(ResetTo::Earliest),
                 "latest" => Some(ResetTo::Latest),
                 _ => {
-                    faults.add("/to", "earliest, latest, or an object is expected");
+                    faults.add("/to", "expected earliest, latest, or an object");
                     None
                 }
             },
             SentTarget::Place(place) => place.checked(&mut faults),
         };
         faults.finish()?;
-        let to = to.ok_or_else(|| Invalid::at("/to", "a place to go to is expected"))?;
+        let to = to.ok_or_else(|| Invalid::at("/to", "missing: give a target"))?;
         Ok(OffsetsReset { topics, to, dry_run: self.dry_run.unwrap_or(false) })
     }
 }
@@ -146,7 +147,7 @@ impl SentPlace {
                 faults.range("/to/by", Some(by), -MAX_INTEGER..=MAX_INTEGER).map(ResetTo::By)
             }
             _ => {
-                faults.add("/to", "exactly one of offset, timestamp and by is expected");
+                faults.add("/to", "expected exactly one of offset, timestamp and by");
                 None
             }
         }
@@ -155,22 +156,22 @@ impl SentPlace {
 
 /// Reset a group's offsets
 ///
-/// Moves them all or, when one is refused, none, forwards or back; what was committed as metadata
-/// goes. Only while the group has no members, and not while a prepared transaction is to commit
-/// there. Offsets outside of a log are cut to its start or end. `by` counts from the committed offset
-/// or, without one, from where the group would begin. Repeating it is safe, but for `by`.
+/// Moves all of the offsets or, if one is refused, none, forward or backward, and removes their
+/// metadata. The group must have no members, and no prepared transaction that will commit there.
+/// Offsets outside of a log are clipped to its start or end. `by` counts from the committed offset
+/// or, without one, from where the group would start. Safe to repeat, except with `by`.
 #[utoipa::path(post, path = "/v1/groups/{group}/offsets/reset", operation_id = "reset_group_offsets",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name")),
-    request_body(content = ResetOffsets, description = "What to reset, and to where", examples(
-        ("to_an_instant" = (summary = "What would a reset to this morning do?",
+    request_body(content = ResetOffsets, description = "The partitions and the target", examples(
+        ("to_an_instant" = (summary = "Dry run of a reset to this morning",
             value = json!({"topics": ["orders"], "to": {"timestamp": "2026-11-21T08:00:00.000Z"},
                 "dry_run": true}))),
         ("back" = (summary = "Process the last 100 records of each partition again",
             value = json!({"to": {"by": -100}}))),
         ("to_the_start" = (summary = "Process everything again",
             value = json!({"to": "earliest"}))))),
-    responses((status = 200, description = "Where the group goes on now in these partitions",
+    responses((status = 200, description = "The offsets now committed in these partitions",
         body = GroupOffsets, example = json!({"group": "billing", "offsets": [
             {"topic": "orders", "partition": 0, "offset": 0, "metadata": null}]}))),
     security(("bearer" = ["group"])))]

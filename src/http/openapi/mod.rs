@@ -1,8 +1,8 @@
-//! The OpenAPI 3.1 document: what the handlers say of themselves, which problems each may answer,
-//! and an example of everything.
+//! The OpenAPI 3.1 document: the descriptions of all handlers, the problems that each operation can
+//! answer, and examples.
 //!
-//! The examples tell one story: on a server that is new, each can be sent as it stands, in the
-//! order of `tests/it/openapi.rs`, and is answered as the document shows.
+//! The examples form one sequence: on a new server each can be sent unchanged, in the order of
+//! `tests/it/openapi.rs`, and gets the answer shown.
 
 pub mod examples;
 pub mod page;
@@ -30,32 +30,33 @@ use crate::model::{
 const DESCRIPTION: &str = "\
 An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
 
-**In short.** Make a topic (`PUT /v1/topics/orders`), open a session (`POST /v1/sessions`), append with \
-its `producer_id`, its `epoch` and a `sequence` that you count from 0 \
+**In short.** Create a topic (`PUT /v1/topics/orders`), open a session (`POST /v1/sessions`), \
+append with its `producer_id`, its `epoch` and a `sequence` that you count from 0 \
 (`POST /v1/topics/orders/records`), and read \
 (`GET /v1/topics/orders/partitions/0/records?offset=0&wait_ms=20000`).
 
-**Conventions.** Names are 1 to 249 of `A-Z a-z 0-9 . _ -`, but not `.` or `..`. Durations end in `_ms`, sizes in \
-`_bytes`. Instants are RFC 3339, in UTC with milliseconds when answered. Offsets, sequences, \
-epochs and ids are integers below 2^53. Fields and parameters that are not listed here are \
-refused, not ignored. Lists take `limit` and `after`, and answer `next_after` (null at the end) \
-and a `Link` header. Bodies may be sent with `Content-Encoding: gzip` or `zstd`; answers are \
-compressed when `Accept-Encoding` asks for it. `X-Request-Id` is taken or made, and answered.
+**Conventions.** Names are 1 to 249 of `A-Z a-z 0-9 . _ -`, but not `.` or `..`. Durations end in \
+`_ms`, sizes in `_bytes`. Instants are RFC 3339; answers have them in UTC with milliseconds. \
+Offsets, sequences, epochs and ids are integers below 2^53. Unknown fields and parameters are \
+refused, not ignored. Lists take `limit` and `after`, and return `next_after` (null on the last \
+page) and a `Link` header. Request bodies can have `Content-Encoding: gzip` or `zstd`; answers are \
+compressed if `Accept-Encoding` allows it. Every answer has an `X-Request-Id`: the client's, or a \
+new one.
 
 **Errors.** Every error is `application/problem+json` (RFC 9457). Its `code` is stable, `detail` \
-is for people, `side_effects` tells whether something may have changed, and `retry` what to do: \
+is for people, `side_effects` says whether something may have changed, and `retry` what to do: \
 `never` (change the request), `same` (send the same again), `reopen` (open the session again, \
-then go on), `later` (send the same after `Retry-After` seconds).
+then continue), `later` (send the same after `Retry-After` seconds).
 
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
-replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of a \
-group or a commit of offsets with an `Idempotency-Key` are done once, however often they are sent: \
-the repeat answers what the first one answered, with `\"duplicate\": true`. A transaction is repeated by \
-its `transaction_id`, and its outcome can always be asked for. Without any of these, an append is \
-stored as often as it arrives (but for records known by their `id`), an open raises the epoch each \
-time, and a join makes another member. All other requests can be repeated as they are.";
+replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of \
+a group or a commit of offsets with an `Idempotency-Key` are done once, however often they are \
+sent: a repeat returns the first answer, with `\"duplicate\": true`. A transaction is repeated \
+by its `transaction_id`, and its outcome can be queried. Without any of these, an append is \
+stored every time it arrives (except records with a known `id`), an open raises the epoch every \
+time, and a join creates another member. All other requests are safe to repeat.";
 
-/// The document, served and committed.
+/// The document, as served and as committed to the repository.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut api = routes().into_openapi();
     api.info.version = env!("CARGO_PKG_VERSION").into();
@@ -63,11 +64,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
     bearer.bearer_format = Some("JWT".into());
     bearer.description = Some(
-        "A JWT with `aud`, `iss`, `exp`, `tenant`, and `scope`: the words `produce`, `consume`, \
-         `group` and `admin`, separated by spaces, each perhaps narrowed to a pattern of names of \
-         topics (`produce:orders.*`) or groups (`group:billing`), and `operator`. `oncelog token \
-         mint` makes one. A server without a token key (embedded mode) asks for none: leave this \
-         empty."
+        "A JWT with `aud`, `iss`, `exp`, `tenant` and `scope`. The scope is a list of the words \
+         `produce`, `consume`, `group` and `admin`, separated by spaces, each optionally \
+         restricted to a pattern of topic names (`produce:orders.*`) or group names \
+         (`group:billing`), and `operator`. `oncelog token mint` creates one. A server without a \
+         token key (embedded mode) needs none: leave this empty."
             .into(),
     );
     components.security_schemes.insert("bearer".into(), SecurityScheme::Http(bearer).into());
@@ -87,7 +88,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     api
 }
 
-/// The serialised document.
+/// The serialized document.
 pub fn document() -> &'static Constant {
     static DOCUMENT: LazyLock<Constant> = LazyLock::new(|| {
         Constant::new("application/json", openapi().to_json().unwrap_or_default())
@@ -105,35 +106,34 @@ pub fn document() -> &'static Constant {
     servers((url = "/", description = "This server")),
     tags(
         (name = "topics", description = "Named sets of partitions. A partition is a log: its \
-            records have the offsets 0, 1, 2 and so on, without holes, and never change."),
-        (name = "sessions", description = "Who appends. A session names a producer, and opening \
-            it again raises its `epoch`: whatever an older run still sends is refused. It also \
-            answers the next `sequence` of every scope, so that a restarted producer knows what \
+            records have the offsets 0, 1, 2 and so on, without gaps, and never change."),
+        (name = "sessions", description = "Producers. A session names a producer, and opening it \
+            again raises its `epoch`: writes of the older session are refused. An open also \
+            returns the next `sequence` of every scope, so that a restarted producer knows what \
             arrived."),
-        (name = "appends", description = "Records in, exactly once: a `sequence` numbers the \
-            requests of a producer in one scope (the URL appended to) from 0, and a repeat is \
-            stored once and answered as the first time."),
-        (name = "transactions", description = "Records for many topics, and offsets of groups, \
-            in one instant or not at all: in one request, or in many. Until the commit nobody \
-            sees them, and nobody waits for them. A transaction has an id of its own, a UUIDv7 \
-            that its client may choose, by which each call can be repeated and the outcome \
-            asked for."),
-        (name = "reads", description = "Records out: by offset or from an instant on, waiting \
-            for those that are not there yet."),
-        (name = "groups", description = "Consumers that share partitions. Each is a member: a lease \
-            on a share of them, which every call renews, whatever replica answers it. A group's \
-            committed offsets are where it goes on after a restart."),
-        (name = "settings", description = "What holds for the tenant: the limits of its appends \
-            and topics, and how long producers may be idle before they are forgotten."),
-        (name = "tenants", description = "For operators: who there is, how large each may make its \
-            settings, and whether it is served."),
-        (name = "service", description = "Probes, metrics, this document and its page. They \
-            take no token.")
+        (name = "appends", description = "Write records exactly once: a `sequence` numbers the \
+            requests of a producer in one scope (the URL appended to) from 0. A repeat is stored \
+            once and returns the first answer."),
+        (name = "transactions", description = "Records for many topics and offsets of groups, \
+            committed atomically, in one request or in many. Before the commit they are invisible \
+            and block nobody. A transaction has an id, a UUIDv7 that the client may choose: with \
+            it every call can be repeated, and the outcome queried."),
+        (name = "reads", description = "Read records from an offset or an instant on, with long \
+            polling for new ones."),
+        (name = "groups", description = "Consumers that share partitions. Each member holds a \
+            lease on its partitions, which every call renews on any replica. A restarted group \
+            continues at its committed offsets."),
+        (name = "settings", description = "Settings of the tenant: limits of appends and topics, \
+            retention, deduplication, and how long idle producers are kept."),
+        (name = "tenants", description = "For operators: the tenants, the maxima of their \
+            settings, and whether their requests are served."),
+        (name = "service", description = "Probes, metrics, this document and its page. They take \
+            no token.")
     )
 )]
 pub struct Document;
 
-/// One response a status, with its codes in words and an example of each. Answers the codes.
+/// Adds one response per status, with its codes and an example of each; returns the codes.
 fn describe_problems(operation: &mut Operation) -> Vec<Code> {
     let id = operation.operation_id.as_deref().unwrap_or_default();
     let codes = problems::of(id).unwrap_or_default();
@@ -162,12 +162,12 @@ fn describe_problems(operation: &mut Operation) -> Vec<Code> {
 }
 
 const IDEMPOTENCY_KEY: &str = "\
-Makes the call safe to repeat: all with the same key, path and payload are done once, and the repeats \
-answered as the first one was, with `\"duplicate\": true`, as long as `dedup_window_ms` says (0: no key is \
-taken). 1 to 255 printable ASCII characters, new for every call. A UUIDv7 that is too old to be \
-remembered is refused, not done again.";
+Makes the call safe to repeat: calls with the same key, path and payload are done once, and a \
+repeat returns the first answer with `\"duplicate\": true`, for `dedup_window_ms` (0: keys are \
+refused). 1 to 255 printable ASCII characters; use a new one for every call. A UUIDv7 older than \
+the deduplication window is refused, not done again.";
 
-/// What parameters of this name are everywhere, and an example of each.
+/// The schema and description of parameters with a well-known name, and an example of each.
 fn describe_parameters(operation: &mut Operation) {
     let id = operation.operation_id.clone().unwrap_or_default();
     for parameter in operation.parameters.iter_mut().flatten() {
@@ -204,8 +204,9 @@ fn describe_parameters(operation: &mut Operation) {
     }
 }
 
-/// Pages that send requests fill in the example of a parameter, so only what is required has
-/// one there: `offset` and `timestamp`, say, exclude each other. The others' are their schemas'.
+/// Pages that send requests fill in parameter examples, so only required parameters have one:
+/// `offset` and `timestamp`, for instance, exclude each other. Optional ones have theirs in the
+/// schema.
 fn show(parameter: &mut Parameter, example: serde_json::Value) {
     if parameter.required == Required::True {
         let built = ParameterBuilder::from(std::mem::take(parameter));

@@ -1,4 +1,4 @@
-//! Which problems each operation may answer.
+//! Lists the problems that each operation can answer.
 
 use crate::model::Code;
 
@@ -12,21 +12,21 @@ const EVERY: &[Code] = &[
     Code::Unavailable,
     Code::Draining,
 ];
-/// Of those that answer a document.
+/// Problems of operations that answer a document.
 const ANSWERING: &[Code] = &[Code::NotAcceptable];
-/// Of those that take a body.
+/// Problems of operations that take a body.
 const TAKING: &[Code] = &[Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
-/// Of those that write.
+/// Problems of operations that write.
 const WRITING: &[Code] = &[Code::OutcomeUnknown];
-/// Of those that are remembered by a key.
+/// Problems of operations that take an Idempotency-Key.
 const KEYED: &[Code] = &[Code::IdempotencyKeyReused, Code::IdempotencyKeyExpired];
-/// Of those that name a topic, a partition, a producer.
+/// Problems of operations that name a topic, a partition or a producer.
 const IN_TOPIC: &[Code] = &[Code::TopicNotFound];
 const IN_PARTITION: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound];
 const OF_PRODUCER: &[Code] = &[Code::UnknownProducer];
-/// Of those that a producer asks for in an epoch.
+/// Problems of operations in a session's epoch.
 const FENCING: &[Code] = &[Code::UnknownProducer, Code::ProducerFenced, Code::InvalidProducerEpoch];
-/// Of an append.
+/// Problems of appends.
 const APPENDING: &[Code] = &[
     Code::UnknownProducerState,
     Code::OutOfOrderSequence,
@@ -35,19 +35,19 @@ const APPENDING: &[Code] = &[
     Code::DuplicateRecord,
     Code::ConcurrentTransactions,
 ];
-/// Of records that are known by their ids.
+/// Problems of appends that deduplicate records by id.
 const KNOWING: &[Code] = &[Code::RecordIdReused];
-/// Of a transaction that claims the ids of its records.
+/// Problems of transactions that reserve the ids of their records.
 const HELD: &[Code] = &[Code::ConcurrentTransactions];
-/// Of whatever names a transaction.
+/// Problems of operations that name a transaction.
 const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpired];
-/// Of a call of a transaction that has begun.
+/// Problems of calls on an existing transaction.
 const CALLING: &[Code] =
     &[Code::TransactionNotFound, Code::ProducerMismatch, Code::InvalidTransactionState];
-/// Of appends in a transaction.
+/// Problems of appends in a transaction.
 const STAGING: &[Code] =
     &[Code::TopicNotFound, Code::PartitionNotFound, Code::BatchTooLarge, Code::TransactionTooLarge];
-/// Of offsets that are named, and of those that are to be committed now.
+/// Problems of naming offsets, and of committing them.
 const POINTING: &[Code] =
     &[Code::InvalidCursor, Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
 const CLAIMING: &[Code] = &[
@@ -57,13 +57,13 @@ const CLAIMING: &[Code] = &[
     Code::OffsetCommitConflict,
 ];
 
-/// Of whatever a member of a group asks for.
+/// Problems of calls by a group member.
 const OF_MEMBER: &[Code] = &[Code::GroupNotFound, Code::UnknownMember];
 
-/// Of what is done to a group only while it is idle.
+/// Problems of operations that need a group without members.
 const OPERATING: &[Code] = &[Code::GroupNotEmpty, Code::OffsetCommitConflict];
 
-/// The sets of each operation; a test holds that every operation has its row.
+/// The sets of each operation; a test checks that every operation has its row.
 const TABLE: &[(&str, &[&[Code]])] = &[
     ("livez", &[]),
     ("readyz", &[&[Code::Draining, Code::Unavailable]]),
@@ -236,7 +236,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("abort_transaction", &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, WRITING]),
 ];
 
-/// The problems of an operation, by status.
+/// The problems of an operation, ordered by status.
 pub fn of(operation_id: &str) -> Option<Vec<Code>> {
     let (_, sets) = TABLE.iter().find(|(id, _)| *id == operation_id)?;
     let mut codes = sets.concat();

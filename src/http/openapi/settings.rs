@@ -1,4 +1,4 @@
-//! Schemas of settings, made of the table.
+//! Schemas of settings, built from the settings table.
 
 use utoipa::{
     PartialSchema, ToSchema,
@@ -30,21 +30,21 @@ macro_rules! schemas {
 schemas! {
     /// A merge patch of a tenant's settings.
     SettingsPatch = members(Key::ALL.iter().copied(), change_schema, false);
-    /// What a topic's own settings are to be.
+    /// The settings to give a topic.
     TopicSettingsPatch = members(Key::of_topics(), change_schema, false);
-    /// A topic's own values; what is absent comes from the tenant.
+    /// A topic's own settings; absent ones come from the tenant.
     TopicSettings = members(Key::of_topics(), value_schema, false);
-    /// A tenant's own values; what is absent is the default.
+    /// A tenant's own settings; absent ones have the default.
     OwnSettingValues = members(Key::ALL.iter().copied(), value_schema, false);
-    /// Every setting as it holds.
+    /// The effective value of every setting.
     SettingValues = members(Key::ALL.iter().copied(), value_schema, true);
-    /// Where each value comes from.
+    /// The origin of each value.
     SettingOrigins = members(Key::ALL.iter().copied(), origin_schema, true);
     /// The largest value that each setting may have.
     SettingMaxima = members(Key::numbers(), maximum_schema, true);
-    /// The largest values that the operator lets settings have; without one the server's holds.
+    /// The largest values that the operator allows; for absent ones the server's maximum applies.
     OperatorMaxima = members(Key::numbers(), maximum_schema, false);
-    /// A merge patch of maxima: `"default"` removes one, what is absent stays.
+    /// A merge patch of maxima: `"default"` removes one, absent ones stay.
     MaximaPatch = members(Key::numbers(), maximum_change_schema, false);
 }
 
@@ -64,7 +64,7 @@ fn of(kind: Type) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(kind))
 }
 
-/// One of its words; or a number in its range, or null where the setting knows it.
+/// One of the setting's words; or a number in its range, or null if the setting allows it.
 fn value(key: Key) -> ObjectBuilder {
     let setting = key.setting();
     if !setting.choices.is_empty() {
@@ -91,7 +91,7 @@ fn change_schema(key: Key) -> Schema {
 
 fn origin_schema(key: Key) -> Schema {
     let name = key.name();
-    let whose = format!("Who decides on `{name}`: `operator`, by a maximum; `default`: nobody.");
+    let whose = format!("Origin of `{name}`; `operator`: the operator's maximum caps the value.");
     let origins = of(Type::String).enum_values(Some(["default", "operator", "tenant"]));
     origins.description(Some(whose)).into()
 }

@@ -1,4 +1,4 @@
-//! How much an answer may hold, and how long it may be waited for.
+//! Limits of a read: how much an answer may hold, and how long it may wait.
 
 use crate::http::extract::{json::Faults, query::ParameterPlace};
 
@@ -8,7 +8,7 @@ const DEFAULT_BYTES: i64 = 1 << 20;
 const MAX_BYTES: i64 = 16 << 20;
 const MAX_WAIT_MS: i64 = 60_000;
 
-/// What every read is bounded by.
+/// The limits of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub limit: usize,
@@ -17,7 +17,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// The parameters of these names, or what holds without them.
+    /// Parses the parameters with these names, with defaults for absent ones.
     pub fn checked(
         faults: &mut Faults,
         place: ParameterPlace,

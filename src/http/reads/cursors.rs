@@ -1,5 +1,5 @@
-//! Cursors on their way. Whatever stands between client and server passes on heads of requests and
-//! answers up to some length only, so a longer cursor goes in a body.
+//! Limits on cursors in URLs and headers. Proxies pass on request and response heads only up to
+//! some length, so a longer cursor goes in a body.
 
 use axum::http::HeaderValue;
 
@@ -9,28 +9,28 @@ use crate::{
     model::Invalid,
 };
 
-/// Longest cursor in a URL or a header, in bytes.
+/// The longest cursor in a URL or a header, in bytes.
 pub const MAX_HEAD_CURSOR_BYTES: usize = 8 << 10;
 
-/// Judges how long a cursor may be where it was sent. `instead`: the operation that takes any.
+/// Checks the length of a cursor where it was sent. `instead` is the operation that accepts any.
 pub fn check(faults: &mut Faults, place: ParameterPlace, cursor: Option<&str>, instead: &str) {
     let length = cursor.map_or(0, str::len);
     if place == ParameterPlace::Query && length > MAX_HEAD_CURSOR_BYTES {
         let detail = format!(
-            "this cursor has {length} bytes, a URL takes one of at most {MAX_HEAD_CURSOR_BYTES}; \
-             send the parameters as the JSON body of {instead}"
+            "this cursor has {length} bytes; a URL can hold at most {MAX_HEAD_CURSOR_BYTES}. Send \
+             the parameters as the JSON body of {instead}"
         );
         faults.add(&place.of("cursor"), detail);
     }
 }
 
-/// The header that goes with NDJSON. (Base64 is fit for one.)
+/// The header that carries the cursor of an NDJSON answer. (Base64 is valid in a header.)
 pub fn header(cursor: String) -> Result<HeaderValue, Error> {
     let length = cursor.len();
     if length > MAX_HEAD_CURSOR_BYTES {
         let detail = format!(
-            "the cursor of this answer has {length} bytes, a header takes one of at most \
-             {MAX_HEAD_CURSOR_BYTES}; ask for application/json"
+            "the cursor of this answer has {length} bytes; a header can hold at most \
+             {MAX_HEAD_CURSOR_BYTES}. Ask for application/json"
         );
         return Err(Invalid::at("Accept", detail).into());
     }

@@ -1,5 +1,5 @@
-//! Reads of one partition, and (`topic`) of all partitions of a topic. Both are answered by
-//! `records`, within `bounds`.
+//! Reads of one partition and, in `topic`, of all partitions of a topic. `records` writes both
+//! answers, within `bounds`.
 
 pub mod bounds;
 pub mod cursors;
@@ -51,25 +51,24 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ReadQuery {
-    /// Where to start: a number, `earliest` (the first record there is) or `latest` (the next to
-    /// come).
+    /// Where to start: an offset, `earliest` (the log start) or `latest` (the high watermark).
     #[param(inline)]
     offset: Option<OffsetParameter>,
     /// Instead of `offset`: the first record appended at or after this instant (RFC 3339).
     #[param(format = DateTime)]
     timestamp: Option<String>,
-    /// Most records to answer.
+    /// Maximum number of records.
     #[param(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
-    /// Most bytes of records to answer; the first one always comes.
+    /// Maximum bytes of records; at least one record is always returned.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
-    /// How long to wait for a record when there is none yet (a long poll).
+    /// How long to wait if there is no record yet (long poll).
     #[param(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
-    /// `read_uncommitted` also answers the records of open transactions, beside the others: on a
-    /// page that reaches the end of the log, in what is left of `limit` and `max_bytes`. It waits
-    /// for none of them.
+    /// `read_uncommitted` also returns the records of open transactions, separately: on a page that
+    /// reaches the end of the log, within what `limit` and `max_bytes` leave. It does not wait for
+    /// them.
     #[param(inline)]
     isolation: Option<Isolation>,
 }
@@ -81,7 +80,7 @@ pub enum Isolation {
     ReadUncommitted,
 }
 
-/// Where a read starts: an offset, or the word for one.
+/// Where a read starts: an offset, `earliest` or `latest`.
 pub struct OffsetParameter(Start);
 
 impl<'de> Deserialize<'de> for OffsetParameter {
@@ -92,7 +91,7 @@ impl<'de> Deserialize<'de> for OffsetParameter {
             "latest" => Start::Latest,
             number => match query::integer(number) {
                 Ok(offset) if (0..=MAX_INTEGER).contains(&offset) => Start::Offset(offset),
-                _ => return Err(de::Error::custom("an offset is a number, earliest or latest")),
+                _ => return Err(de::Error::custom("expected a number, earliest or latest")),
             },
         };
         Ok(Self(start))
@@ -134,7 +133,7 @@ impl ReadQuery {
             Some(Isolation::ReadUncommitted) => read::Isolation::ReadUncommitted,
         };
         if isolation == read::Isolation::ReadUncommitted && media == Media::Ndjson {
-            faults.add("?isolation", "NDJSON has no place for staged records; ask for JSON");
+            faults.add("?isolation", "NDJSON cannot represent uncommitted records; ask for JSON");
         }
         faults.finish()?;
         let Bounds { limit, max_bytes, wait_ms } = bounds;
@@ -144,14 +143,14 @@ impl ReadQuery {
 
 /// Read a partition
 ///
-/// Committed records in order, from `offset` (or `timestamp`) on. With `wait_ms` an empty answer
-/// waits for the first record, and is still empty when none came; read on from `next_offset`.
-/// `Accept: application/x-ndjson` asks for the records alone, one a line.
+/// Returns committed records in order, from `offset` (or `timestamp`) on. With `wait_ms` an empty
+/// answer waits for the first record, and stays empty if none arrives; continue at `next_offset`.
+/// `Accept: application/x-ndjson` returns only the records, one per line.
 #[utoipa::path(get, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "read_partition", tag = "reads",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition's number, from 0"), ReadQuery),
-    responses((status = 200, description = "Records, perhaps none",
+        ("partition" = i32, Path, description = "The partition number, from 0"), ReadQuery),
+    responses((status = 200, description = "Records, possibly none",
         content(
             (ReadAnswer = "application/json", example = json!({"topic": "orders", "partition": 0,
                 "records": [{"offset": 0, "appended_at": "2026-11-21T08:00:00.000Z",
@@ -163,9 +162,9 @@ impl ReadQuery {
                  12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
                  {\"offset\":1,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\"value\":null}\n"))),
         headers(
-            ("Oncelog-Next-Offset" = i64, description = "With NDJSON: where to read on"),
-            ("Oncelog-High-Watermark" = i64, description = "With NDJSON: the next offset to be given"),
-            ("Oncelog-Log-Start-Offset" = i64, description = "With NDJSON: the first offset that can be read")))),
+            ("Oncelog-Next-Offset" = i64, description = "NDJSON only: where to continue"),
+            ("Oncelog-High-Watermark" = i64, description = "NDJSON only: the high watermark"),
+            ("Oncelog-Log-Start-Offset" = i64, description = "NDJSON only: the log start")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
@@ -212,12 +211,12 @@ fn json_body(topic: &Name, partition: Partition, fetched: &Fetched) -> Vec<u8> {
 }
 
 const STAGED: &str = ",\"staged\":[";
-/// Longest text around the records of a transaction.
+/// Upper bound of the JSON around the records of a transaction.
 const STAGED_MEMBERS_BYTES: usize =
     r#"{"transaction_id":"019a0000-0000-7000-8000-000000000000","state":"prepared","records":[]},"#
         .len();
 
-/// The stored lines as they are: what has no offset yet has no instant either.
+/// Writes the stored lines unchanged: uncommitted records have neither offset nor instant.
 fn write_staged(body: &mut Vec<u8>, staged: &[Staged]) {
     body.extend_from_slice(STAGED.as_bytes());
     for Staged { transaction_id, state, lines } in staged {
@@ -239,7 +238,7 @@ fn ndjson_body(fetched: &Fetched) -> Vec<u8> {
     body
 }
 
-/// Room for the records, and for what is staged.
+/// Size estimate for the records and the uncommitted records.
 fn capacity(fetched: &Fetched) -> usize {
     let staged = fetched.staged.iter().flatten();
     let staged: usize = staged.map(|staged| staged.lines.len() + STAGED_MEMBERS_BYTES).sum();

@@ -1,6 +1,6 @@
-//! Stored records as they are answered: lines go out as they came in. What the log adds (`offset`,
-//! `appended_at`, `transaction_id`) is put behind the opening brace of each, and in front of that
-//! where it is from, if it is one of several; nothing is parsed again.
+//! Writes stored records into an answer: lines go out as they came in. The members that the log
+//! adds (`offset`, `appended_at`, `transaction_id`) follow the opening brace of each line, after
+//! the origin if there are several; nothing is parsed again.
 
 use std::fmt::Write;
 
@@ -8,12 +8,12 @@ use memchr::memchr_iter;
 
 use crate::model::read::{BatchRow, Slice};
 
-/// Longest text in front of a record, but for where it is from.
+/// Upper bound of the text in front of a record, without its origin.
 const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
-/// Longest text of [`row_members`].
+/// Upper bound of the text of [`row_members`].
 pub const ROW_MEMBERS_BYTES: usize = 32 + 24 + 19 + 36;
 
-/// Room for the stored lines and what is put in front of each.
+/// Size estimate of the stored lines with the text in front of each.
 pub fn capacity(origin: &str, slices: &[Slice]) -> usize {
     let size = |slice: &Slice| {
         let lines = slice.end - slice.start;
@@ -22,7 +22,7 @@ pub fn capacity(origin: &str, slices: &[Slice]) -> usize {
     slices.iter().map(size).sum()
 }
 
-/// What is the same for all records of a row, ready to follow the offset.
+/// The members that all records of a row share, which follow the offset.
 pub fn row_members(row: &BatchRow) -> String {
     let mut members = format!(",\"appended_at\":\"{}\",", row.appended_at);
     if let Some(id) = row.transaction_id {
@@ -32,8 +32,8 @@ pub fn row_members(row: &BatchRow) -> String {
     members
 }
 
-/// One stored line is `{...}` and a newline; it leaves as `{"offset":N,...}` and `end`, with what
-/// tells where it is from (`transfer::origin`, or nothing) in front of the offset.
+/// Writes a stored line, `{...}` with a newline, as `{"offset":N,...}` and `end`, with its origin
+/// (`transfer::origin`, or nothing) in front of the offset.
 pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8) {
     let head = format!("{{{origin}\"offset\":");
     for slice in slices {
@@ -53,7 +53,7 @@ pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8
     }
 }
 
-/// What separates the members of a list follows each of them.
+/// Writes each item with a separator behind it.
 pub fn drop_last(body: &mut Vec<u8>, separator: u8) {
     if body.last() == Some(&separator) {
         body.pop();

@@ -1,4 +1,4 @@
-//! The end of a session.
+//! Ending a session.
 
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -18,7 +18,8 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EndSessionQuery {
-    /// The epoch to end. Where a newer one is open nothing happens; without it whichever is open ends.
+    /// The epoch to end. If a newer one is open, nothing happens; without it, the current epoch
+    /// ends.
     #[param(minimum = 0)]
     epoch: Option<i64>,
 }
@@ -34,13 +35,13 @@ impl EndSessionQuery {
 
 /// End a session
 ///
-/// Its epoch is fenced: what it still sends is refused. The transactional id keeps its producer
-/// id, and may be opened again. Ending it again changes nothing. Always name the `epoch`: a copy of
-/// this request that arrives late, when somebody has opened the session again, then ends nothing.
+/// Fences its epoch: later writes of the session are refused. The transactional id keeps its
+/// producer id and can be opened again. Ending it again changes nothing. Always send the `epoch`,
+/// so that a late copy of this request cannot end a session that was opened since.
 #[utoipa::path(delete, path = "/v1/sessions/{producer_id}", operation_id = "end_session",
     tag = "sessions",
     params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), EndSessionQuery),
-    responses((status = 204, description = "The session has ended, or the epoch named is over")),
+    responses((status = 204, description = "The session, or the given epoch, has ended")),
     security(("bearer" = ["produce"])))]
 pub async fn end_session(
     access: Access<Produce>,

@@ -1,4 +1,4 @@
-//! Sessions: open, see, find, end.
+//! Sessions: open, describe, list, end.
 
 pub mod end;
 
@@ -29,8 +29,8 @@ use crate::{
     },
 };
 
-/// How sequences follow each other: each is the last one plus 1 (`contiguous`, the default), or
-/// any greater one (`monotonic`).
+/// How sequences follow each other: each is the last one plus 1 (`contiguous`, the default), or any
+/// greater one (`monotonic`).
 #[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sequencing {
@@ -38,8 +38,8 @@ pub enum Sequencing {
     Monotonic,
 }
 
-/// Where the next sequences start: behind the last ones (`continue`, the default), or at 0 in
-/// every scope (`reset`).
+/// Where the next sequences start: after the last ones (`continue`, the default), or at 0 in every
+/// scope (`reset`).
 #[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sequences {
@@ -47,23 +47,24 @@ pub enum Sequences {
     Reset,
 }
 
-/// All fields are optional; those left out are defaults, not the former values.
+/// All fields are optional; an omitted field gets its default, not its former value.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenSession {
-    /// The stable name of a logical producer. Without it, or `producer_id`, the producer is new.
+    /// The stable name of a logical producer. Without it and without `producer_id`, the producer is
+    /// new.
     transactional_id: Option<String>,
-    /// With `epoch`: open only if this is the producer and that its current epoch.
+    /// Requires `epoch`: open only if this is the producer and that its current epoch.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// A new UUIDv7, of about now, that makes this open repeatable; always send one.
+    /// A new, recent UUIDv7 that makes this open safe to repeat; always send one.
     #[schema(value_type = Option<Uuid>)]
     open_id: Option<String>,
-    /// How long a transaction of this session may stay open, if its begin does not say: at most the
-    /// tenant's `max_transaction_timeout_ms`; without it the tenant's `transaction_timeout_ms`.
+    /// The default timeout of transactions in this session: at most the tenant's
+    /// `max_transaction_timeout_ms`; default: the tenant's `transaction_timeout_ms`.
     #[schema(minimum = 1)]
     transaction_timeout_ms: Option<i64>,
     sequencing: Option<Sequencing>,
@@ -77,13 +78,13 @@ impl OpenSession {
         let producer_id = faults.count("/producer_id", self.producer_id);
         let epoch = faults.count("/epoch", self.epoch);
         match (self.producer_id, self.epoch) {
-            (Some(_), None) => faults.add("/epoch", "producer_id comes with epoch"),
-            (None, Some(_)) => faults.add("/producer_id", "epoch comes with producer_id"),
+            (Some(_), None) => faults.add("/epoch", "producer_id requires epoch"),
+            (None, Some(_)) => faults.add("/producer_id", "epoch requires producer_id"),
             _ => {}
         }
         let open_id = self.open_id.as_deref().and_then(uuid_v7);
         if self.open_id.is_some() && open_id.is_none() {
-            faults.add("/open_id", "a UUIDv7 is expected");
+            faults.add("/open_id", "expected a UUIDv7");
         }
         let transaction_timeout_ms = self.transaction_timeout_ms;
         faults.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
@@ -105,50 +106,51 @@ impl OpenSession {
     }
 }
 
-/// A session as it stands.
+/// The current state of a session.
 #[derive(Serialize, ToSchema)]
 pub struct Session {
-    /// To be sent with every append.
+    /// Send it with every append.
     producer_id: i64,
-    /// To be sent with every append; opening again raises it and fences this one.
+    /// Send it with every append; opening again raises it and fences this session.
     epoch: i64,
-    /// The producer's stable name; null when it has none.
+    /// The producer's stable name; null if it has none.
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
-    /// How long a transaction of this session may stay open, if its begin does not say.
+    /// The default timeout of transactions in this session.
     transaction_timeout_ms: i64,
-    /// True when the session was ended and not opened since.
+    /// True if the session was ended and not opened since.
     closed: bool,
     /// When this epoch was opened.
     #[schema(format = DateTime)]
     opened_at: String,
-    /// By topic, then partition; at most 1000, the rest under `/sequences`.
+    /// By topic, then partition; at most 1000, all of them under `/sequences`.
     next_sequences: Vec<NextSequence>,
-    /// The ongoing transaction of the epoch before, which this open aborted.
+    /// The ongoing transaction of the previous epoch, which this open aborted.
     #[schema(required = true)]
     aborted_transaction: Option<Uuid>,
-    /// Prepared transactions of this producer: it is to commit or abort them.
+    /// Prepared transactions of this producer, which must still be committed or aborted.
     prepared_transactions: Vec<Uuid>,
-    /// In the answer to an open: whether it repeats one, by `open_id` or `Idempotency-Key`.
+    /// In the answer to an open: whether it repeats an earlier one, by `open_id` or
+    /// `Idempotency-Key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
 
-/// A session as lists show it.
+/// A session in a list.
 #[derive(Serialize, ToSchema)]
 pub struct SessionItem {
     /// The producer.
     producer_id: i64,
     /// Its current epoch.
     epoch: i64,
-    /// The producer's stable name; null when it has none.
+    /// The producer's stable name; null if it has none.
     #[schema(required = true)]
     transactional_id: Option<String>,
     sequencing: Sequencing,
-    /// How long a transaction of this session may stay open, if its begin does not say.
+    /// The default timeout of transactions in this session.
     transaction_timeout_ms: i64,
-    /// True when the session was ended and not opened since.
+    /// True if the session was ended and not opened since.
     closed: bool,
     /// When this epoch was opened.
     #[schema(format = DateTime)]
@@ -158,21 +160,21 @@ pub struct SessionItem {
 /// The next sequence of a scope: a topic, or one partition of it.
 #[derive(Serialize, ToSchema)]
 pub struct NextSequence {
-    /// The topic appended to.
+    /// The topic.
     topic: String,
-    /// The partition, when it was appended to directly; absent for the topic as a whole.
+    /// The partition, if records are appended to it directly; absent for the topic as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     partition: Option<i32>,
-    /// The sequence of the next append there.
+    /// The sequence of the next append in this scope.
     next_sequence: i64,
 }
 
 /// A page of sessions, by producer id.
 #[derive(Serialize, ToSchema)]
 pub struct SessionList {
-    /// At most `limit` of them.
+    /// At most `limit` sessions.
     sessions: Vec<SessionItem>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     next_after: Option<String>,
 }
@@ -180,9 +182,9 @@ pub struct SessionList {
 /// A page of scopes, by topic, then partition.
 #[derive(Serialize, ToSchema)]
 pub struct SequenceList {
-    /// At most `limit` of them.
+    /// At most `limit` scopes.
     sequences: Vec<NextSequence>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     next_after: Option<String>,
 }
@@ -232,23 +234,23 @@ impl From<Opened> for Session {
 
 /// Open a session
 ///
-/// Fences every older session of the producer and answers the next sequence of every scope, so
-/// that a restarted producer knows what arrived before it died. Without `transactional_id` the
+/// Fences every older session of the producer and returns the next sequence of every scope, so that
+/// a restarted producer knows what arrived before it stopped. Without `transactional_id` the
 /// producer is new and its sequences start at 0. With `producer_id` and `epoch` it is opened only
 /// if that is its current epoch.
 #[utoipa::path(post, path = "/v1/sessions", operation_id = "open_session", tag = "sessions",
-    params(("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
-    request_body(content = OpenSession, description = "Who opens, and how", examples(
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
+    request_body(content = OpenSession, description = "The producer, and how to open it", examples(
         ("by_name" = (summary = "A producer with a stable name",
             value = json!({"transactional_id": "payment-service"}))),
         ("repeatable" = (summary = "The same, safe to repeat: a new UUIDv7 for every open",
             value = json!({"transactional_id": "payment-service",
                 "open_id": "019aa5b6-5c00-7000-8000-000000000001"}))))),
     responses(
-        (status = 201, description = "The session is open, by this request or by the first with \
+        (status = 201, description = "The session is open, by this request or an earlier one with \
             its Idempotency-Key", body = Session,
             example = json!(examples::session(Some(false)))),
-        (status = 200, description = "This open_id had opened it already", body = Session,
+        (status = 200, description = "Already opened with this open_id", body = Session,
             example = json!(examples::session(Some(true))))),
     security(("bearer" = ["produce"])))]
 pub async fn open_session(
@@ -274,7 +276,7 @@ pub async fn open_session(
 
 /// Describe a session
 ///
-/// As it stands, with the next sequence of each of its scopes as of now.
+/// Returns the session with the next sequence of each of its scopes, as of now.
 #[utoipa::path(get, path = "/v1/sessions/{producer_id}", operation_id = "get_session",
     tag = "sessions",
     params(("producer_id" = i64, Path, description = "The `producer_id` of the session")),
@@ -294,12 +296,12 @@ pub async fn get_session(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SessionsQuery {
-    /// Only the session of this transactional id.
+    /// Only the session with this transactional id.
     transactional_id: Option<String>,
-    /// Most items of the page.
+    /// Maximum number of items to return.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<i64>,
-    /// `next_after` of the page before; without it the list starts at its beginning.
+    /// The `next_after` of the previous page; omit it to start at the beginning.
     after: Option<String>,
 }
 
@@ -309,7 +311,7 @@ impl SessionsQuery {
         let name = faults.name("?transactional_id", self.transactional_id.as_deref());
         let id = self.after.as_deref().map(query::integer);
         if id.is_some_and(|id| !id.is_ok_and(|id| (0..=MAX_INTEGER).contains(&id))) {
-            faults.add("?after", "a producer id is expected");
+            faults.add("?after", "expected a producer id");
         }
         faults.finish()?;
         Ok(name)
@@ -318,7 +320,8 @@ impl SessionsQuery {
 
 /// List sessions
 ///
-/// All of the tenant by producer id, page by page, or the one of a transactional id.
+/// Returns all sessions of the tenant by producer id, page by page, or the one with a transactional
+/// id.
 #[utoipa::path(get, path = "/v1/sessions", operation_id = "list_sessions", tag = "sessions",
     params(SessionsQuery),
     responses((status = 200, description = "A page of sessions", body = SessionList,
@@ -348,7 +351,7 @@ pub async fn list_sessions(
 
 /// List a session's sequences
 ///
-/// The next sequence of every scope the producer has appended to, by topic, then partition.
+/// Returns the next sequence of every scope the producer has appended to, by topic, then partition.
 #[utoipa::path(get, path = "/v1/sessions/{producer_id}/sequences",
     operation_id = "list_session_sequences", tag = "sessions",
     params(("producer_id" = i64, Path, description = "The `producer_id` of the session"), ListQuery),

@@ -1,4 +1,4 @@
-//! Topics: make, see, change, delete, trim.
+//! Topics: create, describe, change, delete, trim.
 
 use axum::{
     Json,
@@ -35,27 +35,27 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutTopic {
-    /// How many partitions. Left out: 1 for a new topic, any for one that exists.
+    /// The number of partitions. Default: 1 for a new topic, any for an existing one.
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
-    /// The topic's own values; what is left out comes from the tenant.
+    /// The topic's own settings; absent ones come from the tenant.
     #[schema(value_type = Option<TopicSettingsPatch>)]
     settings: Option<Object<SentChanges>>,
 }
 
-/// A merge patch: what is absent stays.
+/// A merge patch: absent fields stay.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PatchTopic {
-    /// How many partitions; it only grows.
+    /// The number of partitions; it can only grow.
     #[schema(minimum = 1, maximum = 10000)]
     partition_count: Option<i64>,
-    /// The topic's own values; what is left out comes from the tenant.
+    /// The topic's own settings; absent ones come from the tenant.
     #[schema(value_type = Option<TopicSettingsPatch>)]
     settings: Option<Object<SentChanges>>,
 }
 
-/// The shape of both `PUT` and `PATCH`.
+/// Checks the fields that `PUT` and `PATCH` share.
 fn checked(
     partition_count: Option<i64>,
     settings: Option<Object<SentChanges>>,
@@ -70,16 +70,16 @@ fn checked(
     Ok(TopicPatch { partition_count, settings })
 }
 
-/// A topic as lists show it.
+/// A topic in a list.
 #[derive(Serialize, ToSchema)]
 pub struct TopicItem {
-    /// Its name.
+    /// The topic's name.
     topic: String,
-    /// Its partitions are 0 to one less than this.
+    /// The number of partitions, which are numbered from 0.
     partition_count: i32,
     #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
 }
@@ -87,41 +87,41 @@ pub struct TopicItem {
 /// A topic with its partitions in order.
 #[derive(Serialize, ToSchema)]
 pub struct Topic {
-    /// Its name.
+    /// The topic's name.
     topic: String,
-    /// Its partitions are 0 to one less than this.
+    /// The number of partitions, which are numbered from 0.
     partition_count: i32,
     #[schema(value_type = TopicSettings)]
     settings: OwnSettings,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
-    /// All of them, from 0.
+    /// All partitions, from 0.
     partitions: Vec<PartitionItem>,
 }
 
-/// One partition, as it stands.
+/// The current state of a partition.
 #[derive(Serialize, ToSchema)]
 pub struct PartitionItem {
-    /// Its number, from 0.
+    /// The partition number, from 0.
     partition: i32,
     /// The first offset that can be read.
     log_start_offset: i64,
-    /// The next offset to be given.
+    /// The next offset to be assigned.
     high_watermark: i64,
-    /// How many records can be read. Of a compacted partition: how many were left by the last round,
-    /// and those since.
+    /// The number of records that can be read. Of a compacted partition: the number left by the
+    /// last compaction, plus those appended since.
     record_count: i64,
-    /// What they take up, about.
+    /// Their approximate size in bytes.
     size_bytes: i64,
 }
 
 /// A page of topics, by name.
 #[derive(Serialize, ToSchema)]
 pub struct TopicList {
-    /// At most `limit` of them.
+    /// At most `limit` topics.
     topics: Vec<TopicItem>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     next_after: Option<String>,
 }
@@ -162,7 +162,7 @@ impl From<PartitionDescription> for PartitionItem {
     }
 }
 
-/// The topic of the document's story, new, with so many partitions.
+/// The example topic, new, with this many partitions.
 fn example(partition_count: i32) -> serde_json::Value {
     let empty = |partition| {
         json!({"partition": partition, "log_start_offset": 0, "high_watermark": 0,
@@ -173,18 +173,18 @@ fn example(partition_count: i32) -> serde_json::Value {
         "partitions": (0..partition_count).map(empty).collect::<Vec<_>>()})
 }
 
-/// Make a topic, or see that it is there
+/// Create a topic
 ///
-/// Repeating it is safe: a topic that exists with this partition count (or any, when none is
-/// given) answers 200. `settings` given for a topic that exists are set.
+/// Creates the topic, or returns the existing one; safe to repeat. A topic that exists with this
+/// partition count (or any, if none is given) answers 200, and gets the given `settings`.
 #[utoipa::path(put, path = "/v1/topics/{topic}", operation_id = "put_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     request_body(content = PutTopic, description = "All fields are optional",
         example = json!({"partition_count": 2, "settings": {"max_batch_records": 5000}})),
     responses(
-        (status = 201, description = "The topic was made", body = Topic,
+        (status = 201, description = "The topic is created", body = Topic,
             example = json!(example(2))),
-        (status = 200, description = "The topic was there", body = Topic,
+        (status = 200, description = "The topic already exists", body = Topic,
             example = json!(example(2)))),
     security(("bearer" = ["admin"])))]
 pub async fn put_topic(
@@ -203,7 +203,8 @@ pub async fn put_topic(
 
 /// Describe a topic
 ///
-/// With every partition's log start, high watermark, number of records and size, as of now.
+/// Returns the topic with the log start, high watermark, record count and size of every partition,
+/// as of now.
 #[utoipa::path(get, path = "/v1/topics/{topic}", operation_id = "get_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
     responses((status = 200, description = "The topic", body = Topic,
@@ -219,7 +220,7 @@ pub async fn get_topic(
 
 /// List topics
 ///
-/// By name, page by page; only those that the token's scopes cover.
+/// Returns topics by name, page by page; only those that the token's scopes cover.
 #[utoipa::path(get, path = "/v1/topics", operation_id = "list_topics", tag = "topics",
     params(ListQuery),
     responses((status = 200, description = "A page of topics", body = TopicList,
@@ -245,13 +246,13 @@ pub async fn list_topics(
 
 /// Change a topic
 ///
-/// More partitions, other settings; what is left out stays. Appends that begin after the answer
-/// spread by the new count, so a key may go to another partition from then on.
+/// Increases the partition count or changes settings; absent fields stay. Appends that begin after
+/// the answer are spread by the new count, so a key may then map to another partition.
 #[utoipa::path(patch, path = "/v1/topics/{topic}", operation_id = "patch_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
-    request_body(content = PatchTopic, description = "What is to change",
+    request_body(content = PatchTopic, description = "The changes",
         example = json!({"partition_count": 4, "settings": {"max_batch_records": 5000}})),
-    responses((status = 200, description = "The topic as it is now", body = Topic,
+    responses((status = 200, description = "The topic after the change", body = Topic,
         example = json!(example(4)))),
     security(("bearer" = ["admin"])))]
 pub async fn patch_topic(
@@ -265,12 +266,12 @@ pub async fn patch_topic(
 
 /// Delete a topic
 ///
-/// With all its records, at once and for ever. A topic made again under this name is another one:
-/// its offsets and sequences start at 0. While a prepared transaction holds the topic it cannot be
-/// deleted.
+/// Deletes the topic and all its records permanently and at once. A new topic with the same name is
+/// a different topic: its offsets and sequences start at 0. A topic held by a prepared transaction
+/// cannot be deleted.
 #[utoipa::path(delete, path = "/v1/topics/{topic}", operation_id = "delete_topic", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name")),
-    responses((status = 204, description = "The topic is gone")),
+    responses((status = 204, description = "The topic is deleted")),
     security(("bearer" = ["admin"])))]
 pub async fn delete_topic(
     access: TopicAccess<Admin>,
@@ -284,20 +285,20 @@ pub async fn delete_topic(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TrimQuery {
-    /// Records below this offset go.
+    /// The new log start: records below this offset are removed.
     #[param(minimum = 0, maximum = 9007199254740991_i64)]
     before: i64,
 }
 
 /// Trim a partition
 ///
-/// Moves its log start to `before`, never back. Past the high watermark there is nothing to trim:
-/// that is refused.
+/// Advances the log start to `before`; it never moves back. An offset above the high watermark is
+/// refused.
 #[utoipa::path(delete, path = "/v1/topics/{topic}/partitions/{partition}/records",
     operation_id = "trim_partition", tag = "topics",
     params(("topic" = String, Path, description = "The topic's name"),
-        ("partition" = i32, Path, description = "The partition's number, from 0"), TrimQuery),
-    responses((status = 204, description = "The log starts there, or later")),
+        ("partition" = i32, Path, description = "The partition number, from 0"), TrimQuery),
+    responses((status = 204, description = "The log start is at `before` or above")),
     security(("bearer" = ["admin"])))]
 pub async fn trim_partition(
     access: TopicAccess<Admin>,

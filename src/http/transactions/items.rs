@@ -1,5 +1,5 @@
-//! What a call brings to a transaction: appends and offsets. Records stay text here: the model reads
-//! each array of them once.
+//! The appends and offsets that a call adds to a transaction. Records stay text here: the model
+//! parses each array once.
 
 use std::borrow::Cow;
 
@@ -25,68 +25,69 @@ use crate::{
     },
 };
 
-/// Most appends of one call.
+/// Maximum number of appends per call.
 pub const MAX_APPENDS: usize = 10_000;
 
 pub type Appends<'a> = AtMost<Object<TransactionAppend<'a>>, MAX_APPENDS>;
 pub type Offsets<'a> = AtMost<Object<TransactionOffset<'a>>, MAX_OFFSETS>;
 
-/// Records for a topic, or for one partition of it.
+/// Records for a topic, or for one of its partitions.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TransactionAppend<'a> {
-    /// The topic appended to.
+    /// The topic.
     #[serde(borrow)]
     topic: Cow<'a, str>,
-    /// All records go there; without it they are spread by key.
+    /// The partition for all records; without it they are spread by key.
     #[schema(minimum = 0, maximum = 2147483647)]
     partition: Option<i64>,
-    /// One to `max_batch_records` of them, in the order they are stored in.
+    /// One to `max_batch_records` records, stored in this order.
     #[schema(value_type = Vec<Record>, min_items = 1)]
     records: &'a RawValue,
 }
 
-/// Where a group is to go on, in one of three forms: of a member (`member_id`, `generation`), by
-/// compare-and-set (`expected_offset`; a member may add it), or of a member by `cursor` alone. In a
-/// transaction with appends, what a member gives by cursor is committed only if that is still committed
-/// where the cursor's run began, and of what members give some offset must move; else
-/// `offset_commit_conflict`.
+/// An offset to commit for a group, in one of three forms: by a member (`member_id`, `generation`),
+/// by compare-and-set (`expected_offset`, which a member can add), or by a member with a `cursor`
+/// alone. In a transaction with appends, a member's cursor is committed only if the committed
+/// offset is still where the cursor's run began, and at least one of the members' offsets must
+/// advance; else `offset_commit_conflict`.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TransactionOffset<'a> {
-    /// The group; it is made if there is none of this name.
+    /// The group; it is created if it does not exist.
     #[serde(borrow)]
     group: Cow<'a, str>,
-    /// The member that owns the partition. It comes with `generation`.
+    /// The member that owns the partition. Requires `generation`.
     #[schema(min_length = 1, max_length = 255)]
     member_id: Option<String>,
     /// The member's generation.
     #[schema(minimum = 0)]
     generation: Option<i64>,
-    /// The topic read.
+    /// The topic that was read.
     topic: Option<String>,
-    /// Its partition.
+    /// The partition that was read.
     #[schema(minimum = 0, maximum = 2147483647)]
     partition: Option<i64>,
     /// The offset of the next record to process.
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    /// Only if this is the committed offset; null: none yet. By a member beside `offset`, not beside
-    /// `cursor`; without members it is what the commit is by right of.
+    /// Commit only if this is the committed offset; null if nothing is committed yet. A member can
+    /// add it to `offset`, but not to `cursor`; required without a member.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<i64>, minimum = 0)]
     expected_offset: Option<Option<i64>>,
-    /// In the place of topic, partition and offset: what a fetch of the member answered.
+    /// Instead of topic, partition and offset: the cursor from the member's fetch.
     cursor: Option<String>,
 }
 
-/// Work as read: it is nobody's yet.
+/// Parsed items whose permissions are not checked yet.
 pub struct ParsedWork {
     work: Work,
 }
 
 impl ParsedWork {
-    /// `held`: what the request counts for; its records are added, each before the next is read.
+    /// `held` is the request's memory reservation; the records of each item are added to it before
+    /// the next item is parsed.
     pub fn read(
         (appends, offsets): (Option<Appends>, Option<Offsets>),
         traceparent: Option<&str>,
@@ -109,7 +110,7 @@ impl ParsedWork {
         Ok(Self { work })
     }
 
-    /// The work, if the token reaches all that it names.
+    /// Returns the items if the token permits all topics and groups they name.
     pub fn permitted(self, grant: &Grant) -> Result<Work, Error> {
         for append in &self.work.appends {
             grant.demand(Word::Produce, &append.topic)?;
@@ -150,7 +151,7 @@ impl TransactionOffset<'_> {
         ];
         for (name, is_given) in place {
             match (&self.cursor, is_given) {
-                (Some(_), true) => faults.add(&of(name), "the cursor says that; leave it out"),
+                (Some(_), true) => faults.add(&of(name), "the cursor contains it; omit it"),
                 (None, false) => faults.add(&of(name), "missing"),
                 _ => {}
             }
@@ -178,24 +179,24 @@ impl TransactionOffset<'_> {
         let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
         if self.member_id.as_deref().is_some_and(|id| !fits(id)) {
             let detail =
-                format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+                format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
             faults.add(&of("member_id"), detail);
         }
         faults.count(&of("generation"), self.generation);
         faults.count(&of("expected_offset"), self.expected_offset.flatten());
         let member = self.cursor.is_some() || self.member_id.is_some() || self.generation.is_some();
         if self.cursor.is_some() && self.expected_offset.is_some() {
-            faults.add(&of("expected_offset"), "the cursor says that; leave it out");
+            faults.add(&of("expected_offset"), "the cursor contains it; omit it");
         }
         if let Some(expected) = self.expected_offset.filter(|_| !member) {
             return Some(CommitRight::Expected(expected));
         } else if !member {
-            let detail = "by what right? Give member_id and generation, or expected_offset (null: \
-                          none committed yet)";
+            let detail = "missing: give member_id and generation, or expected_offset (null if \
+                          nothing was committed yet)";
             faults.add(at, detail);
             return None;
         }
-        let missing = "missing: a member gives member_id and generation";
+        let missing = "missing: a member needs both member_id and generation";
         if self.member_id.is_none() {
             faults.add(&of("member_id"), missing);
         }

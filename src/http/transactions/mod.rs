@@ -1,4 +1,4 @@
-//! Transactions: begin, add to, prepare, end, see.
+//! Transactions: begin, add, prepare, commit, abort, describe, list.
 
 mod items;
 mod request;
@@ -46,29 +46,29 @@ use crate::{
 
 /// Begin a transaction
 ///
-/// Its records appear in all topics, and its offsets are committed, in one instant or not at all.
-/// With `"commit": true` this request is the whole transaction: no session, nothing to keep between
-/// calls, and an id to ask for its outcome. With `producer_id` and `epoch` it is bound to a session:
-/// one at a time, aborted when the session is opened anew. Repeated with the same `transaction_id`
-/// it answers how the transaction stands now, whatever has changed since: its topics may be gone,
-/// its session opened by another. Every topic of `appends` needs `produce`, every group of `offsets`
-/// needs `group`.
+/// Commits the records of the transaction in all topics, and its offsets, atomically. With
+/// `"commit": true` this request is the whole transaction: it needs no session and no state between
+/// calls, and its id identifies the outcome. With `producer_id` and `epoch` it is bound to a
+/// session: one at a time, aborted when the session is opened again. A repeat with the same
+/// `transaction_id` returns the current state of the transaction, even if its topics were deleted
+/// or its session was opened again in the meantime. Every topic of `appends` needs `produce`, every
+/// group of `offsets` needs `group`.
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
-    request_body(content = BeginTransaction, description = "What it begins with", examples(
-        ("one_request" = (summary = "A whole transaction in one request",
+    request_body(content = BeginTransaction, description = "The first contents", examples(
+        ("one_request" = (summary = "A one-request transaction",
             value = json!(examples::one_request()))),
-        ("compare_and_set" = (summary = "A step of a pipeline: what it made of the records it read, \
-            and how far it has read, if nobody else was faster",
+        ("compare_and_set" = (summary = "A pipeline step: records derived from those it read, and \
+            the offset it has read to, unless another client was faster",
             value = json!(examples::compare_and_set()))),
-        ("of_a_session" = (summary = "Of a session, to be continued",
+        ("of_a_session" = (summary = "Bound to a session, with more calls to follow",
             value = json!(examples::of_a_session()))),
-        ("by_id" = (summary = "Without a session, to be continued by its id alone",
+        ("by_id" = (summary = "Without a session, continued by its id alone",
             value = json!(examples::by_id()))))),
     responses(
-        (status = 201, description = "It was begun, and with `commit` committed",
+        (status = 201, description = "The transaction is begun and, with `commit`, committed",
             body = Transaction, example = json!(examples::whole(false))),
-        (status = 200, description = "It had been begun already; this is how it stands",
+        (status = 200, description = "It was already begun; this is its current state",
             body = Transaction, example = json!(examples::whole(true)))),
     security(("bearer" = ["produce"])))]
 pub async fn begin_transaction(
@@ -106,15 +106,15 @@ async fn call(
 
 /// Append in a transaction
 ///
-/// To any topics and partitions. The records get their offsets when the transaction is committed;
-/// until then they delay nobody. With a `sequence`, counted from 0 in this transaction, a repeat is
-/// taken once; without, as often as it arrives. Every topic needs `produce`.
+/// Appends records to any topics and partitions. They get their offsets when the transaction
+/// commits; until then they block nobody. With a `sequence`, counted from 0 in this transaction, a
+/// repeated call is stored once; without it, every time it arrives. Every topic needs `produce`.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/records",
     operation_id = "append_to_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
     request_body(content = AppendToTransaction, description = "The records",
         example = json!(examples::append())),
-    responses((status = 200, description = "Taken, now or before", body = Transaction,
+    responses((status = 200, description = "Staged, now or earlier", body = Transaction,
         example = json!(examples::ongoing()))),
     security(("bearer" = ["produce"])))]
 pub async fn append_to_transaction(
@@ -131,16 +131,16 @@ pub async fn append_to_transaction(
 
 /// Add offsets of groups to a transaction
 ///
-/// They are committed with it: by a member of the group, or, in a group without members, only if
-/// the committed offset is the expected one. Both are checked when it is prepared or committed.
-/// Every group needs `group`.
+/// Commits these offsets with the transaction: by a member of the group or, in a group without
+/// members, only if the committed offset is the expected one. Both are checked at prepare or
+/// commit. Every group needs `group`.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/offsets",
     operation_id = "add_offsets_to_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
     request_body(content = AddOffsetsToTransaction, description = "The offsets", examples(
-        ("of_a_member" = (summary = "By a member, which owns the partition",
+        ("of_a_member" = (summary = "By a member that owns the partition",
             value = json!(examples::offsets_of_a_member()))),
-        ("compare_and_set" = (summary = "Without members: from the offset committed last to the \
+        ("compare_and_set" = (summary = "Without members: from the last committed offset to the \
             next one", value = json!(examples::offsets()))))),
     responses((status = 200, description = "Taken", body = Transaction,
         example = json!(examples::ongoing()))),
@@ -159,14 +159,15 @@ pub async fn add_offsets_to_transaction(
 
 /// Prepare a transaction
 ///
-/// The first phase of two: from now on it takes nothing more, has no timeout, and can be committed.
-/// So a client can commit in its own database, with the `transaction_id`, and then here. Until then
-/// nobody else commits its offsets, and its topics cannot be deleted; no reader and no append waits.
+/// The first phase of a two-phase commit: afterwards the transaction accepts no more work, has no
+/// timeout, and can be committed. So a client can first commit in its own database, together
+/// with the `transaction_id`, and then here. Until the transaction ends, nobody else can commit its
+/// offsets, and its topics cannot be deleted; reads and appends do not wait.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/prepare",
     operation_id = "prepare_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
-    request_body(content = CallTransaction, description = "Who calls", example = json!({})),
-    responses((status = 200, description = "It is prepared, now or before", body = Transaction,
+    request_body(content = CallTransaction, description = "The caller", example = json!({})),
+    responses((status = 200, description = "Prepared, now or earlier", body = Transaction,
         example = json!(examples::prepared()))),
     security(("bearer" = ["produce"])))]
 pub async fn prepare_transaction(
@@ -182,18 +183,19 @@ pub async fn prepare_transaction(
 
 /// Commit a transaction
 ///
-/// In one instant its records appear, with their offsets, and its offsets are committed. It may
-/// bring the last of both. A refused commit leaves the transaction as it was. Committed once more it
-/// answers the same. With `as=operator`, what is prepared can be committed without its session.
+/// Makes the records of the transaction visible, with their offsets, and commits its group offsets,
+/// all at once. The call can bring the last records and offsets. A refused commit leaves the
+/// transaction unchanged; a repeated commit returns the same answer. With `as=operator`, a prepared
+/// transaction can be committed without its session.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/commit",
     operation_id = "commit_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id"), EndQuery),
-    request_body(content = CommitTransaction, description = "Who calls, and what comes with it",
+    request_body(content = CommitTransaction, description = "The caller, and the last contents",
         examples(
-            ("with_the_last" = (summary = "With the last records, and a check that none is missing",
+            ("with_the_last" = (summary = "With the last records and the number of appends",
                 value = json!(examples::commit_with_the_last()))),
-            ("as_it_stands" = (summary = "What it holds", value = json!(examples::of_its_session()))))),
-    responses((status = 200, description = "It is committed, now or before", body = Transaction,
+            ("as_it_stands" = (summary = "As it is", value = json!(examples::of_its_session()))))),
+    responses((status = 200, description = "Committed, now or earlier", body = Transaction,
         example = json!(examples::committed()))),
     security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
 pub async fn commit_transaction(
@@ -211,13 +213,14 @@ pub async fn commit_transaction(
 
 /// Abort a transaction
 ///
-/// Nothing of it is ever seen. Aborted once more, also one that has timed out, it answers the same.
-/// With `as=operator`, one that is stuck can be aborted without its session.
+/// Discards the transaction: its records never become visible. A repeated abort, even after a
+/// timeout, returns the same answer. With `as=operator`, a stuck transaction can be aborted without
+/// its session.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/abort",
     operation_id = "abort_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id"), EndQuery),
-    request_body(content = CallTransaction, description = "Who calls", example = json!({})),
-    responses((status = 200, description = "It is aborted, now or before", body = Transaction,
+    request_body(content = CallTransaction, description = "The caller", example = json!({})),
+    responses((status = 200, description = "Aborted, now or earlier", body = Transaction,
         example = json!(examples::aborted()))),
     security(("bearer" = ["produce"]), ("bearer" = ["operator"])))]
 pub async fn abort_transaction(
@@ -233,8 +236,8 @@ pub async fn abort_transaction(
 
 /// Describe a transaction
 ///
-/// How it stands, or what became of it. Outcomes are remembered for `transaction_retention_ms`
-/// after the end; then the answer is 410 `transaction_expired`, whatever it was.
+/// Returns the current state or the outcome. Outcomes are remembered for `transaction_retention_ms`
+/// after the end; then the answer is always 410 `transaction_expired`.
 #[utoipa::path(get, path = "/v1/transactions/{transaction_id}", operation_id = "get_transaction",
     tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
@@ -257,16 +260,16 @@ pub struct TransactionsQuery {
     /// Only those in this state.
     #[param(inline)]
     state: Option<TransactionState>,
-    /// Only those begun so long ago, or earlier.
+    /// Only those begun at least this long ago.
     #[param(minimum = 0)]
     older_than_ms: Option<i64>,
     /// Only those of this producer.
     #[param(minimum = 0)]
     producer_id: Option<i64>,
-    /// Most items of the page.
+    /// Maximum number of items to return.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<i64>,
-    /// `next_after` of the page before; without it the list starts at its beginning.
+    /// The `next_after` of the previous page; omit it to start at the beginning.
     after: Option<String>,
 }
 
@@ -276,7 +279,7 @@ impl TransactionsQuery {
         let older_than_ms = faults.count("?older_than_ms", self.older_than_ms);
         let producer_id = faults.count("?producer_id", self.producer_id);
         if self.after.as_deref().is_some_and(|after| uuid_v7(after).is_none()) {
-            faults.add("?after", "a transaction id is expected");
+            faults.add("?after", "expected a transaction id");
         }
         faults.finish()?;
         let state = self.state.map(transaction::State::from);
@@ -298,9 +301,9 @@ fn base(filter: &Filter) -> String {
 
 /// List transactions
 ///
-/// All of the tenant by id, which is about the order they were begun in; or those in a state, of an
-/// age, of a producer. `state=prepared` lists what pins offsets and topics, and since when. A
-/// `produce` narrowed to some topics does not do.
+/// Returns all transactions of the tenant by id, which is roughly the order in which they began;
+/// optionally filtered by state, age and producer. `state=prepared` lists those that hold offsets
+/// and topics, and since when. A `produce` scope restricted to some topics is not enough.
 #[utoipa::path(get, path = "/v1/transactions", operation_id = "list_transactions",
     tag = "transactions",
     params(TransactionsQuery),

@@ -1,4 +1,4 @@
-//! The bodies of all calls, and how each becomes the model's.
+//! The bodies of all transaction calls, and their conversion into the model's types.
 
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -17,100 +17,103 @@ use crate::{
     },
 };
 
-/// All fields are optional: without any an empty transaction begins, under an id of the server's.
+/// All fields are optional: `{}` begins an empty transaction with an id from the server.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BeginTransaction<'a> {
-    /// A new UUIDv7, of about now, that makes this begin repeatable; always send one.
+    /// A new, recent UUIDv7 that makes this begin safe to repeat; always send one.
     #[schema(value_type = Option<Uuid>)]
     transaction_id: Option<String>,
-    /// With `epoch`: the session that begins it. Every later call has to name it.
+    /// The session that begins the transaction. Requires `epoch`; every later call must send both.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// How long it may stay open, at most `max_transaction_timeout_ms`; then it is aborted. The
-    /// default is the session's `transaction_timeout_ms`, else the tenant's.
+    /// How long the transaction may stay open before it is aborted, at most
+    /// `max_transaction_timeout_ms`. Default: the session's `transaction_timeout_ms`, else the
+    /// tenant's.
     #[schema(minimum = 1)]
     timeout_ms: Option<i64>,
-    /// Its first records, or all of them.
+    /// The first records, or all of them.
     #[serde(borrow)]
     #[schema(value_type = Option<Vec<TransactionAppend>>, max_items = 10000)]
     appends: Option<Appends<'a>>,
-    /// Offsets of groups to commit with it. The last one for a partition wins.
+    /// Group offsets to commit with the transaction. If a partition occurs twice, the last one
+    /// wins.
     #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
     offsets: Option<Offsets<'a>>,
-    /// True: this is the whole transaction, and it is committed at once.
+    /// True: this is the whole transaction, which is committed at once.
     #[schema(default = false)]
     commit: Option<bool>,
 }
 
-/// More records.
+/// Records to add.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendToTransaction<'a> {
-    /// With `epoch`: the session that began it, if one did.
+    /// The session that began the transaction, if any. Requires `epoch`.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// The number of this call in the transaction: 0, 1, 2 ... It makes the call repeatable.
+    /// The sequence of this call in the transaction: 0, 1, 2 ... It makes the call safe to repeat.
     #[schema(minimum = 0)]
     sequence: Option<i64>,
-    /// One or more, in the order they are appended in.
+    /// One or more appends, stored in this order.
     #[serde(borrow)]
     #[schema(value_type = Vec<TransactionAppend>, min_items = 1, max_items = 10000)]
     appends: Option<Appends<'a>>,
 }
 
-/// Offsets of groups to commit with it.
+/// Group offsets to commit with the transaction.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddOffsetsToTransaction<'a> {
-    /// With `epoch`: the session that began it, if one did.
+    /// The session that began the transaction, if any. Requires `epoch`.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// One or more. The last one for a partition wins.
+    /// One or more offsets. If a partition occurs twice, the last one wins.
     #[serde(borrow)]
     #[schema(value_type = Vec<TransactionOffset>, min_items = 1, max_items = 10000)]
     offsets: Option<Offsets<'a>>,
 }
 
-/// Who calls; `{}` where no session began the transaction.
+/// The caller; `{}` if no session began the transaction.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallTransaction {
-    /// With `epoch`: the session that began it, if one did.
+    /// The session that began the transaction, if any. Requires `epoch`.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
 }
 
-/// Who commits, and what is still to be added; `{}` where no session began the transaction.
+/// The caller, and the last contents; `{}` if no session began the transaction and nothing is to be
+/// added.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommitTransaction<'a> {
-    /// With `epoch`: the session that began it, if one did.
+    /// The session that began the transaction, if any. Requires `epoch`.
     #[schema(minimum = 0)]
     producer_id: Option<i64>,
-    /// Comes with `producer_id`.
+    /// Requires `producer_id`.
     #[schema(minimum = 0)]
     epoch: Option<i64>,
-    /// Commit only if it then holds so many items of `appends`, over all calls.
+    /// Commit only if the transaction then holds this many items of `appends`, over all calls.
     #[schema(minimum = 0)]
     expected_appends: Option<i64>,
-    /// Its last records.
+    /// The last records.
     #[serde(borrow)]
     #[schema(value_type = Option<Vec<TransactionAppend>>, max_items = 10000)]
     appends: Option<Appends<'a>>,
-    /// Its last offsets. The last one for a partition wins.
+    /// The last offsets. If a partition occurs twice, the last one wins.
     #[schema(value_type = Option<Vec<TransactionOffset>>, max_items = 10000)]
     offsets: Option<Offsets<'a>>,
 }
@@ -139,7 +142,7 @@ impl BeginTransaction<'_> {
     }
 }
 
-/// A call, and who makes it.
+/// A call with its caller.
 pub type Called = (Caller, Call);
 
 impl AppendToTransaction<'_> {
@@ -211,7 +214,7 @@ impl CommitTransaction<'_> {
                 ("/offsets", self.offsets.as_ref().is_none_or(AtMost::is_empty)),
             ] {
                 if !is_empty {
-                    faults.add(name, "an operator ends a transaction, and adds nothing to it");
+                    faults.add(name, "an operator can only end a transaction, not add to it");
                 }
             }
             operator(self.producer_id, self.epoch, &mut faults)
@@ -234,7 +237,7 @@ fn session(
     for (pointer, value) in parts {
         faults.count(pointer, value);
         if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
-            faults.add(pointer, "missing: producer_id and epoch come together or not at all");
+            faults.add(pointer, "missing: give producer_id and epoch together, or neither");
         }
     }
     producer_id.map(ProducerId).zip(epoch)
@@ -250,7 +253,7 @@ fn client(producer_id: Option<i64>, epoch: Option<i64>, faults: &mut Faults) -> 
 fn operator(producer_id: Option<i64>, epoch: Option<i64>, faults: &mut Faults) -> Caller {
     for (pointer, value) in [("/producer_id", producer_id), ("/epoch", epoch)] {
         if value.is_some() {
-            faults.add(pointer, "an operator names no session: leave it out, or leave `as` out");
+            faults.add(pointer, "an operator names no session: omit it, or omit `as`");
         }
     }
     Caller::Operator

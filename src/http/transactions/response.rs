@@ -1,4 +1,4 @@
-//! How transactions are answered.
+//! Answers to transaction calls.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,8 +9,8 @@ use crate::model::{
     transaction::{self, Answered},
 };
 
-/// `ongoing`, until it is `committed` or `aborted`; `prepared` in between, when its client wants to
-/// be sure that it can be committed.
+/// `ongoing` until it is `committed` or `aborted`; `prepared` in between if its client prepares it,
+/// which guarantees that it can be committed.
 #[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TransactionState {
@@ -20,8 +20,8 @@ pub enum TransactionState {
     Aborted,
 }
 
-/// Why it was aborted: its `client` asked for it, it passed its deadline (`timeout`), its session
-/// was opened anew or ended (`fenced`), or an `operator` asked for it.
+/// Why it was aborted: at the request of its `client`, at its deadline (`timeout`), because its
+/// session was opened again or ended (`fenced`), or at the request of an `operator`.
 #[derive(Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AbortReason {
@@ -31,54 +31,55 @@ pub enum AbortReason {
     Operator,
 }
 
-/// Where records went that were appended to one partition: to `base_offset` and those behind it.
+/// The location of records appended to one partition: consecutive offsets from `base_offset` on.
 #[derive(Serialize, ToSchema)]
 pub struct TransactionPlace {
     /// The topic.
     topic: String,
     /// The partition.
     partition: i32,
-    /// Of the first record; null where all had been stored before, under the same ids.
+    /// The offset of the first record; null if all were already stored with the same ids.
     #[schema(required = true)]
     base_offset: Option<i64>,
-    /// How many records were stored.
+    /// The number of records stored.
     record_count: i64,
 }
 
-/// A transaction as it stands.
+/// The current state of a transaction.
 #[derive(Serialize, ToSchema)]
 pub struct Transaction {
-    /// Its id.
+    /// The transaction's id.
     transaction_id: Uuid,
     state: TransactionState,
-    /// The producer whose session began it; null when none did.
+    /// The producer whose session began it; null if none did.
     #[schema(required = true)]
     producer_id: Option<i64>,
-    /// The epoch of that session; null when there was none.
+    /// The epoch of that session; null if there was none.
     #[schema(required = true)]
     epoch: Option<i64>,
     /// When it was begun.
     #[schema(format = DateTime)]
     created_at: String,
-    /// When it will be aborted; null when it is not ongoing.
+    /// When it will be aborted; null if it is not ongoing.
     #[schema(format = DateTime, required = true)]
     expires_at: Option<String>,
-    /// Since when it pins what it holds; null when it never was prepared.
+    /// When it was prepared; from then on it holds its offsets and topics. Null if it was never
+    /// prepared.
     #[schema(format = DateTime, required = true)]
     prepared_at: Option<String>,
-    /// When it was committed or aborted; null when neither.
+    /// When it was committed or aborted; null if it has not ended.
     #[schema(format = DateTime, required = true)]
     ended_at: Option<String>,
-    /// Why it was aborted; null when it was not.
+    /// Why it was aborted; null if it was not.
     #[schema(required = true)]
     reason: Option<AbortReason>,
-    /// How many items of `appends` it holds, over all calls.
+    /// The number of items of `appends` it holds, over all calls.
     append_count: i64,
-    /// Of a committed one: where its records lie, in the order appended. An append to a topic has
-    /// one item for every partition it was spread over. Lists leave them out.
+    /// The locations of the records of a committed transaction, in the order appended. An append to
+    /// a topic has one item per partition. Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     appends: Option<Vec<TransactionPlace>>,
-    /// In the answer to a call: whether it had been done already.
+    /// In the answer to a call: whether it had already been done.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
@@ -86,9 +87,9 @@ pub struct Transaction {
 /// A page of transactions, by id.
 #[derive(Serialize, ToSchema)]
 pub struct TransactionList {
-    /// At most `limit` of them, without `appends`.
+    /// At most `limit` transactions, without `appends`.
     pub transactions: Vec<Transaction>,
-    /// Where the next page starts; null at the end.
+    /// The `after` of the next page; null on the last page.
     #[schema(required = true)]
     pub next_after: Option<String>,
 }

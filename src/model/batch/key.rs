@@ -1,14 +1,14 @@
-//! The key of a stored line, found without parsing what comes before it: `line` writes the value, and
-//! then the key.
+//! Finds the key of a stored line without parsing the text before it: `line` writes the value
+//! first, then the key.
 
 use super::line::string_end;
 
 /// The key of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keyed<'a> {
-    /// As it stands there, in quotes: there is one way to write a key.
+    /// The stored text with its quotes: there is only one way to write a key.
     pub token: &'a str,
-    /// Its value is null: the key is gone.
+    /// True if the value is null, that is, a tombstone.
     pub is_tombstone: bool,
 }
 
@@ -16,7 +16,7 @@ const VALUE: &str = "{\"value\":";
 const VALUE_BASE64: &str = "{\"value_base64\":";
 const KEY: &str = ",\"key\":";
 
-/// The key of a stored line, if it has one.
+/// Returns the key of a stored line, if it has one.
 pub fn keyed(line: &str) -> Option<Keyed<'_>> {
     let start = [VALUE, VALUE_BASE64].iter().find(|member| line.starts_with(**member))?.len();
     let end = value_end(line.as_bytes(), start);
@@ -25,8 +25,8 @@ pub fn keyed(line: &str) -> Option<Keyed<'_>> {
     Some(Keyed { token, is_tombstone: line.get(start..end) == Some("null") })
 }
 
-/// Where the value ends that begins at `at`: at the first comma, or closing brace, that is in nothing
-/// that was opened there.
+/// Returns the end of the value that starts at `at`: the first comma or closing brace outside of
+/// nested strings, arrays and objects.
 fn value_end(bytes: &[u8], mut at: usize) -> usize {
     let mut depth = 0;
     while let Some(byte) = bytes.get(at) {

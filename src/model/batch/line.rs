@@ -1,4 +1,4 @@
-//! Stored lines: a record as canonical JSON on one line, and the digest of all of them.
+//! Stored lines: a record as canonical JSON on one line, and the digest of all lines.
 
 use std::borrow::Cow;
 
@@ -12,13 +12,14 @@ use crate::model::{
     settings::Key,
 };
 
-/// What no setting allows more of in one append: it is refused before it is held.
+/// Absolute limits of an append: no setting allows more, so larger requests are refused while they
+/// are parsed.
 const MAX_RECORDS: i64 = Key::MaxBatchRecords.setting().maximum;
 const MAX_LINES_BYTES: i64 = Key::MaxBatchBytes.setting().maximum;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// A JSON string: its characters, and the token that stands for them in a line.
+/// A JSON string: its characters, and the token that represents them in a line.
 #[derive(Debug)]
 pub(super) struct Text<'a> {
     pub text: Cow<'a, str>,
@@ -26,7 +27,7 @@ pub(super) struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Reads one JSON token that has to be a string, or says what is wrong with it.
+    /// Reads a JSON token that must be a string; the error describes what it is instead.
     pub fn read(token: &'a str) -> Result<Self, String> {
         let quoted = token.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
         let Some(inner) = quoted else {
@@ -38,13 +39,13 @@ impl<'a> Text<'a> {
         }
         // The token is valid JSON, so nothing else can be wrong with its escapes.
         let text: String = serde_json::from_str(token)
-            .map_err(|_| "not Unicode text: an escape is half of a surrogate pair".to_owned())?;
+            .map_err(|_| "invalid Unicode: an escape is half of a surrogate pair".to_owned())?;
         let token = string_token(&text);
         Ok(Self { text: text.into(), token: token.into() })
     }
 }
 
-/// A JSON token in words, short enough for an error's detail.
+/// Describes a JSON token in words, short enough for an error's detail.
 pub(super) fn found(token: &str) -> &str {
     const LONGEST_SHOWN: usize = 32;
     match token.as_bytes().first() {
@@ -60,7 +61,7 @@ fn string_token(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A record as read: exactly one of the first two is there.
+/// A parsed record: exactly one of the first two is set.
 #[derive(Debug, Default)]
 pub(super) struct Record<'a> {
     /// The client's JSON, with its whitespace.
@@ -68,9 +69,10 @@ pub(super) struct Record<'a> {
     pub value_base64: Option<Text<'a>>,
     pub key: Option<Text<'a>>,
     pub id: Option<Text<'a>>,
-    /// As it is answered: RFC 3339 in UTC with milliseconds.
+    /// The stored form: RFC 3339 in UTC with milliseconds.
     pub timestamp: Option<Cow<'a, str>>,
-    /// By name, each once. Kept between records for its capacity, so `has_headers` tells.
+    /// Headers with unique names. Kept between records for its capacity; `has_headers` says whether
+    /// it counts.
     pub headers: Vec<(Text<'a>, Text<'a>)>,
     pub has_headers: bool,
 }
@@ -83,7 +85,7 @@ impl Record<'_> {
     }
 }
 
-/// Lines in the making.
+/// Builds lines.
 pub(super) struct Lines {
     lines: String,
     records: Vec<Line>,
@@ -94,7 +96,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// For about `capacity` bytes of lines, before a `traceparent` is added.
+    /// Reserves `capacity` bytes of lines, not counting added `traceparent` headers.
     pub fn new(capacity: usize, traceparent: Option<&str>) -> Self {
         let capacity = capacity.min(MAX_LINES_BYTES as usize);
         let trace_header =
@@ -110,12 +112,12 @@ impl Lines {
         }
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Writes the line of a record, or tells the setting that allows it at no value.
+    /// Writes the line of a record, or returns the setting whose absolute limit it exceeds.
     pub fn push(&mut self, record: &Record) -> Result<(), Key> {
         if self.records.len() as i64 == MAX_RECORDS {
             return Err(Key::MaxBatchRecords);
@@ -152,8 +154,8 @@ impl Lines {
     }
 }
 
-/// The field order is fixed, and part of the digest: value, key, id, timestamp, headers. Answers where
-/// value and key end.
+/// The field order is fixed, because the digest depends on it: value, key, id, timestamp, headers.
+/// Returns where value and key end.
 fn write_line(out: &mut String, record: &Record) -> usize {
     if let Some(value) = record.value {
         out.push_str("{\"value\":");
@@ -192,7 +194,7 @@ fn write_line(out: &mut String, record: &Record) -> usize {
     content_end
 }
 
-/// Adds a header to the line just written: headers stand at its end, or there are none.
+/// Adds a header to the last line, in which headers are the last field, if any.
 fn add_header(out: &mut String, record: &Record, header: &str) {
     let (ending, opening) = match (record.has_headers, record.headers.is_empty()) {
         (false, _) => ("}\n", ",\"headers\":{"),
@@ -205,7 +207,7 @@ fn add_header(out: &mut String, record: &Record, header: &str) {
     out.push_str("}}\n");
 }
 
-/// Writes valid JSON without the whitespace between its tokens.
+/// Writes valid JSON without whitespace between its tokens.
 pub(super) fn push_compact(out: &mut String, json: &str) {
     let bytes = json.as_bytes();
     let nested = matches!(bytes.first(), Some(b'{' | b'['));
@@ -230,7 +232,7 @@ pub(super) fn push_compact(out: &mut String, json: &str) {
     out.push_str(&json[kept..]);
 }
 
-/// Behind the closing quote of the string whose inside contains `at`.
+/// Returns the position after the closing quote of the string that contains `at`.
 pub(super) fn string_end(bytes: &[u8], mut at: usize) -> usize {
     while let Some(next) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += next;

@@ -1,7 +1,7 @@
-//! The records of one append, made into stored lines once, when the request is parsed.
+//! The records of one append, converted into stored lines once, when the request is parsed.
 //!
-//! `read` goes over the records' bytes once (their shape is in `visit`) and refuses with a pointer;
-//! `line` writes what was read as one canonical line a record. A stored line is never parsed again.
+//! `read` parses the records in one pass (`visit` knows their shape) and reports errors with
+//! pointers; `line` writes each record as one canonical line. A stored line is never parsed again.
 
 mod key;
 mod line;
@@ -20,8 +20,8 @@ use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
 pub use key::{Keyed, keyed};
 pub use reader::MAX_ID_BYTES;
 
-/// What surrounds the records of a JSON append. (The all-or-nothing rule of the first three is
-/// judged where they are used.)
+/// The fields beside the records in a JSON append. (Callers check the all-or-nothing rule of the
+/// first three.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
     pub producer_id: Option<i64>,
@@ -31,53 +31,56 @@ pub struct Envelope {
     pub on_duplicate: OnDuplicate,
 }
 
-/// What becomes of a request with a record that is stored already.
+/// What happens to a request with a record that is already stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDuplicate {
-    /// The record is not stored again.
+    /// Skip the record.
     #[default]
     Skip,
-    /// The whole request is refused.
+    /// Refuse the whole request.
     Refuse,
 }
 
-/// One record inside `Batch::lines`.
+/// The position of one record in `Batch::lines`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Where its line ends in `lines` (behind its newline); it starts where the one before ends.
+    /// Where its line ends in `lines` (after its newline); it starts where the previous one ends.
     pub end: u32,
-    /// Where its value and key end in its line: they come first.
+    /// Where its value and its key end in the line: they come first.
     pub content_bytes: u32,
-    /// Murmur2 of its key as Kafka's clients compute it; none without a key.
+    /// The murmur2 hash of its key, as Kafka's clients compute it; none without a key.
     pub key_hash: Option<u32>,
 }
 
-/// Parsed records: never empty.
+/// Parsed records: at least one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// One line of JSON a record, each ending in `\n`.
+    /// One line of JSON per record, each ending in `
+    /// `.
     pub lines: String,
     pub records: Vec<Line>,
-    /// What the ids of the records are hashed to; empty: none has one.
+    /// The hashes of the record ids; empty if no record has an id.
     pub ids: Vec<Option<DedupKey>>,
-    /// Of the lines before a `traceparent` was added, so a repeat under another trace is equal.
+    /// The digest of the lines before a `traceparent` was added, so that a repeat under another
+    /// trace is equal.
     pub digest: Digest,
 }
 
 impl Batch {
-    /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records": [...]}`.
-    /// `traceparent` becomes a header of every record that has none of that name.
+    /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records":
+    /// [...]}`. `traceparent` becomes a header of every record that does not have one.
     pub fn from_json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, Batch), Invalid> {
         read::json(body, traceparent)
     }
 
-    /// Parses one record a line, also as a read answered it: what the log added there is ignored.
+    /// Parses one record per line. Lines of a read answer are accepted too: fields that the log
+    /// adds are ignored.
     pub fn from_ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, Invalid> {
         read::ndjson(body, traceparent)
     }
 
-    /// Parses the `records` of one of many appends in a body: the array as it stands there. `at`:
-    /// the pointer to the append.
+    /// Parses the `records` array of one of several appends in a body. `at` is the pointer to the
+    /// append.
     pub fn from_array(
         array: &RawValue,
         at: &str,
@@ -90,14 +93,13 @@ impl Batch {
         self.records.len() as i64
     }
 
-    /// Bytes as stored: all lines with their newlines.
+    /// Stored bytes: all lines with their newlines.
     pub fn size_bytes(&self) -> i64 {
         self.lines.len() as i64
     }
 
-    /// Bytes of memory that it takes until it is stored, at most: its lines, with room to grow or as
-    /// they are copied for each partition, and what is noted of each record: its place in the lines,
-    /// its id, and what may be known of that.
+    /// An upper bound of the memory used until the append is stored: the lines, with spare capacity
+    /// or copied per partition, and the per-record data: positions, ids, and dedup lookups.
     pub fn held_bytes(&self) -> usize {
         const NOTED_BYTES: usize = 128;
         2 * self.lines.len() + NOTED_BYTES * self.records.len()

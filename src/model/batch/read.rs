@@ -1,5 +1,5 @@
-//! Reads the records of a request in one pass over its bytes: `visit` finds the fields, and every
-//! field comes here as the bytes the client sent, to be judged.
+//! Parses the records of a request in one pass over its bytes: `visit` finds the fields, and every
+//! field arrives here as the bytes the client sent, to be validated.
 
 use serde::de::DeserializeSeed;
 use serde_json::Deserializer;
@@ -54,17 +54,17 @@ pub(super) fn ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, In
         }
     }
     if reader.lines.len() == 0 {
-        return Err(Invalid::at("", "the body is empty; expected one record a line"));
+        return Err(Invalid::at("", "the body is empty; expected one record per line"));
     }
     Ok(reader.lines.finish())
 }
 
 fn utf8(body: &[u8]) -> Result<&str, Invalid> {
     let text = std::str::from_utf8(body).map_err(|error| {
-        Invalid::at("", format!("not UTF-8: the byte at {} is out of place", error.valid_up_to()))
+        Invalid::at("", format!("invalid UTF-8 at byte {}", error.valid_up_to()))
     })?;
     if text.starts_with('\u{feff}') {
-        return Err(Invalid::at("", "the body begins with a byte order mark; send it without"));
+        return Err(Invalid::at("", "the body starts with a byte order mark; remove it"));
     }
     Ok(text)
 }

@@ -170,7 +170,7 @@ fn what_is_wrong_with_a_json_body_is_named() {
             "/records/0",
             "not JSON at line 1 column 24: trailing comma".into(),
         ),
-        ("\u{feff}{}", "", "the body begins with a byte order mark; send it without".into()),
+        ("\u{feff}{}", "", "the body starts with a byte order mark; remove it".into()),
     ];
     for (body, pointer, detail) in table {
         println!("{body}");
@@ -203,12 +203,12 @@ fn what_is_wrong_with_a_record_is_named() {
     let table = [
         ("1", "", "expected an object with `value` or `value_base64`, found a number"),
         ("null", "", "expected an object with `value` or `value_base64`, found null"),
-        ("{}", "", "has no value; give `value` or `value_base64`"),
-        (r#"{"value_base64":null}"#, "", "has no value; give `value` or `value_base64`"),
+        ("{}", "", "missing: give `value` or `value_base64`"),
+        (r#"{"value_base64":null}"#, "", "missing: give `value` or `value_base64`"),
         (
             r#"{"value":null,"value_base64":""}"#,
             "",
-            "has both `value` and `value_base64`; give one of them",
+            "give either `value` or `value_base64`, not both",
         ),
         (r#"{"vlaue":1}"#, "/vlaue", &format!("unknown field; {EXPECTED_FIELDS}")),
         (r#"{"a/b~":1}"#, "/a~1b~0", &format!("unknown field; {EXPECTED_FIELDS}")),
@@ -216,36 +216,36 @@ fn what_is_wrong_with_a_record_is_named() {
         (r#"{"key":null,"k\u0065y":"a"}"#, "/key", "given twice"),
         (r#"{"key":1}"#, "/key", "expected a string, found 1"),
         (r#"{"key":{}}"#, "/key", "expected a string, found an object"),
-        (r#"{"key":"\ud800"}"#, "/key", "not Unicode text: an escape is half of a surrogate pair"),
-        (r#"{"id":"\udc00"}"#, "/id", "not Unicode text: an escape is half of a surrogate pair"),
-        (r#"{"id":""}"#, "/id", "an id has 1 to 1024 bytes"),
-        (r#"{"value_base64":"AAE"}"#, "/value_base64", "not standard base64: Invalid padding"),
+        (r#"{"key":"\ud800"}"#, "/key", "invalid Unicode: an escape is half of a surrogate pair"),
+        (r#"{"id":"\udc00"}"#, "/id", "invalid Unicode: an escape is half of a surrogate pair"),
+        (r#"{"id":""}"#, "/id", "an id must be 1 to 1024 bytes"),
+        (r#"{"value_base64":"AAE"}"#, "/value_base64", "invalid standard base64: Invalid padding"),
         (
             r#"{"value_base64":"AA-_"}"#,
             "/value_base64",
-            "not standard base64: Invalid symbol 45, offset 2.",
+            "invalid standard base64: Invalid symbol 45, offset 2.",
         ),
         (
             r#"{"value_base64":"AAF="}"#,
             "/value_base64",
-            "not standard base64: Invalid last symbol 0x46 ('F') at offset 2, decoded as 0b00000101.",
+            "invalid standard base64: Invalid last symbol 0x46 ('F') at offset 2, decoded as 0b00000101.",
         ),
         (
             r#"{"timestamp":"2026-11-21"}"#,
             "/timestamp",
-            "an instant is RFC 3339, such as 2026-11-21T08:00:00.000Z",
+            "an instant must be RFC 3339, such as 2026-11-21T08:00:00.000Z",
         ),
         (r#"{"timestamp":1}"#, "/timestamp", "expected a string, found 1"),
         (
             r#"{"timestamp":"0000-01-01T00:00:00+01:00"}"#,
             "/timestamp",
-            "the year leaves 0000 to 9999 in UTC",
+            "the year must be 0000 to 9999 in UTC",
         ),
         (r#"{"headers":[]}"#, "/headers", "expected an object of strings, found an array"),
         (
             r#"{"headers":{"\ud800":""}}"#,
             "/headers",
-            "a header's name is not Unicode text: an escape is half of a surrogate pair",
+            "a header's name is invalid Unicode: an escape is half of a surrogate pair",
         ),
         (r#"{"headers":{"a":1}}"#, "/headers/a", "expected a string, found 1"),
         (r#"{"headers":{"a":null}}"#, "/headers/a", "expected a string, found null"),
@@ -254,7 +254,7 @@ fn what_is_wrong_with_a_record_is_named() {
         (
             r#"{"headers":{"a":"\ud800x"}}"#,
             "/headers/a",
-            "not Unicode text: an escape is half of a surrogate pair",
+            "invalid Unicode: an escape is half of a surrogate pair",
         ),
     ];
     for (record, below, detail) in table {
@@ -291,7 +291,7 @@ fn ids_have_a_bound_and_so_have_names_in_pointers() {
     let with_id = |bytes| format!(r#"{{"value":1,"id":"{}"}}"#, "i".repeat(bytes));
     batch_of(&with_id(MAX_ID_BYTES));
     let too_long = ndjson(&with_id(MAX_ID_BYTES + 1));
-    refused(too_long, "/records/0/id", "an id has 1 to 1024 bytes");
+    refused(too_long, "/records/0/id", "an id must be 1 to 1024 bytes");
 
     let name = "é".repeat(1000);
     let fault = ndjson(&format!(r#"{{"{name}":1}}"#)).unwrap_err().faults.remove(0);
@@ -311,7 +311,7 @@ fn bytes_that_are_not_utf8_are_refused_anywhere() {
             Batch::from_json(body, None).unwrap_err().faults,
             Batch::from_ndjson(body, None).unwrap_err().faults,
         ] {
-            assert!(faults[0].detail.starts_with("not UTF-8: the byte at "), "{faults:?}");
+            assert!(faults[0].detail.starts_with("invalid UTF-8 at byte "), "{faults:?}");
         }
     }
 }
@@ -331,7 +331,7 @@ fn ndjson_is_one_record_a_line() {
     refused(json(&format!(r#"{{"records":[{read}]}}"#)), "/records/0/offset", &unknown);
     refused(ndjson(r#"{"offset":1,"offset":1,"value":1}"#), "/records/0/offset", "given twice");
 
-    let empty = "the body is empty; expected one record a line";
+    let empty = "the body is empty; expected one record per line";
     let ends = "not JSON at line 3 column 10: it ends inside an object";
     let trailing = "not JSON at line 1 column 12: trailing characters";
     refused(ndjson(""), "", empty);

@@ -1,6 +1,6 @@
-//! The shape of an append: hand-written visitors over serde_json, no tree in between. Every leaf is
-//! captured as `RawValue`, whose scan is iterative, so no depth of nesting exhausts the stack; and a
-//! `RawValue` (unlike an `Option` of one) keeps null apart from absent.
+//! The shape of an append: hand-written visitors over serde_json, without an intermediate tree.
+//! Every leaf is captured as `RawValue`, whose scan is iterative, so that deep nesting cannot
+//! exhaust the stack; and a `RawValue` (unlike an `Option` of one) distinguishes null from absent.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use super::{
 const ENVELOPE_FIELDS: &[&str] =
     &["producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records"];
 
-/// The name of a field: known, and not seen before in its object.
+/// A field name: known, and new in its object.
 struct FieldVisitor<'r, 'a> {
     reader: &'r mut Reader<'a>,
     known: &'static [&'static str],

@@ -1,66 +1,68 @@
-//! Cursors: where a read of several partitions goes on, opaque to clients.
+//! Cursors: the positions of a read of several partitions, opaque to clients.
 //!
-//! A cursor is good for its tenant and one life of its topic or group: these are no part of the
-//! text, but of its checksum. Whatever was mangled, or belongs elsewhere, does not parse. It proves
-//! nothing (its holder could compute another), so what it says is held against the logs.
+//! A cursor is valid for its tenant and one incarnation of its topic or group: these are not in its
+//! text but in its checksum. A damaged cursor, or one of another owner, does not parse. The
+//! checksum is no signature (a client could compute another), so positions are validated against
+//! the logs.
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId};
 
-/// Of what a cursor holds. One of another version does not parse.
+/// The version of the format. Other versions do not parse.
 const VERSION: u8 = 1;
-/// Of groups. Theirs of version 1 say nothing of runs and answers, and are taken for one more release.
+/// The version of group cursors. Version 1, which lacks runs and answers, is accepted for one more
+/// release.
 const GROUP_VERSION: u8 = 2;
 const CHECKSUM_BYTES: usize = 4;
 
-/// Whose a cursor is.
+/// The owner of a cursor.
 #[derive(Clone, Copy)]
 enum Owner {
     Topic(TopicId),
     Group(GroupId),
 }
 
-/// Where a read of all partitions of a topic goes on.
+/// The positions of a topic read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicCursor {
-    /// By partition. Those beyond have come later, and are read from their beginning.
+    /// By partition. Partitions beyond these are new, and are read from their beginning.
     pub positions: Vec<Offset>,
-    /// Which partition has its turn first.
+    /// The partition whose turn is first.
     pub first: usize,
 }
 
-/// Where a member of a group goes on.
+/// The positions of a group member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupCursor {
     /// By log, each once.
     pub positions: Vec<Position>,
-    /// Which of them has its turn first.
+    /// The log whose turn is first.
     pub first: usize,
-    /// The generation of the answer it came with, if that told of partitions to let go of.
+    /// The generation of the answer it came with, if that answer revoked partitions.
     pub told: Option<i64>,
 }
 
-/// Where a member goes on in one partition.
+/// A member's position in one partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     pub log_id: LogId,
     /// The generation in which the member got the partition.
     pub owned_since: i64,
     pub offset: Offset,
-    /// What was committed where the run began of which this is the end (`Some(None)`: nothing). None:
-    /// it came with a cursor that did not say it.
+    /// The committed offset at the start of the run that ends here (`Some(None)`: nothing was
+    /// committed). None: unknown, because the member sent a cursor of the old version.
     pub began: Option<Option<Offset>>,
 }
 
 impl TopicCursor {
-    /// Every partition's beginning.
+    /// Starts at the beginning of every partition.
     pub fn start() -> Self {
         Self { positions: Vec::new(), first: 0 }
     }
 
-    /// Where a partition goes on; none for one that has come later.
+    /// The position of a partition; none if the partition is new.
     pub fn position(&self, partition: Partition) -> Option<Offset> {
         self.positions.get(usize::try_from(partition).ok()?).copied()
     }
@@ -144,7 +146,7 @@ impl Owner {
         }
     }
 
-    /// Of all that makes a cursor: 32 bits.
+    /// The 32-bit checksum over the owner and the contents.
     fn checksum(self, version: u8, tenant: TenantId, body: &[u8]) -> [u8; CHECKSUM_BYTES] {
         let mut hash = Xxh3::new();
         hash.update(&[version, self.kind()]);
@@ -155,7 +157,7 @@ impl Owner {
     }
 }
 
-/// With the sign as the lowest bit, so that what is near 0 is short.
+/// Zigzag encoding: the sign is the lowest bit, so that numbers near 0 are short.
 fn zigzag(number: i64) -> u64 {
     ((number << 1) ^ (number >> 63)) as u64
 }
@@ -164,7 +166,7 @@ fn unzigzag(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
-/// Version and kind, numbers of 7 bits a byte, the lowest first, and the checksum.
+/// Version and kind, then numbers with 7 bits per byte, the lowest first, then the checksum.
 struct Written(Vec<u8>);
 
 impl Written {
@@ -182,7 +184,7 @@ impl Written {
         self.0.push(number as u8);
     }
 
-    /// As the difference from the one before: neighbours are often close.
+    /// Encodes the difference from the previous number: neighbours are often close.
     fn step(&mut self, former: &mut i64, value: i64) {
         self.number(zigzag(value - *former));
         *former = value;
@@ -196,7 +198,7 @@ impl Written {
     }
 }
 
-/// The numbers of a cursor that is whole, and its owner's.
+/// The numbers of a cursor whose checksum and owner match.
 fn unsealed(text: &str, version: u8, tenant: TenantId, owner: Owner) -> Option<Vec<u8>> {
     let mut bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let checksum = bytes.split_off(bytes.len().checked_sub(CHECKSUM_BYTES)?);
@@ -204,7 +206,7 @@ fn unsealed(text: &str, version: u8, tenant: TenantId, owner: Owner) -> Option<V
     (checksum == owner.checksum(version, tenant, body)).then(|| body.to_vec())
 }
 
-/// What is still to be read.
+/// The bytes still to be read.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -243,7 +245,7 @@ impl Rest<'_> {
         }
     }
 
-    /// Where a run began that is at an offset now.
+    /// The start of a run, relative to the current offset.
     fn began(&mut self, offset: Offset) -> Option<Option<Option<Offset>>> {
         let number = match self.number()? {
             0 => return Some(None),

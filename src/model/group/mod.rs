@@ -1,4 +1,4 @@
-//! Groups, their members and their offsets, as a client asks for and sees them.
+//! Groups, their members and their offsets, as clients send and see them.
 
 pub mod view;
 
@@ -9,37 +9,37 @@ use serde::{Deserialize, Serialize};
 
 use super::{Name, Offset, Partition, Timestamp};
 
-/// Most offsets that one commit may hold.
+/// Maximum number of offsets of one commit.
 pub const MAX_OFFSETS: usize = 10_000;
-/// Longest metadata kept with a committed offset, in bytes.
+/// The longest metadata of a committed offset, in bytes.
 pub const MAX_METADATA_BYTES: usize = 4_096;
-/// Most members of one group.
+/// Maximum number of members of a group.
 pub const MAX_MEMBERS: usize = 1_000;
-/// Most topics that one member names.
+/// Maximum number of topics that a member names.
 pub const MAX_TOPICS: usize = 1_000;
-/// Most patterns that a group subscribes with in its life.
+/// Maximum number of patterns that a group ever subscribes with.
 pub const MAX_PATTERNS: usize = 100;
-/// Longest pattern, in bytes.
+/// The longest pattern, in bytes.
 pub const MAX_PATTERN_BYTES: usize = 1_000;
-/// Largest program that a pattern may become.
+/// The largest compiled pattern.
 const MAX_PATTERN_PROGRAM_BYTES: usize = 256 * 1024;
 /// Longest member id, in bytes.
 pub const MAX_MEMBER_ID_BYTES: usize = 255;
 /// Longest `instance_id`, in bytes.
 pub const MAX_INSTANCE_ID_BYTES: usize = MAX_MEMBER_ID_BYTES;
-/// The lease of a member that asks for none, as far as its tenant permits.
+/// The default lease of a member, within the limits of its tenant.
 pub const DEFAULT_SESSION_TIMEOUT_MS: i64 = 45_000;
 
-/// Where a group begins in a partition in which it has committed nothing, or whose committed offset
-/// has been trimmed away.
+/// Where a group starts in a partition without a committed offset, or whose committed offset was
+/// trimmed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AutoOffsetReset {
-    /// At the first record there is.
+    /// At the log start.
     #[default]
     Earliest,
-    /// At the next record to come.
+    /// At the high watermark.
     Latest,
-    /// Nowhere: it is an error.
+    /// Not at all: it is an error.
     Error,
 }
 
@@ -59,24 +59,24 @@ impl AutoOffsetReset {
     }
 }
 
-/// Topics by a regular expression, found anywhere in a name unless anchored. It takes time in
-/// proportion to the name, whatever it says.
+/// A regular expression for topic names, which matches anywhere unless anchored. Its running time
+/// is linear in the name's length.
 #[derive(Clone, Debug)]
 pub struct TopicPattern(Regex);
 
 impl TopicPattern {
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
-            return Err(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes"));
+            return Err(format!("a pattern must be 1 to {MAX_PATTERN_BYTES} bytes"));
         }
         // PostgreSQL's text has none
         if text.contains('\0') {
-            return Err("U+0000 cannot be kept".into());
+            return Err("U+0000 is not allowed".into());
         }
         let built = RegexBuilder::new(text).size_limit(MAX_PATTERN_PROGRAM_BYTES).build();
         let regex = built.map_err(|why| match why {
             regex::Error::CompiledTooBig(_) => "this pattern is too large".to_owned(),
-            why => format!("not a regular expression (RE2 syntax, as Rust's regex): {why}"),
+            why => format!("invalid regular expression (RE2 syntax, as in Rust's regex): {why}"),
         })?;
         Ok(Self(regex))
     }
@@ -98,7 +98,7 @@ impl PartialEq for TopicPattern {
 
 impl Eq for TopicPattern {}
 
-/// What a member subscribes to: both together.
+/// The subscription of a member: topics, a pattern, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subscription {
     pub topics: BTreeSet<Name>,
@@ -111,15 +111,15 @@ impl Subscription {
     }
 }
 
-/// A join as asked for.
+/// The parameters of a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     pub subscription: Subscription,
-    /// The stable name of the member: who joins with it takes the place of the one before.
+    /// The stable name of the member: a join with the same name replaces the earlier member.
     pub instance_id: Option<String>,
     /// None: [`DEFAULT_SESSION_TIMEOUT_MS`].
     pub session_timeout_ms: Option<i64>,
-    /// None: as the group has it.
+    /// None: the group's value.
     pub auto_offset_reset: Option<AutoOffsetReset>,
 }
 
@@ -137,45 +137,45 @@ pub struct Joined {
     pub lease_expires_at: Timestamp,
 }
 
-/// What every answer tells a member.
+/// The state of a member that every answer has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
     pub generation: i64,
-    /// What it owns and keeps.
+    /// The partitions it owns and keeps.
     pub assignment: Partitions,
-    /// What it is to let go of: a call that shows this answer does. Of a fetch also what its cursor
-    /// names and it does not own any more.
+    /// The partitions to release; a call that acknowledges this answer does so. For a fetch also
+    /// those that its cursor names and the member no longer owns.
     pub revoked: Partitions,
 }
 
-/// A member, and the newest generation it knows.
+/// A member, with the newest generation it has seen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     pub member_id: String,
     pub generation: i64,
 }
 
-/// A commit outside of transactions, as asked for: all of it or nothing.
+/// The parameters of a commit outside of transactions, which is all or nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OffsetCommit {
-    /// Member none: the group has no members.
+    /// None: the group must have no members.
     Items { member: Option<Member>, items: Vec<OffsetItem> },
-    /// In all partitions that the cursor of a member's fetch names.
+    /// All partitions named by the cursor of a member's fetch.
     Cursor { member: Member, cursor: String },
 }
 
-/// An offset for a group to go on from in one partition.
+/// An offset to commit in one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetItem {
     pub topic: Name,
     pub partition: Partition,
     pub offset: Offset,
     pub metadata: Option<String>,
-    /// Only if this is the committed offset; `Some(None)`: only if there is none yet.
+    /// Commit only if this is the committed offset; `Some(None)`: only if there is none yet.
     pub expected_offset: Option<Option<Offset>>,
 }
 
-/// Where a group goes on in one partition.
+/// The committed offset of a group in one partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommittedOffset {
     pub topic: Name,

@@ -1,4 +1,4 @@
-//! Groups as those who operate them see and ask for them.
+//! Groups as their operators see and change them.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{AutoOffsetReset, Partitions};
 use crate::model::{Name, Offset, Partition, Timestamp};
 
-/// A group as lists show it.
+/// A group in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSummary {
     pub group: Name,
@@ -39,11 +39,11 @@ pub struct MemberDescription {
     pub session_timeout_ms: i64,
     pub joined_at: Timestamp,
     pub lease_expires_at: Timestamp,
-    /// What it owns.
+    /// The partitions it owns.
     pub assignment: Partitions,
 }
 
-/// A partition that a group has subscribed to or has committed in.
+/// A partition that a group has subscribed to or committed in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceDescription {
     pub topic: Name,
@@ -53,10 +53,10 @@ pub struct PlaceDescription {
     pub committed_at: Option<Timestamp>,
     pub log_start_offset: Offset,
     pub high_watermark: Offset,
-    /// How many records it has still to process; None: it is to begin nowhere.
+    /// The number of records it still has to process; None: it would not start.
     pub lag: Option<i64>,
     pub owner: Option<OwnerDescription>,
-    /// Another member, that is to have it once its owner lets go.
+    /// The member that gets the partition once its owner releases it.
     pub assigned_to: Option<String>,
     pub pin: Option<Pin>,
 }
@@ -66,40 +66,40 @@ pub struct OwnerDescription {
     pub member_id: String,
     /// The generation in which it got the partition.
     pub since: i64,
-    /// When.
+    /// When it got the partition.
     pub at: Option<Timestamp>,
 }
 
-/// A prepared transaction is to commit an offset.
+/// A prepared transaction that will commit an offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     pub transaction_id: Uuid,
     pub since: Option<Timestamp>,
 }
 
-/// Where a group's offsets are to go.
+/// The target of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResetTo {
     Earliest,
     Latest,
     Offset(Offset),
-    /// The first record appended then or later.
+    /// The first record appended at or after this instant.
     Timestamp(Timestamp),
-    /// So many records on from where the group is; back, if negative.
+    /// This many records from the current position; backward if negative.
     By(i64),
 }
 
-/// A reset of a group's offsets, as asked for.
+/// The parameters of a reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetsReset {
-    /// None: all that the group has subscribed to or has committed in.
+    /// None: all that the group has subscribed to or committed in.
     pub topics: Option<BTreeSet<Name>>,
     pub to: ResetTo,
-    /// Only tells what it would do.
+    /// Returns the result without applying it.
     pub dry_run: bool,
 }
 
-/// How far a group is behind in a topic.
+/// The lag of a group in a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lag {
     pub tenant: Name,

@@ -1,5 +1,5 @@
-//! The settings of tenants and topics: one table says all of them. The ranges that are checked, the
-//! answers, the documents and the command line read it.
+//! The settings of tenants and topics in one table, which validation, answers, documents and the
+//! command line read.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ pub struct Setting {
     pub default: Value,
     pub minimum: i64,
     pub maximum: i64,
-    /// It knows "for ever", or "without limit": null.
+    /// Whether null ("unlimited") is allowed.
     pub nullable: bool,
-    /// It is one of these words, and no number.
+    /// The allowed words, for a setting that is not a number.
     pub choices: &'static [&'static str],
-    /// A topic may have its own.
+    /// Whether a topic may have its own value.
     pub of_topics: bool,
     pub help: &'static str,
 }
@@ -24,14 +24,14 @@ pub struct Setting {
 macro_rules! settings {
     ($($key:ident $name:literal $default:tt $least:literal $most:literal $null:literal $topics:literal
         $help:literal;)*) => {
-        /// Which setting.
+        /// The settings by name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Key { $($key),* }
 
         impl Key {
             pub const ALL: &'static [Key] = &[$(Key::$key),*];
 
-            /// Its row of the table.
+            /// The setting's row of the table.
             pub const fn setting(self) -> Setting {
                 match self {
                     $(Key::$key => Setting {
@@ -58,50 +58,50 @@ macro_rules! settings {
 settings! {
     // key                  name                         default     least most            null  topics
     TransactionTimeoutMs    "transaction_timeout_ms"     60_000      1     86_400_000      false false
-        "How long a transaction may stay open, if neither its begin nor its session says.";
+        "The default timeout of transactions, if neither the begin nor the session gives one.";
     MaxTransactionTimeoutMs "max_transaction_timeout_ms" 900_000     1     86_400_000      false false
-        "The longest timeout that a transaction or a session may ask for, and have.";
+        "The longest timeout that a transaction or a session may have.";
     TransactionRetentionMs  "transaction_retention_ms"   604_800_000 1_000 315_360_000_000 false false
         "How long the outcome of a transaction is remembered after its end; older ids are refused.";
     MaxTransactionBatches   "max_transaction_batches"    10_000      1     100_000         false false
-        "Most batches of one transaction: one for every partition of every append.";
+        "Maximum number of batches of a transaction: one per partition of every append.";
     ProducerExpiryMs        "producer_expiry_ms"         604_800_000 1_000 315_360_000_000 true  false
-        "How long a producer without a name may be idle before it is forgotten.";
+        "How long a producer without a name may be idle before it expires.";
     TransactionalIdExpiryMs "transactional_id_expiry_ms" 604_800_000 1_000 315_360_000_000 true  false
-        "How long a producer with a transactional id may be idle before it is forgotten.";
+        "How long a producer with a transactional id may be idle before it expires.";
     DedupWindowMs           "dedup_window_ms"            86_400_000  0     315_360_000_000 true  true
-        "How long ids of records and Idempotency-Keys are remembered; 0: not at all.";
+        "How long record ids and Idempotency-Keys are remembered; 0: they are not.";
     Dedup                   "dedup"                      ["id" "content"] 0 0              false true
-        "What tells that a record is known: its `id`, or its key and value.";
+        "What identifies a duplicate record: its `id`, or its key and value (`content`).";
     RetentionMs             "retention_ms"               604_800_000 1_000 315_360_000_000 true  true
-        "How long records are kept; where `cleanup` is `compact`: those that say a key is gone.";
+        "How long records are kept; with `cleanup` = `compact`: how long tombstones are kept.";
     RetentionBytes          "retention_bytes"            null        1     9_007_199_254_740_991 true true
-        "How many bytes a partition keeps; the oldest records go first.";
+        "Maximum size of a partition in bytes; the oldest records are removed first.";
     Cleanup                 "cleanup"                    ["delete" "compact"] 0 0          false true
-        "Old records are deleted, or all but the last one of each key are.";
+        "`delete` removes old records; `compact` keeps the last record of each key.";
     SessionTimeoutMinMs     "session_timeout_min_ms"     1_000       1     86_400_000      false false
-        "The shortest lease that a member of a group may ask for.";
+        "The shortest lease that a group member may ask for.";
     SessionTimeoutMaxMs     "session_timeout_max_ms"     300_000     1     86_400_000      false false
-        "The longest lease that a member of a group may ask for.";
+        "The longest lease that a group member may ask for.";
     OffsetsExpiryMs         "offsets_expiry_ms"          604_800_000 1_000 315_360_000_000 true  false
-        "How long a group without members keeps its committed offsets after the last of them.";
+        "How long a group without members keeps its offsets after the last commit.";
     MaxBatchRecords         "max_batch_records"          1_000       1     100_000         false true
-        "Most records of one append.";
+        "Maximum number of records of an append.";
     MaxBatchBytes           "max_batch_bytes"            1_048_576   1     16_777_216      false true
-        "Most bytes of one append.";
+        "Maximum size of an append in bytes.";
     MaxRecordBytes          "max_record_bytes"           1_048_576   1     16_777_216      false true
-        "Most bytes of one record.";
+        "Maximum size of a record in bytes.";
     MaxTopics               "max_topics"                 1_000       0     100_000         false false
-        "Most topics of the tenant.";
+        "Maximum number of topics of the tenant.";
     MaxPartitions           "max_partitions"             10_000      0     1_000_000       false false
-        "Most partitions of all topics of the tenant together.";
+        "Maximum number of partitions of all topics of the tenant.";
 }
 
-/// What a setting says.
+/// The value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
     Number(i64),
-    /// null: for ever, without limit.
+    /// Null: unlimited.
     Unlimited,
     /// One of the words of the setting.
     Choice(&'static str),
@@ -110,27 +110,27 @@ pub enum Value {
 /// A change of one setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// No value of its own any more.
+    /// Removes the own value.
     Default,
     Set(Value),
 }
 
-/// A merge patch: what is absent stays.
+/// A merge patch: absent settings stay.
 pub type Changes = BTreeMap<Key, Change>;
 
-/// What a tenant, or a topic, has of its own.
+/// The own values of a tenant or a topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnSettings {
     pub values: BTreeMap<Key, Value>,
-    /// What an operator lets the values be at most, a tenant's and its topics'. Topics have none.
+    /// The maxima that an operator sets for a tenant and its topics; empty for topics.
     pub maxima: Maxima,
 }
 
-/// The largest values that an operator lets settings of a tenant have; words have none.
+/// The largest values that an operator allows; settings with words have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maxima(pub BTreeMap<Key, i64>);
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     Default,
@@ -138,15 +138,15 @@ pub enum Origin {
     Tenant,
 }
 
-/// A tenant's settings, all of them, in the order of the table.
+/// All settings of a tenant, in the order of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// Grows with every change.
+    /// Increases with every change.
     pub version: i64,
     pub in_force: Vec<InForce>,
 }
 
-/// One setting as it holds.
+/// The effective value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InForce {
     pub key: Key,
@@ -164,31 +164,31 @@ impl Key {
         Self::ALL.iter().copied().find(|key| key.name() == name)
     }
 
-    /// Those that are no words, and so have maxima.
+    /// The settings with numbers, which can have maxima.
     pub fn numbers() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|key| key.setting().choices.is_empty())
     }
 
-    /// The word of the setting that this text is.
+    /// Parses a word of the setting.
     pub fn choice(self, text: &str) -> Option<Value> {
         let choices = self.setting().choices.iter();
         choices.copied().find(|choice| *choice == text).map(Value::Choice)
     }
 
-    /// Those that a topic may have of its own.
+    /// The settings that a topic may override.
     pub fn of_topics() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|key| key.setting().of_topics)
     }
 
-    /// Whether the setting may have this value; if not, why.
+    /// Returns why the setting may not have this value, if so.
     pub fn check(self, value: Value) -> Result<(), String> {
         let Setting { minimum, maximum, nullable, choices, .. } = self.setting();
         match value {
             Value::Choice(choice) if choices.contains(&choice) => Ok(()),
-            _ if !choices.is_empty() => Err(format!("it is one of {}", choices.join(", "))),
-            Value::Choice(_) => Err("it is a number".into()),
+            _ if !choices.is_empty() => Err(format!("expected one of {}", choices.join(", "))),
+            Value::Choice(_) => Err("expected a number".into()),
             Value::Unlimited if nullable => Ok(()),
-            Value::Unlimited => Err("null is no value of this setting; \"default\" is".into()),
+            Value::Unlimited => Err("null is not allowed; \"default\" removes the value".into()),
             Value::Number(number) if (minimum..=maximum).contains(&number) => Ok(()),
             Value::Number(number) => Err(format!("{number} is outside of {minimum} to {maximum}")),
         }
@@ -196,7 +196,7 @@ impl Key {
 }
 
 impl Value {
-    /// No limit is more than any maximum; a word is never too much.
+    /// Unlimited exceeds every maximum; a word exceeds none.
     pub fn exceeds(self, maximum: i64) -> bool {
         match self {
             Value::Number(number) => number > maximum,
@@ -205,7 +205,7 @@ impl Value {
         }
     }
 
-    /// None: no limit.
+    /// None means unlimited.
     pub fn number(self) -> Option<i64> {
         match self {
             Value::Number(number) => Some(number),
@@ -234,7 +234,7 @@ impl Serialize for Value {
     }
 }
 
-/// The values alone: maxima are stored and answered beside them.
+/// The values alone; maxima are stored and answered separately.
 impl Serialize for OwnSettings {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         by_name(&self.values, to)
@@ -255,7 +255,7 @@ fn by_name<S: Serializer>(each: &BTreeMap<Key, impl Serialize>, to: S) -> Result
     map.end()
 }
 
-/// As they are stored. A name that only newer replicas know is passed over.
+/// Reads the stored form. Names that only newer replicas know are skipped.
 impl<'de> Deserialize<'de> for OwnSettings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let stored = BTreeMap::<String, serde_json::Value>::deserialize(from)?;
@@ -275,7 +275,7 @@ impl<'de> Deserialize<'de> for OwnSettings {
     }
 }
 
-/// As they are stored.
+/// The stored form.
 impl<'de> Deserialize<'de> for Maxima {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let stored = BTreeMap::<String, i64>::deserialize(from)?;
@@ -295,7 +295,7 @@ impl std::fmt::Display for Value {
 }
 
 impl TenantSettings {
-    /// A strong validator: another one whenever what is answered is another.
+    /// A strong validator, which changes whenever the answer does.
     pub fn etag(&self) -> String {
         let words: String = self
             .in_force
@@ -306,10 +306,10 @@ impl TenantSettings {
     }
 }
 
-/// What `If-Match` asks for.
+/// The condition of `If-Match`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IfMatch {
-    /// `*`: whatever is there.
+    /// `*`: any state.
     Any,
     /// One of these strong validators.
     OneOf(Vec<String>),

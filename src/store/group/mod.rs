@@ -111,7 +111,7 @@ pub fn stored_pattern(text: &str) -> Result<TopicPattern, Error> {
 
 pub fn stored_reset(text: &str) -> Result<AutoOffsetReset, Error> {
     let known = AutoOffsetReset::parse(text);
-    known.ok_or_else(|| Error::Unexpected(format!("an auto_offset_reset is {text:?}")))
+    known.ok_or_else(|| Error::Unexpected(format!("unknown auto_offset_reset {text:?}")))
 }
 
 /// `patterns`: all that there are, made once.
@@ -196,7 +196,7 @@ fn starts_text(starts: Starts) -> &'static str {
 
 pub fn stored_starts(text: &str) -> Result<Starts, Error> {
     let known = [Starts::Reset, Starts::Earliest].into_iter().find(|s| starts_text(*s) == text);
-    known.ok_or_else(|| Error::Unexpected(format!("a group starts at {text:?}")))
+    known.ok_or_else(|| Error::Unexpected(format!("unknown start of a group {text:?}")))
 }
 
 /// The partitions of these topics, or of all.

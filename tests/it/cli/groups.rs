@@ -73,7 +73,7 @@ async fn a_group_is_deleted_when_that_is_meant() {
 #[tokio::test]
 async fn wrong_usage_is_told_before_a_server_is_asked() {
     let table: [(&[&str], &str); 6] = [
-        (&["describe", "a b"], "a name is"),
+        (&["describe", "a b"], "a name must be"),
         (&["reset", "g"], "--to"),
         (&["reset", "g", "--to", "earliest", "--by", "1"], "cannot be used with"),
         (&["reset", "g", "--to", "newest"], "give earliest, latest, an offset, or an instant"),

@@ -52,7 +52,7 @@ async fn a_suspended_tenant_learns_why_it_is_refused() {
     let shown = run(client(&url, &["settings", "show"])).await.lines();
     assert_eq!(shown[0]["origins"]["max_topics"], "operator");
     let above = run(client(&url, &["settings", "set", "max_topics=6"])).await;
-    assert!(above.failed(1).contains("6 is above 5, the operator's maximum"), "{above:?}");
+    assert!(above.failed(1).contains("6 exceeds 5, the operator's maximum"), "{above:?}");
     run(client(&url, &["tenant", "suspend", "default"])).await.lines();
     let refused = run(client(&url, &["topic", "list"])).await;
     let told = refused.failed(1);
@@ -62,7 +62,7 @@ async fn a_suspended_tenant_learns_why_it_is_refused() {
 #[tokio::test]
 async fn wrong_usage_is_told_before_a_server_is_asked() {
     let table: [(&[&str], &str); 7] = [
-        (&["show", "a b"], "a name is"),
+        (&["show", "a b"], "a name must be"),
         (&["set", "acme"], "KEY=MAXIMUM"),
         (&["set", "acme", "max_topics"], "KEY=VALUE"),
         (&["set", "acme", "max_topic=1"], "max_topic is none of"),

@@ -394,7 +394,7 @@ async fn an_operator_sees_transactions_and_ends_what_is_stuck() {
 
     let refused = txn("commit", &ongoing).await;
     let told = refused.failed(1);
-    assert!(told.contains("an operator commits what is prepared"), "{told}");
+    assert!(told.contains("an operator can commit only prepared transactions"), "{told}");
     assert!(told.contains(&format!("`oncelog txn abort {ongoing}`")), "{told}");
     for done in ["is aborted", "was aborted before (operator)"] {
         let aborted = txn("abort", &ongoing).await;

@@ -260,7 +260,7 @@ async fn nothing_is_above_the_operators_maxima() {
     let above = json!({"max_topics": 6, "retention_ms": null, "max_partitions": 9});
     let refused = patch(above).await;
     refused.invalid(&["/retention_ms", "/max_topics"]);
-    let why = "null is above 9000, the operator's maximum for this tenant";
+    let why = "null exceeds 9000, the operator's maximum for this tenant";
     assert_eq!(refused.json()["errors"][0]["detail"], why);
     assert_eq!(of(&server.get(SETTINGS).await, "max_partitions").1, "default");
     let at_most = patch(json!({"max_topics": 5, "retention_ms": 8_999})).await;

@@ -242,7 +242,7 @@ async fn without_tokens_the_one_tenant_can_be_suspended_and_resumed() {
     server.topic("orders", 1).await;
     server.patch(&path("default")).json(json!({"suspended": true})).await.ok();
     let problem = server.get("/v1/topics").await.refused(Code::Forbidden);
-    let why = "Tenant default is suspended: an operator has to resume it before anything of it is served.";
+    let why = "Tenant default is suspended. Its requests are refused until an operator resumes it.";
     assert_eq!(problem["detail"], why);
     server.patch(&path("default")).json(json!({"suspended": false})).await.ok();
     server.get("/v1/topics").await.ok();
@@ -276,7 +276,7 @@ async fn a_deleted_tenant_refuses_until_it_is_gone_and_made_anew() {
     for method in ["PUT", "PATCH"] {
         let problem = call(method).await.refused(Code::TenantNotFound);
         let why =
-            "Tenant acme is deleted: what it had is being removed. Its name is free after that.";
+            "Tenant acme is deleted and its data is being removed. The name is free afterwards.";
         assert_eq!(problem["detail"], why);
     }
     here.sql("delete from oncelog.tenants where name = 'acme'").await;

@@ -230,7 +230,7 @@ fn a_cluster_of_another_major_is_refused() {
     fs::DirBuilder::new().mode(0o755).create(dir.path().join("pg")).unwrap();
     fs::write(dir.path().join("pg/PG_VERSION"), "99\n").unwrap();
     let refusal = Embedded::start(dir.path(), &[]).unwrap_err().to_string();
-    assert!(refusal.contains("made by PostgreSQL 99, which is not installed"), "{refusal}");
+    assert!(refusal.contains("created by PostgreSQL 99, which is not installed"), "{refusal}");
     assert!(refusal.contains("postgresql-99"), "{refusal}");
 }
 

@@ -1,7 +1,7 @@
-//! Permission is an extractor: the only way to the broker leads through one, so a handler that
-//! forgot to ask cannot be written.
+//! Permission is an extractor: a handler reaches the broker only through one, so a handler that
+//! forgets to ask cannot be written.
 //!
-//! Checks come in the documented order: token, scope, the names in the path, their patterns.
+//! Checks run in the documented order: token, scope, names in the path, name patterns.
 
 mod paths;
 mod transaction_end;
@@ -38,19 +38,19 @@ pub struct AppState {
     metrics: Arc<Exposition>,
 }
 
-/// What is judged before the broker is asked.
+/// Everything that is checked before the broker is called.
 pub struct Admission {
     pub keys: Keys,
     pub limits: Limits,
-    /// What requests hold in memory, until their work is done.
+    /// Memory held by requests until their work is done.
     pub requests: Budget,
-    /// What answers hold in memory, until the client has taken them.
+    /// Memory held by responses until the client has read them.
     pub answers: Budget,
     pub request_bytes: Counter,
     pub body_duration: Histogram,
 }
 
-/// An answer that counts until the last of its bytes has left.
+/// A response body that holds its memory reservation until its last byte is sent.
 pub struct HeldAnswer {
     body: Vec<u8>,
     _held: Taken,
@@ -76,7 +76,7 @@ impl Admission {
         Self { keys, limits, requests, answers, request_bytes, body_duration }
     }
 
-    /// Sets the gauges that are read, not counted.
+    /// Sets the gauges that are sampled at scrape time.
     fn measure(&self) {
         for (held, budget) in [("requests", &self.requests), ("answers", &self.answers)] {
             let bytes = budget.held_bytes() as f64;
@@ -84,7 +84,8 @@ impl Admission {
         }
     }
 
-    /// Writes an answer of about `size_bytes`, if clients are not behind with too many already.
+    /// Writes a response of about `size_bytes`, unless responses to slow clients already take all
+    /// the memory.
     pub fn answer(
         &self,
         size_bytes: usize,
@@ -93,7 +94,7 @@ impl Admission {
         let held = self.answers.take(size_bytes).ok_or_else(|| {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "answer_bytes")
                 .increment(1);
-            Error::new(Code::Unavailable, "Too many answers are on their way to slow clients.")
+            Error::new(Code::Unavailable, "Too many responses are waiting for slow clients; retry.")
         })?;
         Ok(HeldAnswer::bytes(body(), held))
     }
@@ -116,12 +117,12 @@ impl AppState {
         Self { broker, gate, render_metrics, metrics: Arc::default() }
     }
 
-    /// What answers take is counted outside of all routes.
+    /// The memory budget of responses, which layers outside of all routes also use.
     pub fn answers(&self) -> Budget {
         self.gate.answers.clone()
     }
 
-    /// For probes, which carry no token.
+    /// Access for probes, which carry no token.
     pub async fn ready(&self) -> Result<(), Error> {
         self.accept()?;
         self.broker.ready().await
@@ -136,13 +137,13 @@ impl AppState {
         self.metrics.page(render).await
     }
 
-    /// The tenant of an admitted request, if it is served.
+    /// The tenant of an admitted request, unless it is suspended or deleted.
     async fn enter(&self, grant: &Grant) -> Result<TenantId, Error> {
         self.accept()?;
         self.broker.tenant(&grant.tenant).await
     }
 
-    /// A draining replica takes no more requests.
+    /// Refuses requests while this replica drains.
     fn accept(&self) -> Result<(), Error> {
         if self.broker.draining() { Err(draining()) } else { Ok(()) }
     }
@@ -152,7 +153,7 @@ fn draining() -> Error {
     Error::new(Code::Draining, "This replica is shutting down; send the same request again.")
 }
 
-/// Which words of a token's scope open an operation; one is enough.
+/// The scope words that permit an operation; one of them is enough.
 pub trait Permission: Send + Sync + 'static {
     const ANY_OF: &'static [Word];
 }
@@ -161,9 +162,9 @@ pub struct Admin;
 pub struct Produce;
 pub struct Consume;
 pub struct Group;
-/// Seeing that a topic exists: whoever may do anything with it.
+/// Permits seeing a topic: any word that allows work with it.
 pub struct See;
-/// Seeing how transactions stand: whoever may begin or end one.
+/// Permits seeing transactions: any word that allows beginning or ending one.
 pub struct SeeTransactions;
 
 impl Permission for Admin {
@@ -187,14 +188,14 @@ impl Permission for SeeTransactions {
 }
 
 impl Grant {
-    /// Permission for a name that is not the path's.
+    /// Permission for a name that is not in the path.
     pub fn demand(&self, word: Word, name: &Name) -> Result<(), Error> {
         let any_of = &[word];
         if self.covers(any_of, name) { Ok(()) } else { Err(forbidden(any_of, Some(name))) }
     }
 }
 
-/// Access to the tenant; patterns of scopes narrow topics, or groups, only.
+/// Access to the tenant; scope patterns restrict topics or groups only.
 pub struct Access<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
@@ -203,7 +204,7 @@ pub struct Access<P> {
 }
 
 impl<P: Permission> Access<P> {
-    /// Whether the permission reaches this topic, or group.
+    /// Whether the permission covers this topic or group.
     pub fn covers(&self, name: &Name) -> bool {
         self.grant.covers(P::ANY_OF, name)
     }
@@ -219,7 +220,7 @@ impl<P: Permission> FromRequestParts<AppState> for Access<P> {
     }
 }
 
-/// Access to what concerns the whole tenant: a scope narrowed to some topics does not open it.
+/// Access to the whole tenant: a scope restricted to some topics is not enough.
 pub struct TenantAccess<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
@@ -239,8 +240,8 @@ impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
     }
 }
 
-/// Access to all tenants. Whatever tenant the token names, be it suspended or unknown: operators do
-/// not lock themselves out.
+/// Access to all tenants. The tenant in the token may be suspended or unknown, so operators cannot
+/// lock themselves out.
 pub struct OperatorAccess {
     pub broker: Arc<Broker>,
 }
@@ -301,7 +302,7 @@ async fn admit(gate: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<G
     if grant.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 
-/// The name is that of the topic or group in the path.
+/// Parses the name of the topic or group in the path.
 async fn admit_to(
     gate: &Admission,
     parts: &mut Parts,
@@ -317,7 +318,7 @@ async fn admit_to(
     Ok((grant, name))
 }
 
-/// `required_scope` names the narrowest scopes that would do; any of them.
+/// `required_scope` lists the narrowest scopes that would suffice; any one of them is enough.
 fn forbidden(any_of: &[Word], name: Option<&Name>) -> Error {
     let scope = |word: &Word| match name {
         Some(name) => format!("{}:{name}", word.as_str()),

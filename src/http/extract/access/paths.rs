@@ -1,4 +1,4 @@
-//! What stands in the path, beside the topic.
+//! Path parameters other than the topic.
 
 use std::str::FromStr;
 
@@ -20,12 +20,12 @@ pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Err
     let pointer = || format!("/path/{name}");
     let segments = RawPathParams::from_request_parts(parts, &())
         .await
-        .map_err(|_| Invalid::at(pointer(), "malformed percent-encoding or not UTF-8"))?;
+        .map_err(|_| Invalid::at(pointer(), "malformed percent-encoding or invalid UTF-8"))?;
     let found = segments.iter().find(|(key, _)| *key == name);
     Ok(found.ok_or_else(|| Invalid::at(pointer(), "missing"))?.1.to_owned())
 }
 
-/// `{partition}` of the path.
+/// The `{partition}` of the path.
 pub struct PartitionPath(pub Partition);
 
 impl<S: Sync> FromRequestParts<S> for PartitionPath {
@@ -34,12 +34,12 @@ impl<S: Sync> FromRequestParts<S> for PartitionPath {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let text = segment(parts, "partition").await?;
         let partition = canonical(&text).and_then(|_| Partition::from_str(&text).ok());
-        let why = "a partition is a number from 0, without leading zeros";
+        let why = "a partition must be an integer from 0, without leading zeros";
         Ok(Self(partition.ok_or_else(|| Invalid::at("/path/partition", why))?))
     }
 }
 
-/// `{producer_id}` of the path.
+/// The `{producer_id}` of the path.
 pub struct ProducerPath(pub ProducerId);
 
 impl<S: Sync> FromRequestParts<S> for ProducerPath {
@@ -47,13 +47,13 @@ impl<S: Sync> FromRequestParts<S> for ProducerPath {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let text = segment(parts, "producer_id").await?;
-        let why = "a producer id is an integer below 2^53";
+        let why = "a producer id must be an integer below 2^53";
         let id = canonical(&text).ok_or_else(|| Invalid::at("/path/producer_id", why))?;
         Ok(Self(ProducerId(id)))
     }
 }
 
-/// `{member_id}` of the path.
+/// The `{member_id}` of the path.
 pub struct MemberPath(pub String);
 
 impl<S: Sync> FromRequestParts<S> for MemberPath {
@@ -63,14 +63,14 @@ impl<S: Sync> FromRequestParts<S> for MemberPath {
         let text = segment(parts, "member_id").await?;
         // PostgreSQL's text has no U+0000
         if text.len() > MAX_MEMBER_ID_BYTES || text.contains('\0') {
-            let why = format!("a member id has 1 to {MAX_MEMBER_ID_BYTES} bytes, none of them 0");
+            let why = format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
             return Err(Invalid::at("/path/member_id", why).into());
         }
         Ok(Self(text))
     }
 }
 
-/// `{tenant}` of the path.
+/// The `{tenant}` of the path.
 pub struct TenantPath(pub Name);
 
 impl<S: Sync> FromRequestParts<S> for TenantPath {
@@ -82,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for TenantPath {
     }
 }
 
-/// `{transaction_id}` of the path.
+/// The `{transaction_id}` of the path.
 pub struct TransactionPath(pub Uuid);
 
 impl<S: Sync> FromRequestParts<S> for TransactionPath {

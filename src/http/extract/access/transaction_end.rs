@@ -1,4 +1,4 @@
-//! Access to the end of a transaction, which is its client's or an operator's.
+//! Access to ending a transaction, as its client or as an operator.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ const OPERATE: &[Word] = &[Word::Operator];
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EndQuery {
-    /// As an operator, whose scope it needs: whatever session began the transaction, none is named.
+    /// Acts as an operator, which needs the `operator` scope; name no session, even if one began the
+    /// transaction.
     #[serde(rename = "as")]
     #[param(inline)]
     role: Option<Role>,
@@ -34,7 +35,7 @@ enum Role {
     Operator,
 }
 
-/// Access as the request asks for it: a client's, or with `?as=operator` an operator's.
+/// Access as the request asks for it: as a client, or with `?as=operator` as an operator.
 pub struct EndAccess {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
@@ -43,7 +44,8 @@ pub struct EndAccess {
 }
 
 impl EndAccess {
-    /// Whether an operator asks; a malformed query is refused in its turn, which is not the scope's.
+    /// Whether the request asks for operator access. A malformed query is refused later, not by the
+    /// scope check.
     pub fn by_operator(&self) -> Result<bool, Invalid> {
         let asked = self.asked.as_ref().map_err(Invalid::clone)?;
         Ok(asked.role.is_some())

@@ -1,7 +1,7 @@
 //! Tokens: who calls, and what the caller may do.
 //!
-//! A token is a JWT of one issuer for this audience. The algorithm belongs to the key, never to
-//! the token. A verified token is remembered by its SHA-256, so that a signature is checked once.
+//! A token is a JWT of one issuer for this audience. The algorithm comes from the key, never from
+//! the token. A verified token is cached by its SHA-256, so that its signature is checked once.
 
 use std::{
     sync::Arc,
@@ -24,21 +24,21 @@ use crate::{
     model::{Code, Name, Pattern},
 };
 
-/// Clocks of issuers may be off by this much.
+/// Allowed clock skew of issuers.
 const LEEWAY_S: u64 = 5;
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 const REMEMBERED_TOKENS: u64 = 10_000;
-/// RFC 7518, 3.2: a key at least as long as the hash.
+/// Minimum secret length: a key at least as long as the hash (RFC 7518, 3.2).
 const MIN_SECRET_BYTES: usize = 32;
 
-/// What tokens are checked against.
+/// The keys that tokens are checked against.
 pub struct Keys {
     mode: Mode,
     verified: Cache<[u8; 32], Arc<Grant>>,
 }
 
 enum Mode {
-    /// Embedded: whoever reaches the port may do everything, as tenant `default`.
+    /// Embedded mode: anybody who reaches the port may do everything, as tenant `default`.
     Open(Arc<Grant>),
     Signed(Vec<VerificationKey>),
 }
@@ -50,26 +50,26 @@ struct VerificationKey {
 }
 
 impl Keys {
-    /// No token is looked at.
+    /// Accepts all requests without looking at tokens.
     pub fn open() -> Result<Self, String> {
         let tenant = Name::parse("default")?;
         let scopes = Word::ALL.iter().map(|word| (*word, None)).collect();
         Ok(Self::of(Mode::Open(Arc::new(Grant { tenant, scopes, expires_at_s: u64::MAX }))))
     }
 
-    /// One shared secret, for small set-ups.
+    /// Uses one shared secret, for small installations.
     pub fn hs256(secret: &SecretString, audience: &str, issuer: &str) -> Result<Self, String> {
         let secret = secret.expose_secret().as_bytes();
         if secret.len() < MIN_SECRET_BYTES {
-            return Err(format!("an HS256 secret has at least {MIN_SECRET_BYTES} bytes"));
+            return Err(format!("an HS256 secret must have at least {MIN_SECRET_BYTES} bytes"));
         }
         let validation = validation(Algorithm::HS256, audience, issuer);
         let key = VerificationKey { kid: None, key: DecodingKey::from_secret(secret), validation };
         Ok(Self::of(Mode::Signed(vec![key])))
     }
 
-    /// The public keys of an issuer (RFC 7517). Keys of other kinds and for other uses are left
-    /// out; none left is an error.
+    /// Uses the public keys of an issuer (RFC 7517). Keys of other kinds or for other uses are
+    /// ignored; if none is left, that is an error.
     pub fn jwks(document: &str, audience: &str, issuer: &str) -> Result<Self, String> {
         let set: JwkSet =
             serde_json::from_str(document).map_err(|error| format!("not a JWKS: {error}"))?;
@@ -78,7 +78,7 @@ impl Keys {
             let Some(algorithm) = algorithm(jwk) else { continue };
             let kid = jwk.common.key_id.clone();
             if keys.iter().any(|key| key.kid == kid) {
-                return Err(format!("two keys of the JWKS have the kid {kid:?}"));
+                return Err(format!("the JWKS has two keys with kid {kid:?}"));
             }
             let key = DecodingKey::from_jwk(jwk)
                 .map_err(|error| format!("key {kid:?} of the JWKS: {error}"))?;
@@ -102,7 +102,7 @@ impl Keys {
         Self { mode, verified }
     }
 
-    /// What the request's token grants.
+    /// Returns what the request's token permits.
     pub async fn grant(&self, headers: &HeaderMap) -> Result<Arc<Grant>, Error> {
         let keys = match &self.mode {
             Mode::Open(grant) => return Ok(grant.clone()),
@@ -123,7 +123,7 @@ impl Keys {
     }
 }
 
-/// The algorithm a key is for: its own word, or the one its type allows.
+/// The algorithm of a key: the one it names, or the only one its type allows.
 fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
     let implied = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
@@ -154,11 +154,11 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Error> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (first, second) = (values.next(), values.next());
     let Some(first) = first else {
-        return Err(unauthenticated("A bearer token is needed: Authorization: Bearer <JWT>."));
+        return Err(unauthenticated("A bearer token is required: Authorization: Bearer <JWT>."));
     };
     let token = match (first.to_str().ok().and_then(|text| text.split_once(' ')), second) {
         (Some((scheme, token)), None) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
-        _ => return Err(unauthenticated("There must be one Authorization header: Bearer <JWT>.")),
+        _ => return Err(unauthenticated("Expected one Authorization header: Bearer <JWT>.")),
     };
     if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
         return Err(unauthenticated("The bearer token is empty or too long."));
@@ -168,7 +168,7 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Error> {
 
 #[derive(Deserialize)]
 struct Claims {
-    /// Some issuers write fractions. (That it is there is checked by its validation.)
+    /// Some issuers write fractions. (The JWT validation already requires the claim.)
     #[serde(default)]
     exp: f64,
     tenant: Option<String>,
@@ -178,36 +178,36 @@ struct Claims {
 
 fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
     let header = jsonwebtoken::decode_header(token)
-        .map_err(|_| unauthenticated("The token is not a JWT of a known kind."))?;
+        .map_err(|_| unauthenticated("The token is not a supported JWT."))?;
     let named = |key: &&VerificationKey| key.kid.is_some() && key.kid == header.kid;
     // A lone key answers tokens without kid, and the nameless shared secret answers all.
     let key = match keys {
         [only] if header.kid.is_none() || only.kid.is_none() => Some(only),
         _ => keys.iter().find(named),
     };
-    let key = key.ok_or_else(|| unauthenticated("The token's kid names no key of this server."))?;
+    let key = key.ok_or_else(|| unauthenticated("The token's kid names an unknown key."))?;
     let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &key.validation);
     let claims = decoded.map_err(|error| unauthenticated(fault(error.kind())))?.claims;
     let Some(Ok(tenant)) = claims.tenant.as_deref().map(Name::parse) else {
-        return Err(unauthenticated("The token's claim tenant is missing or no legal name."));
+        return Err(unauthenticated("The token's tenant claim is missing or not a valid name."));
     };
     let scopes = claims.scope.split_ascii_whitespace().filter_map(scope).collect();
     Ok(Grant { tenant, scopes, expires_at_s: claims.exp as u64 })
 }
 
-/// What is wrong, without a word of the token.
+/// Says what is wrong without quoting the token.
 fn fault(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::ExpiredSignature => "The token has expired.",
         ErrorKind::ImmatureSignature => "The token is not valid yet (nbf).",
         ErrorKind::InvalidAudience => "The token is for another audience (aud).",
         ErrorKind::InvalidIssuer => "The token is from another issuer (iss).",
-        ErrorKind::InvalidSignature => "The token's signature is not valid.",
-        ErrorKind::InvalidAlgorithm => "The token's alg is not the one of its key.",
+        ErrorKind::InvalidSignature => "The token's signature is invalid.",
+        ErrorKind::InvalidAlgorithm => "The token's alg does not match its key.",
         ErrorKind::MissingRequiredClaim(claim) => match claim.as_str() {
-            "aud" => "The token lacks the claim aud.",
-            "iss" => "The token lacks the claim iss.",
-            _ => "The token lacks the claim exp.",
+            "aud" => "The token lacks the aud claim.",
+            "iss" => "The token lacks the iss claim.",
+            _ => "The token lacks the exp claim.",
         },
         ErrorKind::Json(_) => "A claim of the token has the wrong type.",
         _ => "The token is malformed.",
@@ -222,7 +222,7 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The words of the claim `scope`.
+/// The words of the `scope` claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Produce,
@@ -247,7 +247,7 @@ impl Word {
     }
 }
 
-/// `produce` or `produce:orders.*`; words of others are none of our business.
+/// `produce` or `produce:orders.*`; unknown words belong to other services and are ignored.
 fn scope(text: &str) -> Option<(Word, Option<Pattern>)> {
     let (word, pattern) = match text.split_once(':') {
         Some((_, "")) => return None,
@@ -258,7 +258,7 @@ fn scope(text: &str) -> Option<(Word, Option<Pattern>)> {
     Some((*word, pattern))
 }
 
-/// What a verified token permits.
+/// The permissions of a verified token.
 #[derive(Debug)]
 pub struct Grant {
     pub tenant: Name,
@@ -267,17 +267,17 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// One of these words, on some name.
+    /// Whether it has one of these words, for any name.
     pub fn has(&self, any_of: &[Word]) -> bool {
         self.scopes.iter().any(|(word, _)| any_of.contains(word))
     }
 
-    /// One of these words, on every name: a word narrowed to a pattern is none.
+    /// Whether it has one of these words for all names: a word with a pattern does not count.
     pub fn has_whole(&self, any_of: &[Word]) -> bool {
         self.scopes.iter().any(|(word, pattern)| any_of.contains(word) && pattern.is_none())
     }
 
-    /// One of these words, on this name.
+    /// Whether it has one of these words for this name.
     pub fn covers(&self, any_of: &[Word], name: &Name) -> bool {
         self.scopes.iter().any(|(word, pattern)| {
             any_of.contains(word) && pattern.as_ref().is_none_or(|pattern| pattern.covers(name))

@@ -1,8 +1,8 @@
-//! Request bodies: typed, decoded and counted on their way in.
+//! Request bodies: their type checked, decompressed and counted as they arrive.
 //!
-//! The order is the documented one: media type, size, shape. A body is read under three bounds:
-//! its own decompressed size, a deadline over all of it, and a budget of bytes that all bodies
-//! share until their handlers are done. Nothing is done with half a body.
+//! The order of checks is the documented one: media type, size, shape. Three limits apply to a
+//! body: its decompressed size, a deadline for all of it, and a memory budget that all bodies share
+//! until their handlers are done. An incomplete body is never processed.
 
 use std::{
     collections::BTreeMap,
@@ -48,13 +48,13 @@ use crate::{
 
 /// RFC 9659: a zstd stream over HTTP needs a window of at most 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
-/// How much is decompressed at a time.
+/// Bytes decompressed at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A JSON object (an empty body is `{}`), with no parameters beside it.
+/// A JSON object (an empty body counts as `{}`), without query parameters.
 pub struct JsonBody<T> {
     pub body: T,
-    /// The bytes count until the handler is done with what was made of them.
+    /// The memory reservation, held until the handler is done with what it parsed.
     _held: Taken,
 }
 
@@ -75,7 +75,7 @@ where
     }
 }
 
-/// The same, of a call that may carry an `Idempotency-Key`.
+/// A JSON object of a call that may carry an `Idempotency-Key`.
 pub struct KeyedBody<T> {
     pub body: T,
     pub idempotency_key: Option<IdempotencyKey>,
@@ -100,7 +100,7 @@ where
 }
 
 impl<T: Serialize> KeyedBody<T> {
-    /// The key as it is remembered: of a POST to `path` that asks for the same. (Null is absent.)
+    /// The stored form of the key, for a POST to `path` with this request. (Null counts as absent.)
     pub fn request_key(&self, path: &str) -> Result<Option<RequestKey>, Error> {
         let Some(key) = &self.idempotency_key else { return Ok(None) };
         let payload = serde_json::to_value(&self.body).and_then(|body| {
@@ -113,7 +113,7 @@ impl<T: Serialize> KeyedBody<T> {
     }
 }
 
-/// A body that may have records in it: it is parsed where it lies.
+/// A body that may contain records; it is parsed in place.
 pub struct Sent {
     received: Received,
     query: Option<String>,
@@ -145,7 +145,7 @@ impl Sent {
         self.received.text()
     }
 
-    /// A JSON object; an empty body is `{}`.
+    /// Parses a JSON object; an empty body counts as `{}`.
     pub fn object<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
         let text = self.text()?;
         Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
@@ -156,7 +156,7 @@ impl Sent {
     }
 }
 
-/// The body of an append, which the model parses, and what it counts for.
+/// The body of an append, which the model parses, with its memory reservation.
 pub struct Records(pub Sent, pub Taken);
 
 impl<S> FromRequest<S> for Records
@@ -174,7 +174,7 @@ where
     }
 }
 
-/// The body of a call of transactions, and what it counts for.
+/// The body of a transaction call, with its memory reservation.
 pub struct TransactionBody(pub Sent, pub Taken);
 
 impl<S> FromRequest<S> for TransactionBody
@@ -192,7 +192,7 @@ where
     }
 }
 
-/// W3C Trace Context, version 00 and those that look like it; anything else is ignored.
+/// W3C Trace Context, version 00 and compatible ones; anything else is ignored.
 fn traceparent(headers: &HeaderMap) -> Option<String> {
     let mut values = headers.get_all("traceparent").iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
@@ -207,13 +207,13 @@ fn traceparent(headers: &HeaderMap) -> Option<String> {
     (shaped && version != "ff" && some(trace) && some(parent)).then(|| text.to_owned())
 }
 
-/// Counts a request for so many bytes from now on.
+/// Resizes the memory reservation of a request.
 pub fn count(held: &mut Taken, bytes: usize) -> Result<(), Error> {
     if held.resize(bytes) { Ok(()) } else { Err(busy()) }
 }
 
-/// Whether a call is remembered by its `Idempotency-Key`. Methods that can be repeated as they are
-/// need none, and ignore it; a POST that takes none says why.
+/// Whether a call takes an `Idempotency-Key`. Idempotent methods need none and ignore it; a POST
+/// that takes none says why.
 #[derive(Clone, Copy)]
 enum KeyPolicy {
     Taken,
@@ -229,7 +229,7 @@ impl KeyPolicy {
         let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
         match self {
             KeyPolicy::Refused(why) => Err(invalid(why)),
-            KeyPolicy::Taken if values.next().is_some() => Err(invalid("it is given once")),
+            KeyPolicy::Taken if values.next().is_some() => Err(invalid("give it only once")),
             KeyPolicy::Taken => IdempotencyKey::parse(value.as_bytes()).map(Some).map_err(invalid),
         }
     }
@@ -249,7 +249,7 @@ impl Received {
         })
     }
 
-    /// A JSON object (an empty body is `{}`), with no parameters beside it.
+    /// Parses a JSON object (an empty body counts as `{}`), without query parameters.
     fn object<T: DeserializeOwned>(&self, query: Option<&str>) -> Result<T, Error> {
         let NoParameters {} = query::parse(query)?;
         let text = self.text()?;
@@ -302,10 +302,10 @@ async fn receive(
         Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
         Ok(Err(BodyFailure::Busy)) => return Err(busy()),
         Ok(Err(BodyFailure::Broken)) if encoding == Encoding::Identity => {
-            return Err(Invalid::at("", "the body ended early").into());
+            return Err(Invalid::at("", "the body is incomplete").into());
         }
         Ok(Err(BodyFailure::Broken)) => {
-            let why = "the body ended early or is not in its Content-Encoding";
+            let why = "the body is incomplete or does not match its Content-Encoding";
             return Err(Invalid::at("", why).into());
         }
         Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
@@ -368,26 +368,25 @@ impl Intake {
 }
 
 fn too_large(limit: usize) -> Error {
-    let detail = format!("The body exceeds {limit} bytes (decompressed).");
+    let detail = format!("The request body exceeds {limit} bytes (decompressed).");
     Error::new(Code::PayloadTooLarge, detail).fact("limit", limit)
 }
 
 fn too_slow(timeout_ms: u64) -> Error {
-    let detail = format!("The body was not there after {timeout_ms} ms.");
+    let detail = format!("The request body was not received within {timeout_ms} ms.");
     Error::new(Code::RequestTimeout, detail)
 }
 
 fn busy() -> Error {
     metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "request_bytes").increment(1);
-    Error::new(Code::Unavailable, "Too many bytes of request bodies are being worked on.")
+    Error::new(Code::Unavailable, "The memory limit for request bodies is reached; retry.")
 }
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-const NOT_NEEDED: &str =
-    "Idempotency-Key is not taken here: the call can be repeated as it is";
-const NO_KEY: &str = "Idempotency-Key is not taken here: the transaction id is the key; \
-    begin with a transaction_id of your own";
+const NOT_NEEDED: &str = "not supported here: this call is safe to repeat without a key";
+const NO_KEY: &str = "not supported here: the transaction id is the key; begin with a \
+    transaction_id of your own";
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Members of groups: join, stay, leave.
+//! Members of groups: join, heartbeat, leave.
 
 use std::collections::BTreeSet;
 
@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// Where the group begins in a partition without a committed offset: at the first record there is
-/// (`earliest`), at the next one to come (`latest`), or nowhere, which is an error (`error`).
+/// Where the group starts in a partition without a committed offset: at the log start (`earliest`),
+/// at the high watermark (`latest`), or not at all, which is an error (`error`).
 #[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AutoOffsetReset {
@@ -46,23 +46,25 @@ impl From<AutoOffsetReset> for group::AutoOffsetReset {
     }
 }
 
-/// What a member subscribes to: `topics`, `topic_pattern`, or both together.
+/// What a member subscribes to: `topics`, `topic_pattern`, or both.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JoinGroup {
-    /// Topics by name; each must be there.
+    /// Topics by name; all of them must exist.
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
     topics: Option<AtMost<String, MAX_TOPICS>>,
-    /// Topics by a regular expression (RE2 syntax), also those that are made later. It is found
-    /// anywhere in a name unless it is anchored with `^` and `$`.
+    /// Topics by a regular expression (RE2 syntax), including topics created later. It matches
+    /// anywhere in a name unless anchored with `^` and `$`.
     #[schema(min_length = 1, max_length = 1000)]
     topic_pattern: Option<String>,
-    /// The stable name of the member: who joins with it takes the place of the one before, which is
-    /// `unknown_member` from then on. A restart within the lease so comes back to its partitions.
+    /// The stable name of the member. A join with the same name replaces the earlier member, whose
+    /// calls then fail with `unknown_member`; so a restart within the lease gets its partitions
+    /// back.
     #[schema(min_length = 1, max_length = 255)]
     instance_id: Option<String>,
-    /// How long the member may be silent before its partitions go to others, from the tenant's
-    /// `session_timeout_min_ms` to its `session_timeout_max_ms`; 45000 if it does not say.
+    /// The duration of the lease: how long the member may be silent before its partitions are
+    /// reassigned. From the tenant's `session_timeout_min_ms` to its `session_timeout_max_ms`;
+    /// default 45000.
     #[schema(minimum = 1)]
     session_timeout_ms: Option<i64>,
     auto_offset_reset: Option<AutoOffsetReset>,
@@ -72,7 +74,7 @@ impl JoinGroup {
     fn checked(self) -> Result<Join, Invalid> {
         let mut faults = Faults::default();
         if self.topics.as_ref().is_none_or(AtMost::is_empty) && self.topic_pattern.is_none() {
-            faults.add("/topics", "topics are expected, or a topic_pattern, or both");
+            faults.add("/topics", "missing: give topics or topic_pattern");
         }
         let topics = self.topics.map(|sent| faults.names("/topics", sent)).unwrap_or_default();
         let pattern = self.topic_pattern.as_deref().map(TopicPattern::parse);
@@ -87,7 +89,7 @@ impl JoinGroup {
         let fits = |id: &str| (1..=MAX_INSTANCE_ID_BYTES).contains(&id.len()) && !id.contains('\0');
         if self.instance_id.as_deref().is_some_and(|id| !fits(id)) {
             let detail =
-                format!("an instance id has 1 to {MAX_INSTANCE_ID_BYTES} bytes, none of them 0");
+                format!("an instance id must be 1 to {MAX_INSTANCE_ID_BYTES} bytes without NUL");
             faults.add("/instance_id", detail);
         }
         faults.range("/session_timeout_ms", self.session_timeout_ms, 1..=MAX_INTEGER);
@@ -106,11 +108,11 @@ impl JoinGroup {
 pub struct TopicPartitions {
     /// The topic's name.
     topic: String,
-    /// Their numbers.
+    /// The partition numbers.
     partitions: Vec<i32>,
 }
 
-/// By topic, then partition.
+/// Groups partitions by topic, in order of topic and partition.
 pub fn by_topic(partitions: Partitions) -> Vec<TopicPartitions> {
     let of = |(topic, numbers): (Name, BTreeSet<Partition>)| TopicPartitions {
         topic: topic.to_string(),
@@ -122,18 +124,18 @@ pub fn by_topic(partitions: Partitions) -> Vec<TopicPartitions> {
 /// A member that has joined.
 #[derive(Serialize, ToSchema)]
 pub struct JoinedGroup {
-    /// Names it in its calls; it is new at every join.
+    /// The id of the member in its calls; every join gets a new one.
     member_id: String,
-    /// The newest generation; it goes with what the member commits.
+    /// The newest generation; the member sends it with its commits.
     generation: i64,
-    /// What it owns.
+    /// The partitions the member owns.
     assignment: Vec<TopicPartitions>,
-    /// Within this time it is to fetch or send a heartbeat: a third of its lease.
+    /// The member must fetch or send a heartbeat within this time: a third of its lease.
     heartbeat_interval_ms: i64,
-    /// When it is gone, if nothing is heard of it.
+    /// When the lease expires unless the member calls.
     #[schema(format = DateTime)]
     lease_expires_at: String,
-    /// True when the join had been done before, under the same `Idempotency-Key`.
+    /// True if the join had already been done, with the same `Idempotency-Key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
@@ -151,15 +153,15 @@ impl From<Answer<Joined>> for JoinedGroup {
     }
 }
 
-/// What every call tells a member.
+/// The state of a member, which every call returns.
 #[derive(Serialize, ToSchema)]
 pub struct Membership {
-    /// The newest generation; it goes with what the member commits.
+    /// The newest generation; the member sends it with its commits.
     generation: i64,
-    /// What it owns and keeps.
+    /// The partitions the member owns and keeps.
     assignment: Vec<TopicPartitions>,
-    /// What it is to let go of: commit there now what is processed; a call that shows this answer
-    /// gives it away.
+    /// The partitions to release: commit there now what is processed. A call that acknowledges this
+    /// answer releases them.
     revoked: Vec<TopicPartitions>,
 }
 
@@ -173,16 +175,16 @@ impl From<group::Membership> for Membership {
     }
 }
 
-/// It says that the member lives, and perhaps what it knows.
+/// A sign of life, optionally with the newest generation seen.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Heartbeat {
-    /// The `generation` of an answer: the member lets go of what that told it to.
+    /// The `generation` of an answer: releases the partitions which that answer revoked.
     #[schema(minimum = 0)]
     generation: Option<i64>,
 }
 
-/// The only member of the group of the document's story.
+/// The only member of the example group.
 pub const MEMBER: &str = "019aa5b6-5c00-7000-8000-00000000000a";
 
 pub fn assignment() -> Value {
@@ -191,19 +193,18 @@ pub fn assignment() -> Value {
 
 /// Join a group
 ///
-/// The member's lease begins, and with it a new generation, unless it comes back as the same
-/// `instance_id` to the same topics. Partitions that are free it owns at once; others move to it as
-/// soon as their owners let go of them, and are in the `assignment` of a later answer. The group is
-/// made at its first join. The token needs `group` for the group, and `consume` for every topic that
-/// is named.
+/// Starts the member's lease and a new generation, unless the same `instance_id` joins again with
+/// the same topics. The member owns free partitions at once; others move to it as soon as their
+/// owners release them, and then appear in the `assignment` of a later answer. The first join
+/// creates the group. The token needs `group` for the group, and `consume` for every named topic.
 #[utoipa::path(post, path = "/v1/groups/{group}/members", operation_id = "join_group",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes it repeatable")),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
     request_body(content = JoinGroup, description = "What to subscribe to", examples(
         ("by_name" = (summary = "One topic, for any pod of a deployment",
             value = json!({"topics": ["orders"]}))),
-        ("static" = (summary = "All topics of a kind, for a pod with a stable name",
+        ("static" = (summary = "All topics that match a pattern, for a pod with a stable name",
             value = json!({"topic_pattern": "^orders", "instance_id": "pod-1",
                 "session_timeout_ms": 30000, "auto_offset_reset": "earliest"}))))),
     responses((status = 201, description = "Joined", body = JoinedGroup, example = json!({
@@ -224,18 +225,18 @@ pub async fn join_group(
     Ok((StatusCode::CREATED, Json(joined.into())))
 }
 
-/// Stay in a group
+/// Send a heartbeat
 ///
-/// Renews the lease, as every fetch does: only a member that fetches nothing for longer than its
-/// `heartbeat_interval_ms` needs heartbeats. The answer is what a fetch tells: what the member owns
-/// now, and what it is to let go of. With the `generation` of such an answer it lets go of that;
-/// without, of nothing.
+/// Renews the lease, as every fetch does: a member needs heartbeats only if it does not fetch for
+/// longer than its `heartbeat_interval_ms`. Returns, like a fetch, the partitions the member owns
+/// and those to release. With the `generation` of such an answer it releases the partitions revoked
+/// there; without it, none.
 #[utoipa::path(post, path = "/v1/groups/{group}/members/{member_id}/heartbeat",
     operation_id = "heartbeat", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
         ("member_id" = String, Path, description = "The `member_id` of the join")),
-    request_body(content = Heartbeat, description = "May be left out", example = json!({})),
-    responses((status = 200, description = "Still a member", body = Membership,
+    request_body(content = Heartbeat, description = "Optional", example = json!({})),
+    responses((status = 200, description = "The member is still in the group", body = Membership,
         example = json!({"generation": 1, "assignment": assignment(), "revoked": []}))),
     security(("bearer" = ["group"])))]
 pub async fn heartbeat(
@@ -253,12 +254,13 @@ pub async fn heartbeat(
 
 /// Leave a group
 ///
-/// What the member owns goes to the others at once, from its committed offsets on.
+/// The member's partitions move to the other members at once and continue from the committed
+/// offsets.
 #[utoipa::path(delete, path = "/v1/groups/{group}/members/{member_id}",
     operation_id = "leave_group", tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
         ("member_id" = String, Path, description = "The `member_id` of the join")),
-    responses((status = 204, description = "Not a member any more")),
+    responses((status = 204, description = "The member has left")),
     security(("bearer" = ["group"])))]
 pub async fn leave_group(
     access: GroupAccess<Group>,

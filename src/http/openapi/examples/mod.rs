@@ -14,7 +14,7 @@ use crate::{
     model::Code,
 };
 
-/// What a parameter may be; a test holds that every parameter has one.
+/// The example of a parameter; a test checks that every parameter has one.
 pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
     Some(match (operation_id, name) {
         ("list_sessions", "after") => json!("17"),
@@ -79,12 +79,12 @@ const ETAG: &str = "\"0-5e1c7a90b3d2f468\"";
 
 macro_rules! problems {
     ($($code:ident $detail:literal $({ $($facts:tt)* })?;)*) => {
-        /// What the server says of a code.
+        /// The example detail of a code.
         fn detail(code: Code) -> &'static str {
             match code { $(Code::$code => $detail,)* }
         }
 
-        /// The facts beside those words.
+        /// The example facts of a code.
         fn facts(code: Code) -> Value {
             match code { $(Code::$code => json!({ $($($facts)*)? }),)* }
         }
@@ -94,134 +94,137 @@ macro_rules! problems {
 // (Facts cannot be forgotten here: the answers of all tests are held against the examples.)
 problems! {
     InvalidRequest
-        "/records/7/value: exactly one of value and value_base64 is expected"
+        "/records/7/value: give either `value` or `value_base64`, not both"
         {"errors": [{"pointer": "/records/7/value",
-            "detail": "exactly one of value and value_base64 is expected"}]};
+            "detail": "give either `value` or `value_base64`, not both"}]};
     InvalidTransactionId
-        "A transaction id is a UUIDv7 whose instant lies at most 24 hours ahead of the server's clock. \
-         Make a new one, or leave it out.";
+        "A transaction id must be a UUIDv7 whose instant is at most 24 hours ahead of the server's \
+         clock. Use a new one, or omit it.";
     InvalidCursor
-        "/offsets/0/cursor: this is no cursor of a fetch of this group.";
+        "/offsets/0/cursor: this is not a cursor from a fetch of this group.";
     Unauthenticated
         "The token has expired.";
     Forbidden
         "The token's scope lacks produce:orders."
         {"required_scope": "produce:orders"};
     RouteNotFound
-        "There is nothing at this path; see /openapi.json.";
+        "This path does not exist; see /openapi.json.";
     TopicNotFound
-        "There is no topic orders.";
+        "Topic orders does not exist.";
     PartitionNotFound
-        "Topic orders has no partition 7; it has partitions 0 to 1.";
+        "Topic orders has no partition 7; its partitions are 0 to 1.";
     UnknownProducer
-        "There is no producer 17, or it has expired. Open a session.";
+        "Producer 17 does not exist or has expired. Open a session.";
     TransactionNotFound
-        "There is no transaction of this id: none was begun with it.";
+        "No transaction with this id was begun.";
     GroupNotFound
-        "There is no group billing: none has committed or joined.";
+        "Group billing does not exist. A join or an offset commit creates it.";
     UnknownMember
-        "The group has no such member: it has left, or its lease has run out. Join again.";
+        "The group has no such member: it has left, or its lease has expired. Join again.";
     TenantNotFound
-        "There is no tenant acme: nobody made it, or it is gone.";
+        "Tenant acme does not exist.";
     MethodNotAllowed
-        "This path knows other methods; see Allow.";
+        "This path does not support the method; see Allow.";
     NotAcceptable
-        "This is answered as application/json.";
+        "This operation answers application/json.";
     RequestTimeout
-        "The body was not there after 30000 ms.";
+        "The request body was not received within 30000 ms.";
     TopicExists
-        "Topic orders exists with partition_count 2. PATCH raises it; it never shrinks.";
+        "Topic orders exists with partition_count 2. PATCH can increase it; it cannot be reduced.";
     ProducerFenced
-        "A newer session of this producer was opened: its epoch is 4. This one may do nothing any more."
+        "A newer session of this producer is open, with epoch 4. This session can no longer write."
         {"current_epoch": 4};
     InvalidProducerEpoch
-        "This epoch was never issued; the producer's is 4. Epochs come from opening a session."
+        "This epoch was never issued; the producer's current epoch is 4. Use the epoch that \
+         opening a session returned."
         {"current_epoch": 4};
     OffsetMismatch
         "The partition's next offset is 140, not 100. Nothing was appended."
         {"expected_offset": 100, "next_offset": 140};
     InvalidTransactionState
-        "The transaction is aborted (timeout): it has ended and changes no more."
+        "The transaction is aborted (timeout): it has ended."
         {"state": "aborted", "reason": "timeout"};
     OffsetCommitConflict
-        "The committed offset is 140, not 100: it was committed here since, by another or by yourself. Read on from there."
+        "The committed offset is 140, not 100: this or another client has committed here in the \
+         meantime. Continue from the committed offset."
         {"expected_offset": 100, "committed_offset": 140};
     AppendsMissing
-        "expected_appends is 3, but the transaction holds 2. Send what is missing, then commit again."
+        "expected_appends is 3, but the transaction holds 2 appends. Send the missing ones, then \
+         commit again."
         {"expected": 3, "received": 2};
     IllegalGeneration
-        "The member does not own this partition since the generation it names; the group's is 4. \
-         Fetch or heartbeat to learn what it owns."
+        "The member has not owned this partition since the generation it sent; the group's \
+         generation is 4. Fetch or send a heartbeat to get the current assignment."
         {"generation": 4};
     GroupNotEmpty
-        "The group has members: offsets are committed by them, as members.";
+        "The group has members, so only its members can commit offsets.";
     ProducerMismatch
-        "The transaction was not begun by this producer. Name the producer_id and epoch of the \
-         session that began it, or none where there was none.";
+        "Another producer began this transaction. Give the producer_id and epoch of the session \
+         that began it, or neither if no session did.";
     TopicInUse
-        "The prepared transaction 019aa5b6-5c00-7000-8000-000000000002 holds topic orders: it may still \
-         commit there. End it first."
+        "The prepared transaction 019aa5b6-5c00-7000-8000-000000000002 holds topic orders and may \
+         still commit to it. Commit or abort it first."
         {"transaction_id": "019aa5b6-5c00-7000-8000-000000000002"};
     UnknownProducerState
-        "This producer has never appended here, so sequence 0 is expected, not 12."
+        "This producer has not appended here yet: expected sequence 0, received 12."
         {"expected": 0};
     OutOfOrderSequence
-        "Sequence 12 is expected here, not 14: a request before this one is missing."
+        "Expected sequence 12, received 14: an earlier request is missing."
         {"expected": 12, "received": 14};
     DuplicateRecord
-        "These records are stored already, and on_duplicate is `refuse`. Nothing was appended; send the \
-         others alone."
-        {"errors": [{"pointer": "/records/0", "detail": "stored already"}]};
+        "These records are already stored, and on_duplicate is `refuse`. Nothing was appended. \
+         Send the other records without them."
+        {"errors": [{"pointer": "/records/0", "detail": "already stored"}]};
     ConcurrentTransactions
         "The session has an ongoing transaction, 019aa5b6-5c00-7000-8000-000000000002. Commit or \
          abort it first."
         {"transaction_id": "019aa5b6-5c00-7000-8000-000000000002"};
     IdempotencyKeyExpired
-        "This Idempotency-Key is older than what is remembered: the request may have been done. It is \
-         not done again.";
+        "This Idempotency-Key is older than the deduplication window: the request may already have \
+         been done, so it is not done again.";
     TransactionExpired
-        "This id is older than what is remembered: the transaction may have been committed or \
-         aborted, or never begun. It is not run again.";
+        "This id is older than the remembered outcomes (transaction_retention_ms): the transaction \
+         may have been committed, aborted or never begun. It is not run again.";
     PreconditionFailed
-        "If-Match names another state; the present one is \"1-9f3b2c1d0e5a4786\". Read it again, then \
-         decide anew. Nothing was changed.";
+        "The ETag in If-Match is not the current one, which is \"1-9f3b2c1d0e5a4786\". Nothing was \
+         changed. Read the resource again before you change it.";
     PayloadTooLarge
-        "The body exceeds 16777216 bytes (decompressed)."
+        "The request body exceeds 16777216 bytes (decompressed)."
         {"limit": 16_777_216};
     BatchTooLarge
-        "max_batch_records is 1000 here; this batch has 1200."
+        "max_batch_records is 1000; this batch has 1200."
         {"limit": 1000};
     TransactionTooLarge
-        "max_transaction_batches is 10000; with this request the transaction would have 10001, one \
-         for every partition of every append."
+        "max_transaction_batches is 10000; with this request the transaction would have 10001 \
+         batches, one per partition of every append."
         {"limit": 10_000};
     UnsupportedMediaType
-        "The body must be application/json or application/x-ndjson, in UTF-8.";
+        "The request body must be application/json or application/x-ndjson, in UTF-8.";
     OffsetOutOfRange
-        "Offset 200 lies outside the log: its first offset is 40, the next to be given is 140."
+        "Offset 200 is outside the log: the log start offset is 40, the high watermark is 140."
         {"log_start_offset": 40, "high_watermark": 140};
     RecordIdReused
-        "Ids of these records were used with other keys or values. Nothing was appended; a new record \
-         needs an id of its own."
+        "The ids of these records were already used with a different key or value. Nothing was \
+         appended. Give every new record its own id."
         {"errors": [{"pointer": "/records/0", "detail": "another record has this id"}]};
     SequenceReused
-        "Sequence 12 was used here with other records.";
+        "Sequence 12 was already used here with different records.";
     IdempotencyKeyReused
-        "This open_id was used by an open of another transactional_id or producer_id. Make a new one \
-         for every open.";
+        "This open_id was already used to open another transactional_id or producer_id. Use a new \
+         one for every open.";
     TransactionReused
-        "A transaction of this id was begun with another payload. Repeat a begin exactly, or make a \
-         new id.";
+        "A transaction with this id was begun with a different request. Repeat the begin \
+         unchanged, or use a new id.";
     QuotaExceeded
-        "max_topics is 1000. Delete topics that are not needed any more."
+        "max_topics is 1000. Delete topics that are no longer needed."
         {"limit": 1000};
     Internal
-        "Something went wrong in the server; its log has the request id.";
+        "Internal error. The server log has details under this request id.";
     Unavailable
-        "The database cannot be reached right now. Nothing was changed.";
+        "The database is unavailable. Nothing was changed; retry.";
     Draining
         "This replica is shutting down; send the same request again.";
     OutcomeUnknown
-        "The database went away before it answered. Send the same request again: with a sequence it \
-         is stored once, and the repeat tells where.";
+        "The database connection was lost before the outcome was known. Send the same request \
+         again: an append with a sequence is stored once, and the repeat returns its offsets.";
 }

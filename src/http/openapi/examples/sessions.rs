@@ -1,8 +1,8 @@
-//! What the OpenAPI document shows of sessions.
+//! Examples of sessions in the OpenAPI document.
 
 use serde_json::{Value, json};
 
-/// The session of the document's story: just opened, or with its appends.
+/// The example session, either just opened or after its appends.
 pub fn session(duplicate: Option<bool>) -> Value {
     let mut example = json!({"producer_id": 1, "epoch": 0, "transactional_id": "payment-service",
         "sequencing": "contiguous", "transaction_timeout_ms": 60000, "closed": false,

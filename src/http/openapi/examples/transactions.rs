@@ -1,15 +1,15 @@
-//! What the OpenAPI document shows of transactions: two whole ones, one of a session, and one that
-//! is prepared and then aborted.
+//! Examples of transactions in the OpenAPI document: two one-request transactions, one of a
+//! session, and one that is prepared and then aborted.
 
 use serde_json::{Value, json};
 
-/// Committed in one request.
+/// A one-request transaction.
 pub const WHOLE: &str = "019aa5b6-5c00-7000-8000-000000000002";
-/// Committed in one request, with an offset.
+/// A one-request transaction that also commits an offset.
 const STEP: &str = "019aa5b6-5c00-7000-8000-000000000003";
-/// Of the session of the document's story.
+/// The transaction of the example session.
 pub const OF_A_SESSION: &str = "019aa5b6-5c00-7000-8000-000000000004";
-/// Of no session.
+/// A transaction without a session.
 pub const BY_ID: &str = "019aa5b6-5c00-7000-8000-000000000005";
 
 const INSTANT: &str = "2026-11-21T08:00:00.000Z";
@@ -60,7 +60,7 @@ pub fn commit_with_the_last() -> Value {
         {"topic": "orders", "partition": 2, "records": [{"value": "audited"}]}]})
 }
 
-/// As a call answers it, when it holds so many items of `appends`.
+/// The answer to a call when the transaction holds this many items of `appends`.
 fn answered(id: &str, state: &str, append_count: i64) -> Value {
     json!({"transaction_id": id, "state": state, "producer_id": null, "epoch": null,
         "created_at": INSTANT, "expires_at": null, "prepared_at": null, "ended_at": null,
@@ -74,7 +74,7 @@ fn with(mut transaction: Value, facts: Value) -> Value {
     transaction
 }
 
-/// The answer to `one_request`, and to its repeat.
+/// The answer to `one_request` and to its repeat.
 pub fn whole(duplicate: bool) -> Value {
     let facts = json!({"ended_at": INSTANT, "duplicate": duplicate, "appends": [
         {"topic": "orders", "partition": 3, "base_offset": 2, "record_count": 1},
@@ -82,12 +82,12 @@ pub fn whole(duplicate: bool) -> Value {
     with(answered(WHOLE, "committed", 2), facts)
 }
 
-/// The same, described.
+/// The description of the transaction of `one_request`.
 pub fn described() -> Value {
     without(whole(false), &["duplicate"])
 }
 
-/// A page with it.
+/// A list page with that transaction.
 pub fn list() -> Value {
     json!({"transactions": [without(whole(false), &["duplicate", "appends"])], "next_after": null})
 }
@@ -99,7 +99,7 @@ fn without(mut transaction: Value, names: &[&str]) -> Value {
     transaction
 }
 
-/// The answer to `append`, and to `offsets`.
+/// The answer to `append` and to `offsets`.
 pub fn ongoing() -> Value {
     with(
         answered(OF_A_SESSION, "ongoing", 1),
@@ -119,7 +119,7 @@ pub fn prepared() -> Value {
     with(answered(BY_ID, "prepared", 1), json!({"prepared_at": INSTANT}))
 }
 
-/// That one, aborted.
+/// The same transaction, aborted.
 pub fn aborted() -> Value {
     let facts = json!({"prepared_at": INSTANT, "ended_at": INSTANT, "reason": "client"});
     with(answered(BY_ID, "aborted", 1), facts)

@@ -34,36 +34,36 @@ use crate::{
     },
 };
 
-/// What a read of a topic asks for, in the URL or in a body.
+/// The parameters of a topic read, in the URL or in a body.
 #[derive(Default, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TopicReadParameters {
-    /// Where to read on: the `cursor` of an answer, as it stands.
+    /// Where to continue: the `cursor` of an earlier answer, unchanged.
     cursor: Option<String>,
-    /// Without a cursor: at every partition's first record (`earliest`, the default), or at the next
-    /// to come (`latest`).
+    /// Without a cursor: start every partition at its log start (`earliest`, the default) or at its
+    /// high watermark (`latest`).
     #[param(inline)]
     #[schema(inline)]
     offset: Option<Beginning>,
-    /// Without a cursor: at every partition's first record appended at or after this instant (RFC
-    /// 3339).
+    /// Without a cursor: start every partition at the first record appended at or after this
+    /// instant (RFC 3339).
     #[param(format = DateTime)]
     #[schema(format = DateTime)]
     timestamp: Option<String>,
-    /// Most records to answer, of all partitions together.
+    /// Maximum number of records, over all partitions.
     #[param(minimum = 1, maximum = 10000, default = 500)]
     #[schema(minimum = 1, maximum = 10000, default = 500)]
     limit: Option<i64>,
-    /// Most bytes of records to answer, of all partitions together; the first one always comes.
+    /// Maximum bytes of records, over all partitions; at least one record is always returned.
     #[param(minimum = 1, maximum = 16777216, default = 1048576)]
     #[schema(minimum = 1, maximum = 16777216, default = 1048576)]
     max_bytes: Option<i64>,
-    /// How long to wait for a record when there is none yet in any partition (a long poll).
+    /// How long to wait if no partition has a record yet (long poll).
     #[param(minimum = 0, maximum = 60000, default = 0)]
     #[schema(minimum = 0, maximum = 60000, default = 0)]
     wait_ms: Option<i64>,
-    /// There is nothing else here; what is staged is read partition by partition.
+    /// Only `read_committed`; uncommitted records are available in reads of one partition.
     #[param(inline)]
     #[schema(inline)]
     isolation: Option<Committed>,
@@ -87,8 +87,7 @@ impl<'de> Deserialize<'de> for Committed {
         if String::deserialize(text)? == "read_committed" {
             return Ok(Self::ReadCommitted);
         }
-        let why = "a read of all partitions is read_committed; what is staged is shown by reads of \
-                   one partition";
+        let why = "a topic read is read_committed; read one partition to see uncommitted records";
         Err(de::Error::custom(why))
     }
 }
@@ -123,10 +122,10 @@ impl TopicReadParameters {
     }
 }
 
-/// What takes a cursor that is too long for a URL.
+/// The operation that accepts a cursor too long for a URL.
 const LONG_CURSORS: &str = "POST /v1/topics/{topic}/reads";
 
-/// What the read of the document's story answers.
+/// The answer to the read in the examples.
 const CURSOR: &str = "AXQBBAEBAlqhJaQ";
 const LINES: &str = "{\"partition\":0,\"offset\":0,\"appended_at\":\"2026-11-21T08:00:00.000Z\",\
      \"value\":{\"total\":12.5},\"key\":\"customer-7\",\"headers\":{\"source\":\"web\"}}\n\
@@ -156,7 +155,7 @@ fn example() -> Value {
     "cursor": CURSOR})
 }
 
-/// The next answer.
+/// The answer to the next read in the examples.
 fn nothing_new() -> Value {
     let mut answer = example();
     answer["records"] = json!([]);
@@ -165,18 +164,18 @@ fn nothing_new() -> Value {
 
 /// Read a topic
 ///
-/// Committed records of all partitions: those of one partition together and in order, each partition
-/// a fair part. Read on with the answer's `cursor`; the same cursor gives the same records again (of
-/// each partition as many, or more, or fewer). With `wait_ms` an empty answer waits for the first
-/// record of any partition, also of one that is added meanwhile: partitions that appear later are
-/// read from their beginning. `Accept: application/x-ndjson` asks for the records alone, one a line.
+/// Returns committed records of all partitions, in order within each partition and with a fair
+/// share for each. Continue with the answer's `cursor`; the same cursor returns the same records
+/// again, though how many of each partition may vary. With `wait_ms` an empty answer waits for the
+/// first record of any partition, including partitions added meanwhile; new partitions are read
+/// from their beginning. `Accept: application/x-ndjson` returns only the records, one per line.
 #[utoipa::path(get, path = "/v1/topics/{topic}/records", operation_id = "read_topic", tag = "reads",
     params(("topic" = String, Path, description = "The topic's name"), TopicReadParameters),
-    responses((status = 200, description = "Records, perhaps none",
+    responses((status = 200, description = "Records, possibly none",
         content(
             (TopicReadAnswer = "application/json", example = json!(example())),
             (String = "application/x-ndjson", example = json!(LINES))),
-        headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
+        headers(("Oncelog-Cursor" = String, description = "NDJSON only: where to continue")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_topic(
     access: TopicAccess<Consume>,
@@ -189,19 +188,19 @@ pub async fn read_topic(
 
 /// Read a topic with a long cursor
 ///
-/// The same as `GET /v1/topics/{topic}/records`, with its parameters as a JSON body: for cursors that are
-/// too long for a URL (of more than 8 KiB), as those of very many partitions are. It changes nothing, and
-/// can be repeated as it is.
+/// Same as `GET /v1/topics/{topic}/records`, with its parameters as a JSON body: for cursors longer
+/// than 8 KiB, which do not fit into a URL, as topics with very many partitions have them. It
+/// changes nothing and is safe to repeat.
 #[utoipa::path(post, path = "/v1/topics/{topic}/reads", operation_id = "read_topic_by_body",
     tag = "reads",
     params(("topic" = String, Path, description = "The topic's name")),
     request_body(content = TopicReadParameters, description = "The parameters of the read",
         example = json!({"cursor": CURSOR, "limit": 500, "wait_ms": 0})),
-    responses((status = 200, description = "Records, perhaps none",
+    responses((status = 200, description = "Records, possibly none",
         content(
             (TopicReadAnswer = "application/json", example = json!(nothing_new())),
             (String = "application/x-ndjson", example = json!(""))),
-        headers(("Oncelog-Cursor" = String, description = "With NDJSON: where to read on")))),
+        headers(("Oncelog-Cursor" = String, description = "NDJSON only: where to continue")))),
     security(("bearer" = ["consume"])))]
 pub async fn read_topic_by_body(
     access: TopicAccess<Consume>,
@@ -231,10 +230,10 @@ async fn answer(
     Ok(answer)
 }
 
-/// Longest text of a partition in an answer.
+/// Upper bound of the text of a partition in an answer.
 const PARTITION_BYTES: usize = r#"{"partition":2147483647,"next_offset":0123456789012345,"log_start_offset":0123456789012345,"high_watermark":0123456789012345},"#
     .len();
-/// Longest text around the lists and the cursor, but for the topic's name.
+/// Upper bound of the text around the lists and the cursor, without the topic's name.
 const ENVELOPE_BYTES: usize = r#"{"topic":"","records":[],"partitions":[],"cursor":""}"#.len();
 
 fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {

@@ -430,7 +430,7 @@ impl Turn<'_> {
         if plan.writes_rows_or_keys() {
             let statement = self.statement(&plan, group);
             written = self.write(&statement);
-            assert!(written.is_some(), "a locked head does not compare");
+            assert!(written.is_some(), "a compare failed on a locked head");
         }
         for (log_id, id) in &plan.registrations {
             let at = now_at.get(log_id).copied().unwrap_or(0);
