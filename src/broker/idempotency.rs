@@ -157,7 +157,9 @@ fn written(answer: &impl Serialize) -> Result<Vec<u8>, store::Error> {
 
 fn read<T: DeserializeOwned>(answer: &[u8]) -> Result<T, store::Error> {
     let read = serde_json::from_slice(answer);
-    read.map_err(|error| store::Error::Unexpected(format!("cannot decode a stored answer: {error}")))
+    read.map_err(|error| {
+        store::Error::Unexpected(format!("cannot decode a stored answer: {error}"))
+    })
 }
 
 /// Counts a call that was answered from its stored answer.

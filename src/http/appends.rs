@@ -109,8 +109,7 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
         key.of_request("POST", &path, &[&batch.digest, others.as_bytes()])
     });
     if request_key.is_some() && numbered.is_some() {
-        let why =
-            "the request has a sequence, which already makes it safe to repeat; omit the sequence \
+        let why = "the request has a sequence, which already makes it safe to repeat; omit the sequence \
              or the key";
         return Err(Invalid::at("Idempotency-Key", why).into());
     }

@@ -1,4 +1,4 @@
-//! What goes into an append, and what comes out of it.
+//! Requests and answers of appends and reads.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::{Batch, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp, de
 pub enum Scope {
     /// The topic: records are spread by key.
     Topic,
-    /// One partition takes all.
+    /// One partition, which takes all records.
     Partition(Partition),
 }
 
-/// What makes an append idempotent.
+/// The sequence that makes an append idempotent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProducerSeq {
     pub producer_id: ProducerId,
@@ -21,21 +21,21 @@ pub struct ProducerSeq {
     pub sequence: Sequence,
 }
 
-/// An append as asked for.
+/// The parameters of an append.
 #[derive(Debug)]
 pub struct Append {
     pub numbered: Option<ProducerSeq>,
     /// Partition scope only: append only if this is the next offset.
     pub expected_offset: Option<Offset>,
-    /// Refuse all of it if one of its records is known.
+    /// Refuse all of it if one of its records is already stored.
     pub refuses_duplicates: bool,
     /// Its `Idempotency-Key`.
     pub request_key: Option<RequestKey>,
     pub batch: Arc<Batch>,
 }
 
-/// The answer to an append. `appended_at` and the offsets are absent where the request is a
-/// duplicate older than the remembered window.
+/// The answer to an append. `appended_at` and the offsets are absent if the request is a duplicate
+/// older than the deduplication window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Appended {
     pub placed: Placed,
@@ -43,21 +43,21 @@ pub struct Appended {
     pub appended_at: Option<Timestamp>,
 }
 
-/// Where a record of a request lies some of whose records have keys.
+/// The location of a record, in a request some of whose records have keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedRecord {
     pub partition: Partition,
-    /// None: it has left the log.
+    /// None: it is no longer in the log.
     pub offset: Option<Offset>,
-    /// It was stored before.
+    /// Whether it was already stored.
     pub duplicate: bool,
     pub first_seen_at: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// Every record in request order, and of an append to one partition what it has newly stored
-    /// there. (None: too long ago to say.)
+    /// Every record in request order, and the newly stored records of an append to one partition.
+    /// (None: forgotten.)
     Records {
         records: Option<Vec<PlacedRecord>>,
         base_offset: Option<Offset>,
@@ -73,7 +73,7 @@ pub enum Placed {
 }
 
 impl Placed {
-    /// The same, as it is answered where records have keys: all of them were new.
+    /// The same in the form for records with keys: all of them were new.
     pub fn records(self, appended_at: Timestamp) -> Self {
         let new = |(partition, offset)| PlacedRecord {
             partition,

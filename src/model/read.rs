@@ -10,6 +10,7 @@ use super::{
 
 /// Where a read starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The longest pattern, in bytes.
 pub enum Start {
     Earliest,
     Latest,
@@ -18,13 +19,14 @@ pub enum Start {
     Timestamp(Timestamp),
 }
 
-/// The isolation level of a read.
+/// Where a group starts in a partition without a committed offset, or whose committed offset was
+/// trimmed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// Committed records only.
+    /// At the log start.
     #[default]
     ReadCommitted,
-    /// Committed records, and the uncommitted ones of open transactions separately.
+    /// Not at all: it is an error.
     ReadUncommitted,
 }
 
@@ -113,7 +115,8 @@ pub fn origin_bytes(topic: Option<&Name>, partition: Partition) -> usize {
     topic + r#""partition":,"#.len() + digits
 }
 
-/// Uncommitted records of an open transaction in a log, which have no offsets yet.
+/// A regular expression for topic names, which matches anywhere unless anchored. Its running time
+/// is linear in the name's length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
     pub transaction_id: Uuid,
@@ -157,15 +160,15 @@ impl Slice {
     }
 }
 
-/// One stored row of a partition's log: lines of JSON, each ending in a newline.
+/// The parameters of a join.
 #[derive(Debug)]
 pub struct BatchRow {
     pub base_offset: Offset,
-    /// The number of offsets it spans.
+    /// The stable name of the member: a join with the same name replaces the earlier member.
     pub record_count: i64,
     pub appended_at: Timestamp,
     pub transaction_id: Option<Uuid>,
-    /// The records that are left. None: all of them.
+    /// None: the group's value.
     pub kept: Option<Kept>,
     pub lines: String,
 }
@@ -192,7 +195,7 @@ impl BatchRow {
         }
     }
 
-    /// The number of lines whose records are before an offset.
+    /// The partitions it owns and keeps.
     pub fn lines_before(&self, offset: Offset) -> usize {
         let place = offset - self.base_offset;
         match &self.kept {
@@ -222,10 +225,10 @@ impl BatchRow {
     }
 }
 
-/// Where the run begins that a fetch goes on with: what its member processes between two commits.
+/// Where the run of a fetch begins: the records that a member processes between two commits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Run {
-    /// At the cursor, where exactly that is committed by now; else where the cursor's run began.
+    /// At the cursor if exactly that is committed by now; else where the cursor's run began.
     #[default]
     SinceCommit,
     /// Where the cursor's run began.
@@ -234,21 +237,22 @@ pub enum Run {
     New,
 }
 
-/// A fetch of a member, as asked for.
+/// The parameters of a member's fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// None: from the committed offsets.
     pub cursor: Option<String>,
-    /// Of what the cursor names.
+    /// The run of the cursor's positions.
     pub run: Run,
-    /// Most records, of all partitions together.
+    /// Maximum number of records, over all partitions.
     pub limit: usize,
-    /// Most bytes of answered record lines, of all partitions together; the first always comes.
+    /// Maximum bytes of answered lines, over all partitions; at least one record is always
+    /// returned.
     pub max_bytes: usize,
     pub wait_ms: u64,
 }
 
-/// What a fetch answers: records of the member's partitions, those of each together and in order.
+/// The answer to a fetch: records of the member's partitions, in order within each partition.
 #[derive(Clone, Debug)]
 pub struct GroupFetched {
     pub membership: Membership,

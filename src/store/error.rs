@@ -109,9 +109,7 @@ impl From<sqlx::Error> for Error {
 
 impl From<Corrupt> for Error {
     fn from(_: Corrupt) -> Self {
-        Error::Unexpected(
-            "the rows of a log have gaps, or their provenance is unreadable".into(),
-        )
+        Error::Unexpected("the rows of a log have gaps, or their provenance is unreadable".into())
     }
 }
 

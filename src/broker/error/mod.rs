@@ -42,7 +42,8 @@ impl Error {
 
     /// Of an open transaction, which cannot be committed any more.
     pub fn topic_gone() -> Self {
-        let detail = "A topic of this transaction was deleted since. It can only be aborted.";
+        let detail =
+            "A topic of this transaction was deleted. The transaction can only be aborted.";
         Self::new(Code::TopicNotFound, detail)
     }
 

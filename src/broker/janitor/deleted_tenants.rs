@@ -172,11 +172,7 @@ async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
             let Some(name) = locked else { return Ok::<_, store::Error>(None) };
             let left = store::janitor::deleted_tenants::left(connection, tenant).await?;
             if !left.is_empty() {
-                tracing::debug!(
-                    tenant_id = tenant.0,
-                    ?left,
-                    "a deleted tenant still has data"
-                );
+                tracing::debug!(tenant_id = tenant.0, ?left, "a deleted tenant still has data");
                 return Ok(None);
             }
             store::janitor::deleted_tenants::drop_tenant(connection, tenant).await?;
@@ -184,10 +180,6 @@ async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
         })
     });
     let Some(name) = end.await? else { return Ok(Chunk::default()) };
-    tracing::info!(
-        tenant_id = tenant.0,
-        tenant = name,
-        "deleted tenant removed with all its data"
-    );
+    tracing::info!(tenant_id = tenant.0, tenant = name, "deleted tenant removed with all its data");
     Ok(Chunk { rows: 1, more: false })
 }

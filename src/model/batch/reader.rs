@@ -1,4 +1,4 @@
-//! Judges the fields of a record: each comes here as the bytes the client sent.
+//! Validates the fields of a record: each arrives here as the bytes the client sent.
 
 use std::borrow::Cow;
 
@@ -36,21 +36,21 @@ pub(super) const READ_RECORD_FIELDS: &[&str] = &[
 /// The client's own.
 pub(super) const RECORD_FIELDS: &[&str] = READ_RECORD_FIELDS.split_at(6).0;
 
-/// What all visitors of one request share.
+/// State that all visitors of one request share.
 pub(super) struct Reader<'a> {
-    /// What a record may say here.
+    /// The fields that a record may have here.
     pub record_fields: &'static [&'static str],
     pub lines: Lines,
-    /// The record being read; cleared, not made anew.
+    /// The record being read; cleared and reused.
     pub record: Record<'a>,
-    /// For checking base64.
+    /// A buffer to validate base64.
     scratch: Vec<u8>,
-    /// What has the records, in the body: for pointers. Empty: the body itself.
+    /// The part of the body that contains the records, for pointers; empty for the body itself.
     pub at: &'a str,
-    /// Where the reading stands in it.
+    /// The current position in it.
     pub record_index: Option<usize>,
     pub field: Option<&'static str>,
-    /// Why the reading stopped, when it was not serde_json that stopped it.
+    /// Why parsing stopped, unless serde_json stopped it.
     refused: Option<Invalid>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The pointer to where the reading stands, or to `below` in it.
+    /// The pointer to the current position, or to `below` in it.
     fn pointer(&self, below: Option<&str>) -> String {
         let mut pointer = match self.record_index {
             Some(index) => format!("{}/records/{index}", self.at),
@@ -88,13 +88,13 @@ impl<'a> Reader<'a> {
         pointer
     }
 
-    /// Remembers the mistake; the error only carries the news up through serde.
+    /// Records the validation error; the serde error only unwinds the parser.
     pub fn refuse<E: Error>(&mut self, below: Option<&str>, detail: String) -> E {
         self.refused = Some(Invalid::at(self.pointer(below), detail));
         E::custom("refused")
     }
 
-    /// The same of records that no value of this setting allows.
+    /// Same, for records that exceed the absolute limit of this setting.
     fn refuse_all<E: Error>(&mut self, key: Key) -> E {
         (self.record_index, self.field) = (None, Some("records"));
         let setting = key.setting();
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
         E::custom("refused")
     }
 
-    /// Why the reading stopped, in `line` of what is read.
+    /// Why parsing stopped in `line` of the input.
     pub fn explain(&mut self, error: &serde_json::Error, line: usize) -> Invalid {
         if let Some(refused) = self.refused.take() {
             return refused;
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
         Invalid::at(self.pointer(None), detail)
     }
 
-    /// An optional string: null is absent.
+    /// An optional string; null counts as absent.
     fn text<E: Error>(&mut self, token: &'a str) -> Result<Option<Text<'a>>, E> {
         if token == "null" {
             return Ok(None);
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         Text::read(token).map(Some).map_err(|detail| self.refuse(None, detail))
     }
 
-    /// An optional integer: null is absent.
+    /// An optional integer; null counts as absent.
     pub fn integer<E: Error>(&mut self, token: &str) -> Result<Option<i64>, E> {
         if token == "null" {
             return Ok(None);
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What to do about duplicates: null is absent.
+    /// The `on_duplicate` option; null counts as absent.
     pub fn on_duplicate<E: Error>(&mut self, token: &str) -> Result<OnDuplicate, E> {
         match token {
             "null" | r#""skip""# => Ok(OnDuplicate::Skip),
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes a field of a record, other than its headers.
+    /// Takes a field of a record, except its headers.
     pub fn take<E: Error>(&mut self, field: &str, token: &'a str) -> Result<(), E> {
         match field {
             // Null is a value like any other.
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         if let Some(text) = &text {
             self.scratch.clear();
             if let Err(error) = STANDARD.decode_vec(text.text.as_bytes(), &mut self.scratch) {
-                return Err(self.refuse(None, format!("not standard base64: {error}")));
+                return Err(self.refuse(None, format!("invalid standard base64: {error}")));
             }
         }
         Ok(text)
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
         let id = self.text(token)?;
         match &id {
             Some(text) if !(1..=MAX_ID_BYTES).contains(&text.text.len()) => {
-                Err(self.refuse(None, format!("an id has 1 to {MAX_ID_BYTES} bytes")))
+                Err(self.refuse(None, format!("an id must be 1 to {MAX_ID_BYTES} bytes")))
             }
             _ => Ok(id),
         }
@@ -199,12 +199,12 @@ impl<'a> Reader<'a> {
         match Timestamp::parse(&text) {
             Ok(_) if is_canonical(&text) => Ok(Some(text)),
             Ok(instant) if WRITABLE_MS.contains(&instant.0) => Ok(Some(instant.to_string().into())),
-            Ok(_) => Err(self.refuse(None, "the year leaves 0000 to 9999 in UTC".to_owned())),
+            Ok(_) => Err(self.refuse(None, "the year must be 0000 to 9999 in UTC".to_owned())),
             Err(detail) => Err(self.refuse(None, detail.to_owned())),
         }
     }
 
-    /// Orders the headers: a map has no order, so a repeat may send them in another one.
+    /// Sorts the headers, because a map has no order and a repeat may send them in another one.
     pub fn end_headers<E: Error>(&mut self) -> Result<(), E> {
         self.record.has_headers = true;
         let headers = &mut self.record.headers;
@@ -221,15 +221,15 @@ impl<'a> Reader<'a> {
 
     pub fn end_record<E: Error>(&mut self) -> Result<(), E> {
         let detail = match (&self.record.value, &self.record.value_base64) {
-            (Some(_), Some(_)) => "has both `value` and `value_base64`; give one of them",
-            (None, None) => "has no value; give `value` or `value_base64`",
+            (Some(_), Some(_)) => "give either `value` or `value_base64`, not both",
+            (None, None) => "missing: give `value` or `value_base64`",
             _ => return self.lines.push(&self.record).map_err(|key| self.refuse_all(key)),
         };
         Err(self.refuse(None, detail.to_owned()))
     }
 }
 
-/// Whether a valid instant stands as it would be answered: most do, and need not be written anew.
+/// Whether a valid instant already has its stored form: most do and need no rewriting.
 fn is_canonical(instant: &str) -> bool {
     let bytes = instant.as_bytes();
     let at = |index| bytes.get(index).copied();
@@ -242,7 +242,7 @@ fn is_canonical(instant: &str) -> bool {
         && !leap
 }
 
-/// What serde calls a kind of JSON, in JSON's words.
+/// Translates serde's names of JSON types.
 fn kind(serde: &str) -> &'static str {
     const KINDS: [(&str, &str); 5] = [
         ("sequence", "an array"),
@@ -255,7 +255,7 @@ fn kind(serde: &str) -> &'static str {
     KINDS.iter().find(|(name, _)| serde.starts_with(name)).map_or("a number", |(_, kind)| kind)
 }
 
-/// serde_json's message without the position it ends in.
+/// serde_json's message without its position.
 fn plain(error: &serde_json::Error) -> String {
     let message = error.to_string();
     match message.rsplit_once(" at line ") {
