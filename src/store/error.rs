@@ -1,27 +1,27 @@
-//! What can go wrong with the database, in five words.
+//! The kinds of database errors.
 
 use std::fmt;
 
 use crate::rules::append::encoding::Corrupt;
 
-/// The text of a database error goes to the log, never to a client.
+/// Errors of the database. Their text goes to the log, never to a client.
 #[derive(Debug)]
 pub enum Error {
-    /// Certainly not written: a lock was not had in time, or a conflict with another transaction.
+    /// Certainly not written: a lock timed out, or another transaction was in conflict.
     Contended(sqlx::Error),
-    /// The database cannot be reached, or the connection was lost. Whether what was sent took
-    /// effect is for the caller to know.
+    /// The database cannot be reached, or the connection was lost. The caller knows whether what
+    /// was sent may have taken effect.
     Unavailable(sqlx::Error),
-    /// A COMMIT was sent and its answer lost.
+    /// A COMMIT was sent, and its answer was lost.
     OutcomeUnknown(sqlx::Error),
-    /// The data or a statement is not what it must be.
+    /// The data or a statement is invalid.
     Corrupt(String),
-    /// The server, or what lies before it, will not do; this says what to do about it.
+    /// The server, or a pooler in front of it, is unsuitable; the text says what to do.
     Unsuitable(String),
 }
 
 impl Error {
-    /// Which of the five, for metrics.
+    /// The name of the kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Contended(_) => "contended",
@@ -32,12 +32,13 @@ impl Error {
         }
     }
 
-    /// Somebody else was quicker; nothing is written.
+    /// Another transaction was first; nothing is written.
     pub fn overtaken() -> Self {
         Error::Contended(sqlx::Error::RowNotFound)
     }
 
-    /// Of an autocommitted write: what cut it off may have come after it took effect.
+    /// The error of an autocommitted write, which may have taken effect before the connection was
+    /// lost.
     pub fn of_a_write(self) -> Self {
         match self {
             Error::Unavailable(error) => Error::OutcomeUnknown(error),
@@ -45,7 +46,7 @@ impl Error {
         }
     }
 
-    /// The peer said nothing for so long that its connection was given up.
+    /// The peer was silent for so long that the connection was dropped.
     pub fn silent_peer() -> Self {
         Error::OutcomeUnknown(sqlx::Error::PoolTimedOut)
     }
