@@ -37,7 +37,7 @@ pub enum Route {
     Shared,
 }
 
-/// Connects with these settings, where that is allowed, and returns what was detected.
+/// Determines how to connect, with these settings where they are allowed, and the route.
 pub async fn find(
     bare: &PgConnectOptions,
     settings: &[(&str, &str)],
@@ -106,7 +106,8 @@ async fn prepared(connection: &mut PgConnection, text: &str) -> Result<i32, Erro
     }
 }
 
-/// Whether the error says that the statement does not exist, already exists, or is another one.
+/// Whether an error is about a prepared statement that is missing, already exists, or is another
+/// one.
 fn is_of_a_statement(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(refusal) => {

@@ -1,4 +1,4 @@
-//! Compaction against a table, and against an oracle that knows the whole log.
+//! Compaction, against a table, and against an oracle that knows the whole log.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Expiry: a row a look.
+//! Expiry: one table row per check.
 
 use super::session::a_row;
 use crate::{

@@ -1,4 +1,4 @@
-//! The rules, held by tables, by properties, and against an oracle that remembers everything.
+//! Tests of the rules: by tables, by properties, and against an oracle that remembers everything.
 
 pub mod append;
 mod compaction;

@@ -1,4 +1,4 @@
-//! Retention: a row a step.
+//! Retention: one table row per step.
 
 use crate::{
     model::{

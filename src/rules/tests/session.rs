@@ -1,4 +1,4 @@
-//! Opening sessions: a row an open.
+//! Opening sessions: one table row per open.
 
 use uuid::Uuid;
 

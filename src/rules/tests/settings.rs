@@ -1,4 +1,4 @@
-//! Settings: what holds of several levels, and what a patch makes of one.
+//! Settings: the effective value of several levels, and the effect of a patch.
 
 use crate::{
     model::settings::{Change, Changes, IfMatch, Key, Maxima, Origin, OwnSettings, Value},

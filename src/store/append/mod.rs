@@ -201,12 +201,12 @@ type Query<'q, O> = QueryAs<'q, Postgres, O, PgArguments>;
 /// A returned row: its log, offset and instant.
 type Returned = (Option<i64>, Option<i64>, Instant);
 
-/// Writes a pass, if every head compares and its transactions are as they expect it; None: something is
-/// not (or has vanished), nothing is written. `records` holds the lines of every row that has some, in the
-/// order of the writes and their rows. `ended`: the transactions of the plan, but for those whose rows,
-/// groups and offsets are held: `whole::finish` and `offsets::commit` write them. (So, in a pass that holds
-/// its heads, do `loading::register` and `write_states`; a quick pass registers nobody and leaves no producer
-/// silent.)
+/// Writes a batch if every head matches and its transactions are as expected; None, with nothing
+/// written, otherwise (or if something no longer exists). `records` holds the lines of every row
+/// that has some, in the order of the writes and their rows. `ended`: the transactions of the plan,
+/// except those whose rows, groups and offsets are locked: `whole::finish` and `offsets::commit`
+/// write them. (Similarly, on the slow path, `loading::register` and `write_states` write states;
+/// the fast path registers no producer.)
 pub async fn append_if(
     connection: &mut PgConnection,
     tenant: TenantId,

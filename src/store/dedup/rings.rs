@@ -15,7 +15,8 @@ statements! {
     /// Keys in the emptied table were reserved before the ring last rotated.
     TURN = "update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3 \
         where ring = $1";
-    /// A table that never had a row need not be emptied. (An estimate of its rows.)
+    /// Whether a table ever had a row (if not, it need not be emptied), and an estimate of its
+    /// rows.
     FILLED = "select pg_relation_size(oid) > 0, greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0) \
         from pg_class where oid = to_regclass('oncelog.dedup_keys_' || $1::smallint)";
     EMPTY = "select oncelog.empty_slot($1)";

@@ -83,7 +83,7 @@ statements! {
     ABORT = "update oncelog.transactions set state = 'aborted', reason = $3, ended_at = $4, sweeping = true, \
             remembered_from = greatest($4, oncelog.instant_of(transaction_id)) \
         where tenant_id = $1 and transaction_id = $2";
-    /// Records the effect of a timeout.
+    /// Marks transactions past their timeout as aborted.
     EXPIRE = concat!("with due as materialized ( \
             select transaction_id from oncelog.transactions \
             where ", durable!(), " and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \

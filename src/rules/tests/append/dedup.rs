@@ -1,13 +1,13 @@
-//! What becomes of records with ids and of requests with keys, by table: what is known, what is sent, what
-//! is decided.
+//! The outcome of records with ids and of requests with keys, as a table: known keys, request,
+//! decision.
 //!
 //! ```text
 //! a=1@5 b=2@gone c=3! d~ | a=1 - b=9 -> at 5, new, reused /records/2
 //! ```
 //!
-//! Before the bar: `a` is known with payload 1 at offset 5, `b` at one that has left the log, `c` is
-//! held by a prepared transaction, `d` was claimed in this very pass. Behind it the records in order, `-`
-//! one without an id; `refuse:` refuses duplicates.
+//! Before the bar: `a` is known with payload 1 at offset 5, `b` at one that has left the log, `c`
+//! is held by a prepared transaction, `d` was reserved in this batch. After it the records in
+//! order, `-` one without an id; `refuse:` refuses duplicates.
 
 use crate::{
     model::{

@@ -1,4 +1,4 @@
-//! Provenance as bytes: a round trip, small, and no bytes are taken for what they are not.
+//! The encoding of provenance: it round-trips, is small, and rejects all other bytes.
 
 use proptest::{collection::vec, option, prelude::*};
 

@@ -1,5 +1,5 @@
 //! An in-memory stand-in for the database, with rows, states and heads as the store keeps them, and
-//! the broker's passes over it. One topic of up to `MAX_PARTITIONS` partitions.
+//! the broker's batches over it. One topic of up to `MAX_PARTITIONS` partitions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,5 +1,5 @@
-//! The naive oracle: it keeps every request ever accepted in a plain list and derives from the list
-//! alone what must happen next. No folds, no windows, no memory, no fences.
+//! The naive oracle: it keeps every request ever accepted in a list and derives from the list alone
+//! what must happen next. It has no replay, windows, caches or fences.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The fold: one `apply`, and a snapshot with the tail behind it is the whole log.
+//! Replay of producer state: one `apply`, and a snapshot with the tail after it equals the whole
+//! log.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Random lives of a topic: replicas with memories, groups of requests, opens, growth, snapshots,
-//! trims, lost answers; held against the oracle after every pass and in the end.
+//! Random histories of a topic: replicas with caches, batches of requests, opens, growth,
+//! snapshots, trims, lost answers; compared with the oracle after every batch and at the end.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,5 @@
-//! What a key of a request says, as a table: what is remembered of it, and what becomes of the request.
+//! The Idempotency-Key of a request, as a table: what is remembered of it, and the outcome of the
+//! request.
 
 use crate::{
     model::{

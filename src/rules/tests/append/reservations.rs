@@ -1,4 +1,4 @@
-//! Appends some of whose records, or that themselves, may be known: what is stored, claimed, compared.
+//! Appends with possible duplicates: what is stored, reserved and compared.
 
 use std::collections::BTreeMap;
 

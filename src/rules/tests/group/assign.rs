@@ -1,5 +1,6 @@
-//! The assignor: lives of groups as text tables, and every assignment held against what makes one
-//! the best: no better chain of moves, and by brute force where there are few enough.
+//! The assignor: histories of groups as text tables. Every assignment is compared with the
+//! definition of the best: no better chain of moves, and by brute force where groups are small
+//! enough.
 
 use std::{
     cell::Cell,

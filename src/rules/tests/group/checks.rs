@@ -1,4 +1,4 @@
-//! What must hold after every step of a life.
+//! The invariants of a group, checked after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 

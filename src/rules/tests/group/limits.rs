@@ -1,4 +1,4 @@
-//! Where a group begins; how long a lease is; how much there may be.
+//! Where a group starts, the length of leases, and limits of counts.
 
 use super::{
     table::{check, refused},

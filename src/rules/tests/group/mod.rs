@@ -1,4 +1,5 @@
-//! Groups: who is told what, and who owns what. What holds over whole lives is in `properties`.
+//! Groups: responses to members, and ownership. `properties` checks invariants over whole
+//! histories.
 
 pub mod assign;
 mod checks;

@@ -1,4 +1,4 @@
-//! Offsets of groups: a row a commit, and every case there is against an oracle.
+//! Offsets of groups: one table row per commit, and every possible case against an oracle.
 
 use uuid::Uuid;
 

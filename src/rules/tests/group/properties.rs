@@ -1,5 +1,6 @@
-//! Random lives of a group, with what its clients have been told: nobody loses what it was not told
-//! to let go of, and what two may believe to own only one may commit.
+//! Random histories of a group, with the responses that its clients have seen: no member loses a
+//! partition without a revocation it was told of, and if two members believe to own one, only one
+//! can commit.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,4 @@
-//! Resets, and lags: a row a partition.
+//! Resets and lags: one table row per partition.
 
 use uuid::Uuid;
 

@@ -1,5 +1,5 @@
-//! A group over topics that come and go, changed as the broker changes it: whoever is late goes
-//! first, then topics come in, then the rule is asked.
+//! A group over changing topics, driven as the broker drives it: first leases expire, then topics
+//! are refreshed, then the rule is called.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! A stand-in for the database, and what the broker does over it: a request is judged under its
-//! locks and then applied; a refused one has changed nothing.
+//! A stand-in for the database, with the broker's steps over it: a request is decided under its
+//! locks and then applied; a refused one changes nothing.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Offsets that a quick pass commits: what it assumes, and that its statement, which confirms that
-//! and nothing else, commits what the law would have it commit.
+//! Offsets that the fast path commits: what it assumes, and that its statement, which verifies
+//! exactly that, commits what the rules would commit.
 
 use std::{cell::RefCell, collections::BTreeMap};
 

@@ -1,5 +1,5 @@
-//! What happens in a life: events told relative to what would be right, and the requests that
-//! clients make of what they know, or think to know.
+//! The events of a random history, relative to the correct ones, and the requests that clients make
+//! from what they know, or believe to know.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use uuid::Uuid;

@@ -1,5 +1,5 @@
-//! The naive oracle: it keeps all that ever happened in a plain list, forgets nothing, and derives
-//! from the list alone what a request must be answered. No rows, no moves, no horizon.
+//! The naive oracle: it keeps everything that ever happened in a list, forgets nothing, and derives
+//! the expected answer from the list alone. It has no rows, transitions or horizon.
 
 use std::collections::{BTreeMap, BTreeSet};
 

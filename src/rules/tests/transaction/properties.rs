@@ -1,7 +1,7 @@
-//! Random lives of a tenant: sessions opened, ended and forgotten, zombies, transactions of all
-//! shapes, anything sent again at any time, groups that rebalance, time, settings and a janitor.
-//! Every answer is the oracle's; and what the contract promises is held against the answers and
-//! the logs, with no rule in between.
+//! Random histories of a tenant: sessions opened, closed and expired, zombies, transactions of all
+//! shapes, any request sent again at any time, rebalances, time, settings and a janitor. Every
+//! answer must be the oracle's; and the promises of the contract are checked against the answers
+//! and the logs, without any rule in between.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,4 @@
-//! Ids of staged records: there and back as bytes, and what becomes of them at the claim.
+//! Ids of staged records: their encoding, and their outcome when they are reserved.
 
 use std::collections::HashMap;
 
