@@ -12,11 +12,11 @@
 //! **What a statement checks under a row's lock is a column of that row, or is checked again after
 //! the lock.** A statement sees the snapshot of its beginning. If a row has changed while the
 //! statement waited for it, the statement evaluates the row's columns again, but its sub-selects,
-//! joins and other parts still use the old snapshot; a row that was only locked counts as unchanged.
-//! So a transaction that adds something that others check under a row updates that row: a call that
-//! stages increments a count in its transaction's row, a reservation of keys one in its journal's,
-//! and whatever invalidates the read set of appends raises a fence. A statement may also rely on the
-//! snapshot of its beginning for
+//! joins and other parts still use the old snapshot; a row that was only locked counts as
+//! unchanged. So a transaction that adds something that others check under a row updates that row:
+//! a call that stages increments a count in its transaction's row, a reservation of keys one in its
+//! journal's, and whatever invalidates the read set of appends raises a fence. A statement may also
+//! rely on the snapshot of its beginning for
 //! - facts that change in one direction only, and whose old value causes a refusal: a group's
 //!   generation, a next offset;
 //! - facts that never change with effect without a write to the row: a member that joins and takes
