@@ -244,7 +244,7 @@ impl Store {
                 }
                 Ok(done) => done,
                 Err(_) => {
-                    // a silent peer would keep the pool's permit for ever
+                    // a silent peer would keep the pool's permit forever
                     connection.close_on_drop();
                     Err(silence.into())
                 }

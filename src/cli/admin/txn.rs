@@ -24,7 +24,7 @@ use crate::{
 
 const OPERATOR: &str = "\
 It acts as an operator, independent of the session that began the transaction: the token needs the
-scope `operator`. The next request of the transaction's client is refused and says so.";
+scope `operator`. The response to the next request of the transaction's client says so.";
 
 pub(in crate::cli) const EXAMPLE: &str = "\
 Example:

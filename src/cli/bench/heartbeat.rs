@@ -128,7 +128,7 @@ struct Joined {
     member_id: String,
 }
 
-/// What a heartbeat's answer tells.
+/// The relevant part of a heartbeat's response.
 #[derive(Deserialize)]
 struct Told {
     generation: i64,
