@@ -23,7 +23,7 @@ use crate::{
 
 pub const TOPIC: TopicId = TopicId(7);
 
-/// A record of part 0 and 10 bytes, of which only id and payload are told apart.
+/// A record of part 0 with 10 bytes, distinguished only by id and payload.
 pub fn record(index: usize, part: usize, id: Option<&str>, payload: i64) -> Record {
     Record { append: None, index, part, key: id.map(id_key), digest: payload, size_bytes: 10 }
 }
@@ -47,7 +47,7 @@ fn payload(text: &str) -> i64 {
     text.parse().unwrap()
 }
 
-/// What is known, from its words.
+/// The known keys, parsed.
 fn known(words: &str) -> Known {
     let mut known = Known::default();
     for word in words.split_whitespace() {
@@ -200,7 +200,7 @@ fn request_key(payload: i64, instant: Option<i64>) -> RequestKey {
     RequestKey { key: id_key("k"), digest: payload, instant: instant.map(Timestamp) }
 }
 
-/// What is known of key `k`: its payload and whether its window is over.
+/// The entry of key `k`: its payload and whether its window has passed.
 fn remembering(fact: Option<(i64, bool)>, horizon: i64) -> Known {
     let mut known = Known::default();
     known.now = Timestamp(NOW);

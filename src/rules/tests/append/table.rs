@@ -29,7 +29,7 @@ use crate::{
 pub const TOO_LARGE: Refusal =
     Refusal::BatchTooLarge { limit_name: "max_batch_records", limit: 1, received: 2 };
 
-/// Where requests go that do not say it.
+/// The default target of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Partition,

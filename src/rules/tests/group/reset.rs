@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// `c10` committed; `new`: made after the group subscribed; `old`: before; `earliest` and so on: the
-/// group's auto_offset_reset; `[5,20)`: the log.
+/// `c10` committed; `new`: created after the group subscribed; `old`: before; `earliest` and so on:
+/// the group's auto_offset_reset; `[5,20)`: the log.
 fn ground(text: &str) -> Ground {
     let mut ground = Ground {
         committed_offset: None,

@@ -46,7 +46,7 @@ fn a_whole(offsets: Vec<Claimed>) -> Whole {
     }
 }
 
-/// What a pass of these would have its statement confirm.
+/// What the statement of a batch with these would verify.
 fn assumed(wholes: &[Whole]) -> Option<Vec<OffsetMove>> {
     if !wholes.iter().all(Whole::may_be_assumed) {
         return None;
@@ -68,8 +68,8 @@ fn claimed(words: &str) -> Claimed {
     Claimed { place, offset, claim: claim.claim().unwrap() }
 }
 
-/// `g/0 m1@3 g5 6..8`: whose it is, since when at the latest, in which generation of the group at the
-/// earliest; from where (`<6`: from anywhere below), to where.
+/// `g/0 m1@3 g5 6..8`: the owner, since when at the latest, the minimum generation of the group;
+/// from which offset (`<6`: from any below), to which.
 fn show(moved: &OffsetMove) -> String {
     let owner = moved
         .owner
@@ -83,7 +83,7 @@ fn show(moved: &OffsetMove) -> String {
     format!("{group}/{partition} {owner}{from}..{}{highest}", moved.to)
 }
 
-/// Transactions, one after the other, each with its offsets; what is assumed of their places.
+/// Transactions in order, each with its offsets; the assumption on their places.
 #[test]
 fn what_a_quick_pass_assumes() {
     let table = "
@@ -135,7 +135,7 @@ fn what_a_quick_pass_assumes() {
     }
 }
 
-/// Whatever is known of its session, and of ids: what became of one is told first.
+/// Independent of its session and of ids: a remembered outcome comes first.
 #[test]
 fn what_is_remembered_is_told_before_anything_is_judged() {
     let producer = ProducerId(7);
@@ -189,7 +189,7 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     }
 }
 
-/// Places and groups as they are.
+/// The current places and groups.
 #[derive(Clone, Debug)]
 struct World {
     rows: BTreeMap<Place, Row>,
@@ -197,7 +197,7 @@ struct World {
 }
 
 impl World {
-    /// What the statement compares.
+    /// The comparison of the statement.
     fn confirms(&self, moved: &OffsetMove) -> bool {
         let (row, group) = (&self.rows[&moved.place], &self.groups[&moved.place.group]);
         let is_owned = match (&row.owner, &moved.owner) {
@@ -213,7 +213,7 @@ impl World {
         is_owned && is_from && is_committed && moved.generation <= group.generation
     }
 
-    /// All of them one by one, as the law has it.
+    /// All of them one by one, according to the rules.
     fn commit(&mut self, wholes: &[Whole]) -> bool {
         wholes.iter().all(|whole| {
             let asked = whole.offsets.iter().map(|claimed| {
@@ -236,7 +236,7 @@ fn member() -> impl Strategy<Value = String> {
     (0..2_usize).prop_map(|member| format!("m{member}"))
 }
 
-/// Of two groups with two places each; of those who own something, all are members.
+/// Two groups with two places each; all owners are members.
 fn world() -> impl Strategy<Value = World> {
     let owner = option::weighted(0.8, (member(), 0..GENERATIONS));
     let committed = option::weighted(0.9, 0..4_i64);
@@ -261,8 +261,8 @@ fn world() -> impl Strategy<Value = World> {
     })
 }
 
-/// Relative to what holds: an offset so far on; nearly always by whom and over what it should be; and
-/// how a member says that.
+/// Relative to the correct one: an offset this far ahead; mostly with the correct owner and
+/// expected offset; and how a member states it.
 type Step = (usize, Offset, Option<(String, i64)>, Option<i64>, usize);
 
 fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
@@ -296,8 +296,8 @@ fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<Whole> {
     steps.into_iter().map(whole).collect()
 }
 
-/// And where something is committed everywhere already, all that the law allows takes the quick pass;
-/// but for members' numbers that change nothing.
+/// And where every place has a committed offset, everything that the rules allow takes the fast
+/// path, except members' offsets that change nothing.
 #[test]
 fn a_quick_pass_commits_what_the_law_would() {
     let seen = RefCell::new([0; 3]);
