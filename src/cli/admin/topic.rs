@@ -1,4 +1,4 @@
-//! `oncelog topic`.
+//! `oncelog topic`: creates, lists, describes and deletes topics.
 
 use std::io::{IsTerminal, stdout};
 

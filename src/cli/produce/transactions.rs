@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(starts, [0, 2]);
         let large = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES / 2));
         assert_eq!(body(9, &large.repeat(3)).unwrap().1, [0, 1, 2]);
-        // one that is larger than an append should be is an append all the same
+        // a record above the size limit of an append gets an append of its own
         let larger = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES));
         assert_eq!(body(9, &larger.repeat(2)).unwrap().1, [0, 1]);
         let error = body(9, &larger.repeat(32)).unwrap_err().to_string();
