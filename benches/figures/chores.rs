@@ -1,4 +1,4 @@
-//! Appends beside a janitor that has much to do, and what it keeps them waiting for.
+//! Appends while the janitor has much work, and how long it blocks them.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use crate::{
     place::{Brokers, Place},
 };
 
-/// Of the stored events of other rows: what is not worked off in the time measured.
+/// The fraction of other rows' stored events: still more than the janitor can remove during the
+/// measurement.
 const SHARE: u32 = 4;
-/// Beyond all buckets of a histogram.
+/// Above all buckets of a histogram.
 const ENDLESS_US: f64 = 1e9;
 
-/// Runs a bench on a database that is full of things which are due, or are not.
+/// Runs a bench on a database full of data that is due for removal, or is not.
 pub async fn beside(
     place: &mut Place,
     database: &str,
@@ -53,7 +54,8 @@ fn most(longest: &BTreeMap<String, f64>) -> f64 {
     longest.values().copied().fold(0.0, f64::max)
 }
 
-/// By a label of a histogram of seconds: a time that none was beyond, as near as the buckets tell.
+/// For each label of a histogram of seconds: an upper bound of the longest duration, as precise as
+/// the buckets.
 fn longest(metrics: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
     let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for line in metrics.lines() {

@@ -1,5 +1,5 @@
-//! What a run takes of the machine while it is measured: processor time of PostgreSQL and of the
-//! brokers, and transactions. Linux tells of processes in /proc.
+//! The load of a run on the machine while it is measured: CPU time of PostgreSQL and of the
+//! brokers, from /proc, and transactions.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,17 +10,17 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::place::{Brokers, Place};
 
 const SAMPLED_EVERY: Duration = Duration::from_secs(1);
-/// `USER_HZ`, which is the same everywhere.
+/// `USER_HZ`, which is the same on all systems.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Processes whose time is counted.
+/// The processes whose CPU time is counted.
 struct Processes {
-    /// All others are its children, or were.
+    /// The parent of all others, running or ended.
     postmaster: u32,
     brokers: Vec<u32>,
 }
 
-/// Until now.
+/// The CPU time so far.
 struct Sample {
     unix_s: f64,
     database_cpu_s: f64,
@@ -28,7 +28,8 @@ struct Sample {
     transactions: f64,
 }
 
-/// Runs a bench that tells from when it measured and for how long, and adds the load to its result.
+/// Runs a bench that reports the time and duration of its measurement, and adds the load to its
+/// result.
 pub async fn beside(
     place: &mut Place,
     brokers: &Brokers,
@@ -63,7 +64,7 @@ pub async fn beside(
     Ok(result)
 }
 
-/// What a sample would have said then.
+/// Interpolates a sample for an instant.
 fn at(samples: &[Sample], unix_s: f64, of: fn(&Sample) -> f64) -> anyhow::Result<f64> {
     let around = samples.windows(2).find(|two| (two[0].unix_s..=two[1].unix_s).contains(&unix_s));
     let [before, after] = around.context("nobody looked then")? else { unreachable!() };
@@ -99,11 +100,11 @@ impl Processes {
 struct Stat {
     parent: u32,
     own: u64,
-    /// Of children that have ended.
+    /// The ticks of ended children.
     reaped: u64,
 }
 
-/// None: it has ended.
+/// Reads a process from /proc; None if it has ended.
 fn stat(id: u32) -> anyhow::Result<Option<Stat>> {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{id}/stat")) else { return Ok(None) };
     // the name may have anything in it; proc(5) counts the fields after it from 3

@@ -1,12 +1,12 @@
-//! `make bench`: the project's figures, each a ratio of things measured in one run on one machine.
+//! `make bench`: the project's benchmarks, each a ratio of measurements of one run on one machine.
 //!
 //! ```text
-//! rows.rs     what is measured against what, and the aims
+//! rows.rs     subjects, references and targets
 //! place.rs    a private PostgreSQL (as embedded mode runs it, fsync on), databases, brokers
-//! load.rs     what a run takes of the machine
-//! chores.rs   a janitor that has much to do;  retained.rs  rounds of a log that loses its beginning
+//! load.rs     the load of a run on the machine
+//! chores.rs   a janitor with much work;  retained.rs  rounds of a log with retention
 //! pgbench.rs  the references: scripts of this directory, run by pgbench on the same PostgreSQL
-//! report.rs   the table and the raw figures;  plot.rs  the picture
+//! report.rs   the table and the raw results;  plot.rs  the plot
 //! ```
 
 mod chores;
@@ -30,35 +30,35 @@ use self::{
     rows::{ROWS, Row, Run, Work},
 };
 
-/// Measures a release build of oncelog beside pgbench, on a PostgreSQL of its own.
+/// Measures a release build of oncelog and pgbench, on a PostgreSQL of its own.
 #[derive(Parser)]
 struct Arguments {
-    /// Rows to measure: names or parts of them, with commas between; all if empty
+    /// Rows to measure: names or parts of them, separated by commas; all if empty
     #[arg(long, default_value = "")]
     rows: String,
-    /// How often each measurement is taken
+    /// Repetitions of each measurement
     #[arg(long, default_value = "3", value_parser = clap::value_parser!(u8).range(1..=50))]
     repetitions: u8,
-    /// A second or less for each, once: shows that everything works, and says nothing of speed
+    /// At most a second for each, once: checks that everything works; the results mean nothing
     #[arg(long)]
     short: bool,
-    /// Where PostgreSQL keeps its data: the disk that is measured
+    /// Data directory of PostgreSQL, on the disk to measure
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// What cargo says to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// How long, and how much.
+/// The durations and sizes of a run.
 #[derive(Clone, Copy)]
 pub struct Effort {
     pub warmup_s: f64,
     pub measured_s: f64,
     pub stored_events: u32,
-    /// To be there before anything is measured: 1.9 GB.
+    /// WAL segments to create before the measurement: 1.9 GB.
     pub wal_segments: usize,
-    /// Of 10 members that do nothing but stay.
+    /// Groups, each with 10 members that only send heartbeats.
     pub groups: usize,
 }
 
@@ -71,10 +71,10 @@ const FULL: Effort = Effort {
 };
 const SHORT: Effort =
     Effort { warmup_s: 0.1, measured_s: 0.4, stored_events: 50_000, wal_segments: 0, groups: 10 };
-/// What comes once in 15 s needs to be measured so much longer.
+/// Heartbeats come once in 15 s, so they are measured this much longer.
 const HEARTBEATS_LONGER: f64 = 7.5;
 
-/// No disk is quicker.
+/// No disk flushes faster.
 const LEAST_FLUSH_US: u64 = 5;
 
 fn main() -> anyhow::Result<()> {
@@ -128,7 +128,7 @@ async fn measure(arguments: &Arguments, rows: &[&'static Row]) -> anyhow::Result
     Ok(())
 }
 
-/// All runs of a row in turn, again and again; the results of each run.
+/// Takes all measurements of a row in turn, repeatedly; returns the results of each.
 async fn repeat(
     place: &mut Place,
     row: &Row,

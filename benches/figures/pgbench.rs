@@ -1,4 +1,4 @@
-//! The references.
+//! The references: scripts that pgbench runs.
 
 use std::{path::Path, process::Command};
 
@@ -66,8 +66,8 @@ fn program() -> Command {
     }
 }
 
-/// The time of each transaction after the first so many seconds, in microseconds. A line of the log
-/// is client, number, time, script, second, microsecond of its end.
+/// The duration of each transaction after the warm-up, in microseconds. A line of the log is
+/// client, number, time, script, second, microsecond of its end.
 fn latencies(directory: &Path, warmup_s: f64) -> anyhow::Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {

@@ -1,4 +1,4 @@
-//! A PostgreSQL that embedded mode would run just so, databases in it, and brokers on them.
+//! A PostgreSQL as embedded mode runs it, databases in it, and brokers on them.
 
 use std::{
     collections::BTreeMap,
@@ -31,19 +31,19 @@ pub struct Place {
     server: Embedded,
     admin: PgConnection,
     next_database: u32,
-    /// What the references store: what oncelog stores.
+    /// The data that the references store: the same as oncelog.
     pub sample: Sample,
     token: String,
-    /// Removed when it is dropped, after the server.
+    /// Removed on drop, after the server has stopped.
     _directory: Option<tempfile::TempDir>,
     disk: PathBuf,
 }
 
-/// As `oncelog bench` made it and oncelog stored it.
+/// An event of `oncelog bench`, as oncelog stored it.
 #[derive(Default)]
 pub struct Sample {
     pub event: String,
-    /// Of a request of 100 events.
+    /// The row of a request of 100 events.
     pub records: String,
     pub producers: String,
 }
@@ -100,8 +100,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Makes segments of the write-ahead log, and leaves them to be used again, as on a server that
-    /// has run for a while: else whoever is measured first would pay for making them.
+    /// Creates segments of the write-ahead log, and leaves them for reuse, as on a server that has
+    /// run for a while: otherwise the first measurement would pay for them.
     async fn make_segments(&mut self, count: usize) -> anyhow::Result<()> {
         for _ in 0..count {
             self.sql("select pg_logical_emit_message(false, 'bench', 'next'), pg_switch_wal()")
@@ -110,7 +110,7 @@ impl Place {
         self.settle().await
     }
 
-    /// What two requests become in the log.
+    /// The rows that two requests become in the log.
     async fn take_sample(&mut self) -> anyhow::Result<Sample> {
         let database = self.make_database().await?;
         let brokers = Brokers::start(self, &database, 1).await?;
@@ -167,8 +167,8 @@ impl Place {
         self.sql(format!("drop database {name} with (force)")).await
     }
 
-    /// How many transactions a database has had, once nobody is connected to it any more: a session
-    /// tells of its last ones as it ends.
+    /// The number of transactions in a database, once nobody is connected to it any more: a session
+    /// reports its last ones when it ends.
     pub async fn transactions(&mut self, database: &str) -> anyhow::Result<i64> {
         let begun = Instant::now();
         let sql = "select numbackends, xact_commit + xact_rollback from pg_stat_database where datname = $1";
@@ -183,25 +183,25 @@ impl Place {
         }
     }
 
-    /// As far as its sessions have told.
+    /// The number that its sessions have reported so far.
     pub async fn transactions_so_far(&mut self, database: &str) -> anyhow::Result<i64> {
         let sql = "select xact_commit + xact_rollback from pg_stat_database where datname = $1";
         Ok(sqlx::query_scalar(sql).bind(database).fetch_one(&mut self.admin).await?)
     }
 
-    /// A process of the server.
+    /// The id of a process of the server.
     pub async fn backend(&mut self) -> anyhow::Result<u32> {
         let query = sqlx::query_scalar("select pg_backend_pid()");
         let id: i32 = query.fetch_one(&mut self.admin).await?;
         Ok(id.try_into()?)
     }
 
-    /// Nobody pays for what was written before.
+    /// Runs a checkpoint, so that a measurement does not pay for earlier writes.
     pub async fn settle(&mut self) -> anyhow::Result<()> {
         self.sql("checkpoint").await
     }
 
-    /// The tables of the references.
+    /// Creates the tables of the references.
     pub async fn make_tables(
         &mut self,
         database: &str,
@@ -220,7 +220,7 @@ impl Place {
         Ok(())
     }
 
-    /// Makes every flush wait 2 ms, or takes that back.
+    /// Delays every flush by 2 ms, or reverts that.
     pub async fn slow_flush(&mut self, slow: bool) -> anyhow::Result<()> {
         for (name, value) in [("commit_delay", "2000"), ("commit_siblings", "0")] {
             let change =
@@ -230,7 +230,7 @@ impl Place {
         self.sql("select pg_reload_conf()").await
     }
 
-    /// What the figures were measured on.
+    /// Describes the machine of the measurements.
     pub async fn facts(&mut self) -> anyhow::Result<BTreeMap<&'static str, Value>> {
         let version: String =
             sqlx::query_scalar("select version()").fetch_one(&mut self.admin).await?;
@@ -255,7 +255,7 @@ impl Place {
         ]))
     }
 
-    /// The median time of an fdatasync of 8 kB on the disk of the data.
+    /// The median duration of an fdatasync of 8 kB on the data disk.
     fn flush_us(&self) -> anyhow::Result<u64> {
         let path = self.disk.join("flushed");
         let mut file = File::create(&path)?;
@@ -272,7 +272,7 @@ impl Place {
     }
 }
 
-/// `oncelog serve`, once or several times, on one database.
+/// One or several `oncelog serve` on one database.
 pub struct Brokers {
     processes: Vec<Broker>,
     token: String,
@@ -298,7 +298,7 @@ impl Brokers {
         Ok(Self { processes, token: place.token.clone() })
     }
 
-    /// One run of `oncelog bench`; what it found.
+    /// Runs `oncelog bench` once and returns its report.
     pub async fn bench(&self, arguments: &[&str], effort: Effort) -> anyhow::Result<Value> {
         let mut command = oncelog();
         command.arg("bench").args(arguments).arg("--json").env("ONCELOG_TOKEN", &self.token);
@@ -318,13 +318,13 @@ impl Brokers {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Of the first one.
+    /// The metrics of the first broker.
     pub async fn metrics(&self) -> anyhow::Result<String> {
         let broker = self.processes.first().context("no broker")?;
         Ok(reqwest::get(format!("{}/metrics", broker.url)).await?.text().await?)
     }
 
-    /// A topic of these settings, on the first broker.
+    /// Creates a topic with these settings, on the first broker.
     pub async fn put_topic(&self, topic: &str, body: &Value) -> anyhow::Result<()> {
         let broker = self.processes.first().context("no broker")?;
         let put = reqwest::Client::new().put(format!("{}/v1/topics/{topic}", broker.url));

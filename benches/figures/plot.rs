@@ -1,4 +1,4 @@
-//! The picture: how far each figure is from its aim. Right of the line is better, whether it
+//! The plot: each result relative to its target. Right of the line is better, whether the value
 //! should be large or small.
 
 use std::{fmt::Write, path::Path};
@@ -12,7 +12,7 @@ const LEFT: f64 = 430.0;
 const WIDTH: f64 = 420.0;
 const LINE: f64 = 26.0;
 const TOP: f64 = 56.0;
-/// The scale is logarithmic, from a quarter of the aim to four times.
+/// The scale is logarithmic, from a quarter of the target to four times.
 const OCTAVES: f64 = 2.0;
 
 pub fn write(directory: &Path, table: &[Measured]) -> anyhow::Result<()> {
@@ -52,7 +52,7 @@ pub fn write(directory: &Path, table: &[Measured]) -> anyhow::Result<()> {
     }
     let bottom = TOP + LINE * count;
     let mut grid = String::new();
-    for (reach, label) in [(0.25, "1/4"), (0.5, "1/2"), (1.0, "aim"), (2.0, "2x"), (4.0, "4x")] {
+    for (reach, label) in [(0.25, "1/4"), (0.5, "1/2"), (1.0, "target"), (2.0, "2x"), (4.0, "4x")] {
         let x = at(reach);
         let stroke = if reach == 1.0 { "#222" } else { "#ddd" };
         writeln!(

@@ -1,4 +1,4 @@
-//! The table, for people, and the raw figures, for programs.
+//! The report: a table for people, and raw results for programs.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
@@ -9,11 +9,11 @@ use crate::rows::{self, Aim, Figure, Row};
 
 pub struct Measured {
     pub row: &'static Row,
-    /// Of each run, each repetition.
+    /// The results of each run and repetition.
     pub results: Vec<Vec<Value>>,
 }
 
-/// A median, and the smallest and largest.
+/// A median with the smallest and largest value.
 #[derive(Clone, Copy)]
 pub struct Range {
     pub median: f64,
@@ -37,11 +37,11 @@ impl Range {
     }
 }
 
-/// A figure as measured: what it is of, what it is divided by, and what comes out.
+/// A measured figure: the subject, the reference, and the result.
 pub struct Outcome {
     pub of: Range,
     pub by: Option<Range>,
-    /// The ratio, whose range is that of the repetitions; or the absolute figure.
+    /// The ratio, with the range of the repetitions; or the absolute value.
     pub value: Range,
     pub met: Option<bool>,
 }
@@ -104,7 +104,7 @@ fn markdown(
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         writeln!(text, "- {name}: {value}")?;
     }
-    text += "\n| row | figure | measured | divided by | result (range) | aim | |\n";
+    text += "\n| row | figure | measured | divided by | result (range) | target | |\n";
     text += "|---|---|---|---|---|---|---|\n";
     for measured in table {
         for figure in measured.row.figures {
@@ -150,7 +150,7 @@ fn raw(measured: &Measured) -> anyhow::Result<Value> {
     Ok(json!({"row": about, "figures": figures, "runs": runs}))
 }
 
-/// By the name of a value.
+/// The unit, by the name of a value.
 fn unit(pointer: &str) -> &'static str {
     match pointer {
         _ if pointer.ends_with("_us") => "us",

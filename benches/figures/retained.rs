@@ -1,5 +1,5 @@
-//! Rounds of appends to a topic that keeps few bytes: what the janitor removes while they run, vacuum
-//! makes free again, so tables and indexes stay as they are.
+//! Rounds of appends to a topic with a small `retention_bytes`: the janitor removes rows meanwhile,
+//! vacuum frees their space, and tables and indexes must not grow.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,16 @@ use crate::{
     place::{Brokers, Place},
 };
 
-/// A round is vacuumed as autovacuum would: it looks once a minute, and a round is not so long.
+/// The number of rounds, each followed by a vacuum: autovacuum runs once a minute, and a round is
+/// shorter.
 const ROUNDS: usize = 8;
-/// A page of an index that one vacuum empties is used again after the next: it grows until then.
+/// The rounds until the index settles: a page that one vacuum empties is reused after the next.
 const SETTLING_ROUNDS: usize = 2;
 const SAMPLED_EVERY: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The last round's result, with what is left of the table and its index after the first settled
-/// one and the last, and the longest that anybody waited for a row's lock meanwhile.
+/// The last round's result, with the sizes of the table and its index after the first settled round
+/// and the last, and the longest wait for a row lock meanwhile.
 pub async fn run(
     place: &mut Place,
     database: &str,
@@ -55,7 +56,7 @@ pub async fn run(
     Ok(result)
 }
 
-/// Of the log's rows, and of their index.
+/// The sizes of the log's table, and of its index.
 async fn sizes(connection: &mut PgConnection) -> anyhow::Result<(i64, i64)> {
     let sql = "select pg_table_size('oncelog.batches'), pg_indexes_size('oncelog.batches')";
     Ok(sqlx::query_as(sql).fetch_one(connection).await?)
@@ -74,8 +75,8 @@ async fn until_trimmed(connection: &mut PgConnection, retention_bytes: i64) -> a
     }
 }
 
-/// Looks meanwhile at who waits for a row's lock: for the longest, in microseconds. Appends of one
-/// broker wait for nobody but the janitor.
+/// Samples waits for row locks meanwhile: the longest, in microseconds. The appends of one broker
+/// wait for nothing but the janitor.
 async fn watched(
     options: &PgConnectOptions,
     bench: impl Future<Output = anyhow::Result<Value>>,

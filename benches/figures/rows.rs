@@ -1,6 +1,6 @@
-//! The table: what is measured, against what, and what it should reach.
+//! The rows: subjects, references and targets.
 
-/// One measurement. Those of a row are taken in turn, again and again.
+/// One measurement. Those of a row alternate.
 pub struct Run {
     pub title: &'static str,
     pub work: Work,
@@ -9,48 +9,48 @@ pub struct Run {
 pub enum Work {
     /// `oncelog bench` with these arguments, against fresh brokers on a fresh database.
     Oncelog { brokers: usize, arguments: &'static [&'static str] },
-    /// The same on a database that a first broker has set up; its transactions are counted.
+    /// The same on a database that a first broker has set up; the transactions in it are counted.
     Counted { arguments: &'static [&'static str] },
-    /// The same on stored events, so many times the usual number: a first broker stores them and ends,
-    /// another one is measured.
+    /// The same on stored events, this many times the usual number: a first broker stores them and
+    /// stops, and another one is measured.
     Stored { arguments: &'static [&'static str], times: u32 },
-    /// The same with members that stay in their groups; the load of the machine is looked at.
+    /// The same with members that only send heartbeats; the CPU load is measured.
     Heartbeats { arguments: &'static [&'static str] },
-    /// The same on a database that is full of what a janitor has to do, or would have if it were due.
+    /// The same on a database full of work for the janitor, due or not.
     Chores { arguments: &'static [&'static str], due: bool },
-    /// The same again and again on a topic that keeps so many bytes of a partition.
+    /// The same repeatedly on a topic with this `retention_bytes`.
     Retained { arguments: &'static [&'static str], retention_bytes: i64 },
     /// pgbench on a fresh database.
     Pgbench(Pgbench),
 }
 
 pub struct Pgbench {
-    /// A file of this directory.
+    /// The script, a file of this directory.
     pub script: &'static str,
     pub clients: usize,
     pub events_per_transaction: u32,
-    /// Whether each transaction's time is written down, for the percentiles.
+    /// Whether to log each transaction's duration, for the percentiles.
     pub log: bool,
-    /// Whether the table of events is filled before.
+    /// Whether the table of events is filled first.
     pub filled: bool,
 }
 
 pub struct Figure {
     pub title: &'static str,
     pub of: Value,
-    /// What it is divided by; an absolute figure has none.
+    /// The divisor; an absolute figure has none.
     pub by: Option<Value>,
     pub aim: Aim,
 }
 
-/// Of which run, and where in its JSON.
+/// The run, and the path in its JSON.
 pub struct Value(pub usize, pub &'static str);
 
 #[derive(Clone, Copy)]
 pub enum Aim {
     AtLeast(f64),
     AtMost(f64),
-    /// For information.
+    /// For information only.
     None,
 }
 
@@ -64,7 +64,7 @@ pub struct Row {
 }
 
 const EVENTS: &str = "/events_per_s";
-/// Of all sessions, for each append.
+/// The transactions of all sessions, per append.
 pub const DATABASE_TRANSACTIONS: &str = "/database_transactions_per_append";
 const APPEND_P50: &str = "/latencies/append/p50_us";
 const APPEND_P99: &str = "/latencies/append/p99_us";

@@ -1,8 +1,8 @@
-//! The HTTP client of all commands: base URL, token, and trying again.
+//! The HTTP client of all commands: base URL, token and retries.
 //!
-//! Every request that goes through here may be sent again as it stands: an append carries its
-//! sequence, an open its `open_id`, a transaction its id, and the others repeat by nature. So a lost connection and a
-//! problem whose `retry` is `same` or `later` are answered by sending it again.
+//! Every request sent here is idempotent: an append carries its sequence, an open its `open_id`, a
+//! transaction its id, and the others are idempotent by nature. So the client retries after a lost
+//! connection, and after a problem whose `retry` is `same` or `later`.
 
 use std::{
     collections::HashMap,
@@ -25,52 +25,51 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For an answer that nothing holds back; a long poll has its wait on top.
+/// The timeout of a request; a long poll adds its wait.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// No `Retry-After` is obeyed for longer.
+/// The longest `Retry-After` that the client respects.
 const LONGEST_OBEYED: Duration = Duration::from_secs(300);
 
 pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// Which server, and who asks.
+/// The server to call, and the token to send.
 #[derive(Args)]
 pub(super) struct ServerFlags {
-    /// Where the server is
+    /// Base URL of the server
     #[arg(long, env = "ONCELOG_URL", hide_env_values = true, default_value = DEFAULT_URL, value_parser = url)]
     url: Url,
-    /// The token to show to the server; better given in the environment, where other users of this
-    /// machine do not see it
+    /// Bearer token; prefer the environment variable, which other users of this machine cannot read
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     token: Option<SecretString>,
 }
 
-/// An empty variable is as good as none.
+/// Parses the base URL; an empty variable counts as unset.
 pub(super) fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
         .map_err(|error| error.to_string())?;
     match (url.scheme(), url.query(), url.fragment()) {
         ("http" | "https", None, None) => Ok(url),
-        _ => Err("it must be http:// or https://, host, and perhaps a path".into()),
+        _ => Err("expected http:// or https:// with a host and an optional path".into()),
     }
 }
 
-/// How long one request is tried; none: for ever.
+/// How long a request is retried; none: without limit.
 pub(super) type Patience = Option<Duration>;
 
 pub(super) struct Client {
     http: reqwest::Client,
     base: Url,
     patience: Patience,
-    /// Whether it has been told that the server does not answer.
+    /// Whether the user was told that the server does not answer.
     away: AtomicBool,
     repeats: AtomicU64,
-    /// What notices must not write across.
+    /// Notices are printed above it.
     pub progress: ProgressBar,
 }
 
-/// A 2xx.
+/// A response with a 2xx status.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub status: StatusCode,
@@ -80,11 +79,11 @@ pub(super) struct Answer {
 
 impl Answer {
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> anyhow::Result<T> {
-        serde_json::from_slice(&self.body).context("the server's answer is not what is expected")
+        serde_json::from_slice(&self.body).context("unexpected response from the server")
     }
 }
 
-/// A problem document, as far as the commands look into it.
+/// The members of a problem document that the commands use.
 #[derive(Debug, Deserialize)]
 pub(super) struct Problem {
     pub status: u16,
@@ -92,7 +91,7 @@ pub(super) struct Problem {
     pub code: String,
     #[serde(default)]
     retry: String,
-    /// Of a sequence.
+    /// The sequence that the server expects.
     pub expected: Option<i64>,
     required_scope: Option<String>,
     #[serde(default)]
@@ -110,14 +109,14 @@ pub(super) struct Mistake {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}, HTTP {})", self.detail, self.code, self.status)?;
-        // the first is in the detail
+        // the detail already has the first one
         let more = self.errors.iter().skip(1);
         more.take(10)
             .try_for_each(|Mistake { pointer, detail }| write!(f, "\n  {pointer}: {detail}"))
     }
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("{problem}{advice}", problem = .0, advice = advice(.0))]
@@ -128,24 +127,24 @@ pub(super) enum Failure {
     Foreign(String),
 }
 
-/// What to do about a refusal whose detail is written for programs.
+/// A hint for people about a refusal whose detail is written for programs.
 fn advice(problem: &Problem) -> &'static str {
     match problem.code.as_str() {
         "unauthenticated" => {
-            "; give a token with ONCELOG_TOKEN or --token, and see `oncelog token inspect`"
+            "; set ONCELOG_TOKEN or --token, and check it with `oncelog token inspect`"
         }
-        "forbidden" if problem.required_scope.is_some() => "; the token given needs this scope",
-        "transaction_not_found" => "; `oncelog txn list` lists all that are remembered",
+        "forbidden" if problem.required_scope.is_some() => "; the token needs this scope",
+        "transaction_not_found" => "; `oncelog txn list` lists all that the server remembers",
         "group_not_found" => "; `oncelog group list` lists all",
-        "topic_not_found" => "; `oncelog topic create` makes one, `oncelog topic list` lists all",
+        "topic_not_found" => "; `oncelog topic create` creates one, `oncelog topic list` lists all",
         "route_not_found" => "; is --url the address of an oncelog server?",
         _ => "",
     }
 }
 
-/// How one attempt ended, when it did not succeed.
+/// How an attempt failed.
 enum Trouble {
-    /// No answer, or none that oncelog wrote: worth another try.
+    /// No response, or a 5xx that oncelog did not write: retry.
     Away(String),
     Problem(Problem, Option<Duration>),
     Foreign(String),
@@ -158,7 +157,7 @@ impl Client {
         if let Some(token) = token.filter(|token| !token.is_empty()) {
             let value = format!("Bearer {token}");
             let Ok(mut value) = HeaderValue::from_str(&value) else {
-                bail!("the token has characters that no token has");
+                bail!("the token contains invalid characters");
             };
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
@@ -170,13 +169,13 @@ impl Client {
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(ANSWER_TIMEOUT)
             .tcp_nodelay(true);
-        // without TLS it must not matter whether the machine has certificates
+        // plain HTTP must work on machines without root certificates
         let builder = match flags.url.scheme() {
             "http" => builder.tls_certs_only([]),
             _ => builder,
         };
         Ok(Self {
-            http: builder.build().context("cannot make an HTTP client")?,
+            http: builder.build().context("cannot create the HTTP client")?,
             base: flags.url,
             patience,
             away: AtomicBool::new(false),
@@ -185,7 +184,8 @@ impl Client {
         })
     }
 
-    /// A request for a path below the base URL, in segments, so that none can reach another path.
+    /// Builds a request for a path below the base URL. Segments are escaped one by one, so that a
+    /// name cannot leave its place in the path.
     pub fn request(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> RequestBuilder {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -197,7 +197,7 @@ impl Client {
         self.http.request(method, url)
     }
 
-    /// How many requests were sent again.
+    /// The number of retries so far.
     pub fn repeats(&self) -> u64 {
         self.repeats.load(Relaxed)
     }
@@ -206,8 +206,8 @@ impl Client {
         self.send_while(request, |_| false).await
     }
 
-    /// Sends until there is an answer. `mend` says of a problem that is not worth another try by
-    /// itself whether it is here.
+    /// Sends the request and retries it. `mend` decides whether to retry after a problem whose
+    /// `retry` does not ask for it.
     pub async fn send_while(
         &self,
         request: RequestBuilder,
@@ -229,7 +229,7 @@ impl Client {
                 Err(Trouble::Away(what)) => {
                     let what = format!("{} does not answer: {what}", self.base);
                     self.is_away(&what);
-                    advice = "; is a server running there? --url or ONCELOG_URL says where it is";
+                    advice = "; is a server running there? --url or ONCELOG_URL sets its address";
                     (what, pause)
                 }
                 Err(Trouble::Problem(problem, after)) => match problem.retry.as_str() {
@@ -250,17 +250,17 @@ impl Client {
         }
     }
 
-    /// Told once an outage, and only if it is waited for.
+    /// Reports an outage once, and only if the command waits for its end.
     fn is_away(&self, what: &str) {
         let waits = self.patience.is_none_or(|patience| patience > LONGEST_PAUSE);
         if waits && !self.away.swap(true, Relaxed) {
-            self.notice(&format!("{what}; trying again"));
+            self.notice(&format!("{what}; retrying"));
         }
     }
 
     fn is_back(&self) {
         if self.away.swap(false, Relaxed) {
-            self.notice("answered again, going on");
+            self.notice("the server answers again");
         }
     }
 
@@ -281,16 +281,16 @@ async fn attempt(request: RequestBuilder) -> Result<Answer, Trouble> {
         let after = after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_OBEYED));
         return Err(Trouble::Problem(problem, after));
     }
-    // not ours: a proxy's, or another program's
+    // written by a proxy or another program
     if status.is_server_error() {
         Err(Trouble::Away(format!("HTTP {status}")))
     } else {
-        let what = format!("HTTP {status}, and not from oncelog; is --url its address?");
+        let what = format!("HTTP {status}, not from oncelog; is --url an oncelog server?");
         Err(Trouble::Foreign(what))
     }
 }
 
-/// What happened on the way, down to its cause; the URL is told by the caller.
+/// A transport error, reduced to its root cause; the caller adds the URL.
 fn lost(error: reqwest::Error) -> Trouble {
     let is_builder = error.is_builder();
     let error = anyhow::Error::new(error.without_url());
@@ -304,7 +304,7 @@ fn cause(error: &anyhow::Error) -> String {
         return "timed out".into();
     }
     let cause = error.root_cause().to_string();
-    // people have no use for the number behind it
+    // the error number is noise to people
     cause.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
@@ -314,7 +314,7 @@ pub(super) fn counted(count: u64, what: &str) -> String {
 }
 
 impl Client {
-    /// All items of a list, page by page, handed to `each` until it wants no more.
+    /// Passes all items of a list to `each`, page by page, until it returns false.
     pub async fn list(
         &self,
         path: &[&str],
@@ -328,7 +328,7 @@ impl Client {
             query.extend(after.as_deref().map(|after| ("after", after)));
             let answer = self.send(self.request(Method::GET, path, &query)).await?;
             let page: HashMap<String, Box<RawValue>> = answer.json()?;
-            let items = page.get(member).context("the answer is not the list asked for")?;
+            let items = page.get(member).context("the response has no such list")?;
             for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
                 if !each(item)? {
                     return Ok(());

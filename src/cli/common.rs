@@ -1,4 +1,4 @@
-//! What commands that show or change something have in common.
+//! Flags and limits that the administrative commands share.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use clap::Args;
 use super::client::ServerFlags;
 use crate::model::Name;
 
-/// A person waits for these.
+/// How long these commands retry: a person waits for them.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 pub const OUTPUT: &str = "\
-On a terminal the output is a table; piped, or with --json, it is JSON, one object a line.";
+On a terminal the output is a table; piped, or with --json, it is JSON, one object per line.";
 
 #[derive(Args)]
 pub struct Common {
-    /// JSON, one object a line, also on a terminal
+    /// Print JSON, one object per line, also on a terminal
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub server: ServerFlags,
 }
 
-/// A legal name; others are wrong usage before any server is asked.
+/// Parses a name; an invalid one is a usage error before any request is sent.
 pub fn name(text: &str) -> Result<Name, String> {
     Name::parse(text).map_err(str::to_owned)
 }

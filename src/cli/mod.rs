@@ -1,7 +1,7 @@
-//! The command line: `serve`, and what people and scripts do with a log.
+//! The command line: `serve`, and the commands for operators and scripts.
 //!
-//! Results go to stdout, everything else to stderr. `client` speaks to a server; the other
-//! commands work here.
+//! Results go to stdout, everything else to stderr. `client` holds the HTTP client of the commands
+//! that call a server; the other commands run locally.
 
 mod admin;
 mod bench;
@@ -27,10 +27,10 @@ const EXIT_CODES: &str = "\
 Results go to stdout, everything else to stderr; `oncelog <COMMAND> --help` has examples.
 
 Exit codes:
-  0    done, also when whoever reads the output has seen enough (`| head`)
-  1    failed; stderr says what was wrong and what to do
-  2    wrong usage
-  130  ended by Ctrl-C (SIGINT); 143 by SIGTERM. `serve` ends in order on both, with 0
+  0    success, also when the reader of the output closes it early (`| head`)
+  1    failure; stderr says what went wrong and what to do
+  2    usage error
+  130  interrupted by Ctrl-C (SIGINT); 143 by SIGTERM. `serve` shuts down cleanly on both, with 0
 
 Try it:
   oncelog serve &
@@ -51,40 +51,40 @@ enum Command {
     /// Serve the log over HTTP
     #[command(after_help = serve::EXAMPLE)]
     Serve(Flags),
-    /// Bring the schema of a database up to date, and end
+    /// Bring the schema of a database up to date, then exit
     #[command(after_help = service::MIGRATE_EXAMPLE)]
     Migrate(service::MigrateFlags),
-    /// Print the configuration that `serve` would run with, and where each value comes from
+    /// Print the configuration that `serve` would use, and where each value comes from
     #[command(after_help = service::CONFIG_EXAMPLE)]
     Config(Flags),
     /// Print the OpenAPI document of the HTTP interface
     #[command(after_help = service::OPENAPI_EXAMPLE)]
     Openapi,
-    /// Print the completions of a shell
+    /// Print the completion script for a shell
     #[command(after_help = service::COMPLETIONS_EXAMPLE)]
     Completions { shell: clap_complete::Shell },
-    /// Make tokens, and look into them
+    /// Create and inspect tokens
     #[command(subcommand, after_help = token::EXAMPLE)]
     Token(token::TokenCommand),
-    /// Make, list, describe and delete topics
+    /// Create, list, describe and delete topics
     #[command(subcommand, after_help = admin::topic::EXAMPLE)]
     Topic(admin::topic::TopicCommand),
-    /// List, describe, reset and delete groups of consumers
+    /// List, describe, reset and delete consumer groups
     #[command(subcommand, after_help = admin::group::EXAMPLE)]
     Group(admin::group::GroupCommand),
     /// Show and change the tenant's settings
     #[command(subcommand)]
     Settings(admin::settings::SettingsCommand),
-    /// For operators: list, make, limit, suspend and delete tenants
+    /// For operators: list, create, limit, suspend and delete tenants
     #[command(subcommand, after_help = admin::tenant::EXAMPLE)]
     Tenant(admin::tenant::TenantCommand),
-    /// List, show and end transactions
+    /// List and show transactions; abort or commit one as an operator
     #[command(subcommand, after_help = admin::txn::EXAMPLE)]
     Txn(admin::txn::TxnCommand),
-    /// Append lines of a file or of stdin, each once, however often it has to be tried
+    /// Append the lines of a file or of stdin, each exactly once despite retries
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
     Produce(produce::ProduceFlags),
-    /// Print records, one JSON object a line
+    /// Print records, one JSON object per line
     #[command(after_long_help = consume::HELP, after_help = consume::EXAMPLE)]
     Consume(consume::ConsumeFlags),
     /// Measure how fast a server appends, reads and wakes readers
@@ -92,12 +92,12 @@ enum Command {
     Bench(bench::BenchCommand),
 }
 
-/// Arguments that are well-formed, yet ask for what cannot be.
+/// A usage error that clap cannot detect, such as a combination of flags that makes no sense.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct WrongUsage(String);
 
-/// A signal ended a command that had something to say about it.
+/// A signal interrupted a command that reports what it had done.
 #[derive(Debug, thiserror::Error)]
 #[error("{told}")]
 struct Interrupted {
@@ -105,7 +105,7 @@ struct Interrupted {
     told: String,
 }
 
-/// The first Ctrl-C or SIGTERM.
+/// Waits for the first Ctrl-C or SIGTERM.
 async fn interrupted() -> anyhow::Result<SignalKind> {
     let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()];
     let (mut interrupts, mut terminates) = (signal(interrupt)?, signal(terminate)?);
@@ -115,16 +115,16 @@ async fn interrupted() -> anyhow::Result<SignalKind> {
     })
 }
 
-/// Runs what the process's arguments ask for. Wrong arguments end the process with their help.
+/// Runs the command of the process's arguments. Wrong arguments print the help and exit.
 pub fn run() -> ExitCode {
     let Err(error) = execute(Arguments::parse().command) else { return ExitCode::SUCCESS };
-    // whoever read the output has seen enough
+    // the reader of the output has closed it
     if error.is::<Closed>() {
         return ExitCode::SUCCESS;
     }
     eprintln!("oncelog: {error:#}");
     if let Some(Interrupted { signal, .. }) = error.downcast_ref() {
-        // what a shell says of a process that a signal has ended
+        // the exit code that a shell reports for a process killed by a signal
         return ExitCode::from(128 | signal.as_raw_value() as u8);
     }
     if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -149,7 +149,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a command that has nothing to do in parallel but wait.
+/// Runs a command on one thread: it mostly waits.
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(work)

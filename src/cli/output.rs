@@ -1,4 +1,4 @@
-//! What goes to stdout.
+//! Writing results to stdout, as tables or as they are.
 
 use std::{
     io::{self, ErrorKind, Write},
@@ -11,12 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-/// Nobody reads stdout any more (`| head`), which is no failure.
+/// The reader of stdout has closed it (`| head`), which is not a failure.
 #[derive(Debug, thiserror::Error)]
 #[error("stdout was closed")]
 pub(super) struct Closed;
 
-/// Writes all of it, now.
+/// Writes all of it and flushes.
 pub(super) fn print(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -25,13 +25,13 @@ pub(super) fn print(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Ends when nobody reads stdout any more: a command that waits for records would otherwise learn
-/// it only from the next one.
+/// Returns when the reader of stdout has closed it: a command that waits for records would
+/// otherwise notice only when it prints the next one.
 pub(super) async fn closed() -> Closed {
     let (tell, told) = oneshot::channel();
     std::thread::spawn(move || {
         let stdout = io::stdout();
-        // no events asked for: only errors and hang-ups, which are always told, end it
+        // no events requested: poll always reports errors and hang-ups, and only these end it
         let mut watched = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
         while poll(&mut watched, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
         let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
@@ -41,12 +41,12 @@ pub(super) async fn closed() -> Closed {
     });
     match told.await {
         Ok(()) => Closed,
-        // stdout is something that never hangs up
+        // stdout is a file or a device that never hangs up
         Err(_) => std::future::pending().await,
     }
 }
 
-/// For people.
+/// A table for a terminal.
 pub(super) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(headings);

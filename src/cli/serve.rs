@@ -1,4 +1,4 @@
-//! `oncelog serve`.
+//! `oncelog serve` runs the server.
 
 use anyhow::Context;
 
@@ -10,8 +10,8 @@ use crate::{
 
 pub(super) const EXAMPLE: &str = "\
 Each setting can also be given in the environment or in the TOML file, where its name is that of
-the flag with `_` for `-`. Flags overrule the environment, which overrules the file; `oncelog
-config` prints the outcome. On SIGTERM or Ctrl-C it answers what is in flight, and ends.
+the flag with `_` for `-`. A flag overrides the environment, which overrides the file; `oncelog
+config` prints the result. On SIGTERM or Ctrl-C it answers the requests in flight, then exits.
 
 Examples:
   oncelog serve

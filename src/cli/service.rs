@@ -1,5 +1,4 @@
-//! Commands for those who run the service, which need no server: `migrate`, `config`, `openapi`,
-//! `completions`.
+//! Commands that need no running server: `migrate`, `config`, `openapi`, `completions`.
 
 use std::path::PathBuf;
 
@@ -15,19 +14,19 @@ use crate::{
 };
 
 pub(super) const MIGRATE_EXAMPLE: &str = "\
-It is safe to repeat, and to run while servers run. `serve` does the same when it starts.
+It is safe to repeat, and to run while servers are running. `serve` does the same at startup.
 
 Example:
   oncelog migrate --database-url postgres://oncelog@db.example/oncelog";
 
 pub(super) const CONFIG_EXAMPLE: &str = "\
-The output is a configuration file itself, with all keys; only secrets are shown as ***.
+The output is a valid configuration file with all keys; secrets are replaced by ***.
 
 Example:
   ONCELOG_LANES=2 oncelog config --listen 127.0.0.1:9000 | grep -v default$";
 
 pub(super) const OPENAPI_EXAMPLE: &str = "\
-The same document that a server answers under /openapi.json.
+The same document that a server serves at /openapi.json.
 
 Example:
   oncelog openapi > openapi.json";
@@ -38,10 +37,10 @@ Example:
 
 #[derive(Args)]
 pub(super) struct MigrateFlags {
-    /// The TOML file with the configuration [env: ONCELOG_CONFIG]
+    /// TOML configuration file [env: ONCELOG_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The database [env: DATABASE_URL or ONCELOG_DATABASE_URL]
+    /// URL of the database [env: DATABASE_URL or ONCELOG_DATABASE_URL]
     #[arg(long, value_name = "URL")]
     database_url: Option<SecretString>,
 }
@@ -51,8 +50,8 @@ pub(super) fn migrate(given: MigrateFlags) -> anyhow::Result<()> {
     let config = Config::read(&flags)?;
     let Some(url) = &config.database_url else {
         bail!(
-            "there is no database to migrate: give --database-url (or DATABASE_URL). Without \
-             one, `oncelog serve` keeps its own PostgreSQL up to date by itself"
+            "no database to migrate: give --database-url or set DATABASE_URL. Without one, \
+             `oncelog serve` migrates its own PostgreSQL when it starts"
         );
     };
     telemetry::start_logging(config.log_format, config.log_level);

@@ -1,4 +1,4 @@
-//! `oncelog token`: tokens signed with the configured secret, and what tokens say.
+//! `oncelog token`: signs tokens with the configured secret, and inspects tokens.
 
 use std::{io::Read, path::PathBuf, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     model::{Name, Timestamp},
 };
 
-/// Longer than any server takes.
+/// The limit of what is read from stdin; no server accepts tokens that long.
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
 const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 86_400);
 
@@ -28,17 +28,17 @@ Example:
 
 #[derive(Subcommand)]
 pub(super) enum TokenCommand {
-    /// Make a token, signed with the configured secret (HS256), and print it alone
+    /// Create a token, signed with the configured secret (HS256), and print it
     #[command(after_help = "\
-Audience and issuer are the configured ones, so a server with the same configuration takes it.
+Audience and issuer come from the configuration, so a server with the same one accepts the token.
 
 Example:
   export ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\"
   oncelog token mint --tenant acme --scope 'produce consume:orders.*' --expires-in 12h")]
     Mint(Mint),
-    /// Show a token's claims, when it expires, and whether the configured key accepts it
+    /// Show the claims of a token, when it expires, and whether it is valid for the configured key
     #[command(after_help = "\
-Exit code 0 if it is accepted or no key is configured, 1 if it is not.
+The exit code is 0 if the token is accepted or no key is configured, else 1.
 
 Example:
   echo \"$ONCELOG_TOKEN\" | oncelog token inspect")]
@@ -47,14 +47,14 @@ Example:
 
 #[derive(Args)]
 pub(super) struct Mint {
-    /// The tenant whose data it gives access to
+    /// Tenant that the token gives access to
     #[arg(long, value_parser = name)]
     tenant: Name,
-    /// What it permits: one or more of produce, consume, group, admin and operator, separated by
-    /// spaces; each may be narrowed to a pattern of names (`produce:orders.*`)
+    /// Permissions: one or more of produce, consume, group, admin and operator, separated by
+    /// spaces; each may be restricted to a pattern of names (`produce:orders.*`)
     #[arg(long, value_parser = scope)]
     scope: String,
-    /// How long it is valid, such as 90s, 15m, 12h or 30d
+    /// Lifetime of the token, such as 90s, 15m, 12h or 30d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = life)]
     expires_in: Duration,
     #[command(flatten)]
@@ -63,28 +63,28 @@ pub(super) struct Mint {
 
 #[derive(Args)]
 pub(super) struct Inspect {
-    /// The token; from stdin if absent or `-`
+    /// The token; read from stdin if absent or `-`
     token: Option<SecretString>,
     #[command(flatten)]
     keys: KeyFlags,
 }
 
-/// The part of the configuration that is about tokens.
+/// The token keys of the configuration.
 #[derive(Args)]
 struct KeyFlags {
-    /// The TOML file with the configuration [env: ONCELOG_CONFIG]
+    /// TOML configuration file [env: ONCELOG_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The key of HS256 tokens; better in the environment [env: ONCELOG_TOKEN_HS256_SECRET]
+    /// Secret of HS256 tokens; prefer the environment [env: ONCELOG_TOKEN_HS256_SECRET]
     #[arg(long, value_name = "SECRET")]
     token_hs256_secret: Option<SecretString>,
-    /// A JWKS file with the keys of tokens [env: ONCELOG_TOKEN_JWKS_FILE]
+    /// JWKS file with the public keys of tokens [env: ONCELOG_TOKEN_JWKS_FILE]
     #[arg(long, value_name = "FILE")]
     token_jwks_file: Option<SecretString>,
-    /// The `aud` of tokens [default: oncelog] [env: ONCELOG_TOKEN_AUDIENCE]
+    /// Required `aud` of tokens [default: oncelog] [env: ONCELOG_TOKEN_AUDIENCE]
     #[arg(long, value_name = "NAME")]
     token_audience: Option<SecretString>,
-    /// The `iss` of tokens [default: oncelog] [env: ONCELOG_TOKEN_ISSUER]
+    /// Required `iss` of tokens [default: oncelog] [env: ONCELOG_TOKEN_ISSUER]
     #[arg(long, value_name = "NAME")]
     token_issuer: Option<SecretString>,
 }
@@ -103,7 +103,7 @@ impl KeyFlags {
     }
 }
 
-/// Servers pass over words they do not know; a token with a misspelt one would only disappoint.
+/// Checks the scope. A server ignores unknown words, so a misspelt one would go unnoticed.
 fn scope(text: &str) -> Result<String, String> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     for item in &words {
@@ -111,15 +111,15 @@ fn scope(text: &str) -> Result<String, String> {
         if !Word::ALL.iter().any(|known| known.as_str() == word) || pattern.is_empty() {
             let all: Vec<&str> = Word::ALL.iter().map(|word| word.as_str()).collect();
             return Err(format!(
-                "`{item}` is none of {}, alone or with a pattern as in produce:orders.*",
+                "`{item}` is not one of {}, alone or with a pattern as in produce:orders.*",
                 all.join(", ")
             ));
         }
     }
-    if words.is_empty() { Err("it permits nothing".into()) } else { Ok(words.join(" ")) }
+    if words.is_empty() { Err("the scope is empty".into()) } else { Ok(words.join(" ")) }
 }
 
-/// A time, as people write it.
+/// Parses a duration such as 90s.
 pub(super) fn life(text: &str) -> Result<Duration, String> {
     let wrong = || "a time is a number with s, m, h or d, such as 90s, at most 3650d".to_owned();
     let unit_s = match text.chars().last() {
@@ -149,8 +149,8 @@ fn mint(asked: Mint) -> anyhow::Result<()> {
     let config = asked.keys.read()?;
     let Some(secret) = &config.token_hs256_secret else {
         bail!(
-            "no secret is configured to sign with: set ONCELOG_TOKEN_HS256_SECRET, at least 32 \
-             bytes, to the one of the server. (Tokens of a JWKS are made by its issuer.)"
+            "no signing secret is configured: set ONCELOG_TOKEN_HS256_SECRET to that of the \
+             server, at least 32 bytes. (Only its issuer can sign tokens for a JWKS.)"
         );
     };
     let life_s = i64::try_from(asked.expires_in.as_secs())?;
@@ -203,7 +203,7 @@ enum TokenVerdict {
     Refused(String),
 }
 
-/// What a server with this configuration would say.
+/// Whether a server with this configuration would accept the token.
 async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     if !config.has_token_key() {
         return Ok(TokenVerdict::NoKey);
@@ -216,7 +216,7 @@ async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     })
 }
 
-/// Header and claims, whoever signed them.
+/// Decodes header and claims without checking the signature.
 fn parts(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
     let segments: Vec<&str> = token.split('.').collect();
     let [header, claims, _] = segments.as_slice() else {

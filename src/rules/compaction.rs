@@ -1,13 +1,14 @@
-//! Compaction by key: of the records that have the same key the last one stays, at its offset.
+//! Compaction by key: the last record of each key stays, at its offset.
 //!
-//! A round learns the last offset of every key of the log's dirty part, what has come since the round
-//! before, as far as memory allows; then it goes over the log from its start to there and drops each
-//! record that has a later one of its key. So before where it ended no record has the key of another:
-//! that part is clean. Whatever is done twice, or given up halfway, does no harm: a record is dropped
-//! only where a later one of its key is in the log.
+//! A round finds the last offset of every key in the dirty part of the log, which was appended
+//! since the previous round, as far as memory allows; then it goes over the log from its start to
+//! there and drops each record that has a later one of its key. So before the end of the round each
+//! key has one record: that part is clean. Repeated or unfinished work does no harm: a record is
+//! dropped only if a later one of its key is in the log.
 //!
-//! A record whose value is null, a tombstone, says that its key is gone. It stays for a while after
-//! all it speaks of has gone: who has read some of that must come to read this.
+//! A record whose value is null, a tombstone, says that its key is deleted. It stays for a while
+//! after all older records of its key are gone: a reader that has seen one of them must also see
+//! the tombstone.
 
 use std::collections::HashMap;
 
@@ -20,52 +21,53 @@ use crate::model::{
     survivors::Kept,
 };
 
-/// A log is due when so many of its records in a hundred are dirty: going over all of it for a few
-/// would cost more than it saves.
+/// A log is due when this percentage of its records is dirty: going over all of it for a few would
+/// cost more than it saves.
 pub const MIN_DIRTY_PERCENT: i64 = 50;
 
-/// Keys that a round learns: some 20 MB. A log with more dirty ones takes several rounds.
+/// The maximum number of keys of a round: some 20 MB. A log with more dirty keys takes several
+/// rounds.
 pub const MAX_KEYS: usize = 400_000;
 
-/// How long a replica answers from memory what compaction may have dropped since.
+/// How long a replica may serve from its cache what compaction has dropped since.
 pub const PAGE_LIFE_MS: i64 = 600_000;
 
-/// What is known of a log.
+/// The compaction state of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactionState {
     pub next_offset: Offset,
-    /// Before it the log is clean.
+    /// Before this offset the log is clean.
     pub cleaned_offset: Offset,
-    /// Records that were left in the clean part, and how many of them are tombstones.
+    /// The records in the clean part, and how many of them are tombstones.
     pub left_records: i64,
     pub tombstones: i64,
-    /// What the tombstones before this offset say is gone had gone at that instant.
+    /// The records that the tombstones before this offset delete were gone at that instant.
     pub settled_offset: Offset,
     pub settled_at: Timestamp,
 }
 
 impl CompactionState {
-    /// Whether there is enough to do. `delay_ms`: of tombstones; none: they stay for ever.
+    /// Whether a round is due. `delay_ms`: of tombstones; none: they stay forever.
     pub fn is_due(&self, delay_ms: Option<i64>, now: Timestamp) -> bool {
         let dirty = self.next_offset - self.cleaned_offset;
         let is_dirty = dirty > 0 && 100 * dirty >= MIN_DIRTY_PERCENT * (dirty + self.left_records);
         is_dirty || (self.tombstones > 0 && self.may_forget(delay_ms, now))
     }
 
-    /// Whether the settled tombstones may go: whoever has read what is gone, from the log before that
-    /// or from memory, has had the delay to come to read them.
+    /// Whether the settled tombstones can be dropped: a reader that has seen the deleted records,
+    /// from the log before or from a cache, has had the delay to reach them.
     pub fn may_forget(&self, delay_ms: Option<i64>, now: Timestamp) -> bool {
         let until = delay_ms.map(|delay_ms| self.settled_at.0 + PAGE_LIFE_MS + delay_ms);
         until.is_some_and(|until| now.0 >= until)
     }
 }
 
-/// Where each key was found last. Keys are known by 128 bits of hash.
+/// The last offset of each key. Keys are identified by 128 bits of hash.
 #[derive(Debug, Default)]
 pub struct LastOffsets(HashMap<u128, Offset>);
 
 impl LastOffsets {
-    /// Learns a row; rows come in their order.
+    /// Adds a row; rows come in order.
     pub fn learn(&mut self, row: &BatchRow) {
         for (offset, line) in lines(row) {
             if let Some(Keyed { token, .. }) = keyed(line) {
@@ -74,7 +76,7 @@ impl LastOffsets {
         }
     }
 
-    /// No more rows are to be learned.
+    /// Whether no more keys fit.
     pub fn is_full(&self) -> bool {
         self.0.len() >= MAX_KEYS
     }
@@ -84,11 +86,11 @@ impl LastOffsets {
     }
 }
 
-/// What compaction makes of a row.
+/// The result of compacting a row.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cleaned {
     pub left: Left,
-    /// Records that stay, and how many of them are tombstones.
+    /// The remaining records, and how many of them are tombstones.
     pub records: i64,
     pub tombstones: i64,
 }
@@ -100,7 +102,7 @@ pub enum Left {
     Nothing,
 }
 
-/// What stays of a row. Tombstones before `forget_before` go.
+/// Compacts a row. Tombstones before `forget_before` are dropped.
 pub fn clean(row: &BatchRow, last: &LastOffsets, forget_before: Offset) -> Cleaned {
     let (mut places, mut left) = (Vec::new(), String::new());
     let mut tombstones = 0;

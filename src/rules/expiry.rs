@@ -1,5 +1,5 @@
-//! When a producer is forgotten: it has been idle, in all its scopes, longer than its tenant's
-//! limit. It is kept and forgotten as a whole. And a group, with its offsets: never while it lives.
+//! Expiry: a producer that has been idle, in all its scopes, for longer than its tenant's limit is
+//! removed as a whole. So is a group with its offsets, but never while it is in use.
 
 use super::{session::SessionRow, settings};
 use crate::model::{
@@ -11,31 +11,30 @@ use crate::model::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryVerdict {
     Expired,
-    /// It counts as active at that instant: there is no need to look again before the limit has
-    /// passed since.
+    /// It was active at that instant: the next check is due after its limit has passed since.
     ActiveAt(Timestamp),
 }
 
-/// Which setting limits how long it may be idle.
+/// The setting that limits how long it may be idle.
 pub fn limited_by(named: bool) -> Key {
     if named { Key::TransactionalIdExpiryMs } else { Key::ProducerExpiryMs }
 }
 
-/// How long it may be idle. None: for ever.
+/// How long it may be idle. None: no limit.
 pub fn limit_ms(session: &SessionRow, tenant: &OwnSettings) -> Option<i64> {
     settings::in_force(limited_by(session.transactional_id.is_some()), &[tenant]).number()
 }
 
-/// What is known of a producer beside its session.
+/// The activity of a producer, apart from its session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Of its last row in any log.
+    /// The time of its last append to any log.
     pub last_appended_at: Option<Timestamp>,
     /// When it last began or ended a transaction.
     pub last_transacted_at: Option<Timestamp>,
-    /// One of its transactions is ongoing or prepared.
+    /// Whether one of its transactions is ongoing or prepared.
     pub in_transaction: bool,
-    /// Noted by an earlier look, or when the outcome of a transaction was forgotten.
+    /// Activity noted by an earlier check, or when the outcome of a transaction was removed.
     pub noted_at: Option<Timestamp>,
 }
 
@@ -65,13 +64,13 @@ pub fn judge(
     }
 }
 
-/// What is known of a group.
+/// The activity of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupActivity {
     pub has_members: bool,
-    /// A prepared transaction is to commit in it.
+    /// Whether a prepared transaction will commit in it.
     pub is_pinned: bool,
-    /// When it last had members, or was made; or noted by an earlier look.
+    /// When it last had members, or was created; or noted by an earlier check.
     pub noted_at: Timestamp,
     pub last_committed_at: Option<Timestamp>,
 }

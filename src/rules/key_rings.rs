@@ -1,25 +1,26 @@
-//! When a ring of keys turns: its period is over, so what lies in its next partition has expired.
+//! When a ring of keys rotates: its period has passed, so the keys in its next table have expired.
 
 use crate::model::{Timestamp, dedup::Ring};
 
-/// A ring as it stands.
+/// The state of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingRow {
     pub ring: Ring,
-    /// No key of it lives longer. None: for ever.
+    /// The maximum lifetime of its keys. None: no limit.
     pub period_ms: Option<i64>,
-    /// The partition that takes new keys.
+    /// The table for new keys.
     pub slot: i16,
     pub turned_at: Timestamp,
 }
 
 impl RingRow {
-    /// The partition that is emptied, and takes new keys from now on; none: it is not time.
+    /// The table to empty and use for new keys from now on; none if it is not due.
     ///
-    /// A key is put where its claimer saw the ring stand: by turn A that began its partition, or if
-    /// the ring turned meanwhile (B) as the one before. So it was claimed before turn C, and expires
-    /// a period after it at the latest. The partition is emptied by turn D, a period after C or later.
-    /// A clock that goes back makes the ring turn later; one that goes ahead lets keys expire as well.
+    /// A key goes to the table that its reservation saw as current: that of rotation A, or, if the
+    /// ring rotated meanwhile (B), the previous one. So it was reserved before rotation C, and
+    /// expires at most one period after it. The table is emptied by rotation D, at least one period
+    /// after C. A clock that goes back delays the rotation; one that goes ahead also makes keys
+    /// expire earlier.
     pub fn turn(&self, now: Timestamp) -> Option<i16> {
         // instants are cut to milliseconds: beyond, not at
         let is_over = now.0 > self.turned_at.0.saturating_add(self.period_ms?);

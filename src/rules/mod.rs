@@ -1,5 +1,5 @@
-//! THE LAW: pure functions over state and input. Nothing here awaits, reads a clock, draws a
-//! random number or knows SQL, HTTP or a task.
+//! THE LAW: pure functions over state and input. Nothing here awaits, reads a clock, draws a random
+//! number or knows SQL, HTTP or a task.
 
 pub mod append;
 pub mod compaction;
@@ -34,7 +34,7 @@ pub enum Refusal {
     InvalidProducerEpoch {
         current_epoch: Epoch,
     },
-    /// No state in this scope and a sequence above 0.
+    /// There is no state in this scope, and the sequence is above 0.
     UnknownProducerState {
         received: Sequence,
     },
@@ -55,31 +55,31 @@ pub enum Refusal {
         limit: i64,
         received: i64,
     },
-    /// These records' ids were used with other keys or values: pointers to them.
+    /// The ids of these records were used with another key or value: pointers to them.
     RecordIdReused {
         records: Vec<String>,
     },
-    /// These records are known, and the request is to be refused then: pointers to them.
+    /// These records are duplicates, and the request refuses duplicates: pointers to them.
     DuplicateRecord {
         records: Vec<String>,
     },
-    /// A prepared transaction has claimed the id of a record.
+    /// A prepared transaction holds the id of a record.
     RecordHeld {
         transaction_id: Uuid,
     },
     /// The `Idempotency-Key` was used with another payload.
     IdempotencyKeyReused,
-    /// A key (UUIDv7) that is older than what is remembered.
+    /// A key (UUIDv7) that is older than the remembered window.
     IdempotencyKeyExpired,
-    /// A key (UUIDv7) whose instant lies too far ahead.
+    /// A key (UUIDv7) with a timestamp too far in the future.
     IdempotencyKeyAhead,
-    /// The open id was used by an open of another name or producer.
+    /// The open id was used for another name or producer.
     OpenIdReused,
-    /// `If-Match` names another state than the present one.
+    /// `If-Match` names another version than the current one.
     PreconditionFailed {
         etag: String,
     },
-    /// These settings were to be more than the operator's maximum, which is last.
+    /// These settings would exceed the operator's maximum, which is the last field.
     AboveMaxima {
         settings: Vec<(Key, Value, i64)>,
     },
@@ -87,25 +87,25 @@ pub enum Refusal {
     TenantSuspended {
         tenant: Name,
     },
-    /// The tenant is being removed with all that it has.
+    /// The tenant is being deleted with all its data.
     TenantDeleted {
         tenant: Name,
     },
-    /// The open id is not a UUIDv7, or its instant is too far from the clock.
+    /// The open id is not a UUIDv7, or its timestamp is too far from the clock.
     InvalidOpenId,
-    /// Not a UUIDv7, or its instant lies too far ahead.
+    /// The id is not a UUIDv7, or its timestamp is too far in the future.
     InvalidTransactionId,
-    /// What became of it, if it ever was, is no longer known.
+    /// The outcome, if the transaction ever existed, is no longer known.
     TransactionExpired,
     TransactionNotFound,
     /// The id was used by a begin with another payload.
     TransactionReused,
-    /// `reason`: of an aborted one.
+    /// `reason`: why it was aborted.
     InvalidTransactionState {
         state: State,
         reason: Option<Reason>,
     },
-    /// The session has this ongoing one.
+    /// The session has this ongoing transaction.
     ConcurrentTransactions {
         transaction_id: Uuid,
     },
@@ -117,45 +117,46 @@ pub enum Refusal {
         expected: i64,
         received: i64,
     },
-    /// The transaction belongs to another producer, or to none.
+    /// The transaction belongs to another producer, or to no session.
     ProducerMismatch,
-    /// It belongs to a session: the call has to say which.
+    /// The transaction belongs to a session, which the call must name.
     SessionMissing,
-    /// An operator may end what is stuck, not commit what is not prepared.
+    /// An operator can commit only prepared transactions.
     OperatorMayNotCommit,
     TimeoutTooLong {
         maximum: i64,
         received: i64,
     },
-    /// The group's committed offset is another, or a prepared transaction is to commit one.
+    /// The group's committed offset is not the expected one, or a prepared transaction pins it.
     OffsetCommitConflict {
         expected_offset: Option<Offset>,
         committed_offset: Option<Offset>,
         pinned_by: Option<Uuid>,
     },
-    /// A transaction appends, and of the offsets that it commits as a member none moves.
+    /// A transaction appends, but none of the offsets that it commits as a member moves.
     NothingProcessed {
         offset: Offset,
     },
-    /// The group's offset lies above the log.
+    /// The offset exceeds the high watermark.
     OffsetOutOfRange {
         offset: Offset,
         log_start_offset: Offset,
         high_watermark: Offset,
     },
-    /// The group has committed nothing there that still is, and is to begin nowhere else.
+    /// The group has no committed offset there, or it was trimmed, and `auto_offset_reset` is
+    /// `error`.
     NowhereToBegin {
         committed_offset: Option<Offset>,
         log_start_offset: Offset,
         high_watermark: Offset,
     },
     UnknownMember,
-    /// Another member owns the partition, or owned it since that generation.
+    /// Another member owns the partition, or has owned it since that generation.
     IllegalGeneration {
         generation: i64,
     },
     GroupNotEmpty,
-    /// There may be no more of these.
+    /// The limit of these is reached.
     TooMany {
         what: &'static str,
         limit: i64,

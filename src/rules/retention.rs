@@ -1,5 +1,4 @@
-//! What of a log goes by itself: its oldest rows, whole ones, that are older than its topic keeps
-//! records, or more than it keeps.
+//! Retention: which rows of a log are removed, the oldest first and as a whole, by age or size.
 
 use super::settings;
 use crate::model::{
@@ -7,7 +6,7 @@ use crate::model::{
     settings::{Key, OwnSettings, Value},
 };
 
-/// What a partition keeps. None: no limit.
+/// The limits of a partition. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetentionLimits {
     pub ms: Option<i64>,
@@ -15,7 +14,7 @@ pub struct RetentionLimits {
 }
 
 impl RetentionLimits {
-    /// `levels`: the nearest first. What is compacted goes by key, and not by these.
+    /// `levels`: the nearest first. A compacted log loses records by key, not by these limits.
     pub fn of(levels: &[&OwnSettings]) -> Self {
         let limit = |key| settings::in_force(key, levels).number();
         match settings::in_force(Key::Cleanup, levels) {
@@ -24,13 +23,13 @@ impl RetentionLimits {
         }
     }
 
-    /// For how long the oldest row has been kept beyond its time; none: it is not due yet.
+    /// By how much the oldest row exceeds its age limit; none if it does not.
     pub fn overdue_ms(&self, oldest: &LogRow, now: Timestamp) -> Option<i64> {
         let overdue_ms = now.0 - oldest.appended_at.0 - self.ms?;
         (overdue_ms > 0).then_some(overdue_ms)
     }
 
-    /// Whether a log may have something to lose, as it looks from its head and its oldest row.
+    /// Whether a log may have rows to remove, according to its head and its oldest row.
     pub fn concern(&self, log: &Log, oldest: &LogRow, now: Timestamp) -> bool {
         let is_large = self.bytes.is_some_and(|bytes| log.size_bytes > bytes);
         self.overdue_ms(oldest, now).is_some() || is_large && oldest.end_offset < log.next_offset
@@ -42,10 +41,11 @@ impl RetentionLimits {
 pub struct Log {
     pub log_start_offset: Offset,
     pub next_offset: Offset,
-    /// Of all rows that are there, also those before its start that are still to be removed.
+    /// The size of all existing rows, including those before its start that are still to be
+    /// removed.
     pub size_bytes: i64,
-    /// The least offset that a prepared transaction is to commit here for a group: records from there
-    /// on stay.
+    /// The smallest offset that a prepared transaction will commit here for a group: records from
+    /// there on are kept.
     pub held_offset: Option<Offset>,
 }
 
@@ -57,14 +57,14 @@ pub struct LogRow {
     pub size_bytes: i64,
 }
 
-/// What one limit takes.
+/// What one limit removes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     pub records: i64,
     pub bytes: i64,
 }
 
-/// Where a log starts from now on, and what it loses by that.
+/// The new start of a log, and what it loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub log_start_offset: Offset,
@@ -72,9 +72,9 @@ pub struct Step {
     pub by_bytes: Gone,
 }
 
-/// `rows`: the oldest that are there, oldest first, as many as one step may take; those before the
-/// log's start are on their way already. A row that is as old as the limit is kept, and so is the
-/// newest, however large.
+/// `rows`: the oldest existing rows, oldest first, as many as one step can remove; those before the
+/// log's start are removed already. A row exactly as old as the limit is kept, and so is the newest
+/// row, however large.
 pub fn step(log: &Log, rows: &[LogRow], limits: &RetentionLimits, now: Timestamp) -> Step {
     let mut kept_bytes = log.size_bytes;
     let (by_time, by_bytes) = (Gone::default(), Gone::default());

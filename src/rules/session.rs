@@ -1,4 +1,4 @@
-//! Opening and ending sessions. Epochs only grow; only an open issues one.
+//! Opening and closing sessions. Epochs only grow; only an open issues one.
 
 use super::{Refusal, append::sequence::SessionFacts};
 use crate::model::{
@@ -13,21 +13,21 @@ pub struct SessionRow {
     pub transactional_id: Option<Name>,
     pub facts: SessionFacts,
     pub transaction_timeout_ms: i64,
-    /// Open ids at or before it are no longer remembered.
+    /// Open ids with timestamps up to this one are no longer remembered.
     pub open_horizon: Timestamp,
     pub opened_at: Timestamp,
-    /// The open that made the current epoch has not fenced every log yet.
+    /// The open that issued the current epoch has not yet fenced every log.
     pub fencing: bool,
 }
 
-/// The epoch an open makes, and the one before which states count as none.
+/// The epoch that an open issues, and the one before which states do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextEpoch {
     pub epoch: Epoch,
     pub reset_epoch: Epoch,
 }
 
-/// An open id is a UUIDv7 made within a day of the server's clock.
+/// An open id is a UUIDv7 with a timestamp within a day of the server's clock.
 pub fn check_open_id(open: &Open, now: Timestamp) -> Result<(), Refusal> {
     let Some(open_id) = &open.open_id else { return Ok(()) };
     let made_at = Timestamp::of_uuid(open_id).ok_or(Refusal::InvalidOpenId)?;
@@ -39,9 +39,9 @@ pub fn check_open_id(open: &Open, now: Timestamp) -> Result<(), Refusal> {
     }
 }
 
-/// An open whose id is remembered as the one that made this epoch of this producer: if that is
-/// the current session of the same name and producer, it is answered again. `row` none: the
-/// producer has expired since, and what it did is not done again.
+/// A retry of an open, remembered as the one that issued this epoch of this producer: if that is
+/// still the current session of the same name and producer, it is answered again. `row` none: the
+/// producer has expired since, and the open is not repeated.
 pub fn repeat(
     open: &Open,
     row: Option<SessionRow>,
@@ -65,7 +65,7 @@ pub fn repeat(
     Ok(row)
 }
 
-/// An open not seen before. `row` none: no such session yet.
+/// A new open. `row` none: there is no such session yet.
 pub fn open(open: &Open, row: Option<&SessionRow>) -> Result<NextEpoch, Refusal> {
     if let Some((producer_id, epoch)) = open.condition {
         let unknown = Refusal::UnknownProducer { producer_id };
@@ -96,17 +96,17 @@ pub fn open(open: &Open, row: Option<&SessionRow>) -> Result<NextEpoch, Refusal>
     Ok(NextEpoch { epoch, reset_epoch })
 }
 
-/// What becomes of the end of a session.
+/// The result of closing a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Now,
-    /// It had been ended.
+    /// It was closed before.
     Before,
-    /// Another has opened it since: it is not the caller's to end.
+    /// Another client has opened it since, so it is not the caller's to close.
     Stale,
 }
 
-/// The end of a session, in this epoch if one is named.
+/// Closes a session, in this epoch if one is named.
 pub fn end(row: &SessionRow, epoch: Option<Epoch>) -> Result<End, Refusal> {
     let current_epoch = row.facts.epoch;
     if epoch.is_some_and(|epoch| epoch > current_epoch) {

@@ -1,5 +1,5 @@
-//! What holds of several levels' settings: a topic's own value, else its tenant's, else the
-//! table's default; never more than the operator's maximum.
+//! The effective value of a setting: a topic's own value, else its tenant's, else the default;
+//! never above the operator's maximum.
 
 use super::Refusal;
 use crate::model::{
@@ -9,7 +9,7 @@ use crate::model::{
     topic::BatchLimits,
 };
 
-/// The value that holds. `levels`: the nearest first.
+/// The effective value. `levels`: the nearest first.
 pub fn in_force(key: Key, levels: &[&OwnSettings]) -> Value {
     let own = levels.iter().find_map(|level| level.values.get(&key).copied());
     let wanted = own.unwrap_or(key.setting().default);
@@ -29,7 +29,7 @@ pub fn patched(own: &OwnSettings, changes: &Changes) -> OwnSettings {
     own
 }
 
-/// Refuses changes that ask for more than the operator lets the tenant have, all of them by name.
+/// Refuses changes above the operator's maximum, and names all of them.
 pub fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Refusal> {
     let above = |(key, change): (&Key, &Change)| match (change, tenant.maxima.0.get(key)) {
         (Change::Set(value), Some(most)) if value.exceeds(*most) => Some((*key, *value, *most)),
@@ -39,7 +39,7 @@ pub fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Refus
     if settings.is_empty() { Ok(()) } else { Err(Refusal::AboveMaxima { settings }) }
 }
 
-/// A patch of a tenant's settings, as they stand under the lock.
+/// Applies a patch to the locked settings of a tenant.
 pub fn patch_tenant(
     own: &OwnSettings,
     version: i64,
@@ -54,7 +54,7 @@ pub fn patch_tenant(
     Ok(patched(own, changes))
 }
 
-/// All settings of a tenant, with where each comes from.
+/// All settings of a tenant, with their origins.
 pub fn of_tenant(own: &OwnSettings, version: i64) -> TenantSettings {
     let in_force = |key: &Key| {
         let (value, wanted) = (in_force(*key, &[own]), own.values.get(key));
@@ -69,7 +69,7 @@ pub fn of_tenant(own: &OwnSettings, version: i64) -> TenantSettings {
     TenantSettings { version, in_force: Key::ALL.iter().map(in_force).collect() }
 }
 
-/// What an append to a topic may hold.
+/// The limits of an append to a topic.
 pub fn batch_limits(topic: &OwnSettings, tenant: &OwnSettings) -> BatchLimits {
     let limit = |key| limit(key, &[topic, tenant]);
     BatchLimits {
@@ -79,12 +79,12 @@ pub fn batch_limits(topic: &OwnSettings, tenant: &OwnSettings) -> BatchLimits {
     }
 }
 
-/// A count that is not to be exceeded.
+/// A limit of a count.
 pub fn limit(key: Key, levels: &[&OwnSettings]) -> i64 {
     in_force(key, levels).number().unwrap_or(i64::MAX)
 }
 
-/// The setting that so many topics and partitions more would exceed, with its value.
+/// The setting, with its value, that this many more topics and partitions would exceed.
 pub fn exceeded(
     tenant: &OwnSettings,
     (topics, partitions): (i64, i64),

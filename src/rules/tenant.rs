@@ -1,4 +1,4 @@
-//! Tenants: whose requests are served, and what an operator's patch makes of one.
+//! Tenants: whether their requests are served, and how an operator's patch changes one.
 
 use super::Refusal;
 use crate::model::{
@@ -15,7 +15,7 @@ pub fn admit(tenant: &Tenant) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether it can still be changed: nothing is made in a tenant that is being removed.
+/// Whether the tenant can still be changed: nothing is created in a tenant that is being deleted.
 pub fn is_there(tenant: &Tenant) -> Result<(), Refusal> {
     if tenant.deleted_at.is_some() {
         return Err(Refusal::TenantDeleted { tenant: tenant.name.clone() });
@@ -23,8 +23,7 @@ pub fn is_there(tenant: &Tenant) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The maxima of a tenant, and whether it is suspended, after an operator's patch of it as it
-/// stands under the lock.
+/// The maxima and the suspension of a tenant after an operator's patch of its locked row.
 pub fn patch(
     tenant: &Tenant,
     patch: &TenantPatch,

@@ -1,4 +1,4 @@
-//! Connections: a pool for short work, and dedicated ones for lanes and listeners.
+//! Database connections: a pool for short work, and dedicated ones for lanes and listeners.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -28,11 +28,11 @@ use crate::{
     telemetry::{self, Counted},
 };
 
-/// What a connection asks for as it is made. A pooler refuses or ignores it, so nothing here is more
-/// than speed, or is said again by what needs it: by `BEGIN`, and by `durable!`. Row locks are given
-/// up (55P03: certainly not written), and a dead replica's locks are freed. Every statement goes by
-/// a key: a plan made while a table was empty would scan it, and stays when it has grown. Planned
-/// once: those with arrays would be planned anew each time, which takes longer than running them.
+/// Settings of a new connection. A pooler refuses or ignores them, so they only affect speed, or
+/// are repeated where needed: by `BEGIN`, and by `durable!`. Lock waits time out (55P03: certainly
+/// not written), and the locks of a dead replica are released. Statements use keys: a plan made for
+/// an empty table would scan it, and be kept after it has grown. Plans are generic: statements with
+/// arrays would otherwise be planned each time, which takes longer than running them.
 const SESSION: [(&str, &str); 8] = [
     ("lock_timeout", "5s"),
     ("idle_in_transaction_session_timeout", "15s"),
@@ -44,23 +44,24 @@ const SESSION: [(&str, &str); 8] = [
     ("plan_cache_mode", "force_generic_plan"),
 ];
 
-/// What every transaction of several statements needs, whatever the server, the role, the database or
-/// another client of the same pooler has set; nothing of it outlives the transaction. What is read
-/// under a lock must be newer than the lock: read committed. Committed means flushed: what is weaker
-/// than that is raised, what is stronger is kept.
+/// The settings that every transaction of several statements needs, whatever the server, the role,
+/// the database or another client of the same pooler has set; none of them outlives the
+/// transaction. What is read under a lock must be newer than the lock: read committed. A commit
+/// must be flushed: a weaker `synchronous_commit` is raised, a stronger one kept.
 const BEGIN: &str = "begin isolation level read committed read write; \
     select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true), \
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
             then 'on' else current_setting('synchronous_commit') end, true)";
 
-/// What all reads of a transaction need that are to be of one instant.
+/// The settings of a transaction whose reads must share one snapshot.
 const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read read only; \
     set local idle_in_transaction_session_timeout = '15s'";
 
 /// How long an operation waits for a pooled connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long pooled work may take: far beyond the lock timeout, so only a silent peer reaches it.
+/// The maximum duration of pooled work: far above the lock timeout, so only a silent peer reaches
+/// it.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 statements! {
@@ -72,9 +73,9 @@ statements! {
 pub struct Store {
     pool: PgPool,
     fair: Arc<Fair>,
-    /// For whom this is.
+    /// The tenant that this is for, or all.
     tenant: Option<TenantId>,
-    /// What connections are made with, but for `SESSION`.
+    /// The connect options, without `SESSION`.
     bare: Arc<PgConnectOptions>,
     route: Arc<OnceCell<Route>>,
     losses: Losses,
@@ -83,8 +84,9 @@ pub struct Store {
     acquire_duration: Histogram,
 }
 
-/// When a connection was last found dead. The others of its time most likely died with it,
-/// in a restart or failover, so none of them is used again: else each would fail some work first.
+/// When a connection was last found dead. The other connections of that time most likely died with
+/// it, in a restart or failover, so none of them is used again; otherwise each would fail some work
+/// first.
 #[derive(Clone, Debug)]
 struct Losses {
     last: Arc<Mutex<Option<Instant>>>,
@@ -104,7 +106,7 @@ impl Losses {
 }
 
 impl Store {
-    /// Nothing is connected yet: a database that is away is `Unavailable` later.
+    /// Does not connect yet: if the database is down, later calls return `Unavailable`.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
         // floats are none of ours, and PgBouncer knows no such parameter
         let options = options.application_name("oncelog").extra_float_digits(None);
@@ -133,7 +135,7 @@ impl Store {
         Self { pool, fair, tenant: None, bare, route, losses, seen, waiting, acquire_duration }
     }
 
-    /// The same, for what is done for a tenant: it has its share of the pool.
+    /// The same store for work of a tenant, which gets its share of the pool.
     pub fn of(&self, tenant: TenantId) -> Self {
         Self { tenant: Some(tenant), ..self.clone() }
     }
@@ -144,17 +146,17 @@ impl Store {
         self.seen.lost();
     }
 
-    /// Notes which server has answered: the history that its answer is of.
+    /// Notes which server has answered, and so the history of its answer.
     pub fn saw(&self, server: Server) -> History {
         self.seen.saw(server)
     }
 
-    /// The history that answers are of, as far as it is known.
+    /// The history of answers, as far as it is known.
     pub fn history(&self) -> History {
         self.seen.history()
     }
 
-    /// Sets the gauges that are read, not counted.
+    /// Sets the gauges that are sampled, not counted.
     pub fn measure(&self) {
         let (all, idle) = (self.pool.size() as usize, self.pool.num_idle());
         for (state, connections) in [("idle", idle), ("in_use", all.saturating_sub(idle))] {
@@ -165,7 +167,7 @@ impl Store {
         metrics::gauge!(telemetry::DATABASE_POOL_MAX_CONNECTIONS).set(f64::from(most));
     }
 
-    /// A connection of the pool, and what is to be kept as long as it is.
+    /// A connection of the pool, and what must be kept as long as it is in use.
     async fn acquire(&self) -> Result<(PoolConnection<Postgres>, Permit), Error> {
         let _waiting = Counted::new(&self.waiting);
         let begun = Instant::now();
@@ -178,19 +180,19 @@ impl Store {
         Ok(acquired?)
     }
 
-    /// A connection of one's own, for as long as its owner lives.
+    /// A dedicated connection, for as long as its owner lives.
     pub async fn connection(&self) -> Result<PgConnection, Error> {
         let connection = PgConnection::connect_with(&self.options()).await?;
         count_connection();
         Ok(connection)
     }
 
-    /// What connections are made with.
+    /// The connect options.
     pub fn options(&self) -> Arc<PgConnectOptions> {
         self.pool.connect_options()
     }
 
-    /// What lies between here and the database, found out once; an error if it will not do.
+    /// The route to the database, detected once; an error if it is unsuitable.
     pub async fn route(&self) -> Result<Route, Error> {
         let find = || async {
             let (options, route) = route::find(&self.bare, &SESSION).await?;
@@ -217,7 +219,7 @@ impl Store {
         self.clone().within(work, Error::Unavailable(Cause::SilentPeer))
     }
 
-    /// Runs a statement that writes by itself: if nothing is heard of it, it may have been done.
+    /// Runs an autocommitted write: if there is no answer, it may have taken effect.
     pub fn write<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
@@ -243,7 +245,7 @@ impl Store {
                 }
                 Ok(done) => done,
                 Err(_) => {
-                    // a silent peer would keep the pool's permit for ever
+                    // a silent peer would keep the pool's permit forever
                     connection.close_on_drop();
                     Err(silence.into())
                 }
@@ -252,8 +254,8 @@ impl Store {
         .await
     }
 
-    /// Runs statements as one transaction; an error rolls it back. Goes on when the caller is
-    /// cancelled.
+    /// Runs statements as one transaction; an error rolls it back. The work continues if the caller
+    /// is cancelled.
     pub fn transaction<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
@@ -262,7 +264,7 @@ impl Store {
         self.clone().within_transaction(work, BEGIN)
     }
 
-    /// Runs statements that read, all of one instant.
+    /// Runs reads that share one snapshot.
     pub fn snapshot<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
@@ -303,7 +305,7 @@ impl Store {
     }
 }
 
-/// Work on one connection.
+/// A unit of work on one connection.
 pub trait Work<T, E>:
     for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send + 'static
 {
@@ -313,7 +315,7 @@ impl<T, E, F> Work<T, E> for F where
 {
 }
 
-/// What becomes of work.
+/// The result of work.
 pub trait Done<T, E>: Future<Output = Result<T, E>> + Send + 'static {}
 impl<T, E, F: Future<Output = Result<T, E>> + Send + 'static> Done<T, E> for F {}
 
@@ -339,8 +341,8 @@ pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, E
     begin_by(connection, BEGIN).await
 }
 
-/// Whatever went wrong, nothing was done, and the connection may be in a half-begun transaction: it is
-/// not to be used again.
+/// Handles a failed BEGIN: nothing was done, but the connection may be in a half-begun transaction
+/// and must not be used again.
 async fn begin_by<'c>(
     connection: &'c mut PgConnection,
     begin: &'static str,
@@ -348,7 +350,7 @@ async fn begin_by<'c>(
     connection.begin_with(begin).await.map_err(|error| Error::Unavailable(Cause::Database(error)))
 }
 
-/// Rolls back now what a dropped transaction would roll back with the connection's next statement.
+/// Rolls back now, instead of with the connection's next statement as a dropped transaction does.
 pub async fn settle(connection: &mut PgConnection) -> Result<(), Error> {
     Ok(connection.ping().await?)
 }
@@ -358,7 +360,7 @@ pub async fn rollback(transaction: PgTransaction<'_>) -> Result<(), Error> {
     Ok(transaction.rollback().await?)
 }
 
-/// Commits; an answer that did not come is `OutcomeUnknown`.
+/// Commits; a lost answer is `OutcomeUnknown`.
 pub async fn commit(transaction: PgTransaction<'_>) -> Result<(), Error> {
     transaction.commit().await.map_err(|error| match Error::from(error) {
         Error::Unavailable(error) => Error::OutcomeUnknown(error),

@@ -1,14 +1,16 @@
-//! What can go wrong with the database, by what a caller can do about it.
+//! The kinds of database errors.
 
 use std::fmt;
 
 use crate::rules::append::encoding::Corrupt;
 
-/// What brought an error about.
+/// Errors of the database. Their text goes to the log, never to a client.
 #[derive(Debug)]
 pub enum Cause {
+    /// Certainly not written: a lock timed out, or another transaction was in conflict.
     Database(sqlx::Error),
-    /// Another writer was quicker.
+    /// The database cannot be reached, or the connection was lost. The caller knows whether what
+    /// was sent may have taken effect.
     Overtaken,
     /// The database did not answer for so long that the connection was given up.
     SilentPeer,
@@ -32,16 +34,16 @@ pub enum Error {
     /// The database cannot be reached, or the connection was lost. Whether what was sent took
     /// effect is for the caller to know.
     Unavailable(Cause),
-    /// A COMMIT was sent and its answer lost.
+    /// A COMMIT was sent, and its answer was lost.
     OutcomeUnknown(Cause),
-    /// The data, a statement or this program is not what it must be.
+    /// The data or a statement is invalid.
     Unexpected(String),
-    /// The server, or what lies before it, will not do; this says what to do about it.
+    /// The server, or a pooler in front of it, is unsuitable; the text says what to do.
     Unsuitable(String),
 }
 
 impl Error {
-    /// The label of metrics.
+    /// The name of the kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Contended(_) => "contended",
@@ -52,7 +54,7 @@ impl Error {
         }
     }
 
-    /// Another writer was quicker; nothing is written.
+    /// Another transaction was first; nothing is written.
     pub fn overtaken() -> Self {
         Error::Contended(Cause::Overtaken)
     }
@@ -62,7 +64,8 @@ impl Error {
         Error::OutcomeUnknown(Cause::SilentPeer)
     }
 
-    /// Of an autocommitted write: what cut it off may have come after it took effect.
+    /// The error of an autocommitted write, which may have taken effect before the connection was
+    /// lost.
     pub fn of_a_write(self) -> Self {
         match self {
             Error::Unavailable(error) => Error::OutcomeUnknown(error),

@@ -1,6 +1,6 @@
-//! Who gets the pool's connections: whoever comes, but no tenant the last one that is free, nor more
-//! than a few times as many as it leaves to all others. So statements of one tenant that wait for
-//! locks, or take long, leave connections to the rest.
+//! Shares the pool's connections between tenants: a tenant never gets the last free connection, nor
+//! more than a few times as many as it leaves to all others. So statements of one tenant that wait
+//! for locks, or take long, leave connections to the rest.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,10 +11,10 @@ use tokio::sync::oneshot;
 
 use crate::model::TenantId;
 
-/// For one that is left free, a tenant may have so many more.
+/// How many connections a tenant may have for each one left free.
 const TIMES: usize = 4;
 
-/// A tenant, or what is done for all of them.
+/// A tenant, or work for all tenants.
 type Who = Option<TenantId>;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct PoolState {
     waiting: VecDeque<(Who, oneshot::Sender<Permit>)>,
 }
 
-/// For one connection, until dropped.
+/// The permit for one connection, until it is dropped.
 #[derive(Debug)]
 pub struct Permit {
     who: Who,
@@ -58,7 +58,8 @@ impl PoolState {
         }
     }
 
-    /// Of those that may have one, the one that has the fewest, and of these who has waited longest.
+    /// Of the eligible owners the one with the fewest connections, and of these the one that has
+    /// waited longest.
     fn next(&self) -> Option<usize> {
         let held = |who: &Who| self.held.get(who).copied().unwrap_or(0);
         let waiting = self.waiting.iter().enumerate().filter(|(_, (who, _))| self.may(*who));
@@ -72,7 +73,7 @@ impl Fair {
         Arc::new(Self(Mutex::new(state)))
     }
 
-    /// None: the pool is gone.
+    /// None: the pool is closed.
     pub async fn take(self: &Arc<Self>, who: Who) -> Option<Permit> {
         let granted = {
             let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +88,7 @@ impl Fair {
         granted.await.ok()
     }
 
-    /// Hands on what is free. Who has given up waiting gives it back at once.
+    /// Passes on free permits. A waiter that has given up returns its permit at once.
     fn hand_on(self: &Arc<Self>) {
         let mut unwanted = Vec::new();
         {

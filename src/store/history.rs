@@ -1,11 +1,10 @@
-//! Which history of the database something was read from.
+//! Identifies the history of the database that something was read from.
 //!
-//! A failover may lose the last commits, and then other rows take their offsets and ids: nothing that
-//! was remembered proves anything any more. The rows do not tell, but the server does. The one that
-//! takes over was started at another instant, also where a pooler keeps the connections of its
-//! clients; so what is remembered says which server it is of, and is answered only beside what was
-//! read from the same one. A connection that was found dead ends a history as well, whichever server
-//! comes next.
+//! A failover may lose the last commits, and then other rows take their offsets and ids: nothing
+//! cached proves anything any more. The rows do not show it, but the server does: the one that
+//! takes over was started at another instant, also if a pooler keeps the connections of its
+//! clients. So cached data names its server, and is only returned together with data read from the
+//! same one. A connection that was found dead ends a history as well, whichever server comes next.
 
 use std::sync::{
     Arc,
@@ -14,7 +13,8 @@ use std::sync::{
 
 use super::Instant;
 
-/// A server, by when it was started: `pg_postmaster_start_time()`, in microseconds. 0: none yet.
+/// A server, identified by its start time: `pg_postmaster_start_time()`, in microseconds. 0: none
+/// yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server(i64);
 
@@ -31,11 +31,11 @@ impl Server {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
     pub server: Server,
-    /// How many connections had been found dead.
+    /// The number of connections found dead so far.
     losses: u64,
 }
 
-/// The history that was seen last.
+/// The history seen last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastHistory(Arc<Numbers>);
 

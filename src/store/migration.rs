@@ -1,4 +1,4 @@
-//! The schema, as this version of the program needs it.
+//! Migrates the schema to that of this version.
 
 use std::sync::LazyLock;
 
@@ -6,26 +6,26 @@ use sqlx::{Connection, migrate::Migrator};
 
 use super::{Error, Store, begin, commit, statements};
 
-/// Without sqlx's lock, which a session holds: behind a pooler nobody would hold it.
+/// Without sqlx's lock, which belongs to a session: behind a pooler it would protect nothing.
 static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrator = sqlx::migrate!("./migrations");
     migrator.set_locking(false);
     migrator
 });
 
-/// PostgreSQL 14, as `server_version_num` says it.
+/// PostgreSQL 14, as in `server_version_num`.
 const OLDEST_VERSION: i32 = 140_000;
 
 statements! {
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
-    /// One migrates at a time, and waits for as long as it takes.
+    /// One replica migrates at a time; others wait without limit.
     MIGRATE_ALONE = "select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true), \
         pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
 }
 
 impl Store {
-    /// Brings the schema up to date, all of it or nothing; safe to run from many replicas at once.
+    /// Migrates the schema as a whole or not at all; safe to run on many replicas at once.
     pub async fn migrate(&self) -> Result<(), Error> {
         self.route().await?;
         let mut connection = self.connection().await?;

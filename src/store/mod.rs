@@ -1,25 +1,29 @@
 //! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
 //!
-//! Locks are taken in one order everywhere: the tenant's row, session rows by id, transactions by id,
-//! groups by name and their offsets by group and log, heads by log id, producer states by producer.
-//! Heads and sessions are locked `for no key update`, never `for update`, which fights the
-//! `for key share` of foreign keys; only the heads of a topic that is deleted are, since a prepare
-//! holds them by key share, and the row of a group that is deleted, since whoever makes offsets in it
-//! does, and so for all that a removed tenant has had. Each locking statement stands in one place, and what is read under a lock is read by a later
-//! statement: the one that waited still sees the old rows.
+//! Locks are taken in one order everywhere: the tenant's row, session rows by id, transactions by
+//! id, groups by name and their offsets by group and log, heads by log id, producer states by
+//! producer. Heads and sessions are locked `for no key update`, never `for update`, which conflicts
+//! with the `for key share` of foreign keys. There are three exceptions: the heads of a deleted
+//! topic, because a prepare holds them by key share; the row of a deleted group, because a
+//! transaction that creates offsets in it does the same; and all data of a deleted tenant. Each
+//! locking statement exists once, and what is read under a lock is read by a later statement,
+//! because a statement that waited for the lock still sees the old rows.
 //!
-//! **What a statement judges under a row's lock is a column of that row, or is judged anew after the
-//! lock.** A statement sees the database as it was when it began. Of a row that has changed while it
-//! waited it looks at the columns once more; a sub-select, a join or another part of it still answers of
-//! before, and a row that was only locked and let go of counts as unchanged. So whoever adds something
-//! that others judge by a row touches that row: a call that stages raises a count in its transaction's,
-//! a claim of keys raises one in its journal's, whatever moves the ground of appends raises a fence.
-//! What else a statement may take from its own beginning:
-//! - facts that only ever turn one way, and whose old view refuses: a group's generation, a next offset;
-//! - what nobody changes to any effect without writing into the row as well: a member that comes and
-//!   takes a partition becomes its owner there;
-//! - what is judged again by a unique key, or by a function that reads anew (`forgotten_horizon`);
-//! - what a later statement of the same transaction judges once more.
+//! **What a statement checks under a row's lock is a column of that row, or is checked again after
+//! the lock.** A statement sees the snapshot of its beginning. If a row has changed while the
+//! statement waited for it, the statement evaluates the row's columns again, but its sub-selects,
+//! joins and other parts still use the old snapshot; a row that was only locked counts as
+//! unchanged. So a transaction that adds something that others check under a row updates that row:
+//! a call that stages increments a count in its transaction's row, a reservation of keys one in its
+//! journal's, and whatever invalidates the read set of appends raises a fence. A statement may also
+//! rely on the snapshot of its beginning for
+//! - facts that change in one direction only, and whose old value causes a refusal: a group's
+//!   generation, a next offset;
+//! - facts that never change with effect without a write to the row: a member that joins and takes
+//!   a partition becomes its owner there;
+//! - facts that are checked again by a unique key, or by a function with a new snapshot
+//!   (`forgotten_horizon`);
+//! - facts that a later statement of the same transaction checks again.
 
 pub mod append;
 pub mod catalog;
@@ -54,11 +58,11 @@ macro_rules! statements {
 }
 use statements;
 
-/// A condition that holds and makes what it stands in durable. It belongs to every statement that
-/// writes and commits by itself, where no row is written without its having been asked: by the time
-/// such a statement commits, `synchronous_commit` is no weaker than `on`, and stronger where it was,
-/// whatever the server, the role or another client of the same pooler has set; and locks are not
-/// waited for for ever. Both end with the statement.
+/// A condition that is always true and makes its statement durable. It belongs to every statement
+/// that writes and commits by itself, placed where it is evaluated before any row is written: when
+/// such a statement commits, `synchronous_commit` is at least `on`, whatever the server, the role
+/// or another client of the same pooler has set; and lock waits are limited. Both end with the
+/// statement.
 macro_rules! durable {
     () => {
         "(case current_setting('synchronous_commit') \
@@ -69,7 +73,7 @@ macro_rules! durable {
 }
 use durable;
 
-/// Every statement there is, by file.
+/// All statements, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("appends", append::STATEMENTS),
     ("beats", group::leases::STATEMENTS),
@@ -102,5 +106,5 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("whole", transaction::one_request::STATEMENTS),
 ];
 
-/// An instant as Postgres gives it.
+/// An instant as Postgres returns it.
 type Instant = chrono::DateTime<chrono::Utc>;

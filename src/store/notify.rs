@@ -1,16 +1,16 @@
-//! NOTIFY between replicas: a hint that logs have changed, never more. Behind a pooler that shares
-//! connections nobody can listen, and polling alone is enough.
+//! NOTIFY between replicas: only a hint that logs have changed. Behind a pooler with shared
+//! connections nobody can listen, and polling alone suffices.
 
 use sqlx::{PgConnection, postgres::PgListener};
 
 use super::{Error, Store, route::Route, statements};
 
-/// The channel; the database is the scope.
+/// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
 
 statements! {
-    /// A notice is a transaction of its own, and nobody misses one that a crash has lost. The setting
-    /// ends with it: behind a pooler the connection goes on to others.
+    /// A notification is a transaction of its own, and losing one in a crash is harmless. The
+    /// setting ends with it, because behind a pooler other clients use the connection next.
     NOTIFY = "select pg_notify($1, $2), set_config('synchronous_commit', 'off', true)";
 }
 
@@ -19,8 +19,8 @@ pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), 
     Ok(())
 }
 
-/// A listener with a connection of its own. None: a pooler shares connections, so there is nothing
-/// to listen on, and a LISTEN would stay behind in somebody else's.
+/// A listener with its own connection. None behind a pooler that shares connections: it would miss
+/// notifications, and leave a LISTEN in the connection of others.
 pub async fn listen(store: &Store) -> Result<Option<PgListener>, Error> {
     if store.route().await? == Route::Shared {
         return Ok(None);

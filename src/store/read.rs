@@ -1,4 +1,4 @@
-//! Reading rows of a partition's log below its high watermark, which never change.
+//! Reads rows of a partition's log below its high watermark, where they never change.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::model::{
 };
 
 statements! {
-    /// The rows of [$3, $4), from the one that holds $3, as long as the lines before a row are
-    /// fewer than $5 bytes. Where offsets are dense $4 bounds the rows as well, elsewhere $6 does.
-    /// `octet_length` does not decompress. A row of a committed transaction may point to its lines: they are looked up
-    /// by key, and only for such a row (a join would cost every row a fifth more). One that points
-    /// to nothing is kept, and told as corrupt. Another server than the one that is meant ($7) fails, as
-    /// it divides by zero: it never answers that there is nothing.
+    /// Reads the rows of [$3, $4), starting with the one that contains $3, while the lines before a
+    /// row are below $5 bytes. With dense offsets $4 also bounds the number of rows, otherwise $6
+    /// does. `octet_length` does not decompress. A row of a committed transaction may refer to its
+    /// lines: they are looked up by key, and only for such a row (a join would cost every row a
+    /// fifth more). A row with a dangling reference is returned, and reported as corrupt. On
+    /// another server than the intended one ($7) the statement fails by dividing by zero, instead
+    /// of returning nothing.
     ROWS = "select base_offset, record_count, appended_at, transaction_id, kept, records from ( \
             select base_offset, record_count, appended_at, transaction_id, kept, records, \
                 sum(octet_length(records)) over (order by base_offset) - octet_length(records) as size_before \
@@ -37,11 +38,11 @@ statements! {
         ) as page where coalesce(size_before, 0) < $5 \
             and 1 / (pg_postmaster_start_time() = $7)::integer = 1 \
         order by base_offset";
-    /// What ongoing and prepared transactions have staged for a log, as long as the lines before a
-    /// row are fewer than $3 bytes. An ongoing one past its deadline is an aborted one. A row has a
-    /// record at least, so $4 bounds those as well. Nothing but sizes is carried until it is known
-    /// which rows are wanted; and from the transactions to their rows, never the other way: what is
-    /// staged of committed ones is far more.
+    /// Reads what ongoing and prepared transactions have staged for a log, while the lines before a
+    /// row are below $3 bytes. An ongoing transaction past its timeout counts as aborted. A row has
+    /// at least one record, so $4 also bounds the rows. Only sizes are carried until the wanted
+    /// rows are known, and the join goes from the transactions to their rows, never the other way:
+    /// committed ones have far more staged rows.
     STAGED = "select transaction_id, state, (select s.records from oncelog.staged_batches s \
                 where s.tenant_id = $1 and s.transaction_id = open.transaction_id and s.ordinal = open.ordinal) \
         from ( \
@@ -54,13 +55,12 @@ statements! {
             where t.tenant_id = $1 and t.state in ('ongoing', 'prepared') \
                 and (t.state = 'prepared' or t.expires_at > statement_timestamp()) \
         ) as open where size_before < $3 order by transaction_id, ordinal limit $4";
-    /// Whether there may be holes at an offset and behind it, which has not been trimmed, on the
-    /// server that is meant.
+    /// Whether there may be holes from an untrimmed offset on, on the intended server.
     IS_COMPACTED = "select exists (select from oncelog.logs where tenant_id = $1 and log_id = $2 \
         and log_start_offset <= $3 and compacted_offset > $3 and pg_postmaster_start_time() = $4)";
     /// Binary search for the first row appended at or after an instant: `appended_at` never
-    /// decreases along a log. The answer lies in [low, high]. Where the middle is in a hole, the row
-    /// before tells of it; where there is none, it is before all that is left.
+    /// decreases within a log. The answer lies in [low, high]. If the middle is in a hole, the row
+    /// before it decides; if there is none, the middle is before all remaining rows.
     SEARCH = "with recursive search (low, high) as ( \
             select $3::bigint, $4::bigint \
             union all \
@@ -76,9 +76,9 @@ statements! {
             where l.tenant_id = $1 and l.log_id = $2 and l.log_start_offset <= $3)";
 }
 
-/// The rows that hold `[from, to)`, from the row of `from` on, until about `max_bytes` of lines
-/// have come (the first row always comes), or `limit` rows. `Contended`: another server than `server`
-/// answers.
+/// Reads the rows of `[from, to)`, starting with the one that contains `from`, until about
+/// `max_bytes` of lines (the first row is always returned), or `limit` rows. `Contended` if another
+/// server than `server` answers.
 pub async fn rows(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -117,7 +117,7 @@ fn row(stored: BatchColumns) -> Result<Arc<BatchRow>, Error> {
     Ok(Arc::new(BatchRow { base_offset, record_count, appended_at, transaction_id, kept, lines }))
 }
 
-/// Whether an offset without a record, and what is missing behind it, may be a hole; if not, the log
+/// Whether an offset without a record, and what is missing after it, may be a hole; if not, the log
 /// has been trimmed or deleted.
 pub async fn is_compacted(
     connection: &mut PgConnection,
@@ -130,8 +130,8 @@ pub async fn is_compacted(
     Ok(query.bind(server.to_chrono()).fetch_one(connection).await?)
 }
 
-/// What open transactions have staged for a log, by transaction and ordinal, until about
-/// `max_bytes` of lines, or `limit` rows, have come: an item a row.
+/// Reads what open transactions have staged for a log, by transaction and ordinal, until about
+/// `max_bytes` of lines, or `limit` rows; one item per row.
 pub async fn staged(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -155,8 +155,8 @@ pub async fn staged(
     rows.into_iter().map(staged).collect()
 }
 
-/// The first offset in `[start, end]` whose record was appended at or after `instant`. None: rows
-/// of that range are gone since it was seen.
+/// The first offset in `[start, end]` whose record was appended at or after `instant`. None if rows
+/// of that range were deleted meanwhile.
 pub async fn search(
     connection: &mut PgConnection,
     tenant: TenantId,

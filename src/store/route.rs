@@ -1,5 +1,5 @@
-//! What lies between here and the database: nothing that matters, or a pooler that gives a
-//! connection of the server to whoever has a transaction to run.
+//! Detects the route to the database: direct, or a pooler that shares server connections per
+//! transaction.
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, Row,
@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::{Error, statements};
 
-/// How often it is looked whether two clients get the same connection of the server. One look tells,
-/// unless others take and give back connections at the very same moments.
+/// How often to check whether two clients get the same server connection. One check suffices,
+/// unless others acquire and release connections at exactly the same moments.
 const LOOKS: usize = 16;
-/// Settings that a client may name as it likes.
+/// Settings whose names a client can choose.
 const TOKEN: &str = "oncelog.token";
 
 const NO_PREPARED_STATEMENTS: &str = "the connection pooler in front of the database shares \
@@ -28,16 +28,16 @@ statements! {
     READS_ONLY = "select current_setting('transaction_read_only')::boolean and not pg_is_in_recovery()";
 }
 
-/// Whose the server's connections are.
+/// Who uses a connection of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// One's own, until one hangs up.
+    /// One client, until it disconnects.
     Dedicated,
-    /// One's own for a transaction. What a session keeps is lost, or is another client's.
+    /// One client for one transaction. Session state is lost, or seen by other clients.
     Shared,
 }
 
-/// How to connect, asking for these settings where that is allowed, and what is found there.
+/// Determines how to connect, with these settings where they are allowed, and the route.
 pub async fn find(
     bare: &PgConnectOptions,
     settings: &[(&str, &str)],
@@ -67,15 +67,16 @@ pub async fn find(
     Ok((options, route))
 }
 
-/// PgBouncer's: `unsupported startup parameter: options`, from 1.20 on with a word more.
+/// PgBouncer's error: `unsupported startup parameter: options`, with another word from 1.20 on.
 fn refuses_settings(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(refusal) = error else { return false };
     refusal.message().contains("startup parameter")
 }
 
-/// Each asks by a prepared statement of its own, of the same name. With connections of one's own
-/// each is answered by its own process of the server, again and again. Where connections are shared,
-/// both are answered by the same one or somebody's changes; and the statements have been kept apart.
+/// Two clients each use their own prepared statement, with the same name. On dedicated connections
+/// each is answered by its own server process, every time. On shared connections both are answered
+/// by the same process, or by changing ones; then it is also checked that the pooler keeps the
+/// statements apart.
 async fn compare(one: &mut PgConnection, other: &mut PgConnection) -> Result<Route, Error> {
     let texts = [(); 2].map(|()| Uuid::now_v7().simple().to_string());
     for _ in 0..LOOKS {
@@ -89,9 +90,9 @@ async fn compare(one: &mut PgConnection, other: &mut PgConnection) -> Result<Rou
     Ok(Route::Dedicated)
 }
 
-/// Which process of the server answers to a prepared statement. It says a text that no other one
-/// says, which others left under its name, too; and its parameters are of a kind that nobody else's
-/// are, so that no other statement will take them.
+/// Returns the server process that answers a prepared statement. Its text is unique, also among
+/// statements that others have left under its name; and its parameter types are unusual, so that no
+/// other statement accepts them.
 async fn prepared(connection: &mut PgConnection, text: &str) -> Result<i32, Error> {
     let sql = format!(
         "select pg_backend_pid(), '{text}' from (select $1::\"char\", $2::\"char\", $3::\"char\") p"
@@ -105,7 +106,8 @@ async fn prepared(connection: &mut PgConnection, text: &str) -> Result<i32, Erro
     }
 }
 
-/// Whether it is not there, there already, or another one.
+/// Whether an error is about a prepared statement that is missing, already exists, or is another
+/// one.
 fn is_of_a_statement(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(refusal) => {
@@ -117,7 +119,7 @@ fn is_of_a_statement(error: &sqlx::Error) -> bool {
     }
 }
 
-/// In one message, which any pooler passes on as one.
+/// In one message, which any pooler forwards as one.
 async fn ask(connection: &mut PgConnection, sql: &'static str) -> Result<PgRow, Error> {
     Ok(sqlx::raw_sql(sql).fetch_one(connection).await?)
 }

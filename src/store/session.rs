@@ -1,4 +1,5 @@
-//! Session rows, remembered opens, and where a producer stands in every log it appended to.
+//! Statements on sessions, remembered opens, and the state of a producer in every log it appended
+//! to.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -38,8 +39,8 @@ statements! {
             open_horizon, opened_at, fencing \
         from oncelog.sessions where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3) \
         order by producer_id limit $4";
-    /// One trip for what most opens are: a new producer, with its open id if it has one. No row: the
-    /// name or the id is known.
+    /// The common open in one round trip: a new producer, with its open id if it has one. No row:
+    /// the name or the id is known.
     OPEN_NEW = concat!("with known as materialized ( \
             select from oncelog.session_opens where tenant_id = $1 and open_id = $5 \
             union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2), \
@@ -69,7 +70,7 @@ statements! {
         where tenant_id = $1 and producer_id = $2";
     REGISTERED_LOGS = "select log_id from oncelog.producer_states where tenant_id = $1 and producer_id = $2 order by log_id";
     /// One statement, so that a snapshot or trim between two reads cannot open a hole: every state
-    /// of the producer with the rows that come after it, if those are not too many to be read at once.
+    /// of the producer with the rows after it, unless these are too many to be read at once.
     STANDINGS = "select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent, \
             l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind, b.base_offset, b.producers, b.appended_at \
         from oncelog.producer_states s \
@@ -82,7 +83,7 @@ statements! {
         order by t.name, coalesce(l.partition, -1), b.base_offset";
 }
 
-/// A row of `sessions` as its columns hold it.
+/// A row of `sessions`.
 pub type SessionColumns = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
 
 pub fn session_row(row: SessionColumns) -> Result<SessionRow, Error> {
@@ -115,7 +116,7 @@ pub async fn clock(connection: &mut PgConnection) -> Result<Timestamp, Error> {
     Ok(now.into())
 }
 
-/// The producer and epoch an open id made, as far as it is remembered.
+/// The producer and epoch that an open id created, if it is remembered.
 pub async fn find_open(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -126,7 +127,7 @@ pub async fn find_open(
     Ok(found.map(|(producer_id, epoch)| (ProducerId(producer_id), epoch)))
 }
 
-/// Locks a session row against appends that register and against other opens.
+/// Locks a session row against appends that register, and against other opens.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -154,7 +155,7 @@ pub async fn read(
     query.fetch_optional(connection).await?.map(session_row).transpose()
 }
 
-/// Sessions behind a producer id, by id; of one transactional id, if given.
+/// Lists sessions after a producer id, by id; those of one transactional id, if given.
 pub async fn list(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -172,7 +173,7 @@ pub async fn list(
     rows.into_iter().map(|row| Ok(session(session_row(row)?))).collect()
 }
 
-/// A session row as a client sees it.
+/// A session as a client sees it.
 pub fn session(row: SessionRow) -> Session {
     Session {
         producer_id: row.producer_id,
@@ -185,8 +186,8 @@ pub fn session(row: SessionRow) -> Session {
     }
 }
 
-/// A new producer at epoch 0, its open remembered. None: its name or open id is known, or being made
-/// known.
+/// Creates a producer at epoch 0, and remembers its open. None if its name or open id is known, or
+/// is just being stored.
 pub async fn open_new(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -229,7 +230,7 @@ pub async fn advance(
     Ok(())
 }
 
-/// Ends a locked session: its epoch goes on without an owner.
+/// Closes a locked session: the next epoch has no owner.
 pub async fn close(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -241,7 +242,7 @@ pub async fn close(
     Ok(())
 }
 
-/// Every log has been fenced for this epoch.
+/// Notes that every log has been fenced for this epoch.
 pub async fn fenced(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -253,7 +254,7 @@ pub async fn fenced(
     Ok(())
 }
 
-/// Remembers an open of a locked session, and forgets the oldest; false: the id is known already.
+/// Remembers an open of a locked session, and forgets the oldest; false if the id is known already.
 pub async fn remember_open(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -275,7 +276,7 @@ pub async fn remember_open(
     Ok(true)
 }
 
-/// The logs an open of this producer has to fence, by id.
+/// The logs that an open of this producer must fence, by id.
 pub async fn registered_logs(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -286,18 +287,18 @@ pub async fn registered_logs(
     Ok(ids.into_iter().map(LogId).collect())
 }
 
-/// Where a producer stands in one scope.
+/// The state of a producer in one scope.
 pub struct ScopePosition {
     pub topic: Name,
     pub partition: Option<Partition>,
     pub state: ProducerState,
 }
 
-/// Where a producer stands in all its scopes.
+/// The state of a producer in all its scopes.
 pub enum Standings {
-    /// By topic and partition.
+    /// Ordered by topic and partition.
     Known(Vec<ScopePosition>),
-    /// The snapshots of these logs have to come nearer first.
+    /// The snapshots of these logs must be advanced first.
     Behind(Vec<LogId>),
 }
 

@@ -1,5 +1,5 @@
-//! The integration tests: one binary, a real PostgreSQL that it starts itself, a database a test.
-//! No server installed = fail, not skip.
+//! The integration tests: one binary, a real PostgreSQL that it starts itself, a database per test.
+//! If no PostgreSQL is installed, they fail instead of being skipped.
 
 mod cli;
 mod contract;

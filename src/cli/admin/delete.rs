@@ -1,4 +1,4 @@
-//! Deleting a thing by name, after a question.
+//! Deletes a topic, group or tenant by name, after a confirmation.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
@@ -14,13 +14,13 @@ use crate::{
     model::Name,
 };
 
-/// What there is to delete.
+/// A kind of resource that can be deleted.
 pub(in crate::cli) struct Deletable {
-    /// As people call it.
+    /// Its name in messages.
     pub noun: &'static str,
-    /// Its collection in the API.
+    /// Its collection in the path of the API.
     pub path: &'static str,
-    /// What goes with it.
+    /// What is deleted with it.
     pub with: &'static str,
 }
 
@@ -33,7 +33,7 @@ pub(in crate::cli) async fn delete(
     let Deletable { noun, path, with } = kind;
     if !yes {
         if !stdin().is_terminal() {
-            let what = "there is no terminal to ask on: give --yes to delete without being asked";
+            let what = "no terminal to ask for confirmation: give --yes to delete without it";
             return Err(WrongUsage(what.into()).into());
         }
         if !is_meant(name, with)? {
@@ -42,12 +42,12 @@ pub(in crate::cli) async fn delete(
     }
     let client = Client::new(server, Some(PATIENCE))?;
     match client.send(client.request(Method::DELETE, &[path, name.as_str()], &[])).await {
-        // the answer to an earlier attempt was lost
+        // an earlier attempt deleted it, and its answer was lost
         Err(Failure::Refused(problem))
             if problem.code == format!("{noun}_not_found") && client.repeats() > 0 => {}
         answer => drop(answer?),
     }
-    client.notice(&format!("{noun} {name} is deleted"));
+    client.notice(&format!("deleted {noun} {name}"));
     Ok(())
 }
 

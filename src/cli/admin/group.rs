@@ -1,4 +1,4 @@
-//! `oncelog group`: how groups stand, and what is done to one that has no members.
+//! `oncelog group`: lists and describes groups; resets and deletes those without members.
 
 use std::io::{IsTerminal, stdout};
 
@@ -28,13 +28,13 @@ const KIND: Deletable = Deletable { noun: "group", path: "groups", with: "all it
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum GroupCommand {
-    /// List all groups that the token covers
+    /// List all groups that the token gives access to
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog group list --json | jq -r .group"))]
     List {
         #[command(flatten)]
         common: Common,
     },
-    /// Show a group: its members, and how far it is in every partition
+    /// Show a group: its members, and its committed offset and lag in every partition
     #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog group describe billing\n  oncelog group describe billing --json | jq '[.partitions[].lag] | add'"))]
     Describe {
         /// The group
@@ -43,12 +43,12 @@ pub(in crate::cli) enum GroupCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Move the offsets of a group without members, all or none
+    /// Move the committed offsets of a group without members, all or none
     #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog group reset billing --to 2026-11-21T08:00:00Z --dry-run\n  oncelog group reset billing --topic orders --by -100\n  oncelog group reset billing --to earliest"))]
     Reset(Reset),
-    /// Delete a group without members, with its offsets
+    /// Delete a group without members, and its offsets
     #[command(after_help = "\
-It asks before it deletes; without a terminal to ask on, --yes is needed.
+It asks for confirmation; without a terminal, --yes is required.
 
 Example:
   oncelog group delete billing --yes")]
@@ -56,7 +56,7 @@ Example:
         /// The group
         #[arg(value_parser = name)]
         name: Name,
-        /// Do not ask
+        /// Skip the confirmation
         #[arg(long, short)]
         yes: bool,
         #[command(flatten)]
@@ -70,26 +70,26 @@ pub(in crate::cli) struct Reset {
     /// The group
     #[arg(value_parser = name)]
     name: Name,
-    /// All partitions of this topic; may be given again. Without: all that the group has subscribed
-    /// to or has committed in
+    /// Reset all partitions of this topic; may be repeated. Default: all topics that the group
+    /// subscribes to or has committed offsets in
     #[arg(long = "topic", value_name = "TOPIC", value_parser = name)]
     topics: Vec<Name>,
-    /// Go to earliest, latest, an offset, or the first record appended at or after an instant
+    /// Move to earliest, latest, an offset, or the first record appended at or after an instant
     /// (RFC 3339)
     #[arg(long, value_name = "WHERE", value_parser = place)]
     to: Option<Value>,
-    /// Go so many records on; back, if negative
+    /// Move forward by this many records; backward if negative
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(i64).range(-MAX_INTEGER..=MAX_INTEGER))]
     by: Option<i64>,
-    /// Only tell what it would do
+    /// Only print what it would do
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     common: Common,
 }
 
-/// Where to go, as a request says it.
+/// Parses the target of a reset into its form in the request.
 fn place(text: &str) -> Result<Value, String> {
     if matches!(text, "earliest" | "latest") {
         return Ok(json!(text));
@@ -121,7 +121,7 @@ pub(in crate::cli) fn run(command: GroupCommand) -> anyhow::Result<()> {
 async fn list(common: Common) -> anyhow::Result<()> {
     let client = Client::new(common.server, Some(PATIENCE))?;
     let as_json = common.json || !stdout().is_terminal();
-    let mut groups = table(&["group", "members", "generation", "begins at", "made"]);
+    let mut groups = table(&["group", "members", "generation", "auto offset reset", "created"]);
     let each = |group: &serde_json::value::RawValue| {
         if as_json {
             print(format!("{group}\n").as_bytes())?;
@@ -144,7 +144,7 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
     let group: Value = answer.json()?;
     let word = |member: &str| group[member].as_str().unwrap_or_default();
     let mut shown = format!(
-        "{}, made {}\ngeneration {}, begins at {}\n\n",
+        "{}, created {}\ngeneration {}, auto offset reset {}\n\n",
         word("group"),
         word("created_at"),
         group["generation"],
@@ -166,9 +166,16 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
         }
         shown += &format!("{rows}\n");
     }
-    let headings =
-        ["topic", "partition", "committed", "high watermark", "lag", "member", "for", "pinned for"];
-    let mut rows = table(&headings);
+    let mut rows = table(&[
+        "topic",
+        "partition",
+        "committed",
+        "high watermark",
+        "lag",
+        "member",
+        "owned for",
+        "pinned for",
+    ]);
     let (mut lag, mut unknown) = (0_u64, 0_u64);
     for partition in group["partitions"].as_array().into_iter().flatten() {
         match partition["lag"].as_u64() {
@@ -185,7 +192,7 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
     shown += &format!("\n{rows}\n\n{} behind", counted(lag, "record"));
     if unknown > 0 {
         let partitions = counted(unknown, "partition");
-        shown += &format!(", and in {partitions} it is to begin nowhere");
+        shown += &format!(", and {partitions} without a lag");
     }
     print((shown + "\n").as_bytes())
 }
@@ -204,11 +211,11 @@ async fn reset(asked: Reset) -> anyhow::Result<()> {
     let partitions = counted(u64::try_from(offsets.len()).unwrap_or(u64::MAX), "partition");
     let name = &asked.name;
     client.notice(&match (asked.dry_run, client.repeats() > 0 && asked.by.is_some()) {
-        (true, _) => format!("group {name} would be reset in {partitions}; nothing is changed"),
-        (false, false) => format!("group {name} is reset in {partitions}"),
-        // the answer to an earlier attempt may have been lost
+        (true, _) => format!("would reset group {name} in {partitions}; nothing changed"),
+        (false, false) => format!("reset group {name} in {partitions}"),
+        // an earlier attempt may have moved them, and its answer was lost
         (false, true) => format!(
-            "group {name} is reset in {partitions}, perhaps twice: see `oncelog group describe {name}`"
+            "reset group {name} in {partitions}, perhaps twice; see `oncelog group describe {name}`"
         ),
     });
     if asked.common.json || !stdout().is_terminal() {

@@ -1,4 +1,4 @@
-//! Commands that show, change and delete what there is: topics, groups, tenants, transactions, settings.
+//! Administrative commands for topics, groups, tenants, transactions and settings.
 
 pub mod delete;
 pub mod group;

@@ -1,4 +1,4 @@
-//! `oncelog settings`.
+//! `oncelog settings`: shows and changes the settings of the token's tenant.
 
 use std::io::{IsTerminal, stdout};
 
@@ -17,20 +17,20 @@ use crate::{
 };
 
 const ORIGINS: &str = "\
-Each value is the tenant's own, or the default, or `operator`: then it is held down by the maximum that an operator has
-set for the tenant, the default's or the tenant's own value being more than that.";
+`from` says where a value comes from: `tenant`, `default`, or `operator` if the tenant's value or
+the default exceeds the maximum that an operator has set, and the maximum applies instead.";
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum SettingsCommand {
-    /// Show the tenant's settings, and where each comes from
+    /// Show the tenant's settings, and where each value comes from
     #[command(after_help = format!("{ORIGINS}\n{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
     Show {
         #[command(flatten)]
         common: Common,
     },
-    /// Change settings of the tenant, all of them or none
+    /// Change settings of the tenant, all or none
     #[command(after_help = format!("\
-A value is a number, `default`, which removes the tenant's own value, or `null`, which is for ever.
+A value is a number, `default`, which removes the tenant's own value, or `null` for no limit.
 {OUTPUT}
 
 {}
@@ -44,7 +44,7 @@ Example:
     },
 }
 
-/// What each setting is.
+/// Explains every setting, for the help.
 fn explained() -> String {
     let mut settings = String::from("Settings:\n");
     for key in Key::ALL {
@@ -55,29 +55,29 @@ fn explained() -> String {
             choices => choices.join(" or "),
         };
         settings += &format!(
-            "  {}: {range}; {} unless set\n      {}\n",
+            "  {}: {range}; default {}\n      {}\n",
             setting.name, setting.default, setting.help
         );
     }
     settings
 }
 
-/// `key=maximum`, within the setting's range.
+/// Parses `key=maximum`, which must lie within the setting's range.
 pub(in crate::cli) fn maximum(text: &str) -> Result<(Key, Value), String> {
     let (key, most) = change(text)?;
     match most {
         _ if !key.setting().choices.is_empty() => Err(format!("{} has no maximum", key.name())),
-        Value::Null => Err("null is no maximum; `default` removes one".into()),
+        Value::Null => Err("a maximum cannot be null; `default` removes it".into()),
         most => Ok((key, most)),
     }
 }
 
-/// `key=value`, within its range: else it is wrong usage before any server is asked.
+/// Parses `key=value`; a value out of range is a usage error before any request is sent.
 fn change(text: &str) -> Result<(Key, Value), String> {
     let (name, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     let key = Key::parse(name).ok_or_else(|| {
         let names: Vec<&str> = Key::ALL.iter().map(|key| key.name()).collect();
-        format!("{name} is none of {}", names.join(", "))
+        format!("{name} is not one of {}", names.join(", "))
     })?;
     let value = match value {
         "default" => return Ok((key, json!("default"))),

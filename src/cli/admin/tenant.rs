@@ -1,4 +1,4 @@
-//! `oncelog tenant`, for operators.
+//! `oncelog tenant`: what operators do with tenants.
 
 use std::io::{IsTerminal, stdout};
 
@@ -21,16 +21,16 @@ use crate::{
 };
 
 const MAXIMA: &str = "\
-A maximum is a number, or `default`, which removes it: the server's range is all that holds then. What a setting is
-and its range: `oncelog settings set --help`.";
+A maximum is a number, or `default`, which removes it: then only the setting's range applies.
+`oncelog settings set --help` explains all settings and their ranges.";
 
 pub(in crate::cli) const EXAMPLE: &str = "\
-All of them need a token with the scope `operator`, of whatever tenant.
+All of them need a token with the scope `operator`; its tenant does not matter.
 
 Example:
   oncelog tenant set acme max_topics=50";
 
-const KIND: Deletable = Deletable { noun: "tenant", path: "tenants", with: "all it has" };
+const KIND: Deletable = Deletable { noun: "tenant", path: "tenants", with: "all its data" };
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum TenantCommand {
@@ -40,9 +40,9 @@ pub(in crate::cli) enum TenantCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Make a tenant, or see that it is there
+    /// Create a tenant, or show that it already exists
     #[command(after_help = format!("\
-With maxima, they are all that it has from then on.
+Maxima given here replace all maxima that the tenant has.
 {MAXIMA}
 {OUTPUT}
 
@@ -52,13 +52,13 @@ Example:
         /// The tenant
         #[arg(value_parser = name)]
         name: Name,
-        /// The largest values that its settings may have
+        /// The largest values that its settings may take
         #[arg(value_name = "KEY=MAXIMUM", value_parser = maximum)]
         maxima: Vec<(Key, Value)>,
         #[command(flatten)]
         common: Common,
     },
-    /// Show a tenant with its own settings and its maxima
+    /// Show a tenant, its own settings and its maxima
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant show acme"))]
     Show {
         /// The tenant
@@ -67,10 +67,10 @@ Example:
         #[command(flatten)]
         common: Common,
     },
-    /// Change maxima of a tenant, all of them or none
+    /// Change the maxima of a tenant, all or none
     #[command(after_help = format!("\
 {MAXIMA}
-A maximum holds within a second, also for values that the tenant has had before.
+A maximum takes effect within a second, also for values that the tenant set earlier.
 {OUTPUT}
 
 Example:
@@ -84,7 +84,7 @@ Example:
         #[command(flatten)]
         common: Common,
     },
-    /// Refuse all requests of a tenant from now on
+    /// Refuse all requests of a tenant until it is resumed
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant suspend acme"))]
     Suspend {
         /// The tenant
@@ -102,9 +102,9 @@ Example:
         #[command(flatten)]
         common: Common,
     },
-    /// Delete a tenant with all it has
+    /// Delete a tenant and all its data
     #[command(after_help = "\
-It asks before it deletes; without a terminal to ask on, --yes is needed.
+It asks for confirmation; without a terminal, --yes is required.
 
 Example:
   oncelog tenant delete acme --yes")]
@@ -112,7 +112,7 @@ Example:
         /// The tenant
         #[arg(value_parser = name)]
         name: Name,
-        /// Do not ask
+        /// Skip the confirmation
         #[arg(long, short)]
         yes: bool,
         #[command(flatten)]
@@ -137,7 +137,7 @@ pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
                 patch(&name, json!({"suspended": true}), Some("suspended"), common).await
             }
             TenantCommand::Resume { name, common } => {
-                patch(&name, json!({"suspended": false}), Some("served"), common).await
+                patch(&name, json!({"suspended": false}), Some("resumed"), common).await
             }
             TenantCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
@@ -153,21 +153,22 @@ async fn create(name: &Name, maxima: Vec<(Key, Value)>, common: Common) -> anyho
     let put = client.request(Method::PUT, &["tenants", name.as_str()], &[]);
     let put = if maxima.is_empty() { put } else { put.json(&json!({"maxima": object(maxima)})) };
     let answer = client.send(put).await?;
-    let was_there = answer.status == StatusCode::OK;
-    client.notice(&format!(
-        "tenant {name} {}",
-        if was_there { "was there already" } else { "is made" }
-    ));
+    let done = if answer.status == StatusCode::OK {
+        format!("tenant {name} already exists")
+    } else {
+        format!("created tenant {name}")
+    };
+    client.notice(&done);
     show(&answer, common.json)
 }
 
-/// `now`: what is to be said of the tenant after it.
+/// Changes the tenant; `now` is the verb of the notice.
 async fn patch(name: &Name, body: Value, now: Option<&str>, common: Common) -> anyhow::Result<()> {
     let client = Client::new(common.server, Some(PATIENCE))?;
     let patch = client.request(Method::PATCH, &["tenants", name.as_str()], &[]).json(&body);
     let answer = client.send(patch).await?;
     if let Some(now) = now {
-        client.notice(&format!("tenant {name} is {now}"));
+        client.notice(&format!("{now} tenant {name}"));
     }
     show(&answer, common.json)
 }
@@ -175,9 +176,9 @@ async fn patch(name: &Name, body: Value, now: Option<&str>, common: Common) -> a
 fn state(tenant: &Value) -> String {
     let since = |member: &str| tenant[member].as_str();
     match (since("deleted_at"), since("suspended_at")) {
-        (Some(at), _) => format!("being deleted since {at}"),
+        (Some(at), _) => format!("deleting since {at}"),
         (None, Some(at)) => format!("suspended since {at}"),
-        (None, None) => "served".into(),
+        (None, None) => "active".into(),
     }
 }
 
@@ -189,7 +190,7 @@ fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
     let word = |member: &str| tenant[member].as_str().unwrap_or_default();
     let count = |member: &str, one: &str| counted(tenant[member].as_u64().unwrap_or_default(), one);
     let mut shown = format!(
-        "{}, made {}, {}\n{} with {}\n\n",
+        "{}, created {}, {}\n{} with {}\n\n",
         word("tenant"),
         word("created_at"),
         state(&tenant),
@@ -203,9 +204,9 @@ fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
         .filter(|name| has("settings", name) || has("maxima", name))
         .collect();
     if said.is_empty() {
-        shown += "no settings of its own, and no maxima\n";
+        shown += "no own settings, no maxima\n";
     } else {
-        let mut rows = table(&["setting", "its own", "maximum"]);
+        let mut rows = table(&["setting", "own value", "maximum"]);
         for name in said {
             let cell = |member: &str| match tenant[member].get(name) {
                 Some(value) => text(value),
@@ -221,7 +222,7 @@ fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
 async fn list(common: Common) -> anyhow::Result<()> {
     let client = Client::new(common.server, Some(PATIENCE))?;
     let as_json = common.json || !stdout().is_terminal();
-    let mut tenants = table(&["tenant", "made", "is"]);
+    let mut tenants = table(&["tenant", "created", "state"]);
     let each = |tenant: &serde_json::value::RawValue| {
         if as_json {
             print(format!("{tenant}\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! `oncelog topic`.
+//! `oncelog topic`: creates, lists, describes and deletes topics.
 
 use std::io::{IsTerminal, stdout};
 
@@ -25,26 +25,25 @@ const KIND: Deletable = Deletable { noun: "topic", path: "topics", with: "all it
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum TopicCommand {
-    /// Make a topic, or see that it is there
+    /// Create a topic, or show that it already exists
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
     Create {
         /// The topic
         #[arg(value_parser = name)]
         name: Name,
-        /// How many partitions it must have; without it a new topic has 1, and one that exists
-        /// may have any number
+        /// Number of partitions. Default: 1 for a new topic; an existing topic may have any number
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
         partitions: Option<i64>,
         #[command(flatten)]
         common: Common,
     },
-    /// List all topics that the token covers
+    /// List all topics that the token gives access to
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic list --json | jq -r .topic"))]
     List {
         #[command(flatten)]
         common: Common,
     },
-    /// Show a topic with its partitions
+    /// Show a topic and its partitions
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic describe orders"))]
     Describe {
         /// The topic
@@ -53,9 +52,9 @@ pub(in crate::cli) enum TopicCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Delete a topic with all its records
+    /// Delete a topic and all its records
     #[command(after_help = "\
-It asks before it deletes; without a terminal to ask on, --yes is needed.
+It asks for confirmation; without a terminal, --yes is required.
 
 Example:
   oncelog topic delete orders --yes")]
@@ -63,7 +62,7 @@ Example:
         /// The topic
         #[arg(value_parser = name)]
         name: Name,
-        /// Do not ask
+        /// Skip the confirmation
         #[arg(long, short)]
         yes: bool,
         #[command(flatten)]
@@ -82,9 +81,12 @@ pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
                     None => put,
                 };
                 let answer = client.send(put).await?;
-                let was_there = answer.status == StatusCode::OK;
-                let done = if was_there { "was there already" } else { "is made" };
-                client.notice(&format!("topic {name} {done}"));
+                let done = if answer.status == StatusCode::OK {
+                    format!("topic {name} already exists")
+                } else {
+                    format!("created topic {name}")
+                };
+                client.notice(&done);
                 describe(&answer, common.json)
             }
             TopicCommand::Describe { name, common } => {
@@ -111,7 +113,7 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
         partitions.add_row(members.map(|member| text(&partition[member])));
     }
     let word = |member: &str| topic[member].as_str().unwrap_or_default().to_owned();
-    let head = format!("{}, made {}", word("topic"), word("created_at"));
+    let head = format!("{}, created {}", word("topic"), word("created_at"));
     let settings = match topic["settings"].as_object() {
         Some(settings) if !settings.is_empty() => format!("settings {}\n", topic["settings"]),
         _ => String::new(),
@@ -122,7 +124,7 @@ fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
 async fn list(common: Common) -> anyhow::Result<()> {
     let client = Client::new(common.server, Some(PATIENCE))?;
     let as_json = common.json || !stdout().is_terminal();
-    let mut topics = table(&["topic", "partitions", "made"]);
+    let mut topics = table(&["topic", "partitions", "created"]);
     client
         .list(&["topics"], &[], "topics", |topic| {
             if as_json {

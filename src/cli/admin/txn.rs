@@ -1,4 +1,4 @@
-//! `oncelog txn`: how transactions stand, and the end of one that is stuck.
+//! `oncelog txn`: lists and shows transactions; ends one that is stuck.
 
 use std::{
     io::{IsTerminal, stdout},
@@ -23,8 +23,8 @@ use crate::{
 };
 
 const OPERATOR: &str = "\
-It is done as an operator, whatever session began the transaction: the token needs the scope
-`operator`. Its client is told so by whatever it does next.";
+It acts as an operator, independent of the session that began the transaction: the token needs the
+scope `operator`. The response to the next request of the transaction's client says so.";
 
 pub(in crate::cli) const EXAMPLE: &str = "\
 Example:
@@ -32,43 +32,43 @@ Example:
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum TxnCommand {
-    /// List transactions, all that are remembered or some of them
+    /// List the transactions that the server remembers
     #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog txn list --state prepared --older-than 5m\n  oncelog txn list --json | jq -r .transaction_id"))]
     List {
         /// Only those in this state
         #[arg(long, value_name = "STATE", value_parser = states())]
         state: Option<String>,
-        /// Only those begun so long ago, or earlier: 90s, 15m, 12h or 30d
+        /// Only those begun at least this long ago: 90s, 15m, 12h or 30d
         #[arg(long, value_name = "TIME", value_parser = life)]
         older_than: Option<Duration>,
-        /// Only those of this producer, by its number
+        /// Only those of the producer with this id
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..=MAX_INTEGER))]
         producer: Option<i64>,
-        /// Print so many at most
+        /// Print at most this many
         #[arg(long, value_name = "N")]
         limit: Option<u64>,
         #[command(flatten)]
         common: Common,
     },
-    /// Show how a transaction stands, and where its records lie
+    /// Show the state of a transaction, and the offsets of its records
     #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog txn show 019aa5b6-5c00-7000-8000-000000000004"))]
     Show {
         #[command(flatten)]
         which: Which,
     },
-    /// Abort a transaction that is stuck: nothing of it is ever seen
+    /// Abort a transaction that is stuck: its records are never read
     #[command(after_help = format!("{OPERATOR}\n\nExample:\n  oncelog txn abort 019aa5b6-5c00-7000-8000-000000000004"))]
     Abort {
         #[command(flatten)]
         which: Which,
     },
-    /// Commit a transaction that is prepared, and that nobody commits
-    #[command(after_help = format!("{OPERATOR}\nWhat is not prepared can only be aborted: nobody but its client knows whether it is whole.\n\nExample:\n  oncelog txn commit 019aa5b6-5c00-7000-8000-000000000004"))]
+    /// Commit a prepared transaction that its client does not commit
+    #[command(after_help = format!("{OPERATOR}\nOnly a prepared transaction can be committed; for any other, only its client knows whether it\nis complete.\n\nExample:\n  oncelog txn commit 019aa5b6-5c00-7000-8000-000000000004"))]
     Commit {
         #[command(flatten)]
         which: Which,
     },
-    /// Make a new transaction id, such as --transaction-id of `produce` wants
+    /// Print a new transaction id, for example for --transaction-id of `produce`
     #[command(after_help = "Example:\n  oncelog txn id")]
     Id,
 }
@@ -86,9 +86,9 @@ fn states() -> PossibleValuesParser {
     State::ALL.iter().map(|state| state.as_str()).collect::<Vec<_>>().into()
 }
 
-/// A transaction id; others are wrong usage before any server is asked.
+/// Parses a transaction id; an invalid one is a usage error before any request is sent.
 pub(in crate::cli) fn id(text: &str) -> Result<Uuid, String> {
-    uuid_v7(text).ok_or_else(|| "a transaction id is a UUIDv7; `oncelog txn id` makes one".into())
+    uuid_v7(text).ok_or_else(|| "a transaction id is a UUIDv7; `oncelog txn id` creates one".into())
 }
 
 pub(in crate::cli) fn run(command: TxnCommand) -> anyhow::Result<()> {
@@ -154,16 +154,16 @@ fn row(transaction: &Value) -> [Cell; 6] {
     ]
 }
 
-/// Null is nothing.
+/// The cell of a value; empty for null.
 pub(in crate::cli) fn number(value: &Value) -> Cell {
     if value.is_null() { Cell::new("") } else { text(value) }
 }
 
-/// How long ago an instant is; none where there is none.
+/// The time since an instant, in words; none for null.
 pub(in crate::cli) fn since(instant: &Value) -> Option<String> {
     let then = Timestamp::parse(instant.as_str()?).ok()?;
     let now = Timestamp::from(chrono::Utc::now());
-    // clocks differ
+    // the server's clock may be ahead of ours
     Some(lapse((now.0 - then.0).max(0).unsigned_abs() / 1000))
 }
 
@@ -175,21 +175,21 @@ async fn end(Which { id, common }: Which, verb: &str, done: &str) -> anyhow::Res
         Err(Failure::Refused(problem)) if problem.code == "invalid_transaction_state" => {
             anyhow::bail!("{problem}; see `oncelog txn show {id}`")
         }
-        // all this command sends is the id and who it is: it is still ongoing
+        // an operator's request is invalid only if the transaction is still ongoing
         Err(Failure::Refused(problem)) if problem.code == "invalid_request" => anyhow::bail!(
             "{problem}; wait until its client prepares or ends it, or `oncelog txn abort {id}`"
         ),
         answer => answer?,
     };
     let transaction: Value = answer.json()?;
-    // the answer to an earlier attempt may have been lost
+    // after a retry the duplicate may be our own first attempt, whose answer was lost
     let was_before = transaction["duplicate"] == true && client.repeats() == 0;
     let done = match (was_before, transaction["reason"].as_str()) {
-        (false, _) => format!("is {done}"),
-        (true, None) => format!("was {done} before"),
-        (true, Some(reason)) => format!("was {done} before ({reason})"),
+        (false, _) => format!("{done} transaction {id}"),
+        (true, None) => format!("transaction {id} was already {done}"),
+        (true, Some(reason)) => format!("transaction {id} was already {done} ({reason})"),
     };
-    client.notice(&format!("transaction {id} {done}"));
+    client.notice(&done);
     show(&answer, common.json)
 }
 
@@ -216,18 +216,18 @@ fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
         }
     }
     shown += &match (transaction["producer_id"].as_i64(), transaction["epoch"].as_i64()) {
-        (Some(producer), Some(epoch)) => format!("of producer {producer}, epoch {epoch}\n"),
-        _ => "of no session\n".to_owned(),
+        (Some(producer), Some(epoch)) => format!("producer {producer}, epoch {epoch}\n"),
+        _ => "no session\n".to_owned(),
     };
     let count = transaction["append_count"].as_u64().unwrap_or_default();
-    shown += &format!("holds {}\n", counted(count, "append"));
+    shown += &format!("{}\n", counted(count, "append"));
     if let Some(appends) = transaction["appends"].as_array() {
         shown += &format!("\n{}\n", places(appends));
     }
     print(shown.as_bytes())
 }
 
-/// Where the records lie.
+/// A table of the locations of the records.
 fn places(appends: &[Value]) -> Table {
     let mut places = table(&["topic", "partition", "base offset", "records"]);
     for append in appends {

@@ -1,4 +1,4 @@
-//! Appends from many connections, each with a session of its own.
+//! Appends from many connections, each with its own session.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -22,36 +22,36 @@ use super::{
     measure::{Clock, Report, SharedTally, watch},
 };
 
-/// After an error, so that a broken server is not asked ten thousand times a second.
+/// The pause after an error, so that a broken server is not flooded.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
 pub(in crate::cli) struct AppendFlags {
-    /// Connections, each with one request at a time
+    /// Connections, each with one request in flight
     #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
-    /// Events of one request
+    /// Events per request
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
     records_per_request: u16,
-    /// What is appended to
+    /// Scope of the appends
     #[arg(long, value_enum, default_value_t = AppendScope::Partition)]
     scope: AppendScope,
-    /// Number the requests, each connection with a session of its own; it is what happens anyway
+    /// Send sequences, each connection with its own session; this is the default
     #[arg(long, overrides_with = "unsequenced")]
     sequenced: bool,
-    /// Do not number the requests
+    /// Send no sequences
     #[arg(long)]
     unsequenced: bool,
     /// Give every event an id, which the topic remembers for --dedup-window-ms
     #[arg(long)]
     ids: bool,
-    /// Ids to be remembered before anything is measured
+    /// Ids to append before the measurement
     #[arg(long, value_name = "N", default_value = "0", requires = "ids", value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     live_ids: u32,
-    /// Give no ids to the events that are measured
+    /// Give no ids to the measured events
     #[arg(long, requires = "live_ids")]
     plain: bool,
-    /// The dedup window of a topic that is made
+    /// Dedup window of a topic that is created
     #[arg(long, value_name = "MS", default_value = "600000", value_parser = clap::value_parser!(i64).range(0..=315_360_000_000))]
     dedup_window_ms: i64,
     #[command(flatten)]
@@ -60,9 +60,9 @@ pub(in crate::cli) struct AppendFlags {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AppendScope {
-    /// Each connection to one partition
+    /// Each connection appends to one partition
     Partition,
-    /// All to the topic, which spreads the events by their keys
+    /// All connections append to the topic, which spreads the events by key
     Topic,
 }
 
@@ -115,9 +115,9 @@ pub(super) async fn run(flags: &AppendFlags, stage: &Stage) -> anyhow::Result<Re
     Ok(report)
 }
 
-/// Appends so many events with ids, before anything is measured.
+/// Appends events with ids before the measurement.
 async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
-    /// What a request may hold of them, unless settings say otherwise.
+    /// The default of `max_batch_records`.
     const MOST_RECORDS: u32 = 1_000;
     let (server, run) = (stage.server(0), Uuid::now_v7().as_u64_pair().1);
     let mut connection = server.connect().await.context("cannot connect")?;
@@ -134,13 +134,13 @@ async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
         let path = stage.partition_path(0);
         let mut requests = Requests::new(&server, &path, usize::from(u16::MAX), shape);
         let answer = connection.exchange(requests.next(None).as_bytes()).await;
-        answer.map_err(|failure| anyhow!("cannot append what is to be there: {failure}"))?;
+        answer.map_err(|failure| anyhow!("cannot append the initial ids: {failure}"))?;
         (left, filled) = (left - records, filled + 1);
     }
     Ok(())
 }
 
-/// A session without a name.
+/// Opens a session without a transactional id.
 pub(super) async fn open(server: &Server) -> anyhow::Result<BenchSession> {
     let opened = server.call("POST", "/sessions", Some(&json!({}))).await;
     let opened = opened.context("cannot open a session")?;
@@ -154,14 +154,14 @@ struct Producer {
     session: Option<BenchSession>,
     next_sequence: u64,
     requests: Requests,
-    /// Of one request.
+    /// Events per request.
     events: u64,
-    /// Events of which it is not known whether they are stored.
+    /// Events that may be stored or not.
     unresolved: u64,
 }
 
 impl Producer {
-    /// Appends until the time is over. Returns how many events may be stored or not.
+    /// Appends until the end of the run. Returns the number of unresolved events.
     async fn run(mut self, clock: Clock, tally: SharedTally) -> u64 {
         let mut begun = Instant::now();
         while begun < clock.until {
@@ -190,7 +190,7 @@ impl Producer {
         self.unresolved
     }
 
-    /// Sends the same again until it is acknowledged or the time is over.
+    /// Retries a request until it is acknowledged or the run ends.
     async fn resolve(&mut self, mut failure: Failure, clock: Clock, tally: &SharedTally) -> bool {
         loop {
             if self.session.is_none() {

@@ -1,6 +1,6 @@
-//! One HTTP/1.1 connection with one request at a time: what is written is bytes, and of an answer
-//! only the status, the length and the body are looked at. A client for general use costs the
-//! machine that is being measured several times as much.
+//! An HTTP/1.1 connection with one request at a time. It writes prepared bytes, and parses only the
+//! status, length and body of a response. A general-purpose client costs the measured machine
+//! several times as much CPU.
 
 use std::net::SocketAddr;
 
@@ -17,21 +17,22 @@ use tokio::{
 const READ_BYTES: usize = 16 << 10;
 const MOST_HEADERS: usize = 32;
 
-/// Where to, and who asks.
+/// The address of a server, and the headers of every request.
 pub(super) struct Server {
     url: Url,
     addresses: Vec<SocketAddr>,
-    /// Of every request, from the version to the last header but those of the body.
+    /// The part of every request from the version to the headers of the body.
     head: String,
 }
 
 impl Server {
     pub fn new(url: &Url, token: Option<&SecretString>) -> anyhow::Result<Self> {
-        let addresses = url.socket_addrs(|| None).with_context(|| format!("cannot find {url}"))?;
+        let addresses =
+            url.socket_addrs(|| None).with_context(|| format!("cannot resolve {url}"))?;
         let mut head = format!(" HTTP/1.1\r\nHost: {}\r\n", url.authority());
         let token = token.map(|token| token.expose_secret().trim()).unwrap_or_default();
         if token.contains(|c: char| !c.is_ascii_graphic()) {
-            bail!("the token has characters that no token has");
+            bail!("the token contains invalid characters");
         }
         if !token.is_empty() {
             head += &format!("Authorization: Bearer {token}\r\n");
@@ -39,20 +40,21 @@ impl Server {
         Ok(Self { url: url.clone(), addresses, head })
     }
 
-    /// A request without a body.
+    /// Builds a request without a body.
     pub fn request(&self, method: &str, path: &str) -> String {
         let prefix = self.url.path().trim_end_matches('/');
         format!("{method} {prefix}/v1{path}{}\r\n", self.head)
     }
 
-    /// A POST of JSON up to the number of its body's bytes, which goes on with an empty line.
+    /// The head of a POST of JSON up to `Content-Length: `; the caller adds the number, an empty
+    /// line and the body.
     pub fn post_head(&self, path: &str) -> String {
         let mut head = self.request("POST", path);
         head.truncate(head.len() - "\r\n".len());
         head + "Content-Type: application/json\r\nContent-Length: "
     }
 
-    /// One request on a connection of its own, for what is not measured.
+    /// Sends a request on a new connection, outside the measurement.
     pub async fn call(
         &self,
         method: &str,
@@ -72,7 +74,7 @@ impl Server {
         if answer.is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(answer).context("the server's answer is not JSON")
+        serde_json::from_slice(answer).context("the response is not JSON")
     }
 
     pub async fn connect(&self) -> Result<Connection, Failure> {
@@ -82,12 +84,12 @@ impl Server {
     }
 }
 
-/// Why there is no 2xx.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("no answer: {0}")]
+    #[error("no response: {0}")]
     Lost(std::io::Error),
-    #[error("{0}, which is no answer of oncelog")]
+    #[error("{0}, which is not a response of oncelog")]
     Foreign(String),
     #[error("HTTP {status}, {code}: {detail}")]
     Refused { status: u16, code: String, detail: String },
@@ -100,7 +102,7 @@ impl From<std::io::Error> for Failure {
 }
 
 impl Failure {
-    /// What it is counted as.
+    /// The name under which the report counts it.
     pub fn code(&self) -> &str {
         match self {
             Self::Lost(_) => "no_answer",
@@ -109,7 +111,7 @@ impl Failure {
         }
     }
 
-    /// Whether more can be sent on the same connection.
+    /// Whether the connection can be used again.
     pub fn leaves_connection(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
@@ -125,7 +127,7 @@ impl Failure {
     }
 }
 
-/// Whether a call ended with this code.
+/// Whether a call was refused with this code.
 pub(super) fn is_refused(error: &anyhow::Error, wanted: &str) -> bool {
     let failure = error.downcast_ref::<Failure>();
     matches!(failure, Some(Failure::Refused { code, .. }) if code == wanted)
@@ -143,8 +145,8 @@ struct Head {
 }
 
 impl Connection {
-    /// Sends a request and waits for its answer; the body of a 2xx. After a failure other than a
-    /// refusal nothing more can be sent.
+    /// Sends a request, waits for its response, and returns the body of a 2xx. After a failure
+    /// other than a refusal the connection cannot be used again.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<&[u8], Failure> {
         self.input.clear();
         self.stream.write_all(request).await?;
@@ -159,7 +161,7 @@ impl Connection {
             self.fill(whole - self.input.len()).await?;
         }
         if self.input.len() > whole {
-            return Err(Failure::Foreign("more than one answer".into()));
+            return Err(Failure::Foreign("more than one response".into()));
         }
         let body = &self.input[head.bytes..];
         match head.status {
@@ -177,7 +179,7 @@ impl Connection {
     }
 }
 
-/// The head of an answer, if it is there in full.
+/// Parses the head of a response, once it is complete.
 fn head(input: &[u8]) -> Result<Option<Head>, Failure> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut answer = httparse::Response::new(&mut headers);
@@ -192,7 +194,7 @@ fn head(input: &[u8]) -> Result<Option<Head>, Failure> {
     let body_bytes = match (status, length) {
         (204, _) => 0,
         (_, Some(length)) => length,
-        (_, None) => return Err(Failure::Foreign("an answer without its length".into())),
+        (_, None) => return Err(Failure::Foreign("a response without a content-length".into())),
     };
     Ok(Some(Head { status, bytes, body_bytes }))
 }

@@ -1,5 +1,5 @@
-//! Events that look like those of a shop: every one is different, of exactly the size asked for,
-//! compresses about as such things do, and costs little more than being copied.
+//! Events that look like those of a shop. Each is different, has exactly the requested size,
+//! compresses like real ones, and costs little more than a copy.
 
 use std::{fmt::Write, sync::LazyLock};
 
@@ -11,7 +11,7 @@ const WORDS: &str = "order invoice shipped returned customer basket discount vou
     please leave with reception call before delivery gift wrapped second attempt address corrected morning";
 const TEXT_BYTES: usize = 64 << 10;
 
-/// Words in no order, of which events cut their texts.
+/// Random words, from which events cut their texts.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
     let words: Vec<&str> = WORDS.split_whitespace().collect();
     let mut random = Random(1);
@@ -35,20 +35,20 @@ impl Random {
     }
 }
 
-/// Who appends: what an append carries beside its records.
+/// The producer of an append.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BenchSession {
     pub producer_id: i64,
     pub epoch: i64,
 }
 
-/// What the requests of one connection look like.
+/// The shape of the requests of one connection.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub records: usize,
     pub record_bytes: usize,
     pub keyed: bool,
-    /// Every record has an id, of this run.
+    /// Every record has an id; this is the prefix of the run.
     pub ids_of: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Requests {
     head: String,
     shape: Shape,
     random: Random,
-    /// Of the next event: the connection's number, and a counter.
+    /// The id of the next event: the connection's number, and a counter.
     next_id: u64,
     envelope: String,
     request: String,
@@ -66,7 +66,7 @@ pub(super) struct Requests {
 impl Requests {
     pub fn new(server: &Server, path: &str, connection: usize, shape: Shape) -> Self {
         let next_id = (connection as u64 + 1) << 40;
-        // xorshift needs some turns to leave a seed of few bits behind
+        // xorshift needs a few rounds to mix a seed with few bits
         let mut random = Random(next_id | 0x9e37_79b9);
         for _ in 0..8 {
             random.below(2);
@@ -81,12 +81,12 @@ impl Requests {
         }
     }
 
-    /// The next request, with new events.
+    /// Builds the next request, with new events.
     pub fn next(&mut self, numbered: Option<(BenchSession, u64)>) -> &str {
         self.envelope.clear();
         self.envelope.push('{');
         if let Some((BenchSession { producer_id, epoch }, sequence)) = numbered {
-            // Writing to a String cannot fail.
+            // writing to a String cannot fail
             let _ = write!(
                 self.envelope,
                 "\"producer_id\":{producer_id},\"epoch\":{epoch},\"sequence\":{sequence},"
@@ -104,7 +104,7 @@ impl Requests {
         &self.request
     }
 
-    /// New events alone, as an array holds them.
+    /// New events as the items of a JSON array.
     pub fn records(&mut self) -> &str {
         self.request.clear();
         self.write_records();
@@ -120,7 +120,7 @@ impl Requests {
         }
     }
 
-    /// The last request as it was.
+    /// The last request, for a retry.
     pub fn last(&self) -> &str {
         &self.request
     }

@@ -1,5 +1,5 @@
-//! Members of many groups that do nothing but stay: each sends a heartbeat once in its interval, at
-//! a time of its own, so that all of them come evenly.
+//! Members of many groups that only renew their leases. Each sends one heartbeat per interval, at
+//! its own phase, so that the load is even.
 
 use std::{
     sync::Arc,
@@ -24,20 +24,20 @@ use super::{
     measure::{Latencies, Report, SharedTally, watch},
 };
 
-/// Groups that members join, or leave, at a time.
+/// How many groups are joined or left concurrently.
 const GROUPS_AT_A_TIME: usize = 16;
-/// How often members are asked whether each has its part.
+/// The maximum number of heartbeats until the partitions are balanced.
 const REBALANCE_ROUNDS: usize = 100;
 
 #[derive(Args)]
 pub(in crate::cli) struct HeartbeatFlags {
-    /// Groups, each of which has all partitions of the topic to share
+    /// Groups, each of which shares all partitions of the topic
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     groups: u16,
     /// Members of each group
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u16).range(1..=1000))]
     members: u16,
-    /// The lease of a member, which sends a heartbeat in every third of it
+    /// Lease of a member; a heartbeat is sent every third of it
     #[arg(long, value_name = "MS", default_value = "45000", value_parser = clap::value_parser!(u32).range(1000..=1_800_000))]
     session_timeout_ms: u32,
     /// Connections that the members share
@@ -50,7 +50,7 @@ pub(in crate::cli) struct HeartbeatFlags {
 pub(super) async fn run(flags: &HeartbeatFlags, stage: &Stage) -> anyhow::Result<Report> {
     let crowd = Arc::new(Crowd::new(flags, stage));
     let begun = Instant::now();
-    // until all have joined nothing is measured
+    // the measurement starts after all members have joined
     let tally = SharedTally::new(stage.phases.clock())?;
     let mut joins = Latencies::new()?;
     let (mut staying, mut groups) = (JoinSet::new(), Vec::new());
@@ -86,20 +86,20 @@ pub(super) async fn run(flags: &HeartbeatFlags, stage: &Stage) -> anyhow::Result
     Ok(report)
 }
 
-/// All members of all groups, and what they share.
+/// What all members of all groups share.
 struct Crowd {
     lines: Vec<Mutex<Line>>,
-    /// Of a group, up to its number.
+    /// The path of a group, up to its number.
     path: String,
     groups: usize,
-    /// Of each group.
+    /// Members per group.
     members: usize,
     partitions: usize,
     join: String,
     interval: Duration,
 }
 
-/// A connection to one of the servers, once it is needed.
+/// A connection to one of the servers, opened when it is first used.
 struct Line {
     server: Arc<Server>,
     connection: Option<Connection>,
@@ -114,12 +114,12 @@ struct HeartbeatGroup {
 
 #[derive(Clone)]
 struct HeartbeatMember {
-    /// Of all members.
+    /// Its index among all members.
     index: usize,
     path: String,
-    /// The body of a heartbeat: which answer it has.
+    /// The body of a heartbeat: the generation that the member has seen.
     shown: String,
-    /// The answer to a heartbeat, which is not to change.
+    /// The response to a heartbeat, which must not change.
     told: Vec<u8>,
 }
 
@@ -128,7 +128,7 @@ struct JoinAnswer {
     member_id: String,
 }
 
-/// What a heartbeat's answer tells.
+/// The relevant part of a heartbeat's response.
 #[derive(Deserialize)]
 struct Told {
     generation: i64,
@@ -159,13 +159,13 @@ impl Crowd {
         }
     }
 
-    /// Members join a group, and share its partitions.
+    /// Lets the members join a group until they share its partitions.
     async fn gather(&self, number: usize) -> anyhow::Result<HeartbeatGroup> {
         let group = format!("{}-{number}", self.path);
         let path = format!("{group}/members");
         let (mut members, mut joined_in) = (Vec::new(), Vec::new());
         for member in 0..self.members {
-            // those that come one after another are of different groups
+            // consecutive indexes belong to different groups
             let index = member * self.groups + number;
             let begun = Instant::now();
             let joined = self.send(index, |server| {
@@ -180,7 +180,7 @@ impl Crowd {
         for _ in 0..REBALANCE_ROUNDS {
             let all = join_all(members.iter().map(|member| self.beat(member))).await;
             for (member, told) in members.iter_mut().zip(all) {
-                member.told = told.context("cannot stay in the group")?;
+                member.told = told.context("cannot send a heartbeat")?;
                 let Told { generation, .. } = serde_json::from_slice(&member.told)?;
                 member.shown = json!({"generation": generation}).to_string();
             }
@@ -188,10 +188,10 @@ impl Crowd {
                 return Ok(HeartbeatGroup { path: group, members, joined_in });
             }
         }
-        bail!("the members of a group do not come to share the partitions")
+        bail!("the members of a group did not balance its partitions")
     }
 
-    /// Every partition has its member, no member has more than its part, and all know.
+    /// Whether every partition has an owner, the load is balanced, and all members know it.
     fn is_settled(&self, members: &[HeartbeatMember]) -> anyhow::Result<bool> {
         let told = members.iter().map(|member| serde_json::from_slice(&member.told));
         let told: Vec<Told> = told.collect::<Result<_, _>>()?;
@@ -202,7 +202,7 @@ impl Crowd {
             && told.windows(2).all(|two| two[0].generation == two[1].generation))
     }
 
-    /// Sends a heartbeat in each interval, always at the same time of it.
+    /// Sends a heartbeat in every interval, always at the same phase.
     async fn stay(self: Arc<Self>, member: HeartbeatMember, begun: Instant, tally: SharedTally) {
         let share = member.index as f64 / (self.groups * self.members) as f64;
         let mut due = begun + self.interval.mul_f64(share);
@@ -217,7 +217,7 @@ impl Crowd {
                 Ok(told) if told == member.told => tally.done(due, Instant::now(), 1),
                 Ok(told) => tally.error("another_assignment", || {
                     let [before, after] = [&member.told, &told].map(|t| String::from_utf8_lossy(t));
-                    format!("a heartbeat is told {after}, after {before}")
+                    format!("a heartbeat got {after}, after {before}")
                 }),
                 Err(failure) => tally.failed(&failure),
             }
@@ -242,7 +242,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// What is made for a server is sent to it, on the member's line.
+    /// Sends a request on the connection that the member uses.
     async fn send(
         &self,
         index: usize,

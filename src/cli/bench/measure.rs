@@ -1,4 +1,4 @@
-//! Time and counts of a run, and what is told of them.
+//! Measures a run: clock, counts, latencies, and the report.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use tokio::{
 use super::{connection::Failure, counted};
 
 const LONGEST: Duration = Duration::from_secs(60);
-/// For answers that are still out when the time is over.
+/// How long to wait, after the end of a run, for outstanding responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(200);
 
@@ -33,14 +33,14 @@ pub(super) struct Phases {
 }
 
 impl Phases {
-    /// Begins now.
+    /// Starts the clock.
     pub fn clock(self) -> Clock {
         let from = Instant::now() + self.warmup;
         Clock { from, until: from + self.measured }
     }
 }
 
-/// What ends outside `from..until` is not measured; nothing is begun after it.
+/// Requests that end outside `from..until` are not measured; none starts after it.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
     pub from: Instant,
@@ -53,13 +53,13 @@ impl Clock {
     }
 }
 
-/// Durations in nanoseconds.
+/// A histogram of durations in nanoseconds.
 pub(super) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     pub fn new() -> anyhow::Result<Self> {
         let longest = u64::try_from(LONGEST.as_nanos())?;
-        Ok(Self(Histogram::new_with_max(longest, 3).context("cannot make a histogram")?))
+        Ok(Self(Histogram::new_with_max(longest, 3).context("cannot create a histogram")?))
     }
 
     pub fn note(&mut self, latency: Duration) {
@@ -106,16 +106,16 @@ impl fmt::Display for Summary {
     }
 }
 
-/// What the connections of a run have seen together.
+/// The counts of all connections of a run.
 pub(super) struct Tally {
     clock: Clock,
     latencies: Latencies,
     requests: u64,
     events: u64,
-    /// Also outside of the measured time.
+    /// Events acknowledged, also outside of the measured time.
     pub acknowledged: u64,
     errors: BTreeMap<String, u64>,
-    /// The first one, in full.
+    /// The first error, in full.
     first_error: Option<String>,
 }
 
@@ -135,14 +135,14 @@ impl SharedTally {
         }))))
     }
 
-    /// Never contended: there is one thread.
+    /// Never contended, as there is one thread.
     pub fn lock(&self) -> MutexGuard<'_, Tally> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Tally {
-    /// What was done before does not count.
+    /// Resets the counts at the start of the measurement.
     pub fn begin(&mut self, clock: Clock) {
         (self.clock, self.acknowledged) = (clock, 0);
         (self.requests, self.events) = (0, 0);
@@ -168,8 +168,8 @@ impl Tally {
     }
 }
 
-/// Runs the tasks to their end, which they know by the clock, and shows how it goes. Returns what
-/// they return, and the processor time that was used while it was measured.
+/// Runs the tasks, which stop by the clock, and shows progress. Returns their results, and the CPU
+/// time used during the measurement.
 pub(super) async fn watch<T: 'static>(
     mut tasks: JoinSet<T>,
     clock: Clock,
@@ -180,7 +180,7 @@ pub(super) async fn watch<T: 'static>(
     let mut tick = Instant::now();
     while tick < clock.until {
         let next = (tick + TICK).min(clock.until);
-        // exactly there, whatever the ticks
+        // stop exactly at the start of the measurement
         let next = if tick < clock.from { next.min(clock.from) } else { next };
         sleep_until(next).await;
         tick = next;
@@ -197,7 +197,7 @@ pub(super) async fn watch<T: 'static>(
     let mut results = Vec::with_capacity(tasks.len());
     while let Some(ended) = timeout_at(clock.until + PATIENCE, tasks.join_next())
         .await
-        .with_context(|| format!("{} never answered", counted(tasks.len() as u64, "request")))?
+        .with_context(|| format!("{} got no response", counted(tasks.len() as u64, "request")))?
     {
         results.push(ended.context("a connection panicked")?);
     }
@@ -213,7 +213,7 @@ fn progress(clock: Clock) -> ProgressBar {
     }
 }
 
-/// Of this process until now.
+/// The CPU time of this process so far.
 fn cpu_time() -> io::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let micros = [usage.user_time(), usage.system_time()]
@@ -221,7 +221,7 @@ fn cpu_time() -> io::Result<Duration> {
     Ok(Duration::from_micros(micros.iter().sum::<i64>().unsigned_abs()))
 }
 
-/// What a run has found.
+/// The result of a run.
 pub(super) struct Report {
     members: Vec<(&'static str, Value)>,
     latencies: Vec<(&'static str, Summary)>,
@@ -243,7 +243,7 @@ impl Report {
         self.latencies.push((of, latencies.summary()));
     }
 
-    /// Everything of a tally; `of` names what one request was.
+    /// Adds a tally; `of` names the measured operation.
     pub fn tally(
         &mut self,
         of: &'static str,
@@ -285,11 +285,11 @@ impl Report {
         Ok(text)
     }
 
-    /// Any error makes a run a failure.
+    /// Fails if there was any error.
     pub fn verdict(&self) -> anyhow::Result<()> {
         if self.errors > 0 {
             let first = self.first_error.as_deref().unwrap_or_default();
-            bail!("{}; the first: {first}", counted(self.errors, "error"));
+            bail!("{}; first: {first}", counted(self.errors, "error"));
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! `oncelog bench`: how fast a server is, measured by clients that each wait for their answer.
+//! `oncelog bench`: measures the speed of a server with closed-loop clients.
 //!
-//! The generator shares its machine with what it measures, so it is made to cost little: one
-//! thread, connections that write prepared bytes and read just enough of the answers
-//! (`connection`), events that are copied together (`events`). Whatever is not a 2xx counts as an
-//! error, and any error makes the run fail: a figure that hides refusals says nothing.
+//! The load generator may share its machine with the server, so it must be cheap: one thread,
+//! connections that write prepared bytes and parse as little of the responses as they can
+//! (`connection`), and events assembled from prepared text (`events`). A response that is not a 2xx
+//! is an error, and any error fails the run: a result that hides refusals means nothing.
 
 mod append;
 mod connection;
@@ -43,7 +43,7 @@ Examples:
   oncelog bench append --connections 16 --records-per-request 100 --partitions 16
   oncelog bench append --url http://10.0.0.1:8080 --url http://10.0.0.2:8080 --json
 
-At the end the log must hold exactly the events that were acknowledged, or the run has failed.";
+The run fails unless the log holds exactly the events that were acknowledged.";
 
 const READ_EXAMPLE: &str = "\
 Example:
@@ -54,8 +54,8 @@ Examples:
   oncelog bench wake --rate 200
   oncelog bench wake --rate 20 --readers 1000
 
-Both latencies end when the reader has the record; one begins when the append is sent, the other
-when its answer has come. A reader may have the record before that answer: this counts as 0.";
+Two latencies are measured until the reader has the record: from sending the append, and from its
+response. If the reader has the record before that response, the second one counts as 0.";
 
 const SESSION_EXAMPLE: &str = "\
 Example:
@@ -71,59 +71,59 @@ const TRANSFORM_EXAMPLE: &str = "\
 Example:
   oncelog bench transform --members 4 --partitions 16
 
-The members read the topic TOPIC-source, which is filled before, and commit to the topic.";
+The members read the topic TOPIC-source, which is filled first, and append to the topic.";
 
 const HEARTBEAT_EXAMPLE: &str = "\
 Examples:
   oncelog bench heartbeat --partitions 12 --duration-s 30
   oncelog bench heartbeat --groups 1 --members 100 --partitions 1000
 
-First all members join, which takes its time. A heartbeat's latency begins when it is due, and its
-answer must be that of the one before: the same assignment in the same generation. At the end members
-leave and groups are deleted; where the topic is named they stay, until their leases have run out.";
+All members join first, which takes a while. The latency of a heartbeat starts when it is due. Its
+response must equal the previous one: the same assignment in the same generation. At the end the
+members leave and the groups are deleted; with --topic they stay until their leases expire.";
 
 #[derive(Subcommand)]
 pub(super) enum BenchCommand {
-    /// Append as fast as the answers come
+    /// Append as fast as the responses arrive
     #[command(after_help = APPEND_EXAMPLE)]
     Append(append::AppendFlags),
     /// Read stored events from the first to the last, page by page
     #[command(after_help = READ_EXAMPLE)]
     Read(read::ReadFlags),
-    /// Append at a fixed rate, and see how soon waiting readers have it
+    /// Append at a fixed rate, and measure how soon waiting readers get each event
     #[command(after_help = WAKE_EXAMPLE)]
     Wake(wake::WakeFlags),
-    /// Open a fresh session and append once with it, again and again
+    /// Open a new session and append once with it, repeatedly
     #[command(after_help = SESSION_EXAMPLE)]
     Session(session::SessionFlags),
     /// Commit transactions, in one request or in several
     #[command(after_help = TRANSACTION_EXAMPLE)]
     Transaction(transaction::TransactionFlags),
-    /// Commit what members of a group read to another topic, with how far they have come
+    /// Consume as members of a group and commit to another topic, offsets included
     #[command(after_help = TRANSFORM_EXAMPLE)]
     Transform(transform::TransformFlags),
-    /// Keep the members of many groups alive
+    /// Renew the leases of the members of many groups
     #[command(after_help = HEARTBEAT_EXAMPLE)]
     Heartbeat(heartbeat::HeartbeatFlags),
 }
 
-/// What all workloads ask.
+/// The flags of all workloads.
 #[derive(Args)]
 struct Common {
-    /// Where oncelog is; given several times, the connections are spread over all of them
+    /// Base URL of a server; may be repeated, to spread the connections over several
     #[arg(long = "url", value_name = "URL", env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
     urls: Vec<Url>,
-    /// The bearer token; better in the environment, where other users do not see it
+    /// Bearer token; prefer the environment variable, which other users of this machine cannot read
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     token: Option<SecretString>,
-    /// Use this topic, made if there is none, and leave it there; without it one is made with a
-    /// random name, and deleted at the end
+    /// Use this topic, create it if it does not exist, and keep it. Default: create one with a
+    /// random name, and delete it at the end
     #[arg(long, value_parser = name)]
     topic: Option<Name>,
-    /// Partitions of a topic that is made
+    /// Partitions of a topic that is created
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
     partitions: i64,
-    /// Bytes of one event: its whole JSON value
+    /// Size of an event, which is a JSON value
     #[arg(long, value_name = "BYTES", default_value = "160", value_parser = clap::value_parser!(u32).range(80..=900_000))]
     record_bytes: u32,
     /// How long to measure
@@ -139,17 +139,17 @@ struct Common {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse::<f64>().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
-    number.map(Duration::from_secs_f64).ok_or_else(|| "it must be 0 to 3600 seconds".into())
+    number.map(Duration::from_secs_f64).ok_or_else(|| "expected 0 to 3600 seconds".into())
 }
 
-/// The servers, and the topic that is worked on.
+/// The servers, and the topic of the workload.
 struct Stage {
     servers: Vec<Arc<Server>>,
     topic: Name,
-    /// It is ours to delete.
+    /// Whether we created the topic, and delete it.
     made: bool,
     partitions: i64,
-    /// Events that were there before.
+    /// Events in the topic before the run.
     events_before: i64,
     record_bytes: usize,
     phases: Phases,
@@ -193,7 +193,7 @@ impl Stage {
         let mut servers = Vec::new();
         for url in &common.urls {
             if url.scheme() != "http" {
-                let what = format!("{url}: bench measures oncelog and not TLS, give a http:// URL");
+                let what = format!("{url}: bench does not measure TLS; give an http:// URL");
                 return Err(WrongUsage(what).into());
             }
             servers.push(Arc::new(Server::new(url, common.token.as_ref())?));
@@ -228,14 +228,14 @@ impl Stage {
             Err(error) if connection::is_refused(&error, "topic_not_found") => {
                 let wanted = json!({"partition_count": self.partitions});
                 let put = self.first().call("PUT", &path, Some(&wanted)).await;
-                put.context("cannot make the topic")?;
+                put.context("cannot create the topic")?;
             }
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Sets how long a topic that was made remembers ids.
+    /// Sets the dedup window of a topic that we created.
     async fn remember_for(&self, window_ms: i64) -> anyhow::Result<()> {
         if self.made {
             let settings = json!({"settings": {"dedup_window_ms": window_ms}});
@@ -249,7 +249,7 @@ impl Stage {
         &self.servers[0]
     }
 
-    /// Of one of many connections.
+    /// The server of a connection.
     fn server(&self, connection: usize) -> Arc<Server> {
         self.servers[connection % self.servers.len()].clone()
     }
@@ -262,7 +262,7 @@ impl Stage {
         format!("/topics/{}/partitions/{partition}/records", self.topic)
     }
 
-    /// How many events the topic has ever held.
+    /// The number of events ever appended to the topic.
     async fn events(&self) -> anyhow::Result<i64> {
         let described = self.first().call("GET", &self.topic_path(), None).await?;
         let partitions =
@@ -271,14 +271,15 @@ impl Stage {
         marks.sum::<Option<i64>>().context("a partition without a high watermark")
     }
 
-    /// Holds what the log has got against what was acknowledged; `unresolved` events may be there.
+    /// Compares the events in the log with those acknowledged; `unresolved` ones may be there or
+    /// not.
     async fn check(&self, acknowledged: u64, unresolved: u64) -> anyhow::Result<Value> {
         let stored = self.events().await? - self.events_before;
         let (acknowledged, unresolved) = (acknowledged.cast_signed(), unresolved.cast_signed());
         if stored < acknowledged || stored > acknowledged + unresolved {
             bail!(
-                "{stored} events are stored, but {acknowledged} were acknowledged, and of \
-                 {unresolved} nothing is known"
+                "{stored} events are stored, but {acknowledged} were acknowledged, and \
+                 {unresolved} are unresolved"
             );
         }
         Ok(json!({"stored": stored, "acknowledged": acknowledged, "unresolved": unresolved}))
@@ -287,7 +288,7 @@ impl Stage {
     async fn strike(&self) -> anyhow::Result<()> {
         if self.made {
             let deleted = self.first().call("DELETE", &self.topic_path(), None).await;
-            deleted.with_context(|| format!("cannot delete the topic {}", self.topic))?;
+            deleted.with_context(|| format!("cannot delete topic {}", self.topic))?;
         }
         Ok(())
     }

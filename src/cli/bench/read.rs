@@ -1,4 +1,4 @@
-//! Reads a partition from its first event to its last, over and over until the time is over.
+//! Reads a partition from its first event to its last, repeatedly until the end of the run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,13 +20,13 @@ const MAX_PAGE_BYTES: usize = 16 << 20;
 
 #[derive(Args)]
 pub(in crate::cli) struct ReadFlags {
-    /// Append until the partition has so many events; what is there already counts
+    /// Events to read; append until the partition has as many
     #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u32).range(1..))]
     events: u32,
-    /// Events of one request while appending
+    /// Events per request while appending
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=1000))]
     records_per_request: u16,
-    /// Events of one page
+    /// Events per page
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     limit: u16,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(super) async fn run(flags: &ReadFlags, stage: &Stage) -> anyhow::Result<Repo
     Ok(report)
 }
 
-/// Appends so many requests of this shape.
+/// Sends a number of appends of this shape.
 pub(super) async fn fill(
     stage: &Stage,
     path: &str,
@@ -100,15 +100,15 @@ struct BenchReader {
     next_offset: u64,
 }
 
-/// How often a reader came to the end.
+/// How often a reader reached the end.
 struct Passes {
     count: u64,
-    /// The first took so long.
+    /// The duration of the first pass.
     first: Duration,
 }
 
 impl BenchReader {
-    /// Reads until the time is over, and once to the end in any case.
+    /// Reads until the end of the run, and at least once to the end of the log.
     async fn run(mut self, clock: Clock, tally: SharedTally) -> anyhow::Result<Passes> {
         let started = Instant::now();
         let mut passes = Passes { count: 0, first: Duration::ZERO };
@@ -137,14 +137,14 @@ impl BenchReader {
     }
 }
 
-/// What a page must agree on, whoever reads it.
+/// The offsets of a page.
 pub(super) struct PageAnswer {
     pub end_offset: u64,
     high_watermark: u64,
 }
 
-/// Looks at every offset of a page: they count up from `offset` without a hole. The events are
-/// those of `events`, which have nothing that looks like an offset.
+/// Checks every offset of a page: they count up from `offset` without a hole. The events come from
+/// `events`, and contain nothing that looks like an offset.
 pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<PageAnswer> {
     let mut end_offset = offset;
     for at in memmem::find_iter(answer, b"{\"offset\":") {

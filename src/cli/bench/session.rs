@@ -1,4 +1,4 @@
-//! What functions that live for one request do: open a session, append once, be gone.
+//! What short-lived functions do: open a session, append once, and end.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::{
 
 #[derive(Args)]
 pub(in crate::cli) struct SessionFlags {
-    /// Connections, each with one request at a time
+    /// Connections, each with one request in flight
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
     #[command(flatten)]
@@ -68,7 +68,7 @@ struct Function {
     connection: Connection,
     open: String,
     requests: Requests,
-    /// Appends of which it is not known whether they are stored.
+    /// Appends that may be stored or not.
     unresolved: u64,
 }
 
@@ -98,7 +98,7 @@ impl Function {
     async fn once(&mut self) -> Result<(), Failure> {
         let opened = self.connection.exchange(self.open.as_bytes()).await?;
         let OpenAnswer { producer_id, epoch } = serde_json::from_slice(opened)
-            .map_err(|error| Failure::Foreign(format!("a session that says {error}")))?;
+            .map_err(|error| Failure::Foreign(format!("unexpected session: {error}")))?;
         let session = BenchSession { producer_id, epoch };
         let request = self.requests.next(Some((session, 0))).as_bytes();
         self.connection.exchange(request).await.map(drop)

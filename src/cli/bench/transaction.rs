@@ -1,4 +1,4 @@
-//! Transactions: whole in one request, the same in three, or many appends staged by a session.
+//! Transactions: in one request, the same in three, or many appends staged by a session.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ use super::{
 
 #[derive(Args)]
 pub(in crate::cli) struct TransactionFlags {
-    /// Connections, each with one transaction at a time
+    /// Connections, each with one transaction in flight
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     connections: u16,
-    /// How a transaction is sent
+    /// How transactions are sent
     #[arg(long, value_enum, default_value_t = Form::Whole)]
     form: Form,
-    /// Appends of a staged transaction
+    /// Appends per staged transaction
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u16).range(1..=1000))]
     appends: u16,
-    /// Events of an append of a staged transaction
+    /// Events per append of a staged transaction
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=1000))]
     records_per_append: u16,
     #[command(flatten)]
@@ -40,12 +40,12 @@ pub(in crate::cli) struct TransactionFlags {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// One event to each of two topics and a compare-and-set offset, in one request; a transaction
+    /// One request: one event to each of two topics and a compare-and-set offset; a transaction
     /// counts as one event
     Whole,
     /// The same in three requests
     Three,
-    /// Numbered appends to one partition by a session, between a begin and a commit
+    /// Begin, sequenced appends to one partition by a session, commit
     Staged,
 }
 
@@ -105,12 +105,12 @@ struct Client {
     topics: [String; 2],
     partition: usize,
     group: String,
-    /// The group's offset, after the first transaction.
+    /// The committed offset of the group, after the first transaction.
     committed: Option<u64>,
     requests: Requests,
-    /// Of one transaction, in the topic that is counted.
+    /// Events per transaction in the topic that is counted.
     events: u64,
-    /// Events of which it is not known whether they are stored.
+    /// Events that may be stored or not.
     unresolved: u64,
 }
 
@@ -174,7 +174,7 @@ impl Client {
         let who = format!(r#""producer_id":{producer_id},"epoch":{epoch}"#);
         let begun = self.post("/transactions", &format!("{{{who}}}")).await?;
         let Begun { transaction_id } = serde_json::from_slice(begun)
-            .map_err(|error| Failure::Foreign(format!("a transaction that says {error}")))?;
+            .map_err(|error| Failure::Foreign(format!("unexpected transaction: {error}")))?;
         let path = format!("/transactions/{transaction_id}");
         for sequence in 0..self.appends {
             let append = self.append(0);
@@ -195,7 +195,7 @@ impl Client {
         format!("[{},{}]", self.append(0), self.append(1))
     }
 
-    /// One further than the last.
+    /// The committed offset plus one.
     fn offset(&self) -> String {
         let (group, [topic, _], partition) = (&self.group, &self.topics, self.partition);
         let expected = self.committed.map_or("null".to_owned(), |offset| offset.to_string());

@@ -1,5 +1,5 @@
-//! Consume, transform, produce: members of a group fetch events of one topic, and commit each lot to
-//! another topic together with how far they have come, in one request.
+//! Consume, transform, produce: members of a group fetch events from one topic, and append each
+//! batch to another topic and commit their offsets, in one request.
 
 use std::sync::Arc;
 
@@ -23,18 +23,18 @@ use super::{
     read::fill,
 };
 
-/// How often members are asked whether each has its part.
+/// The maximum number of heartbeats until the partitions are balanced.
 const REBALANCE_ROUNDS: usize = 100;
 
 #[derive(Args)]
 pub(in crate::cli) struct TransformFlags {
-    /// Members of the group, each with a connection of its own and one lot at a time
+    /// Members of the group, each with its own connection and one batch at a time
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=1000))]
     members: u16,
-    /// Events of a lot
+    /// Events per batch
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=1000))]
     records_per_request: u16,
-    /// Append until the topic that is read has so many events; what is there already counts
+    /// Events in the source topic; append until it has as many
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1..))]
     events: u32,
     #[command(flatten)]
@@ -75,11 +75,11 @@ pub(super) async fn run(flags: &TransformFlags, stage: &Stage) -> anyhow::Result
     Ok(report)
 }
 
-/// In equal parts to all partitions of the topic that is read.
+/// Fills the partitions of the source topic evenly.
 async fn store_events(flags: &TransformFlags, stage: &Stage, source: &str) -> anyhow::Result<i64> {
     let wanted = json!({"partition_count": stage.partitions});
     let path = format!("/topics/{source}");
-    stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot make the topic")?;
+    stage.first().call("PUT", &path, Some(&wanted)).await.context("cannot create the topic")?;
     let shape =
         Shape { records: 100, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let described = stage.first().call("GET", &path, None).await?;
@@ -96,7 +96,7 @@ async fn store_events(flags: &TransformFlags, stage: &Stage, source: &str) -> an
     Ok(stored)
 }
 
-/// Until every partition has its member, and no member has more than its part.
+/// Waits until every partition has an owner, and the load is balanced.
 async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
     let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
     let mut shown = vec![json!({}); members.len()];
@@ -105,7 +105,7 @@ async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<
         for (member, shown) in members.iter().zip(&mut shown) {
             let path = format!("{}/heartbeat", member.path);
             let told = member.server.call("POST", &path, Some(shown)).await?;
-            // nothing was fetched yet: all that it tells to let go of may go
+            // nothing was fetched yet, so every revoked partition can be released
             *shown = json!({"generation": told["generation"]});
             let assignment = told["assignment"].as_array().context("no assignment")?.iter();
             let count = |topic: &Value| topic["partitions"].as_array().map_or(0, Vec::len) as u64;
@@ -116,22 +116,22 @@ async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<
             return Ok(());
         }
     }
-    anyhow::bail!("the members do not come to share the partitions")
+    anyhow::bail!("the members did not balance the partitions")
 }
 
 struct TransformMember {
     server: Arc<Server>,
     connection: Connection,
-    /// Of its own, and of what it commits to.
+    /// The member's own path, and the beginning of an append to the target.
     path: String,
     target: String,
-    /// What says who commits, up to the generation.
+    /// The beginning of an offset commit, up to the generation.
     claim: String,
     limit: usize,
     record_bytes: usize,
     cursor: String,
     body: String,
-    /// Events of which it is not known whether they are stored.
+    /// Events that may be stored or not.
     unresolved: u64,
 }
 
@@ -172,7 +172,7 @@ impl TransformMember {
             }
             match self.turn().await {
                 Ok(0) => {
-                    let what = "all events were read before the time was over: give more --events";
+                    let what = "all events were read before the end of the run: give more --events";
                     tally.lock().error("no_more_events", || what.into());
                     return self;
                 }
@@ -191,13 +191,13 @@ impl TransformMember {
         }
     }
 
-    /// Fetches a lot and commits it; how many events it had.
+    /// Fetches a batch and commits it; returns the number of its events.
     async fn turn(&mut self) -> Result<u64, Failure> {
         let path = format!("{}/records?limit={}{}", self.path, self.limit, self.cursor);
         let request = self.server.request("GET", &path);
         let answer = self.connection.exchange(request.as_bytes()).await?;
         let lot = Lot::of(answer, self.record_bytes)
-            .map_err(|error| Failure::Foreign(format!("a fetch that says {error}")))?;
+            .map_err(|error| Failure::Foreign(format!("unexpected fetch: {error}")))?;
         let (events, cursor) = (lot.values.len() as u64, lot.cursor);
         if events == 0 {
             return Ok(0);
@@ -221,7 +221,7 @@ impl TransformMember {
     }
 }
 
-/// What a fetch has brought.
+/// The relevant parts of a fetch's response.
 #[derive(Debug, PartialEq, Eq)]
 struct Lot<'a> {
     generation: u64,
@@ -230,12 +230,13 @@ struct Lot<'a> {
 }
 
 impl<'a> Lot<'a> {
-    /// The events are those of `events`: of one size, and nothing in them looks like a member.
+    /// Parses a response. The events come from `events`: they have one size, and contain nothing
+    /// that looks like a member.
     fn of(answer: &'a [u8], record_bytes: usize) -> anyhow::Result<Self> {
         let answer = str::from_utf8(answer)?;
         let after = |name: &str| {
             let at = memmem::rfind(answer.as_bytes(), name.as_bytes());
-            let at = at.with_context(|| format!("nothing of {name}"))?;
+            let at = at.with_context(|| format!("no {name}"))?;
             anyhow::Ok(&answer[at + name.len()..])
         };
         let generation = after("\"generation\":")?;
@@ -248,7 +249,7 @@ impl<'a> Lot<'a> {
         let values = memmem::find_iter(answer.as_bytes(), b"\"value\":").map(value);
         let values = values.collect::<anyhow::Result<Vec<_>>>()?;
         let whole = values.iter().all(|value| value.starts_with('{') && value.ends_with('}'));
-        ensure!(whole, "not all of {} are whole", counted(values.len() as u64, "event"));
+        ensure!(whole, "not all of {} are complete", counted(values.len() as u64, "event"));
         Ok(Self { generation: generation[..digits].parse()?, values, cursor })
     }
 }

@@ -1,4 +1,4 @@
-//! One producer at a fixed rate, and readers that wait at the end of the log.
+//! One producer appends at a fixed rate, and readers wait at the end of the log.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,23 +22,23 @@ const WAIT_MS: u64 = 20_000;
 
 #[derive(Args)]
 pub(in crate::cli) struct WakeFlags {
-    /// Appends of one event each second
+    /// Appends per second, of one event each
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     rate: u16,
-    /// Readers, each with a connection of its own
+    /// Readers, each with its own connection
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     readers: u16,
     #[command(flatten)]
     pub(super) common: Common,
 }
 
-/// One append: when it was sent, and when its answer was there.
+/// An append: when it was sent, and when its response arrived.
 struct Sent {
     at: Instant,
     answered: Instant,
 }
 
-/// What a task brings home.
+/// The result of a task.
 enum TaskResult {
     Sent(Vec<Sent>),
     Arrived(Vec<Instant>),
@@ -46,7 +46,7 @@ enum TaskResult {
 
 pub(super) async fn run(flags: &WakeFlags, stage: &Stage) -> anyhow::Result<Report> {
     let (path, offset) = (stage.partition_path(0), stage.events_before.unsigned_abs());
-    // with several servers the first reader is at another one than the producer
+    // with several servers, the first reader uses another one than the producer
     let (near, readers) = (stage.server(0), usize::from(flags.readers));
     let session = open(&near).await?;
     let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
@@ -95,7 +95,7 @@ async fn produce(
     tally: SharedTally,
 ) -> anyhow::Result<TaskResult> {
     let mut ticks = interval_at(Instant::now() + period, period);
-    // a slow answer puts off the next append: it is the wait that is measured, not a queue
+    // a slow response delays the next append: we measure the wake-up, not a queue
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sent = Vec::with_capacity(count);
     for sequence in 0..count as u64 {

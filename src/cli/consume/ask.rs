@@ -1,4 +1,4 @@
-//! How several partitions are asked for: by URL, or by body where the cursor is too long for one.
+//! Requests for several partitions: by URL, or by body if the cursor is too long for a URL.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use serde_json::{Map, Value, json};
 use super::MAX_LIMIT;
 use crate::cli::client::{ANSWER_TIMEOUT, Client};
 
-/// Longest cursor that a server takes in a URL, in bytes.
+/// The longest cursor that a server accepts in a URL, in bytes.
 const MAX_URL_CURSOR_BYTES: usize = 8 << 10;
 
-/// What a request for records asks for.
+/// The parameters of a request for records.
 pub struct Ask<'a> {
-    /// The name of the parameter that says where, and its value.
+    /// The parameter that sets the position, and its value.
     pub from: Option<(&'a str, &'a str)>,
     pub at_most: u64,
     pub wait: Duration,
 }
 
 impl Ask<'_> {
-    /// A GET of `path`, or a POST to `by_body`.
+    /// Builds a GET of `path`, or a POST to `by_body` if the cursor is long.
     pub fn request(&self, client: &Client, path: &[&str], by_body: &[&str]) -> RequestBuilder {
         let limit = self.at_most.clamp(1, MAX_LIMIT);
         let wait_ms = u64::try_from(self.wait.as_millis()).unwrap_or(u64::MAX);

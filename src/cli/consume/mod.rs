@@ -1,7 +1,7 @@
-//! `oncelog consume`: records to stdout, one JSON object a line.
+//! `oncelog consume`: prints records to stdout, one JSON object per line.
 //!
-//! An answer is printed when all of it has arrived, so no line is ever half or twice there,
-//! whatever breaks off on the way from the server.
+//! A response is printed after all of it has arrived, so a broken connection leaves no partial or
+//! repeated line.
 
 mod ask;
 mod group;
@@ -31,9 +31,9 @@ use super::{
 };
 use crate::model::{Name, Timestamp};
 
-/// How long one request of `--follow` waits.
+/// How long a request of `--follow` waits for records.
 const WAIT: Duration = Duration::from_secs(20);
-/// An empty answer that came sooner than this did not wait: a server that stops.
+/// An empty response that arrives sooner comes from a server that is shutting down.
 const NO_WAIT: Duration = Duration::from_secs(1);
 const MAX_LIMIT: u64 = 10_000;
 
@@ -43,21 +43,22 @@ Example:
 
 pub(super) const HELP: &str = "\
 Each line is a record with its `offset` and `appended_at`. Without --partition all partitions are
-read, also those that are added meanwhile, and each line has its `partition`; only records of one
+read, also those added meanwhile, and each line has its `partition`; only the records of one
 partition have an order.
 
-Without --follow it ends where the log ended when it started. With --follow it waits for more for
-ever, also while the server restarts, until Ctrl-C; with --until-end it ends once it has printed
-all there is, what arrived meanwhile included. A record that was trimmed before it could be read
-is an error, never passed over.
+Without --follow it stops where the log ended when the command started. With --follow it waits for
+more until Ctrl-C, also while the server restarts; with --until-end it stops once it has printed
+everything, including what arrived meanwhile. A record that was trimmed before it could be read is
+an error; it is never skipped silently.
 
-With --group it is a member of a group: it shares the partitions with all others that are, goes on
-where the group has committed, and commits what it has printed; each line has its `topic` and its
-`partition`. Whatever is cut short is printed again, by whoever comes next: commit in a transaction
-of your own to be exactly-once (docs/groups.md). Without --follow it ends once its partitions have
-nothing more, what arrived meanwhile included. At its end, by Ctrl-C or SIGTERM as well, it leaves
-the group, and others get its partitions at once; with --instance-id it stays, and the same command
-goes on with them if it starts before the lease has run out. What comes and goes is told on stderr.
+With --group it is a member of a group: it shares the partitions with the other members, resumes at
+the committed offsets, and commits what it has printed; each line has its `topic` and `partition`.
+Records that were printed but not committed are printed again by the next owner of the partition;
+for exactly-once, commit in a transaction of your own (docs/groups.md). Without --follow it stops
+once its partitions have nothing more, including what arrived meanwhile. When it ends, also by
+Ctrl-C or SIGTERM, it leaves the group, and other members get its partitions at once; with
+--instance-id it stays a member, and the same command keeps its partitions if it starts before the
+lease expires. Assigned and revoked partitions are reported on stderr.
 
 Examples:
   oncelog consume --topic orders | jq .value
@@ -68,28 +69,28 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct ConsumeFlags {
-    /// The topic to read; with --group perhaps several
+    /// Topic to read; with --group it may be repeated
     #[arg(long = "topic", required_unless_present = "topic_pattern", value_parser = name)]
     topics: Vec<Name>,
     /// Read only this partition
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
-    /// Where to start: a number (with --follow: of the --partition), earliest or latest
+    /// Where to start: an offset (with --follow it needs --partition), earliest or latest
     #[arg(long, value_name = "OFFSET", default_value = "earliest", value_parser = offset)]
     offset: String,
     /// Start at the first record appended at or after this instant (RFC 3339)
     #[arg(long, value_name = "INSTANT", conflicts_with = "offset", value_parser = instant)]
     timestamp: Option<String>,
-    /// Wait for more at the end
+    /// Wait for more records at the end
     #[arg(long)]
     follow: bool,
-    /// With --follow: end once all there is has been printed
+    /// With --follow: stop once everything has been printed
     #[arg(long, requires = "follow")]
     until_end: bool,
-    /// Print so many records at most, then end
+    /// Print at most this many records, then stop
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// Give up when one request has been tried for so long [default: 10000; with --follow: never]
+    /// Give up when a request has been retried for this long [default: 10000; with --follow: never]
     #[arg(long, value_name = "MS")]
     max_retry_ms: Option<u64>,
     #[command(flatten)]
@@ -129,31 +130,32 @@ struct PartitionInfo {
     high_watermark: i64,
 }
 
-/// Until where a partition is read.
+/// Where to stop reading a partition.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     At(i64),
-    /// Where an answer says that there is no more.
+    /// Where a response reaches the high watermark.
     Found,
     Never,
 }
 
-/// The records of one answer.
+/// The records of one response.
 struct ReadPage {
     lines: Bytes,
     next_offset: i64,
     high_watermark: i64,
 }
 
-/// One partition, read on and on.
+/// Reads one partition, page by page.
 struct PartitionReader {
     client: Arc<Client>,
     topic: Name,
     partition: i32,
-    /// `offset` or `timestamp`, and where; from the first answer on the next offset.
+    /// The parameter `offset` or `timestamp`, and its value; after the first response the next
+    /// offset.
     from: (&'static str, String),
     end: End,
-    /// Put into each line that lacks it.
+    /// Whether to add the partition to each line.
     tagged: bool,
 }
 
@@ -172,7 +174,7 @@ pub(super) fn run(flags: ConsumeFlags) -> anyhow::Result<()> {
 async fn consume(flags: ConsumeFlags) -> anyhow::Result<()> {
     let patience = flags.patience();
     let Ok([topic_name]) = <[Name; 1]>::try_from(flags.topics) else {
-        return Err(WrongUsage("without --group one topic is read at a time".into()).into());
+        return Err(WrongUsage("without --group, give exactly one --topic".into()).into());
     };
     let client = Arc::new(Client::new(flags.server, patience)?);
     let described = client.request(Method::GET, &["topics", topic_name.as_str()], &[]);
@@ -200,7 +202,7 @@ async fn consume(flags: ConsumeFlags) -> anyhow::Result<()> {
             (true, true) => Until::Found(BTreeSet::new()),
             (true, false) => Until::Never,
         };
-        // `latest` lies behind the ends
+        // `latest` is at the ends or after them
         let is_over = !flags.follow && from.1 == "latest";
         let mut whole = AllPartitions { client, topic: topic_name, from, until, is_over };
         while left > 0
@@ -211,7 +213,7 @@ async fn consume(flags: ConsumeFlags) -> anyhow::Result<()> {
         return Ok(());
     }
     if flags.follow && flags.partition.is_none() {
-        let what = "with --follow, a number for --offset needs the --partition it is of";
+        let what = "with --follow, a numeric --offset needs --partition";
         return Err(WrongUsage(what.into()).into());
     }
     for partition in topic.partitions {
@@ -236,7 +238,7 @@ async fn consume(flags: ConsumeFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the lines, as many as are left to print.
+/// Prints the lines, up to the limit.
 fn show(lines: &[u8], left: &mut u64) -> anyhow::Result<()> {
     let count = memchr::memchr_iter(b'\n', lines).count() as u64;
     if count <= *left {
@@ -248,7 +250,7 @@ fn show(lines: &[u8], left: &mut u64) -> anyhow::Result<()> {
     print(first(lines, keep))
 }
 
-/// The first lines of many.
+/// The first `count` lines.
 fn first(lines: &[u8], count: usize) -> &[u8] {
     let Some(last) = count.checked_sub(1) else { return &[] };
     match memchr::memchr_iter(b'\n', lines).nth(last) {
@@ -257,7 +259,7 @@ fn first(lines: &[u8], count: usize) -> &[u8] {
     }
 }
 
-/// Bytes of the lines of records before an offset.
+/// The size of the lines whose offsets are before `end`.
 fn before(lines: &[u8], end: i64) -> anyhow::Result<usize> {
     let mut size_bytes = 0;
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
@@ -271,7 +273,7 @@ fn before(lines: &[u8], end: i64) -> anyhow::Result<usize> {
 }
 
 impl PartitionReader {
-    /// The next records, perhaps none yet; none at all at the end.
+    /// The next records, which may be empty; none at the end.
     async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<ReadPage>> {
         if self.is_over() {
             return Ok(None);
@@ -283,14 +285,14 @@ impl PartitionReader {
         }
         self.from = ("offset", page.next_offset.to_string());
         match self.end {
-            // what came after the start is for another time
+            // records appended after the start are not printed
             End::At(end) => {
                 if page.next_offset > end {
                     page.lines.truncate(before(&page.lines, end)?);
                 }
                 self.from.1 = page.next_offset.min(end).to_string();
                 if page.next_offset >= page.high_watermark && page.next_offset < end {
-                    bail!("the log ends before the end it had: was the topic made again?");
+                    bail!("the log ends before its earlier end: was the topic recreated?");
                 }
             }
             End::Found if page.next_offset >= page.high_watermark => {
@@ -307,7 +309,7 @@ impl PartitionReader {
     fn is_over(&self) -> bool {
         let End::At(end) = self.end else { return false };
         let (what, from) = &self.from;
-        // `latest` may lie beyond the end by now, and would read what is newer
+        // by now `latest` may be after the end, and would read newer records
         *what == "offset" && (from == "latest" || *from == end.to_string())
     }
 
@@ -332,11 +334,10 @@ impl PartitionReader {
 
 fn number(headers: &HeaderMap, name: &str) -> anyhow::Result<i64> {
     let value = headers.get(name).and_then(|value| value.to_str().ok()?.parse().ok());
-    value.with_context(|| format!("the answer has no {name}; is --url an oncelog server's?"))
+    value.with_context(|| format!("the response has no {name}; is --url an oncelog server?"))
 }
 
-/// The lines with their partition, unless the server has put it there: all lines of an answer are
-/// alike.
+/// Adds the partition to the lines unless they have it; all lines of a response are alike.
 fn tag(lines: &Bytes, partition: i32) -> Bytes {
     #[derive(Deserialize)]
     struct Tagged {

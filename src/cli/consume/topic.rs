@@ -1,4 +1,4 @@
-//! All partitions of a topic, with one request at a time.
+//! Reads all partitions of a topic, one request at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,20 @@ use tokio::time::Instant;
 use super::{NO_WAIT, WAIT, ask::Ask};
 use crate::{cli::client::Client, model::Name};
 
-/// Until where the partitions are read.
+/// Where to stop reading the partitions.
 pub enum Until {
-    /// Up to here each; those that are there already are not in it any more.
+    /// At these offsets; partitions that have reached theirs are removed.
     Ends(BTreeMap<i32, i64>),
-    /// Until each has once been read to where it ended just then; these have.
+    /// Where each has reached its high watermark once; these partitions have.
     Found(BTreeSet<i32>),
     Never,
 }
 
-/// A topic, read on and on.
+/// Reads a topic, page by page.
 pub struct AllPartitions {
     pub client: Arc<Client>,
     pub topic: Name,
-    /// `offset` or `timestamp`, and where; from the first answer on its cursor.
+    /// The parameter `offset` or `timestamp`, and its value; after the first response its cursor.
     pub from: (&'static str, String),
     pub until: Until,
     pub is_over: bool,
@@ -48,7 +48,7 @@ struct PartitionPage {
     high_watermark: i64,
 }
 
-/// Where a record is.
+/// The partition and offset of a record.
 #[derive(Deserialize)]
 struct RecordOffset {
     partition: i32,
@@ -56,7 +56,7 @@ struct RecordOffset {
 }
 
 impl AllPartitions {
-    /// The next records, a line each, perhaps none yet; none at all at the end.
+    /// The next records, one per line, which may be empty; none at the end.
     pub async fn next(&mut self, at_most: u64) -> anyhow::Result<Option<Vec<u8>>> {
         if self.is_over {
             return Ok(None);
@@ -87,14 +87,14 @@ impl AllPartitions {
 }
 
 impl Until {
-    /// Whether a record is to be printed; what came after the start may be for another time.
+    /// Whether to print a record: some modes omit those appended after the start.
     fn covers(&self, record: &RawValue) -> anyhow::Result<bool> {
         let Until::Ends(ends) = self else { return Ok(true) };
         let RecordOffset { partition, offset } = serde_json::from_str(record.get())?;
         Ok(ends.get(&partition).is_some_and(|end| offset < *end))
     }
 
-    /// What an answer says of the partitions, its records being printed.
+    /// Whether the end is reached, after the records of a response with these partitions.
     fn is_reached(&mut self, partitions: &[PartitionPage]) -> anyhow::Result<bool> {
         for PartitionPage { partition, next_offset, high_watermark } in partitions {
             let is_read = next_offset >= high_watermark;
@@ -104,7 +104,7 @@ impl Until {
                         ends.remove(partition);
                     }
                     Some(_) if is_read => {
-                        bail!("the log ends before the end it had: was the topic made again?");
+                        bail!("the log ends before its earlier end: was the topic recreated?");
                     }
                     _ => {}
                 },

@@ -1,7 +1,7 @@
-//! Lines in, batches out: the input of `produce`, cut the same way every time.
+//! Cuts the input of `produce` into batches, the same way in every run.
 //!
-//! Batch n holds the records n·size up to (n+1)·size, whatever was read how fast, so that a
-//! producer that starts again finds its place by counting.
+//! Batch n holds the records from n·size up to (n+1)·size, however fast the input arrives, so that
+//! a restarted producer finds its place by counting.
 
 use std::{
     borrow::Cow,
@@ -12,10 +12,10 @@ use std::{
 use anyhow::{Context, bail};
 use serde_json::{Value, value::RawValue};
 
-/// No topic takes a larger batch.
+/// The maximum of `max_batch_bytes`: no topic accepts a larger batch.
 const MAX_BATCH_BYTES: usize = 16 << 20;
 
-/// What a line of the input is.
+/// The format of an input line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cli) enum LineKind {
     /// A record: `{"key": ..., "value": ...}`.
@@ -26,14 +26,14 @@ pub(in crate::cli) enum LineKind {
     Text,
 }
 
-/// Records of one request.
+/// The records of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Batch {
-    /// NDJSON.
+    /// The records as NDJSON.
     pub body: Vec<u8>,
-    /// Where each record stands in the input, from 1.
+    /// The line number of each record, from 1.
     pub lines: Vec<u64>,
-    /// How far into the input it reaches.
+    /// The position in the input where it ends.
     pub end_byte: u64,
 }
 
@@ -42,9 +42,9 @@ pub(in crate::cli) struct Cutter<R> {
     kind: LineKind,
     key_field: Option<String>,
     batch_size: usize,
-    /// The flag that `batch_size` was given by.
+    /// The flag that sets `batch_size`, for messages.
     size_flag: &'static str,
-    /// Lines read.
+    /// The number of lines read.
     line: u64,
     bytes: u64,
     buffer: Vec<u8>,
@@ -85,7 +85,7 @@ impl<R: BufRead> Cutter<R> {
         Ok((!batch.lines.is_empty()).then_some(batch))
     }
 
-    /// Passes over whole batches without a look into them; how many there were.
+    /// Skips batches without parsing them; returns how many there were.
     pub fn skip(&mut self, batches: i64) -> anyhow::Result<i64> {
         for skipped in 0..batches {
             for record in 0..self.batch_size {
@@ -116,7 +116,7 @@ impl<R: BufRead> Cutter<R> {
             } else if read as u64 == most {
                 bail!("line {} is longer than {MAX_BATCH_BYTES} bytes", self.line);
             }
-            // an empty text is a text; an empty line of JSON is nothing
+            // an empty line is a record of text, but none of JSON
             if self.kind == LineKind::Text || !self.buffer.trim_ascii().is_empty() {
                 return Ok(true);
             }
@@ -141,7 +141,7 @@ fn shape(line: &str, kind: LineKind, key_field: Option<&str>) -> anyhow::Result<
     }
 }
 
-/// The record with the key from its value; one that has a key, and be it null, keeps it.
+/// The record with the key taken from its value; none if it has a key already, even null.
 fn with_key(line: &str, field: &str) -> anyhow::Result<Option<String>> {
     let record: BTreeMap<Cow<str>, &RawValue> =
         serde_json::from_str(line).context("not a record")?;
@@ -152,18 +152,18 @@ fn with_key(line: &str, field: &str) -> anyhow::Result<Option<String>> {
         bail!("without a `value` there is no field to take the key from");
     };
     let key = Value::from(key(value.get(), field)?);
-    // it has a member, so another may stand before it
+    // the object has a member, so ours can be put before it
     let rest = line.trim_start().strip_prefix('{').unwrap_or_default();
     Ok(Some(format!("{{\"key\":{key},{rest}")))
 }
 
-/// A string as it is, a number or a truth value as JSON writes it.
+/// The key in a field of the value: a string, or the JSON text of a number or boolean.
 fn key(value: &str, field: &str) -> anyhow::Result<String> {
     let value: Value = serde_json::from_str(value)?;
     match value.get(field) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(plain @ (Value::Number(_) | Value::Bool(_))) => Ok(plain.to_string()),
-        Some(_) => bail!("the value's field `{field}` is no string and no number, so it is no key"),
+        Some(_) => bail!("field `{field}` of the value is not a string, number or boolean"),
         None => bail!("the value has no field `{field}` to take the key from"),
     }
 }
@@ -261,7 +261,7 @@ mod tests {
         let table = [
             ("\n1,\"key\":\"x\"", LineKind::Value, None, "line 2"),
             ("{\"a\":1}", LineKind::Value, Some("id"), "no field `id`"),
-            ("{\"id\":[]}", LineKind::Value, Some("id"), "so it is no key"),
+            ("{\"id\":[]}", LineKind::Value, Some("id"), "is not a string, number"),
             ("{\"id\":1}", LineKind::Record, Some("id"), "without a `value`"),
             ("7", LineKind::Record, Some("id"), "not a record"),
             (&long, LineKind::Text, None, "line 1 is longer"),

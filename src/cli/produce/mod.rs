@@ -1,4 +1,5 @@
-//! `oncelog produce`: a file into a topic, each line once, however often it is started.
+//! `oncelog produce`: appends the lines of a file to a topic, each exactly once, also when
+//! restarted.
 
 pub mod input;
 pub mod session;
@@ -36,8 +37,8 @@ use crate::model::Name;
 
 const READ_AHEAD_BYTES: usize = 1 << 18;
 const BATCH_SIZE: u32 = 100;
-/// Of an append in a transaction, which makes a row for every partition: as many as a topic takes
-/// unless set.
+/// The default in a transaction, where each append costs a row per partition: the default of
+/// `max_batch_records`.
 const BATCH_SIZE_IN_TRANSACTION: u32 = 1_000;
 const IN_FLIGHT: u8 = 5;
 
@@ -53,41 +54,43 @@ Example:
 
 pub(super) const HELP: &str = "\
 Lines:
-  Without --values and --plain a line is a record as `consume` prints it: a JSON object with
-  `value` or `value_base64`, and perhaps `key`, `headers`, `timestamp`, `id`. What a read adds
-  (`offset`, `partition`, `topic`, `appended_at`, `transaction_id`) is passed over, so that one
-  topic can be piped into another. Empty lines count for nothing, save with --plain.
+  Without --values and --plain each line is a record as `consume` prints it: a JSON object with
+  `value` or `value_base64`, and optionally `key`, `headers`, `timestamp`, `id`. Fields that a read
+  adds (`offset`, `partition`, `topic`, `appended_at`, `transaction_id`) are ignored, so one topic
+  can be piped into another. Empty lines are skipped, except with --plain.
 
-Starting again:
-  With --transactional-id, a run that was killed can be started again and goes on where the log
-  ends, so that each line is stored once. Request n carries --batch-size records from number
-  n times --batch-size on; the log knows which n is next, and the lines before it are passed over.
-  So the input, --batch-size, --topic and --partition must be the same as before, and stdin must be
-  sent again from its beginning. Whether the input is the same is checked with the last batch that
-  the log holds. To start it twice at a time is safe, too: the older run is fenced, and ends with
-  exit code 1. Without --transactional-id every run is a new producer: each line is stored once by
-  this run, and once more by the next.
+Resuming:
+  With --transactional-id, a run that was killed can be started again: it resumes where the log
+  ends, and each line is stored once. Request n carries --batch-size records, from record
+  n times --batch-size on; the server knows the next n, and the lines before it are skipped. So the
+  input, --batch-size, --topic and --partition must be the same as before, and stdin must be sent
+  again from its beginning. The last batch in the log is used to check that the input is the same.
+  It is safe to start a second run at the same time: it fences the older one, which exits with
+  code 1. Without --transactional-id every run is a new producer: it stores each line once, and
+  the next run stores it once more.
 
 Transactions:
-  With --transaction-size N, each N lines are one transaction: readers see all of them in one
-  instant, or none. Each is one request with an id made here, so one that is sent again, after a
-  lost answer or a killed server, is stored once. They go one after the other, in the order of the
-  lines. A transaction holds appends of --batch-size records at most, for which the limits of the
-  topic hold (max_batch_records, max_batch_bytes). It is refused when it is larger than 16 MiB,
-  which is the largest request, or holds more than max_transaction_batches appends, each counted
-  once for every partition that it is spread over.
+  With --transaction-size N, every N lines are one transaction: readers see all of them at once, or
+  none. Each transaction is one request with an id generated here, so one that is sent again, after
+  a lost response or a crash of the server, is stored once. Transactions are sent one after the
+  other, in the order of the lines. Each of their appends holds at most --batch-size records, and
+  the limits of the topic (max_batch_records, max_batch_bytes) apply to it. A transaction is refused
+  if it is larger than 16 MiB, the largest request, or has more than max_transaction_batches
+  appends, where an append counts once for every partition it is spread over.
 
-  With --transaction-id, a new id that `oncelog txn id` has made, a run that was killed can be
-  started again: that is the id of the first transaction, those of the others count on from it, and
-  the log knows which it has committed. The input, --transaction-size, --batch-size, --topic and
-  --partition must be the same as before. An id serves for one input, and for as long as
-  transactions are remembered (transaction_retention_ms, 7 days unless set): what is sent under it
-  later is refused, never stored twice. To start it twice at a time is safe: both send the same
-  transactions, and each is stored once. No session is opened, so there is no --transactional-id.
+  With --transaction-id, a new id from `oncelog txn id`, a run that was killed can be started again:
+  this is the id of the first transaction, the ids of the others count up from it, and the server
+  knows which are committed. The input, --transaction-size, --batch-size, --topic and --partition
+  must be the same as before. An id serves one input, for as long as the server remembers
+  transactions (transaction_retention_ms, 7 days unless set): a request that uses it later is
+  refused, never stored twice. It is safe to start a second run at the same time: both send the
+  same transactions, and each is stored once. It opens no session, so there is no
+  --transactional-id.
 
-Trying again:
-  What gets no answer, or one that asks for it (`retry` is same or later), is sent again after a
-  pause of at most 5 s (or what the answer asks for), for ever unless --max-retry-ms is given.
+Retries:
+  A request is sent again if it gets no response, or one that asks for it (`retry` is same or
+  later), after a pause of at most 5 s (or what the response asks for), without limit unless
+  --max-retry-ms is given.
 
 Examples:
   oncelog produce orders.ndjson --topic orders --transactional-id import-7
@@ -98,60 +101,60 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct ProduceFlags {
-    /// The input; stdin if absent or `-`
+    /// Input file; stdin if absent or `-`
     file: Option<PathBuf>,
-    /// The topic to append to
+    /// Topic to append to
     #[arg(long, value_parser = name)]
     topic: Name,
-    /// Append all to this partition; without it records are spread over all partitions by key
+    /// Append to this partition. Default: spread the records over all partitions by key
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(i32).range(0..))]
     partition: Option<i32>,
-    /// A name for this input; started again with it, a run goes on where the log ends
+    /// Name of this producer; a run that is started again with it resumes where the log ends
     #[arg(long, value_name = "ID", value_parser = name)]
     transactional_id: Option<Name>,
-    /// Each line is the value of a record: any JSON
+    /// Each line is the value of a record, any JSON
     #[arg(long, conflicts_with = "plain")]
     values: bool,
-    /// Each line is text: the value is a string
+    /// Each line is text, and the value of a record is that string
     #[arg(long)]
     plain: bool,
-    /// Take the key from this field of the value (a string, number or truth value); a record that
-    /// has a key keeps it
+    /// Take the key from this field of the value (a string, number or boolean); a record that has a
+    /// key keeps it
     #[arg(long, value_name = "FIELD", conflicts_with = "plain")]
     key_field: Option<String>,
-    /// Records in one append, which is one request unless there is --transaction-size [default: 100,
+    /// Records per append, which is one request unless --transaction-size is given [default: 100,
     /// in a transaction 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch_size: Option<u32>,
-    /// Publish so many lines at a time, all or none, each time in a transaction of one request
+    /// Lines per transaction; each transaction is one request, and all its lines appear or none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     transaction_size: Option<u32>,
-    /// The id of the first transaction, from `oncelog txn id`; started again with it, a run goes on
-    /// where the log ends
+    /// Id of the first transaction, from `oncelog txn id`; a run that is started again with it
+    /// resumes where the log ends
     #[arg(long, value_name = "ID", requires = "transaction_size", value_parser = txn::id)]
     transaction_id: Option<Uuid>,
-    /// Most requests on their way at a time; transactions go one after the other [default: 5]
+    /// Maximum number of requests in flight; transactions go one after the other [default: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
     in_flight: Option<u8>,
-    /// Give up when one request has been tried for so long [default: never]
+    /// Give up when a request has been retried for this long [default: never]
     #[arg(long, value_name = "MS")]
     max_retry_ms: Option<u64>,
     #[command(flatten)]
     server: ServerFlags,
 }
 
-/// What a run has done.
+/// What a run has stored so far.
 #[derive(Default)]
 struct Tally {
     records: u64,
     requests: u64,
     duplicates: u64,
-    /// Of earlier runs.
+    /// Requests that earlier runs stored.
     requests_before: i64,
 }
 
 impl ProduceFlags {
-    /// Who runs, and how many lines one of its requests has.
+    /// How the run identifies itself, and how many lines one of its requests has.
     fn identity(&self) -> Result<(Identity, u32), WrongUsage> {
         let Some(size) = self.transaction_size else {
             let transactional_id = self.transactional_id.clone();
@@ -160,15 +163,15 @@ impl ProduceFlags {
             return Ok((identity, self.batch_size.unwrap_or(BATCH_SIZE)));
         };
         let refused = if self.transactional_id.is_some() {
-            "--transactional-id names a producer of numbered requests, and --transaction-size sends \
-             transactions, which have ids: give --transaction-id (`oncelog txn id` makes one) to \
-             start it again where it ended, or leave --transaction-size out"
+            "--transactional-id names a producer of sequenced requests, but --transaction-size \
+             sends transactions, which have ids: give --transaction-id (`oncelog txn id` creates \
+             one) to be able to resume, or leave out --transaction-size"
         } else if self.in_flight.is_some() {
-            "--in-flight is for requests without --transaction-size: transactions go one after the \
-             other, so that they stand in the order of the lines"
+            "--in-flight does not apply with --transaction-size: transactions go one after the \
+             other, in the order of the lines"
         } else if self.batch_size.is_some_and(|batch_size| batch_size > size) {
-            "--batch-size is above --transaction-size, but it is the size of the appends that a \
-             transaction holds: leave it out, or give a smaller one"
+            "--batch-size is above --transaction-size, but it is the size of the appends in a \
+             transaction: leave it out, or give a smaller one"
         } else {
             let batch_size = self.batch_size.unwrap_or(BATCH_SIZE_IN_TRANSACTION) as usize;
             return Ok((Identity::Transactions { first: self.transaction_id, batch_size }, size));
@@ -221,9 +224,9 @@ async fn produce(flags: ProduceFlags) -> anyhow::Result<()> {
     }
     let Some(signal) = signal else { return Err(anyhow!(told)) };
     told += &if identity.is_lasting() {
-        "\nthe same command goes on where the log ends, and stores no line twice".to_owned()
+        "\nrun the same command again to resume where the log ends, with no line twice".to_owned()
     } else {
-        format!("\nwithout {} it cannot be gone on with", words.id)
+        format!("\nwithout {} the run cannot be resumed", words.id)
     };
     Err(Interrupted { signal, told }.into())
 }
@@ -238,12 +241,13 @@ async fn send_all(
     tally.requests_before = window.next;
     let mut batches = read_ahead(cutter, window.next, words);
     if window.next > 0 {
-        let last = batches.recv().await.context("the reader of the input is gone")??;
+        let last =
+            batches.recv().await.context("the thread that reads the input has stopped")??;
         client.progress.set_position(last.end_byte);
         window.check(last).await?;
     }
     loop {
-        // whichever comes first: a refusal must not wait for input that may never come
+        // a refusal must not wait for input that may never come
         let batch = tokio::select! {
             biased;
             stored = window.oldest(), if !window.is_idle() => {
@@ -254,7 +258,7 @@ async fn send_all(
         };
         match batch {
             Some(Ok(batch)) => window.send(batch),
-            // what was read well is stored, also when what follows is not
+            // the batches before the faulty one are stored
             Some(Err(error)) => {
                 finish(window, tally, client).await?;
                 return Err(error);
@@ -299,18 +303,18 @@ fn summary(
     );
     if tally.requests_before > 0 {
         let before = tally.requests_before.unsigned_abs();
-        text += &format!("; {} of earlier runs passed over", counted(before, words.unit));
+        text += &format!("; skipped {} of earlier runs", counted(before, words.unit));
     }
     if client.repeats() > 0 {
         let (repeats, known) = (client.repeats(), tally.duplicates);
-        text += &format!("; sent again {}, known already {known}", counted(repeats, "time"));
+        text += &format!("; retried {}, {known} already stored", counted(repeats, "time"));
     }
     text
 }
 
 type Input = Box<dyn BufRead + Send>;
 
-/// The input and, of a file, its size.
+/// Opens the input; returns its size too if it is a file.
 fn input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
     let path = match file {
         Some(path) if path.as_os_str() != "-" => path,
@@ -321,8 +325,8 @@ fn input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
     Ok((Box::new(BufReader::with_capacity(READ_AHEAD_BYTES, file)), size))
 }
 
-/// Cuts the input on a thread of its own, for reads may block; two batches wait at most. The first
-/// is the last one that the log holds, if it holds any.
+/// Cuts the input into batches on its own thread, because reads may block; at most two batches
+/// wait. The first batch is the last one that the log holds, if it holds any.
 fn read_ahead(
     mut cutter: Cutter<Input>,
     held: i64,
@@ -357,7 +361,7 @@ fn read_ahead(
     receiver
 }
 
-/// On a terminal; elsewhere it draws nothing.
+/// A progress bar; indicatif draws it only on a terminal.
 fn progress(size: Option<u64>) -> ProgressBar {
     let (bar, template) = match size {
         Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes} {msg} ({eta} left)"),

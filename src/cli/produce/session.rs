@@ -1,4 +1,4 @@
-//! Requests numbered by the sequences of a session, which fences every older run of its name.
+//! Requests with the sequences of a session, which fences every older run with the same name.
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -29,8 +29,8 @@ pub struct ProducerSession {
 }
 
 impl ProducerSession {
-    /// Opens the session, which ends every older run of the same transactional id; answers also the
-    /// next sequence.
+    /// Opens the session, which fences every older run with the same transactional id. Returns the
+    /// next sequence too.
     pub async fn open(
         client: &Client,
         scope: &Destination,
@@ -83,7 +83,7 @@ async fn next_sequence(
     if let Some(found) = opened.next_sequences.iter().find(|item| is_of(scope, item)) {
         return number(found);
     }
-    // an open lists a thousand; nearly always that is all
+    // an open lists a thousand scopes, which nearly always are all of them
     let mut found = None;
     if opened.next_sequences.len() >= crate::model::session::MAX_LISTED_SCOPES as usize {
         let path = ["sessions", &opened.producer_id.to_string(), "sequences"];
@@ -96,21 +96,20 @@ async fn next_sequence(
     found.as_ref().map_or(Ok(0), number)
 }
 
-/// What to do about a refusal.
+/// Advice to the user about a refusal.
 pub fn hint(problem: &Problem) -> Option<&'static str> {
     Some(match problem.code.as_str() {
         "producer_fenced" => {
-            "another run with the same --transactional-id was started since, and this one is over. \
-             If that was not meant, give each producer an id of its own"
+            "another run with the same --transactional-id was started and has fenced this one. If \
+             that was not intended, give each producer its own id"
         }
         "out_of_order_sequence" | "unknown_producer_state" => {
-            "the log no longer knows what it has acknowledged to this run: was the topic deleted \
-             and made again? Start with another --transactional-id"
+            "the server no longer knows the sequences of this run: was the topic recreated? Start \
+             with another --transactional-id"
         }
-        "unknown_producer" => "the session is gone; start again to open another",
+        "unknown_producer" => "the session has expired; start again to open a new one",
         "batch_too_large" | "payload_too_large" => {
-            "give a smaller --batch-size; with the same --transactional-id only if nothing was \
-             stored yet"
+            "give a smaller --batch-size; keep --transactional-id only if nothing was stored yet"
         }
         _ => return None,
     })

@@ -1,9 +1,9 @@
-//! Each request a whole transaction, of an id made here: sent again as it stands, it runs once.
+//! One-request transactions with ids generated here: a retry of the same request runs once.
 //!
-//! The ids of a run count on from the first one, and each transaction is sent when the one before
-//! it is committed. So a run that is started again with the same first id finds its place by asking
-//! for a few of them, needs no session, and can harm no other: whoever sends a transaction, it is
-//! the same one.
+//! The ids of a run count up from the first one, and a transaction is sent after the one before it
+//! is committed. So a run that is restarted with the same first id finds its place by looking up a
+//! few ids. It needs no session, and two runs at the same time do no harm: both send the same
+//! transactions.
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -18,30 +18,30 @@ use uuid::Uuid;
 use super::Destination;
 use crate::cli::client::{Client, Failure, Problem};
 
-/// An append of a transaction is closed before it is larger: half of what a topic takes unless set.
-/// Like all that decides what a request holds, it must not change between two runs.
+/// The size limit of an append in a transaction: half of the default of `max_batch_bytes`. Like all
+/// that decides what a request holds, it must not change between two runs.
 const APPEND_BYTES: usize = 1 << 19;
-/// A server takes no more, unless configured otherwise.
+/// The default of `max_body_bytes`.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// What a read adds to a record.
+/// The fields that a read adds to a record.
 const OF_A_READ: [&str; 5] = ["offset", "partition", "topic", "appended_at", "transaction_id"];
 
 const EXPIRED: &str = "\
-a transaction is remembered for the tenant's transaction_retention_ms (7 days unless set), and an id \
-is taken for as long as that after the instant in it, which this machine's clock gave it; from then \
-on nobody can tell whether it has run. See with `oncelog consume` how far the log goes, and send the rest of the input with a new \
---transaction-id (`oncelog txn id` makes one)";
+transactions are remembered for the tenant's transaction_retention_ms (7 days unless set), and an \
+id is accepted for that long after the instant in it, which comes from this machine's clock; later \
+the server cannot know whether it has run. Check with `oncelog consume` where the log ends, and \
+send the rest of the input with a new --transaction-id (`oncelog txn id` creates one)";
 
 pub struct TransactionRun {
-    /// None: each gets an id of its own.
+    /// None: every transaction gets a random id.
     first: Option<Uuid>,
     batch_size: usize,
-    /// What each append begins with.
+    /// The beginning of each append.
     head: String,
 }
 
 impl TransactionRun {
-    /// Answers also how many transactions the log holds of a run that began with the same id.
+    /// Returns also how many transactions earlier runs with the same first id have committed.
     pub async fn open(
         client: &Client,
         scope: &Destination,
@@ -58,7 +58,7 @@ impl TransactionRun {
         Ok((Self { first, batch_size, head }, committed))
     }
 
-    /// The whole transaction `number`, and where each of its appends begins.
+    /// Builds the request of transaction `number`, and where each of its appends begins.
     pub fn request(
         &self,
         client: &Client,
@@ -104,8 +104,8 @@ impl TransactionRun {
     }
 }
 
-/// The ids of a run count on from the first, in the last 62 bits: its instant stays, and lists have
-/// them in the order of the input.
+/// The ids of a run count up from the first, in the last 62 bits: they keep its instant, and a list
+/// shows them in the order of the input.
 fn nth(first: Uuid, number: i64) -> Uuid {
     const COUNTED: u128 = (1 << 62) - 1;
     let first = first.as_u128();
@@ -113,8 +113,8 @@ fn nth(first: Uuid, number: i64) -> Uuid {
     Uuid::from_u128(first & !COUNTED | counted)
 }
 
-/// How many of a run are committed. None is sent before the one before it is committed, so the
-/// first that is missing is found by doubling and halving.
+/// The number of committed transactions of a run. Each is sent after the one before it is
+/// committed, so an exponential and a binary search find the first that is missing.
 async fn committed(client: &Client, first: Uuid) -> anyhow::Result<i64> {
     let (mut held, mut step) = (0, 1);
     while is_committed(client, nth(first, held + step - 1)).await? {
@@ -138,7 +138,7 @@ async fn is_committed(client: &Client, id: Uuid) -> anyhow::Result<bool> {
             Some("committed") => Ok(true),
             state => bail!(
                 "transaction {id} is {}, so it is not of an earlier run: give each input a \
-                 --transaction-id of its own (`oncelog txn id` makes one)",
+                 --transaction-id of its own (`oncelog txn id` creates one)",
                 state.unwrap_or("in no state")
             ),
         },
@@ -149,13 +149,13 @@ async fn is_committed(client: &Client, id: Uuid) -> anyhow::Result<bool> {
                 _ => None,
             };
             let hint = hint.map(|hint| format!("\n{hint}")).unwrap_or_default();
-            bail!("cannot ask for transaction {id}: {failure}{hint}")
+            bail!("cannot look up transaction {id}: {failure}{hint}")
         }
     }
 }
 
-/// The record of a line, without what a read adds: the lines of an append may have that, the records
-/// of a transaction may not. One line is one record, whatever it holds.
+/// The record of a line without the fields that a read adds: an append of NDJSON ignores them, a
+/// transaction refuses them. It also makes sure that one line is one record.
 fn record(line: &str) -> anyhow::Result<String> {
     let Members(members) = serde_json::from_str(line)?;
     if !members.iter().any(|(name, _)| OF_A_READ.contains(&name.as_str())) {
@@ -166,7 +166,7 @@ fn record(line: &str) -> anyhow::Result<String> {
     Ok(format!("{{{}}}", kept.collect::<Vec<_>>().join(",")))
 }
 
-/// Of an object, in order, also those given twice: the server is to see and refuse them.
+/// The members of an object in order, duplicates included: the server must see and refuse them.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -191,30 +191,30 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-/// What to do about a refusal.
+/// Advice to the user about a refusal.
 pub fn hint(problem: &Problem) -> Option<&'static str> {
     Some(match problem.code.as_str() {
         "transaction_expired" => EXPIRED,
         "invalid_transaction_id" => {
-            "ids are made of this machine's time, unless --transaction-id is given: is its clock \
+            "ids contain the time of this machine, unless --transaction-id is given: is its clock \
              right?"
         }
         "transaction_reused" => {
-            "the id was used for other lines: give each input a --transaction-id of its own \
-             (`oncelog txn id` makes one)"
+            "the id was used for other lines: give each input its own --transaction-id \
+             (`oncelog txn id` creates one)"
         }
         "transaction_too_large" => {
-            "give a smaller --transaction-size; a larger --batch-size makes fewer appends of it. \
-             With the same --transaction-id only if nothing was stored yet"
+            "give a smaller --transaction-size, or a larger --batch-size for fewer appends; keep \
+             --transaction-id only if nothing was stored yet"
         }
         "batch_too_large" => {
-            "the limits of the topic hold for each append of a transaction: give a smaller \
-             --batch-size (a single record above max_record_bytes fits nowhere); with the same \
+            "the limits of the topic apply to each append of a transaction: give a smaller \
+             --batch-size (a record above max_record_bytes is always refused); keep \
              --transaction-id only if nothing was stored yet"
         }
         "payload_too_large" => {
-            "a transaction is one request: give a smaller --transaction-size, or have the server \
-             take more (max_body_bytes, 16 MiB unless configured); with the same --transaction-id \
+            "a transaction is one request: give a smaller --transaction-size, or raise the limit \
+             of the server (max_body_bytes, 16 MiB unless configured); keep --transaction-id \
              only if nothing was stored yet"
         }
         _ => return None,
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(starts, [0, 2]);
         let large = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES / 2));
         assert_eq!(body(9, &large.repeat(3)).unwrap().1, [0, 1, 2]);
-        // one that is larger than an append should be is an append all the same
+        // a record above the size limit of an append gets an append of its own
         let larger = format!("{{\"value\":\"{}\"}}\n", "x".repeat(APPEND_BYTES));
         assert_eq!(body(9, &larger.repeat(2)).unwrap().1, [0, 1]);
         let error = body(9, &larger.repeat(32)).unwrap_err().to_string();

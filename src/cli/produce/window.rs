@@ -1,5 +1,5 @@
-//! A run of `produce`: numbered requests, of which a few are in flight. Answers are taken in the order
-//! of the numbers, so what is acknowledged has no gaps.
+//! The in-flight window of `produce`. Responses are taken in the order of the requests, so what is
+//! acknowledged has no gaps.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -17,19 +17,19 @@ use crate::{
 
 /// How a run is told from others, and its requests from each other.
 pub(in crate::cli) enum Identity {
-    /// By the sequences of a session, which may have a name.
+    /// A session, with or without a name, and sequences.
     Session { transactional_id: Option<Name>, in_flight: usize },
-    /// Each is a transaction, and they may have a first id. They go one after the other.
+    /// Transaction ids, which may count up from a first one; transactions go one after the other.
     Transactions { first: Option<Uuid>, batch_size: usize },
 }
 
-/// What people know it by.
+/// The names of an identity in messages.
 pub(in crate::cli) struct Words {
-    /// A request.
+    /// What a request is called.
     pub unit: &'static str,
-    /// The flag that says how many lines one has.
+    /// The flag that sets the number of lines of a request.
     pub size: &'static str,
-    /// The flag that says who runs.
+    /// The flag that identifies the run.
     pub id: &'static str,
 }
 
@@ -45,7 +45,7 @@ impl Identity {
         }
     }
 
-    /// Whether a run started again goes on where this one ended.
+    /// Whether a restarted run can resume where this one ended.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Session { transactional_id, .. } => transactional_id.is_some(),
@@ -54,10 +54,10 @@ impl Identity {
     }
 }
 
-/// What was acknowledged of one batch.
+/// The acknowledgement of one batch.
 #[derive(Deserialize)]
 pub(in crate::cli) struct StoredBatch {
-    /// It had been stored before.
+    /// The server had stored it before.
     pub duplicate: bool,
     #[serde(skip)]
     pub records: u64,
@@ -65,10 +65,10 @@ pub(in crate::cli) struct StoredBatch {
     pub end_byte: u64,
 }
 
-/// A run and its requests in flight.
+/// A run with its requests in flight.
 pub(in crate::cli) struct Window {
     run: Arc<ProduceRun>,
-    /// The number of the next batch: so many the log holds, or they are on their way.
+    /// The number of the next batch: as many are in the log or in flight.
     pub next: i64,
     limit: usize,
     in_flight: VecDeque<JoinHandle<anyhow::Result<StoredBatch>>>,
@@ -106,8 +106,8 @@ impl Window {
         Ok(Self { run, next, limit, in_flight: VecDeque::new() })
     }
 
-    /// Sends the last batch that the log holds again: its digest tells whether this input is the
-    /// one that was sent before.
+    /// Sends the last batch that the log holds again: the server compares its digest, and refuses
+    /// another input.
     pub async fn check(&self, batch: Batch) -> anyhow::Result<()> {
         let number = self.next - 1;
         let (first, last) = (batch.lines.first().copied(), batch.lines.last().copied());
@@ -118,9 +118,9 @@ impl Window {
                 if ["sequence_reused", "transaction_reused"].contains(&&*problem.code) =>
             {
                 bail!(
-                    "lines {} to {} are not what was sent before as {unit} {number}: give the same \
-                     input and {size} as the run that is gone on with (also not a longer input, \
-                     unless it ended with a full {unit}), or another {id}",
+                    "lines {} to {} are not what was sent before as {unit} {number}: to resume, \
+                     give the same input and {size} as before (a longer input only if the last \
+                     {unit} was full), or another {id}",
                     first.unwrap_or_default(),
                     last.unwrap_or_default()
                 )
@@ -140,7 +140,7 @@ impl Window {
     /// Sends the next batch, for which there must be room.
     pub fn send(&mut self, batch: Batch) {
         let (run, number) = (self.run.clone(), self.next);
-        // all before these were acknowledged
+        // all requests before those in flight are acknowledged
         let known = number - self.in_flight.len() as i64;
         let Batch { body, lines, end_byte } = batch;
         self.in_flight.push_back(tokio::spawn(async move {
@@ -152,7 +152,7 @@ impl Window {
         self.next += 1;
     }
 
-    /// Waits for the oldest request; none when all are answered. Given up, it loses nothing.
+    /// Waits for the oldest request; none when all are answered. It is safe to cancel.
     pub async fn oldest(&mut self) -> anyhow::Result<Option<StoredBatch>> {
         let Some(oldest) = self.in_flight.front_mut() else { return Ok(None) };
         let stored = oldest.await.context("a request panicked")?;
@@ -161,15 +161,15 @@ impl Window {
     }
 }
 
-/// What is in flight when a run fails must not go on without it.
+/// A failed run must not leave requests in flight.
 impl Drop for Window {
     fn drop(&mut self) {
         self.in_flight.iter().for_each(JoinHandle::abort);
     }
 }
 
-/// One batch, until it is stored. That the log waits for a sequence at or above `known` is no
-/// failure: that one is on its way, and is being tried again like this one.
+/// Sends one batch until it is stored. It is no failure if the server expects a sequence from
+/// `known` on: that request is in flight, and is retried like this one.
 async fn append(
     client: &Client,
     request: RequestBuilder,
@@ -184,8 +184,8 @@ async fn append(
 }
 
 impl ProduceRun {
-    /// The request, the same whenever it is asked for; and of a transaction, which record each of
-    /// its appends begins with.
+    /// Builds a request, the same every time; for a transaction also the index of the first record
+    /// of each append.
     fn request(
         &self,
         number: i64,
@@ -202,7 +202,7 @@ impl ProduceRun {
         }
     }
 
-    /// The failure in words of the input.
+    /// Explains a failure in terms of the input's lines.
     fn explain(
         &self,
         failure: Failure,
@@ -213,8 +213,8 @@ impl ProduceRun {
         let Failure::Refused(problem) = &failure else { return failure.into() };
         let hint = match (&self.way, problem.code.as_str()) {
             (_, "invalid_request") => Some(
-                "a line is a record such as {\"key\": \"a\", \"value\": 1}; for lines that are \
-                 values themselves there is --values, for lines of text --plain",
+                "a line is a record such as {\"key\": \"a\", \"value\": 1}; use --values if lines \
+                 are values, --plain if they are text",
             ),
             (Way::Session(_), _) => crate::cli::produce::session::hint(problem),
             (Way::Transactions(_), _) => crate::cli::produce::transactions::hint(problem),
@@ -232,7 +232,7 @@ impl ProduceRun {
     }
 }
 
-/// Which record of the request a pointer leads to: `/records/7/value`, or in a transaction
+/// The index of the record that a pointer names: `/records/7/value`, or in a transaction
 /// `/appends/1/records/7/value`.
 fn record_at(pointer: &str, starts: &[usize]) -> Option<usize> {
     let mut parts = pointer.split('/').skip(1);

@@ -1,5 +1,5 @@
-//! What a replica remembers of a log: a prefix of it, folded. It decides nothing by itself: no
-//! answer leaves before its ground is confirmed by the head row.
+//! The log cache: a replayed prefix of a log. It decides nothing by itself: no answer leaves before
+//! its read set is confirmed by the head row.
 
 use std::collections::HashMap;
 
@@ -11,18 +11,18 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 
-/// After so many looks under the lock that found nothing of others, fast paths are tried again: one
-/// that fails costs more than a full one.
+/// After this many batches on the slow path without rows of another replica, the fast path is tried
+/// again: a failed attempt costs more than the slow path.
 const CONTENDED_PASSES: u8 = 8;
 
-/// How many offsets at most may be read under a head's lock: milliseconds.
+/// The maximum number of offsets read under a head's lock: milliseconds.
 const NEAR_OFFSETS: i64 = 5_000;
 
-/// No longer tail is read at once, with a lock or without: it is folded into the snapshot first, step by
-/// step.
+/// The maximum length of a tail that is read at once, with or without a lock: a longer one is first
+/// folded into snapshots, step by step.
 pub const FAR_OFFSETS: i64 = 200_000;
 
-/// A head row.
+/// The head row of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Head {
     pub log_id: LogId,
@@ -30,12 +30,12 @@ pub struct Head {
     pub fence: i64,
     pub last_appended_at: Timestamp,
     pub snapshot_offset: Offset,
-    /// Rows before it are gone, or not whole.
+    /// Rows before this offset are deleted or compacted.
     pub kept_offset: Offset,
 }
 
 impl Head {
-    /// Whether more lies behind the snapshot than is to be read under the head's lock.
+    /// Whether the tail after the snapshot is too long to be read under the head's lock.
     pub fn is_far_from_snapshot(&self) -> bool {
         self.next_offset - self.snapshot_offset > NEAR_OFFSETS
     }
@@ -53,37 +53,38 @@ pub struct Producer {
     pub registered: bool,
 }
 
-/// What a journal says of the keys of its topic.
+/// The state of a topic's keys in its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalKeys {
-    /// Grows whenever some are remembered.
+    /// Grows with every reservation.
     pub claims: i64,
-    /// The rings in which they may lie: a bit each.
+    /// The rings that may hold keys, one bit each.
     pub rings: i32,
 }
 
-/// A log as far as it is known.
+/// The cache of a log.
 #[derive(Clone, Debug)]
 pub struct LogCache {
     pub next_offset: Offset,
     pub fence: i64,
     pub last_appended_at: Timestamp,
-    /// A journal's: how many partitions its topic had under this fence. 0 in a partition's log.
+    /// For a journal: the partition count of its topic under this fence. 0 in a partition's log.
     pub partition_count: Partition,
-    /// A journal's: of its topic's keys, if that was looked at.
+    /// For a journal: the state of its topic's keys, if it was loaded.
     pub keys: Option<JournalKeys>,
     pub producers: HashMap<ProducerId, Producer>,
-    /// Slow paths still to be made before a quick one is tried again: another replica feeds it.
+    /// How many batches still take the slow path before the fast path is tried again, because
+    /// another replica appends to the log.
     pub contended_passes: u8,
-    /// Rows known to lie behind the last snapshot.
+    /// The number of rows known to follow the last snapshot.
     pub unfolded_rows: i64,
 }
 
 pub type LogCaches = HashMap<LogId, LogCache>;
 
 impl LogCache {
-    /// No producer known yet: each is loaded with its own tail, and rows before the head's next offset
-    /// matter to nobody else.
+    /// A cache without producers: each is loaded with its own tail, so rows before the head's next
+    /// offset do not matter.
     pub fn cold(head: &Head) -> Self {
         Self {
             next_offset: head.next_offset,
@@ -97,9 +98,9 @@ impl LogCache {
         }
     }
 
-    /// Whether this can be a prefix of the log whose head is `head`: not ahead of it, and of equal
-    /// length only with an equal fingerprint. A shorter one is shown to be a prefix by the row that it
-    /// ends with (`fold`), which must be kept, and so near that the rows since are worth reading.
+    /// Whether this can be a prefix of the log with this head: not longer, and of equal length only
+    /// with an equal fingerprint. A shorter one is verified by its last row (`fold`), which must
+    /// still exist, and be so near that reading the rows since is worthwhile.
     pub fn is_prefix_of(&self, head: &Head) -> bool {
         if self.next_offset == head.next_offset {
             return self.last_appended_at == head.last_appended_at;
@@ -108,7 +109,7 @@ impl LogCache {
         is_kept && (0..=FAR_OFFSETS).contains(&(head.next_offset - self.next_offset))
     }
 
-    /// How much it takes, in producers.
+    /// Its size, in producers.
     pub fn weight(&self) -> usize {
         let of_request = |request: &Remembered| match &request.placement {
             Placement::Records(places) => Placement::weight_of(places.len()),
@@ -120,7 +121,7 @@ impl LogCache {
         1 + self.producers.values().map(of_producer).sum::<usize>()
     }
 
-    /// What was read under another fence counts no longer.
+    /// Discards what was read under another fence.
     pub fn see_fence(&mut self, fence: i64) {
         if self.fence != fence {
             self.partition_count = 0;
@@ -128,29 +129,29 @@ impl LogCache {
         self.fence = fence;
     }
 
-    /// Whether what lacks to that head is little enough to be read under its lock.
+    /// Whether the missing tail is short enough to be read under the head's lock.
     pub fn is_near(&self, head: &Head) -> bool {
         self.is_prefix_of(head) && head.next_offset - self.next_offset <= NEAR_OFFSETS
     }
 
-    /// A look under the lock found rows of another replica, or did not.
+    /// Notes whether the slow path found rows of another replica.
     pub fn looked(&mut self, found_others: bool) {
         let quieter = self.contended_passes.saturating_sub(1);
         self.contended_passes = if found_others { CONTENDED_PASSES } else { quieter };
     }
 
-    /// Whether the row that this cache ends with lies in the log as it was folded: without it the rows
-    /// behind are of another history.
+    /// Whether the log still has the last row of this cache; otherwise the rows after it belong to
+    /// another history.
     pub fn ends_in(&self, rows: &[TailRow<'_>]) -> bool {
         let is_last = |row: &TailRow<'_>| row.base_offset + row.record_count == self.next_offset;
         let last = rows.iter().find(|row| is_last(row));
         self.next_offset == 0 || last.is_some_and(|row| row.appended_at == self.last_appended_at)
     }
 
-    /// Folds a tail that was read from `from` on. A row is applied whole or not at all. `starts`
-    /// says from where on it counts for a producer loaded now; for all others it counts behind the
-    /// cache. A tail that does not reach from `from` to the cache without a hole (it was trimmed
-    /// or compacted meanwhile) is refused; the cache is then good for nothing.
+    /// Replays a tail that was read from `from` on. A row is applied as a whole or not at all.
+    /// `starts` says where it begins for a newly loaded producer; for all others it begins after
+    /// the cache. A tail with a hole between `from` and the cache (trimmed or compacted meanwhile)
+    /// is refused; then the cache is invalid.
     pub fn fold(
         &mut self,
         from: Offset,

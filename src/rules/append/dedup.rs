@@ -1,5 +1,5 @@
-//! Ids of records and Idempotency-Keys: what of an append is known already. One wins, the others
-//! learn where its record lies.
+//! Deduplication by record ids and Idempotency-Keys. One request wins; the others get the location
+//! of its record.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,35 +14,35 @@ use crate::{
     rules::Refusal,
 };
 
-/// What an append to one topic has that may be known.
+/// The dedup keys of an append to one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dedup {
-    /// Whose head is held by whoever remembers keys in the topic.
+    /// The journal whose head is locked to remember keys in the topic.
     pub journal: LogId,
     pub topic_id: TopicId,
-    /// How long what is new is remembered; none: for ever.
+    /// How long new keys are remembered; none: no expiry.
     pub window_ms: Option<i64>,
-    /// Of every record, in request order; empty: no record has a key.
+    /// One per record, in request order; empty if no record has a key.
     pub records: Vec<KeyedRecord>,
-    /// A request with a known record is refused whole.
+    /// Whether a request with a duplicate record is refused as a whole.
     pub refuses_duplicates: bool,
-    /// The whole request's.
+    /// The key of the whole request.
     pub request_key: Option<RequestKey>,
 }
 
-/// A record that may be known.
+/// A record with a possible key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyedRecord {
-    /// Where it stands in what was sent: of several appends in which, and where in its append.
+    /// Its position in the request: which append, and where in that append.
     pub append: Option<usize>,
     pub index: usize,
-    /// Of the request's parts, the one that it belongs to.
+    /// The part of the request that it belongs to.
     pub part: usize,
     /// None: it has no id.
     pub key: Option<DedupKey>,
-    /// Of its key and value.
+    /// The digest of its key and value.
     pub digest: PayloadDigest,
-    /// Of its line.
+    /// The size of its line.
     pub size_bytes: i64,
 }
 
@@ -53,29 +53,28 @@ impl KeyedRecord {
     }
 }
 
-/// What is remembered under a key.
+/// The entry of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
     Record {
         digest: PayloadDigest,
         seen: KnownRecord,
     },
-    /// A request, and what it was answered (`rules::provenance`).
-    /// `is_live`: its window is not over.
+    /// A request with its response (`rules::provenance`). `is_live`: its window has not passed.
     Request {
         digest: PayloadDigest,
         answer: Vec<u8>,
         first_seen_at: Timestamp,
         is_live: bool,
     },
-    /// A prepared transaction is to store such a record.
+    /// A prepared transaction will store such a record.
     Held {
         digest: PayloadDigest,
         transaction_id: Uuid,
     },
 }
 
-/// Where a known record lies.
+/// The location of a known record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KnownRecord {
     pub partition: Partition,
@@ -84,34 +83,35 @@ pub struct KnownRecord {
     pub first_seen_at: Timestamp,
 }
 
-/// What was looked up for a group, and what the group itself has claimed.
+/// The looked-up keys of a batch, and those that the batch itself has reserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     pub facts: HashMap<(TopicId, DedupKey), Fact>,
-    /// Keys (UUIDv7) with an instant before it may have been forgotten, by topic.
+    /// By topic: keys (UUIDv7) with an earlier timestamp may have been forgotten.
     pub horizons: HashMap<TopicId, Timestamp>,
     pub now: Timestamp,
-    /// The partition of each ring that takes new keys, as far as rings were looked at.
+    /// The table for new keys of each ring that was read.
     pub slots: HashMap<Ring, i16>,
-    /// By requests that were decided before, in this very pass.
+    /// Reserved by earlier requests of this batch.
     claimed: HashSet<(TopicId, DedupKey)>,
 }
 
-/// What becomes of a record.
+/// The outcome of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordVerdict {
     /// It is stored.
     New,
-    /// As the record before it in the same request.
+    /// A duplicate of an earlier record of the same request.
     Same(usize),
     Known(KnownRecord),
 }
 
-/// Why an append is not decided by its keys now.
+/// Why the keys of an append do not allow it now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     Refused(Refusal),
-    /// Another request of this pass has claimed one of its keys: judged again in the next one.
+    /// An earlier request of this batch has reserved one of its keys: decide it again in the next
+    /// batch.
     RetryNextBatch,
 }
 
@@ -122,7 +122,7 @@ impl From<Refusal> for Stopped {
 }
 
 impl Known {
-    /// What becomes of each record.
+    /// The outcome of each record.
     pub fn judge(&self, dedup: &Dedup) -> Result<Vec<RecordVerdict>, Stopped> {
         let mut firsts: HashMap<DedupKey, usize> = HashMap::new();
         let mut verdicts = Vec::with_capacity(dedup.records.len());
@@ -167,7 +167,7 @@ impl Known {
         Ok(verdicts)
     }
 
-    /// What the request was answered before, and when it was first seen. None: it is new.
+    /// The original response of the request, and when it was first seen. None: it is new.
     pub fn judge_request(&self, dedup: &Dedup) -> Result<Option<(&[u8], Timestamp)>, Stopped> {
         let Some(request) = dedup.request_key else { return Ok(None) };
         if self.claimed.contains(&(dedup.topic_id, request.key)) {
@@ -176,7 +176,7 @@ impl Known {
         Ok(self.repeated(dedup.topic_id, &request, dedup.window_ms)?)
     }
 
-    /// The same of any request whose key has been looked up.
+    /// The same for any request whose key has been looked up.
     pub fn repeated(
         &self,
         topic: TopicId,
@@ -199,7 +199,7 @@ impl Known {
         Ok(None)
     }
 
-    /// The partition that takes new keys of a ring; all that are needed have been looked at.
+    /// The table for new keys of a ring; all needed rings have been read.
     pub fn slot(&self, ring: Ring) -> i16 {
         self.slots.get(&ring).copied().unwrap_or(ring.slots()[0])
     }
@@ -208,7 +208,7 @@ impl Known {
         self.facts.get(&(topic, key))
     }
 
-    /// What of a decided request is new is claimed by it.
+    /// Reserves the new keys of a decided request.
     pub fn claim(&mut self, dedup: &Dedup, verdicts: &[RecordVerdict]) {
         let news = dedup.records.iter().zip(verdicts);
         let news = news.filter(|(_, verdict)| **verdict == RecordVerdict::New);
@@ -218,8 +218,8 @@ impl Known {
     }
 }
 
-/// A key whose instant lies before what is remembered may have been used: it is not run (as an id of a
-/// transaction is not).
+/// A key with a timestamp before the remembered window may have been used: the request is refused,
+/// like an old transaction id.
 pub fn check_instant(
     instant: Option<Timestamp>,
     horizon: Timestamp,

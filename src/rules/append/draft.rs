@@ -1,4 +1,4 @@
-//! What a pass appends to one log, while it is being decided: which requests share a row.
+//! The rows that a batch appends to one log, while it is being decided: which requests share a row.
 
 use uuid::Uuid;
 
@@ -10,8 +10,7 @@ use super::{
 };
 use crate::model::LogId;
 
-/// A row takes neighbouring requests until it holds this many bytes: rows of 2-4 kB compressed
-/// pack best.
+/// The size up to which a row takes consecutive requests: rows of 2-4 kB compressed pack best.
 pub const ROW_TARGET_BYTES: i64 = 16 * 1024;
 
 #[derive(Default)]
@@ -23,8 +22,8 @@ pub struct Draft {
 
 impl Draft {
     /// Adds the lines of a (request, part) to the last row, or to a new one (a row holds records of
-    /// one transaction, or of none); answers the distance
-    /// of its first record from the log's base in this pass.
+    /// one transaction, or of none); returns the distance of its first record from the log's base
+    /// in this batch.
     pub fn add_part(
         &mut self,
         part: &RequestPart,
@@ -48,8 +47,8 @@ impl Draft {
         delta
     }
 
-    /// Adds a numbered request's entry: beside its records, or to a journal, where it counts as
-    /// one (a row always counts something).
+    /// Adds the entry of a sequenced request: next to its records, or to a journal, where it takes
+    /// one offset (a row always takes some).
     pub fn add_entry(&mut self, entry: Entry, in_journal: bool) {
         let counts = i64::from(in_journal);
         if self.rows.is_empty() {

@@ -1,9 +1,8 @@
-//! Whose requests lie in a row (`batches.producers`) and the last requests of a state
-//! (`producer_states.recent`), as bytes: LEB128 integers, about 22 bytes a request.
+//! Encodes the requests in a row (`batches.producers`) and the last requests of a state
+//! (`producer_states.recent`): LEB128 integers, about 22 bytes per request.
 //!
-//! A format byte comes first, so that another can follow. Reading what this did not write is an
-//! error, never a guess: there is one way to write anything, so what is read would be written the
-//! same.
+//! A format byte comes first, so that other formats can follow. The encoding is canonical: bytes
+//! that this module would not write are an error, never a guess.
 
 use super::producer_state::{Entry, Placement, RecordPlace, Remembered};
 use crate::model::{Digest, MAX_INTEGER, Offset, ProducerId, Timestamp};
@@ -13,7 +12,7 @@ const FRESH: u8 = 1;
 const TOPIC: u8 = 2;
 const RECORDS: u8 = 4;
 
-/// The bytes are not provenance.
+/// The bytes are not a valid encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
@@ -63,7 +62,7 @@ pub fn encode_recent<'a>(recent: impl IntoIterator<Item = &'a Remembered>) -> Ve
     out
 }
 
-/// No bytes at all are the state of a producer that has only been registered.
+/// An empty encoding is the state of a producer that has only been registered.
 pub fn decode_recent(bytes: &[u8]) -> Result<Vec<Remembered>, Corrupt> {
     if bytes.is_empty() {
         return Ok(Vec::new());
@@ -137,7 +136,7 @@ fn record(bytes: &mut &[u8]) -> Result<RecordPlace, Corrupt> {
     })
 }
 
-/// Where the records of a request with a key of its own lie.
+/// The location of the records of a request with a key.
 pub fn encode_placement(placement: &Placement) -> Vec<u8> {
     let mut out = vec![FORMAT, kind(placement)];
     put_placement(&mut out, 0, placement);
@@ -190,7 +189,7 @@ fn put(out: &mut Vec<u8>, number: i64) {
     out.push(rest as u8);
 }
 
-/// A number below 2^53, in as few bytes as it takes.
+/// A number below 2^53, in the fewest bytes.
 fn take(bytes: &mut &[u8]) -> Result<i64, Corrupt> {
     let mut number = 0;
     for shift in (0..56).step_by(7) {

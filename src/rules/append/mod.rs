@@ -1,9 +1,9 @@
-//! Deciding a group of appends over the cache of their logs: who appends, who repeats, who waits,
-//! who is refused; and what is written where.
+//! Decides a batch of appends over the caches of their logs: which are appended, duplicates, parked
+//! or refused; and what is written where.
 //!
-//! The decision works straight on the cache. If its write does not hold, the cache of these logs
-//! is thrown away: no undo, no copies. Nothing is answered before the write (or, where nothing is
-//! written, a read of the heads) has confirmed every log an answer stands on.
+//! The decision modifies the caches directly. If its write fails, the caches of these logs are
+//! discarded: no undo, no copies. Nothing is answered before the write (or, if nothing is written,
+//! a read of the heads) has confirmed every log in the read set.
 
 pub mod cache;
 pub mod dedup;
@@ -37,10 +37,10 @@ use super::{
 };
 use crate::model::{Digest, LogId, Offset, Partition, ProducerId, Timestamp, append::ProducerSeq};
 
-/// Longer than a request is tried by a server whose answers from the database are lost.
+/// Longer than a server retries a request whose database responses are lost.
 pub const REDO_MS: i64 = 60_000;
 
-/// `appended_at` of what this very pass decides, until the statement answers.
+/// The `appended_at` of requests decided in this batch, until the statement returns.
 pub(super) const THIS_PASS: Timestamp = Timestamp(i64::MAX);
 
 /// The records of a request that go to one log.
@@ -52,42 +52,41 @@ pub struct RequestPart {
     pub size_bytes: i64,
 }
 
-/// How a topic append was spread.
+/// How a topic append was spread over partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     pub partition_count: Partition,
     pub keyless: Option<Partition>,
 }
 
-/// One append, as the rules see it.
+/// An append in the form that the rules use.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The log of its scope: the partition's log, or the topic's journal. Of a transaction, the first
-    /// one it appends to.
+    /// The log of its scope: the partition's log, or the topic's journal. For a transaction, the
+    /// first log it appends to.
     pub home: LogId,
     pub numbered: Option<ProducerSeq>,
     pub digest: Digest,
     pub expected_offset: Option<Offset>,
-    /// In the order of each partition's first record; never empty.
+    /// Ordered by each partition's first record; never empty.
     pub parts: Vec<RequestPart>,
     /// Topic scope only.
     pub spread: Option<Spread>,
-    /// It breaks a limit: refused if it would be appended.
+    /// It exceeds a limit: refused unless it is a duplicate.
     pub too_large: Option<Refusal>,
-    /// The request is a transaction: its parts, its offsets and its outcome go together.
+    /// Set if the request is a transaction: its parts, offsets and outcome are written together.
     pub whole: Option<SingleRequestTxn>,
-    /// What of it may be known by keys: one for each append that has some. (Only a transaction has
-    /// several.)
+    /// Its dedup keys, one entry for each append that has some. (Only a transaction has several.)
     pub dedups: Vec<Dedup>,
 }
 
 impl Request {
-    /// Bytes of its records.
+    /// The size of its records.
     pub fn size_bytes(&self) -> i64 {
         self.parts.iter().map(|part| part.size_bytes).sum()
     }
 
-    /// How much it may add to what is remembered, in producers (`LogMemory::weight`).
+    /// How much it may add to the caches, in producers (`LogMemory::weight`).
     pub fn weight(&self) -> usize {
         let records = self.dedups.iter().map(|dedup| dedup.records.len()).sum();
         1 + self.numbered.map_or(0, |_| Placement::weight_of(records))
@@ -98,8 +97,9 @@ impl Request {
         self.dedups.iter().any(|dedup| dedup.request_key.is_some())
     }
 
-    /// Whether it may be done again when it is not known whether it was done: then the repeat tells. What
-    /// is remembered for less than that takes might be forgotten by then, and stored twice.
+    /// Whether it can be retried after an unknown outcome, because the retry detects the duplicate.
+    /// If its window is shorter than that takes, the key might be forgotten by then, and the record
+    /// stored twice.
     pub fn is_repeatable(&self) -> bool {
         let is_kept = |lifetime_ms: Option<i64>| lifetime_ms.is_none_or(|ms| ms >= REDO_MS);
         let has_keys = |dedup: &Dedup| {
@@ -119,8 +119,8 @@ impl Request {
     }
 }
 
-/// Decides a group, in its order. Every log and producer an answer stands on must be in the cache
-/// (`is_known`, or loaded under the heads' locks), and what its transactions stand on in `standing`.
+/// Decides a batch in order. The caches must have every log and producer of its read set
+/// (`is_known`, or loaded under the heads' locks), and `standing` what its transactions depend on.
 pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnContext) -> Plan {
     let read_set = read_set(group);
     let compares: BTreeMap<LogId, Option<ExpectedHead>> = read_set
@@ -179,7 +179,7 @@ pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnConte
     }
 }
 
-/// What is to be written, while a group is being decided.
+/// The plan of a batch while it is being decided.
 #[derive(Default)]
 struct Drafts {
     logs: BTreeMap<LogId, Draft>,
@@ -191,7 +191,8 @@ struct Drafts {
 }
 
 impl Drafts {
-    /// Adds what is stored of a request's parts; answers the distance of each from its log's base.
+    /// Adds the stored records of a request's parts; returns the distance of each part from its
+    /// log's base.
     fn add_parts(
         &mut self,
         parts: &[RequestPart],
@@ -207,7 +208,7 @@ impl Drafts {
         parts.iter().enumerate().map(&mut add).collect()
     }
 
-    /// The producer's state goes on with the request; its entry goes into a row, if there is one.
+    /// Advances the producer's state by the request; adds its entry to a row, if there is one.
     fn number(
         &mut self,
         caches: &mut LogCaches,
@@ -232,8 +233,7 @@ impl Drafts {
     }
 }
 
-/// Whoever decides by a topic's keys stands on what its journal says of them, and counts the new ones
-/// there.
+/// A decision by the keys of a topic depends on its journal, which also counts new keys.
 fn claim_journals(
     caches: &LogCaches,
     group: &[Request],
@@ -250,14 +250,14 @@ fn claim_journals(
     }
 }
 
-/// A request that is to be appended.
+/// A request to append.
 struct Approved {
-    /// A numbered one was decided on "no state".
+    /// A sequenced request was decided without a producer state.
     fresh: bool,
     verdicts: Verdicts,
 }
 
-/// The order is the contract's.
+/// The order of the checks is part of the contract.
 fn judge(
     caches: &LogCaches,
     request: &Request,
@@ -314,7 +314,7 @@ fn judge(
     Ok(Approved { fresh, verdicts })
 }
 
-/// What is known by the keys of a request and of its records.
+/// The results of a request's key and of its records' keys.
 fn judge_keys(request: &Request, known: &dedup::Known) -> Result<Verdicts, Decision> {
     for dedup in &request.dedups {
         if let Some((answer, appended_at)) = known.judge_request(dedup)? {
@@ -339,7 +339,7 @@ fn entry(request: &Request, numbered: ProducerSeq, fresh: bool, placement: Place
     }
 }
 
-/// Where an appended request lies, if its logs are compared.
+/// The location of an appended request, if its logs are compared.
 fn placement(
     request: &Request,
     verdicts: &Verdicts,
@@ -371,7 +371,7 @@ pub(super) fn producer_mut(
     caches.get_mut(&log_id)?.producers.get_mut(&producer_id)
 }
 
-/// A log that is compared advances with the decision, so that the next request sees it.
+/// A compared log advances with the decision, so that the next request sees it.
 fn advance(
     caches: &mut LogCaches,
     read_set: &BTreeMap<LogId, Dependency>,

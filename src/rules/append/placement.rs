@@ -1,5 +1,5 @@
-//! Where the records of a topic append go: by key as Kafka's clients do, those without a key all
-//! to one partition chosen for the request.
+//! Chooses the partitions of a topic append: by key like Kafka's clients, and one partition per
+//! request for records without a key.
 
 use crate::model::{Offset, Partition, batch::Line, partitioner};
 
@@ -12,7 +12,7 @@ pub fn partition_of(line: &Line, partition_count: Partition, keyless: Partition)
 }
 
 /// (partition, offset) of every record in request order, from the first offset of each partition.
-/// None where a record's partition has no base: the placement is not of these records.
+/// None if a record's partition has no base: the location is not that of these records.
 pub fn offsets(
     records: &[Line],
     partition_count: Partition,

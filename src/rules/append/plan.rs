@@ -1,4 +1,4 @@
-//! What was decided of a group: what becomes of each request, and what is to be written where.
+//! The decided plan of a batch: the outcome of each request, and the rows to write.
 
 use std::collections::BTreeMap;
 
@@ -23,78 +23,80 @@ use crate::{
     },
 };
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Appended; for every part the distance of its first record from its log's base in this pass.
+    /// Appended; for every part the distance of its first record from its log's base in this batch.
     Appended {
         deltas: Vec<i64>,
         verdicts: Verdicts,
     },
-    /// Each of its records is stored.
+    /// All of its records were stored before.
     AllDuplicates(Vec<dedup::RecordVerdict>),
-    /// A request before it in this pass has one of its keys: the next pass knows more.
+    /// An earlier request of this batch has reserved one of its keys: decide it again in the next
+    /// batch.
     RetryNextBatch,
-    /// Stored before (or earlier in this pass), here.
+    /// Stored before (or earlier in this batch), at this location.
     Repeated(Remembered),
-    /// Stored before, too long ago to say where.
+    /// Stored before, at a forgotten location.
     Forgotten,
-    /// A transaction committed before.
+    /// A transaction that was committed before.
     AlreadyCommitted(Box<transaction::TransactionRow>),
-    /// It may wait for the sequences before it; this is the refusal if they do not come.
+    /// It can wait for missing sequences; this is the refusal if they do not arrive.
     OutOfOrder(Refusal),
     Refused(Refusal),
-    /// The topic has another number of partitions than it was spread over.
+    /// The topic has another partition count than the request was spread over.
     TopicChanged,
 }
 
-/// One row to be written.
+/// A row to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedRow {
-    /// Distance from the log's base in this pass.
+    /// The distance from the log's base in this batch.
     pub delta: i64,
     pub record_count: i64,
     pub size_bytes: i64,
     pub producers: Option<Vec<u8>>,
-    /// The transaction whose records it holds.
+    /// The transaction that its records belong to.
     pub transaction_id: Option<Uuid>,
-    /// (request, part) whose lines it holds, in order; none in a journal.
+    /// The (request, part) pairs whose lines it holds, in order; none in a journal.
     pub lines: Vec<(usize, usize)>,
 }
 
-/// What happens to one log in this pass; `rows` may be empty: then it is only compared.
+/// The changes of one log in this batch; if `rows` is empty it is only compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogWrite {
     pub log_id: LogId,
-    /// None: the head gives the offset, whatever it is.
+    /// None: the offset comes from the head.
     pub compare: Option<ExpectedHead>,
     pub record_count: i64,
     pub size_bytes: i64,
     pub rows: Vec<PlannedRow>,
-    /// Of a journal in whose topic keys were looked up: how often keys had been claimed there.
+    /// The key counter of a journal in whose topic keys were looked up.
     pub claims: Option<i64>,
-    /// The rings in which this pass claims some: a bit each.
+    /// The rings in which this batch reserves keys, one bit each.
     pub claimed_rings: i32,
 }
 
-/// A decided group.
+/// A decided batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// One a request, in order.
+    /// One outcome per request, in order.
     pub decisions: Vec<Decision>,
-    /// By log id.
+    /// Ordered by log id.
     pub writes: Vec<LogWrite>,
-    /// (log, producer) appending here for the first time: registered in the same transaction.
+    /// (log, producer) pairs that append here for the first time: registered in the same
+    /// transaction.
     pub registrations: Vec<(LogId, ProducerId)>,
     /// The offsets that its transactions commit.
     pub offsets: Vec<OffsetMove>,
     pub claims: Vec<KeyReservation>,
-    /// (log, producer) whose newest request uses its number and stores nothing: no row says so, the
-    /// producer's state does.
+    /// (log, producer) pairs whose newest request uses its sequence without storing records: no row
+    /// records it, only the producer's state.
     pub silent: Vec<(LogId, ProducerId)>,
-    /// It commits transactions, which may store nothing.
+    /// Whether it commits transactions, which may store nothing.
     pub commits: bool,
-    /// (log, producer) whose newest requests still lack their `appended_at`.
+    /// (log, producer) pairs whose newest requests still lack their `appended_at`.
     pub(in crate::rules) touched: Vec<(LogId, ProducerId)>,
 }
 
@@ -117,11 +119,11 @@ impl From<Stopped> for Decision {
     }
 }
 
-/// A transaction that a plan commits, and where its parts begin.
+/// A transaction that a plan commits, with the locations of its parts.
 pub type PlannedCommit<'a> = (&'a Request, &'a SingleRequestTxn, &'a Verdicts, Vec<Offset>);
 
 impl Plan {
-    /// The transactions it commits, and where each of their parts lies: their logs are compared.
+    /// The transactions it commits, with the locations of their parts: their logs are compared.
     pub fn committed<'a>(
         &'a self,
         group: &'a [Request],
@@ -141,7 +143,7 @@ impl Plan {
         })
     }
 
-    /// What is compared, by log.
+    /// The compared values, by log.
     pub fn compares(&self) -> impl Iterator<Item = (LogId, ExpectedHead)> {
         self.writes.iter().filter_map(|write| Some((write.log_id, write.compare?)))
     }
@@ -165,7 +167,7 @@ impl Plan {
         }
     }
 
-    /// The states of the producers that no row tells of, after this pass.
+    /// The states, after this batch, of the producers that no row records.
     pub fn silent_states<'a>(
         &'a self,
         caches: &'a LogCaches,
@@ -179,7 +181,8 @@ impl Plan {
         })
     }
 
-    /// The write held: `appended_at` and every written log's base are known.
+    /// Completes the plan after a successful write: `appended_at` and every written log's base are
+    /// known.
     pub fn confirm(
         &mut self,
         caches: &mut LogCaches,

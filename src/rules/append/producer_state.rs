@@ -1,54 +1,57 @@
-//! Where a producer stands in a log is a fold over that log's rows. (Kafka's producer state works
-//! the same way.) One `apply` serves appends, loading, snapshots and opens.
+//! The state of a producer in a log, replayed from the log's rows, as in Kafka. The same `apply`
+//! serves appends, loading, snapshots and opens.
 
 use std::collections::VecDeque;
 
 use crate::model::{Digest, Epoch, Offset, Partition, ProducerId, Sequence, Timestamp};
 
-/// How many requests of a producer are remembered in a scope, and so how many may be in flight.
+/// The number of requests of a producer that are remembered in a scope, and so the maximum in
+/// flight.
 pub const REMEMBERED_REQUESTS: usize = 5;
 
-/// Where the records of a request lie.
+/// The location of a request's records.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// In this log, from this offset on.
     Partition { base_offset: Offset },
-    /// Spread over the partitions of the topic as it was then. Per-record offsets follow from the
+    /// Spread over the partitions that the topic had then. Per-record offsets follow from the
     /// records themselves, which an equal digest proves to be the same.
     Topic {
         partition_count: Partition,
-        /// Where the records without a key went.
+        /// The partition of records without a key.
         keyless: Option<Partition>,
-        /// First offset in each partition, in the order of each partition's first record.
+        /// The first offset in each partition, ordered by each partition's first record.
         bases: Vec<(Partition, Offset)>,
     },
-    /// Some were known by their ids, and are not stored again: each record, in request order.
+    /// Some records were duplicates by id, and are not stored again: the location of each record,
+    /// in request order.
     Records(Vec<RecordPlace>),
 }
 
-/// Where a record lies.
+/// The location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordPlace {
     pub partition: Partition,
     /// None: it has left the log.
     pub offset: Option<Offset>,
-    /// It was known, and since when; none inside: by the same request.
+    /// Set if it was a duplicate, with the first instant; none inside: a duplicate within the same
+    /// request.
     pub known: Option<Option<Timestamp>>,
 }
 
-/// One numbered request, as the row that holds it says.
+/// A sequenced request, as recorded in its row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     pub producer_id: ProducerId,
     pub epoch: Epoch,
     pub sequence: Sequence,
-    /// It was decided on "no state": what came before counts no longer.
+    /// It was decided without a state: earlier requests do not count.
     pub fresh: bool,
     pub digest: Digest,
     pub placement: Placement,
 }
 
-/// A request that can still be recognised and answered again.
+/// A request whose retry is recognised and gets the original response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Remembered {
     pub sequence: Sequence,
@@ -58,16 +61,16 @@ pub struct Remembered {
 }
 
 impl Placement {
-    /// What places of so many records one by one take in a cache, in producers.
+    /// The size of this many single locations in a cache, in producers.
     pub fn weight_of(records: usize) -> usize {
         records / 10
     }
 }
 
-/// Where a producer stands in one log.
+/// The state of a producer in one log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ProducerState {
-    /// Of its last request here.
+    /// The epoch of its last request here.
     pub epoch: Epoch,
     /// None: it has never appended here.
     pub last_sequence: Option<Sequence>,
@@ -76,7 +79,7 @@ pub struct ProducerState {
 }
 
 impl ProducerState {
-    /// The next row's entry of this producer.
+    /// Applies the entry of this producer in the next row.
     pub fn apply(&mut self, entry: &Entry, appended_at: Timestamp) {
         if entry.fresh {
             self.recent.clear();
@@ -94,8 +97,7 @@ impl ProducerState {
         });
     }
 
-    /// What the producer has to send next under a session whose states before `reset_epoch` count
-    /// as none.
+    /// The next sequence of the producer in a session that ignores states before `reset_epoch`.
     pub fn next_sequence(&self, reset_epoch: Epoch) -> Sequence {
         match self.last_sequence {
             Some(last) if self.epoch >= reset_epoch => last + 1,

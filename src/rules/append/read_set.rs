@@ -1,5 +1,5 @@
-//! What the answers of a group of appends stand on: nothing leaves before every log here is
-//! confirmed.
+//! The read set of a batch of appends: nothing is answered before every log in it is confirmed
+//! (optimistic concurrency control).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::model::{LogId, Offset, Partition, Timestamp};
 
-/// How much of a log's cache the answers of a group stand on.
+/// How much of a log's cache the answers of a batch depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dependency {
     Nothing,
@@ -17,11 +17,11 @@ pub enum Dependency {
     Position,
 }
 
-/// What has to be unchanged in a head for the decision to stand.
+/// What must be unchanged in a head for the decision to be valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedHead {
     pub fence: i64,
-    /// With the fingerprint of the history. None: only the fence counts.
+    /// The fingerprint of the history. None: only the fence matters.
     pub position: Option<(Offset, Timestamp)>,
 }
 
@@ -32,7 +32,7 @@ impl ExpectedHead {
     }
 }
 
-/// What a group stands on, by log.
+/// The read set of a batch, by log.
 pub fn read_set(group: &[Request]) -> BTreeMap<LogId, Dependency> {
     let mut read_set = BTreeMap::new();
     let mut stand = |log_id, dependency: Dependency| {
@@ -71,32 +71,32 @@ pub fn compare(caches: &LogCaches, log_id: LogId, dependency: Dependency) -> Opt
     }
 }
 
-/// The logs whose cache the answers of a group stand on, by id.
+/// The logs in the read set of a batch, by id.
 pub fn dependency_logs(group: &[Request]) -> Vec<LogId> {
     let dependencies =
         read_set(group).into_iter().filter(|(_, dependency)| *dependency != Dependency::Nothing);
     dependencies.map(|(log_id, _)| log_id).collect()
 }
 
-/// Whether each of them is in the cache.
+/// Whether the cache has all of them.
 pub fn remembers(caches: &LogCaches, group: &[Request]) -> bool {
     dependency_logs(group).iter().all(|log_id| caches.contains_key(log_id))
 }
 
-/// Every log a group touches, by id: the order in which they are locked.
+/// Every log of a batch, by id: the order in which they are locked.
 pub fn touched_logs(group: &[Request]) -> Vec<LogId> {
     read_set(group).into_keys().collect()
 }
 
-/// Whether the cache can decide this group, and is likely to be right: it knows every log an answer
-/// would stand on, and read every producer's epoch under the log's present fence.
+/// Whether the fast path can decide this batch, and is likely to succeed: the cache has every log
+/// in the read set, and every producer's epoch was read under the log's current fence.
 pub fn is_known(caches: &LogCaches, group: &[Request]) -> bool {
     let likely = |log_id: &LogId| caches.get(log_id).is_some_and(|log| log.contended_passes == 0);
     dependency_logs(group).iter().all(likely) && group.iter().all(|r| is_read(caches, r))
 }
 
-/// Whether a request that came after the heads of a group were locked and loaded may be decided with
-/// it: it touches and stands on nothing else, and its producer's epoch is read.
+/// Whether a request that arrived after the heads of a batch were locked and loaded can join it: it
+/// uses no other logs, and its producer's epoch is loaded.
 pub fn may_join(
     caches: &LogCaches,
     touched: &[LogId],
@@ -113,7 +113,7 @@ pub fn may_join(
         && is_read(caches, request)
 }
 
-/// Whether what a request says of its topic and producer can be judged.
+/// Whether the topic and producer of a request can be checked.
 fn is_read(caches: &LogCaches, request: &Request) -> bool {
     let home = caches.get(&request.home);
     let spread_known = request

@@ -1,4 +1,4 @@
-//! What a decided request stores of its records, and which keys it claims with them.
+//! Which records of a decided request are stored, and which keys it reserves with them.
 
 use super::{
     Request, RequestPart,
@@ -11,38 +11,38 @@ use crate::model::{
     dedup::{DedupKey, PayloadDigest, Ring},
 };
 
-/// What becomes of the records of each of a request's `dedups`.
+/// The outcomes of the records in each of a request's `dedups`.
 pub type Verdicts = Vec<Vec<RecordVerdict>>;
 
-/// A key that is remembered with a pass.
+/// A key that is stored with a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyReservation {
     pub journal: LogId,
     pub ring: Ring,
-    /// The ring's partition that takes new keys.
+    /// The ring's table for new keys.
     pub slot: i16,
     pub topic_id: TopicId,
     pub key: DedupKey,
     pub digest: PayloadDigest,
-    /// None: for ever.
+    /// None: no expiry.
     pub lifetime_ms: Option<i64>,
-    /// The log of its record, and the distance from the log's base in this pass.
+    /// The log of its record, and the distance from the log's base in this batch.
     pub record: Option<(LogId, i64)>,
-    /// What its request is answered.
+    /// The response to its request.
     pub answer: Option<Vec<u8>>,
 }
 
-/// Whether something of these records is stored.
+/// Whether any of these records is stored.
 pub fn stores_any(request: &Request, verdicts: &Verdicts) -> bool {
     stored_parts(request, verdicts).iter().any(|part| part.record_count > 0)
 }
 
-/// Whether something of these records is not stored.
+/// Whether any of these records is not stored.
 pub fn skips_any(verdicts: &Verdicts) -> bool {
     verdicts.iter().flatten().any(|verdict| *verdict != RecordVerdict::New)
 }
 
-/// The parts of a request as far as they are stored.
+/// The stored records of a request's parts.
 pub fn stored_parts(request: &Request, verdicts: &Verdicts) -> Vec<RequestPart> {
     let mut parts = request.parts.clone();
     for (dedup, verdicts) in request.dedups.iter().zip(verdicts) {
@@ -57,7 +57,7 @@ pub fn stored_parts(request: &Request, verdicts: &Verdicts) -> Vec<RequestPart> 
     parts
 }
 
-/// Which records of a part are stored, in its order. None: all.
+/// Which records of a part are stored, in order. None: all.
 pub fn kept(request: &Request, verdicts: &Verdicts, part: usize) -> Option<Vec<bool>> {
     if !skips_any(verdicts) {
         return None;
@@ -72,8 +72,8 @@ pub fn kept(request: &Request, verdicts: &Verdicts, part: usize) -> Option<Vec<b
     Some(records.map(|(_, verdict)| *verdict == RecordVerdict::New).collect())
 }
 
-/// What a request claims: the keys of its stored records, and its own. `deltas`: of its parts;
-/// `placement`: where it lies, as far as it has a key of its own.
+/// The reservations of a request: the keys of its stored records, and its own. `deltas`: of its
+/// parts; `placement`: its location, if it has a key of its own.
 pub fn claims(
     request: &Request,
     verdicts: &Verdicts,
@@ -122,7 +122,8 @@ pub fn claims(
     claims
 }
 
-/// Where every record of a request with keys lies. `base`: of the first record that a part stores.
+/// The location of every record of a request with keys. `base`: of the first record that a part
+/// stores.
 pub fn places(
     request: &Request,
     verdicts: &Verdicts,

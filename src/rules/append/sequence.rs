@@ -1,4 +1,4 @@
-//! The sequence table of the contract: what a numbered request means to a producer's state.
+//! The sequence table of the contract: what a sequence means, given the state of its producer.
 //!
 //! | state | sequence | verdict |
 //! |---|---|---|
@@ -18,32 +18,32 @@ use crate::{
     rules::Refusal,
 };
 
-/// What a session row says about its producer.
+/// The facts of a session row about its producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionFacts {
     pub epoch: Epoch,
-    /// The current epoch has no owner.
+    /// The current epoch is closed.
     pub closed: bool,
-    /// States of an epoch before it count as none.
+    /// States of earlier epochs do not count.
     pub reset_epoch: Epoch,
     pub sequencing: Sequencing,
 }
 
-/// What becomes of a numbered request that is not refused.
+/// The verdict on a sequenced request that is not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SequenceVerdict<'a> {
-    /// New. `fresh`: decided on "no state".
+    /// New. `fresh`: decided without a state.
     Append { fresh: bool },
     /// Stored before, and remembered.
     Duplicate(&'a Remembered),
-    /// Stored before, too long ago to say where.
+    /// Stored before, at a forgotten location.
     Forgotten,
-    /// Less than a window ahead: it may wait for those before it; this is the refusal if they
-    /// do not come.
+    /// Less than a window ahead: it can wait for missing sequences; this is the refusal if they do
+    /// not arrive.
     OutOfOrder(Refusal),
 }
 
-/// Rows 1 to 10 of the table, in their order. `session` none: the producer does not exist.
+/// Rows 1 to 10 of the table, in order. `session` none: the producer does not exist.
 pub fn judge<'a>(
     session: Option<&SessionFacts>,
     state: &'a ProducerState,

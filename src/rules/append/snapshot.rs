@@ -1,4 +1,5 @@
-//! A snapshot folds the rows behind the last one into the states of the registered producers.
+//! The log cache: a replayed prefix of a log. It decides nothing by itself: no answer leaves before
+//! its read set is confirmed by the head row.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Who is to own which partition of a group. Every partition that somebody subscribes to has one
-//! owner; of all ways to choose them the rule takes one that is
+//! Assigns the partitions of a group to its members. Every partition that somebody subscribes to
+//! gets one owner; of all possible assignments the rule takes one that is
 //!
 //! 1. balanced: no chain of moves, each to a member that subscribes to what it is given, brings two
 //!    counts nearer that are two or more apart. With equal subscriptions counts differ by at most
@@ -16,10 +16,10 @@
 //!      <-- back ---           one more than it holds costs a move, regained on the way back
 //! ```
 //!
-//! Partition after partition goes to the member that has the fewest of all that a chain of shares
-//! reaches, along the chain with the fewest moves (successive shortest paths, many in a round).
-//! Members still in reach have equally many or one more, so there are the fewer of them the more
-//! they have: all rounds together cost about partitions x pools, and not partitions x members.
+//! Each partition in turn goes to the member with the fewest of all that a chain of shares reaches,
+//! along the chain with the fewest moves (successive shortest paths, many in a round). Members in
+//! reach have equal counts or one more, so a higher count means fewer of them: all rounds together
+//! cost about partitions x pools, not partitions x members.
 
 use std::{
     cmp::Reverse,
@@ -28,26 +28,26 @@ use std::{
 
 use crate::model::{LogId, Name, Partition};
 
-/// A member, and what it may be given.
+/// A member, with the topics it subscribes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscriber {
     pub member_id: String,
     pub topics: BTreeSet<Name>,
 }
 
-/// A partition to be given to somebody.
+/// A partition to assign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
     pub log_id: LogId,
     pub topic: &'a Name,
     pub partition: Partition,
-    /// Who has it by the newest assignment, or else still owns it. None: nobody, or a member that
-    /// is gone.
+    /// The holder by the newest assignment, or else the current owner. None: nobody, or a former
+    /// member.
     pub holder: Option<&'a str>,
 }
 
-/// Who is to own each partition, in the order of `pieces`; None: nobody subscribes to its topic.
-/// The order of neither input matters; among equals names decide.
+/// Returns the new owner of each partition, in the order of `pieces`; None if nobody subscribes to
+/// its topic. The order of the inputs does not matter; ties are broken by name.
 pub fn assign<'a>(subscribers: &'a [Subscriber], pieces: &[Piece<'_>]) -> Vec<Option<&'a str>> {
     let mut members: Vec<&Subscriber> = subscribers.iter().collect();
     members.sort_by(|one, other| one.member_id.cmp(&other.member_id));
@@ -64,7 +64,7 @@ pub fn assign<'a>(subscribers: &'a [Subscriber], pieces: &[Piece<'_>]) -> Vec<Op
     owners.into_iter().map(|owner| owner.map(member_id)).collect()
 }
 
-/// Partitions that the same members subscribe to.
+/// Partitions with the same subscribers.
 struct Pool {
     /// Indexes of pieces, by topic and partition.
     pieces: Vec<usize>,
@@ -72,8 +72,8 @@ struct Pool {
     readers: Vec<usize>,
 }
 
-/// All that anybody subscribes to. Members that subscribe alike are asked once: a pattern may cover
-/// as many topics as there are partitions.
+/// Groups the partitions into pools by their subscribers. Members with equal subscriptions are
+/// evaluated once: a pattern may cover as many topics as there are partitions.
 fn pools(members: &[&Subscriber], pieces: &[Piece<'_>]) -> Vec<Pool> {
     let mut alike: BTreeMap<&BTreeSet<Name>, Vec<usize>> = BTreeMap::new();
     for (index, member) in members.iter().enumerate() {
@@ -100,10 +100,10 @@ fn pools(members: &[&Subscriber], pieces: &[Piece<'_>]) -> Vec<Pool> {
     pools.into_iter().map(pool).collect()
 }
 
-/// What a member has of a pool.
+/// The share of a member in a pool.
 struct Share {
     pool: usize,
-    /// Its node.
+    /// The node of the member.
     member: usize,
     held: usize,
     given: usize,
@@ -115,20 +115,20 @@ struct Flow {
     shares: Vec<Share>,
     /// The shares at each node; of a pool in the order of its readers.
     edges: Vec<Vec<usize>>,
-    /// Of each pool: what is not given yet. Of each member: what it is given.
+    /// For each pool, what is not assigned yet; for each member, what it is assigned.
     count: Vec<usize>,
-    /// Pools with something left.
+    /// Pools with unassigned partitions.
     open: Vec<usize>,
-    /// The fewest moves by which something not yet given gets to each node. It never falls, and
-    /// what is out of reach stays so.
+    /// The fewest moves by which an unassigned partition reaches each node. It never falls, and a
+    /// node out of reach stays so.
     price: Vec<i64>,
 }
 
-/// Where depth-first search has been in a round.
+/// The state of the depth-first search of a round.
 struct Walk {
     /// The first edge of each node that may still lead somewhere.
     next: Vec<usize>,
-    /// On the present path, or leads nowhere.
+    /// Whether the node is on the current path, or a dead end.
     seen: Vec<bool>,
 }
 
@@ -156,13 +156,13 @@ impl Flow {
         Self { pool_count, shares, edges, count, open, price }
     }
 
-    /// How much of a pool each of its readers is given.
+    /// How many partitions of a pool each of its readers gets.
     fn given(&self, pool: usize) -> impl Iterator<Item = usize> {
         self.edges[pool].iter().map(|share| self.shares[*share].given)
     }
 
-    /// Gives everything away. A round serves members with the lowest count in reach, those that
-    /// take the fewest moves; always one, if not all.
+    /// Assigns everything. A round serves the members in reach with the lowest count and the fewest
+    /// moves; always one, if not all.
     fn run(&mut self) {
         loop {
             let reached = self.reprice();
@@ -185,8 +185,8 @@ impl Flow {
         (self.count[member], self.price[member])
     }
 
-    /// Where a share leads from one of its ends, and how many more moves that makes. None: nothing
-    /// is given that could be given back.
+    /// Follows a share from one of its ends: the other end, and the additional moves. None if
+    /// nothing was assigned that could be returned.
     fn step(&self, from: usize, share: usize) -> Option<(usize, i64)> {
         let Share { pool, member, held, given } = self.shares[share];
         if from == pool {
@@ -196,8 +196,8 @@ impl Flow {
         }
     }
 
-    /// Sets the price of every node in reach and returns them. Dijkstra's search is by what prices
-    /// rise, as steps that regain a move cost less than nothing.
+    /// Sets the price of every node in reach and returns them. Dijkstra's search uses the increase
+    /// of prices, because steps that undo a move have negative cost.
     fn reprice(&mut self) -> Vec<usize> {
         let mut reached = Vec::new();
         let mut is_reached = vec![false; self.edges.len()];
@@ -221,8 +221,8 @@ impl Flow {
         reached
     }
 
-    /// A chain of shares from a pool to a member of that rank, none of them a detour: from where,
-    /// and which.
+    /// Finds a chain of shares from a pool to a member of that rank without detours; returns its
+    /// start and end.
     fn path(
         &self,
         pool: usize,
@@ -261,7 +261,7 @@ impl Flow {
         None
     }
 
-    /// Gives one of a pool away, along a path.
+    /// Assigns one partition of a pool, along a path.
     fn push(&mut self, pool: usize, path: &[(usize, usize)]) {
         self.count[pool] -= 1;
         for (from, share) in path {
@@ -274,8 +274,8 @@ impl Flow {
     }
 }
 
-/// Says which partitions of a pool are whose, by how much each reader is given. Partitions of the
-/// same topic go to different members where that costs nothing.
+/// Picks the partitions of a pool for each reader, by how many it gets. Partitions of the same
+/// topic go to different members where that costs nothing.
 fn deal(
     pool: &Pool,
     given: impl Iterator<Item = usize>,

@@ -1,12 +1,12 @@
-//! Who shares the partitions of a group.
+//! Membership of a group, and ownership of its partitions.
 //!
-//! A partition has an owner, which alone may commit there, and it is assigned to a member by the
-//! newest assignment. Where these differ, it is revoked: the owner is told in all of its answers, and
-//! lets go with a call that shows one of them, by its generation (cooperative: KIP-429). A call that
-//! shows none lets go of nothing: its answer before may have been lost. Who has been told and shows
-//! nothing for too long loses the partition. Whoever is gone owns nothing at once. Every assignment
-//! and every handover is a new generation, so a member and the generation in which it got a partition
-//! name one ownership, and no other.
+//! A partition has an owner, which alone can commit there, and the newest assignment gives it to a
+//! member. If the two differ, the partition is revoked: every response tells the owner, and the
+//! owner releases it with a call that carries the generation of one of them (cooperative: KIP-429).
+//! A call without one releases nothing, because the previous response may have been lost. An owner
+//! that was told and does not confirm loses the partition after a while. A former member owns
+//! nothing. Every assignment and every handover is a new generation, so a member and the generation
+//! in which it got a partition identify one ownership.
 
 pub mod assign;
 pub mod offsets;
@@ -29,24 +29,24 @@ use crate::model::{
     settings::{Key, OwnSettings},
 };
 
-/// However short its lease is, a member may keep so long what it was told to let go of.
+/// The minimum time that a member can keep a revoked partition, however short its lease is.
 pub const MIN_LETTING_GO_MS: i64 = 30_000;
 
-/// A group, all of it.
+/// The complete state of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupState {
     pub generation: i64,
     pub auto_offset_reset: AutoOffsetReset,
-    /// All that members have ever subscribed with.
+    /// All subscriptions that members have ever had.
     pub patterns: Vec<TopicPattern>,
-    /// The topics as the newest assignment knows them.
+    /// The topics at the time of the newest assignment.
     pub topics_version: i64,
     pub members: BTreeMap<String, Member>,
-    /// What it owns, has owned or has committed in, of topics that there are.
+    /// The partitions that it owns, has owned or has committed in, of existing topics.
     pub places: BTreeMap<LogId, GroupPartition>,
 }
 
-/// A member is a lease.
+/// A member, which is a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     pub instance_id: Option<String>,
@@ -62,9 +62,9 @@ pub struct GroupPartition {
     pub topic: Name,
     pub partition: Partition,
     pub owner: Option<Owner>,
-    /// The member that the newest assignment gives it to.
+    /// The member of the newest assignment.
     pub assigned_to: Option<String>,
-    /// The owner is to let go of it.
+    /// Set while the owner must release it.
     pub revoked: Option<Revoked>,
     /// None: the group has not subscribed to it.
     pub starts: Option<Starts>,
@@ -73,31 +73,31 @@ pub struct GroupPartition {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub member_id: String,
-    /// The generation in which it got the partition.
+    /// The generation in which it became the owner.
     pub since: i64,
-    /// When.
+    /// When it became the owner.
     pub at: Timestamp,
 }
 
-/// A partition that is to go to another member.
+/// The revocation of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revoked {
-    /// The generation that takes it from its owner: every answer of it or of a later one tells that.
+    /// The generation that revokes it: every response of that or a later one says so.
     pub since: i64,
-    /// Told once, the owner loses it then. None: not told yet.
+    /// When the owner loses it, after it was first told. None: not told yet.
     pub let_go_by: Option<Timestamp>,
 }
 
-/// Where a group begins in a partition without a committed offset.
+/// Where a group starts in a partition without a committed offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Starts {
-    /// It was there when the group first subscribed: where the group's `auto_offset_reset` says.
+    /// The partition existed when the group first subscribed: `auto_offset_reset` decides.
     Reset,
-    /// It was made later: at the log's start, as all of its records came later.
+    /// The partition was created later: the log's start, because all of its records came later.
     Earliest,
 }
 
-/// The tenant's partitions.
+/// The topics of the tenant, with their partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topics {
     pub version: i64,
@@ -105,8 +105,8 @@ pub struct Topics {
 }
 
 impl Revoked {
-    /// Whether who owns it lets go of it with a call that shows an answer of a generation. One that
-    /// is none yet was never answered.
+    /// Whether the owner releases it with a call that carries this generation. A future generation
+    /// was never in a response.
     pub fn is_let_go(&self, shown: Option<i64>, newest: i64) -> bool {
         shown.is_some_and(|shown| (self.since..=newest).contains(&shown))
     }
@@ -117,7 +117,7 @@ impl Revoked {
 }
 
 impl Member {
-    /// How long it may keep what it was told to let go of.
+    /// How long it can keep a revoked partition.
     fn letting_go_ms(&self) -> i64 {
         self.session_timeout_ms.max(MIN_LETTING_GO_MS)
     }
@@ -128,7 +128,7 @@ impl Member {
     }
 }
 
-/// How long a lease is to be; an error: what it may be.
+/// The length of a lease; an error states the allowed range.
 pub fn session_timeout_ms(
     asked_ms: Option<i64>,
     tenant: &OwnSettings,
@@ -142,15 +142,15 @@ pub fn session_timeout_ms(
     }
 }
 
-/// When a lease that is renewed now ends; None: less than a third of it has passed.
+/// The end of a lease that is renewed now; None if less than a third of it has passed.
 pub fn renewed(lease_expires_at: Timestamp, timeout_ms: i64, now: Timestamp) -> Option<Timestamp> {
     let renewed = Timestamp(now.0 + timeout_ms);
     (renewed.0 - lease_expires_at.0 >= timeout_ms / 3).then_some(renewed)
 }
 
 impl GroupState {
-    /// A member joins; one of the same `instance_id` gives its place to it. Without another
-    /// subscription than that one's nothing moves but what was on its way.
+    /// A member joins, and replaces one with the same `instance_id`. If the subscription is
+    /// unchanged, nothing moves except pending handovers.
     pub fn join(
         &mut self,
         member_id: &str,
@@ -193,7 +193,7 @@ impl GroupState {
         Ok(())
     }
 
-    /// What the former had is the other's now. Answers what it subscribed to.
+    /// Transfers everything from the former member to the new one. Returns the former subscription.
     fn replace(&mut self, former: &str, by: &str) -> Option<Subscription> {
         for place in self.places.values_mut() {
             let owner = place.owner.as_mut().map(|owner| &mut owner.member_id);
@@ -217,8 +217,8 @@ impl GroupState {
         Ok(())
     }
 
-    /// Members whose lease has run out are gone; answers how many. So is what they were told to let go
-    /// of long ago.
+    /// Removes members whose lease has expired, and returns how many; reassigns revoked partitions
+    /// that were not released in time.
     pub fn expire(&mut self, topics: &Topics, now: Timestamp) -> usize {
         let before = self.members.len();
         self.members.retain(|_, member| member.lease_expires_at >= now);
@@ -230,7 +230,7 @@ impl GroupState {
         expired
     }
 
-    /// Partitions may have been made or deleted.
+    /// Applies changes of topics.
     pub fn refresh(&mut self, topics: &Topics, now: Timestamp) {
         if self.topics_version == topics.version {
             return;
@@ -242,7 +242,7 @@ impl GroupState {
         }
     }
 
-    /// A call of a member. `shown`: the generation of an answer that it has.
+    /// A call of a member. `shown`: the generation of a response that it has.
     pub fn beat(
         &mut self,
         member_id: &str,
@@ -262,7 +262,7 @@ impl GroupState {
         Ok(())
     }
 
-    /// The member lets go of what an answer of this generation has told it to.
+    /// Releases the partitions whose revocation was in a response of this generation.
     pub fn let_go(&mut self, member_id: &str, shown: Option<i64>, now: Timestamp) {
         let newest = self.generation;
         let is_told = |revoked: Revoked| revoked.is_let_go(shown, newest);
@@ -271,7 +271,7 @@ impl GroupState {
         });
     }
 
-    /// What is revoked goes to the members that it is assigned to.
+    /// Hands released partitions over to the members they are assigned to.
     fn hand_over(&mut self, now: Timestamp, is_let_go: impl Fn(&GroupPartition) -> bool) {
         let since = self.generation + 1;
         let mut moved = false;
@@ -284,7 +284,7 @@ impl GroupState {
         self.generation += i64::from(moved);
     }
 
-    /// What the member is told.
+    /// The response to a member.
     pub fn membership(&self, member_id: &str) -> Membership {
         let (mut assignment, mut revoked) = (Partitions::new(), Partitions::new());
         for place in self.places.values().filter(|place| place.is_owned_by(member_id)) {
@@ -294,7 +294,7 @@ impl GroupState {
         Membership { generation: self.generation, assignment, revoked }
     }
 
-    /// The topics that the group has subscribed to already.
+    /// The topics that the group already subscribes to.
     fn subscribed(&self, topics: &Topics) -> BTreeSet<Name> {
         let begun = self.places.values().filter(|place| place.starts.is_some());
         let mut subscribed: BTreeSet<Name> = begun.map(|place| place.topic.clone()).collect();
@@ -308,8 +308,8 @@ impl GroupState {
             || self.members.values().any(|member| member.subscription.topics.contains(topic))
     }
 
-    /// Assigns the partitions anew. `known`: what the group subscribed to before; None: all that it
-    /// does now.
+    /// Reassigns the partitions. `known`: the former subscription of the group; None: the current
+    /// one.
     fn rebalance(&mut self, topics: &Topics, known: Option<&BTreeSet<Name>>, now: Timestamp) {
         let names: BTreeSet<&Name> = topics.partitions.iter().map(|(_, name, _)| name).collect();
         let subscriber = |(member_id, member): (&String, &Member)| {
@@ -346,7 +346,7 @@ impl GroupState {
 }
 
 impl GroupState {
-    /// A partition, and who of the members is to have it already, or else still has it.
+    /// A partition, with the member that holds it by assignment, or else still owns it.
     fn piece<'a>(&self, log_id: LogId, place: &'a GroupPartition) -> Piece<'a> {
         let owner = place.owner.as_ref().map(|owner| owner.member_id.as_str());
         let may_hold = |holder: &&str| {
@@ -367,12 +367,13 @@ impl GroupPartition {
         self.owner.as_ref().is_some_and(|owner| owner.member_id == member_id)
     }
 
-    /// Its owner is to let go.
+    /// Whether its owner must release it.
     pub fn is_to_move(&self) -> bool {
         self.owner.as_ref().is_some_and(|owner| self.assigned_to.as_ref() != Some(&owner.member_id))
     }
 
-    /// What nobody owns goes to the member that it is assigned to; what another owns is revoked.
+    /// Gives unowned partitions to the members they are assigned to, and revokes those that others
+    /// own.
     fn settle(&mut self, since: i64, at: Timestamp) {
         if self.owner.is_none() {
             let owner = |member_id: &String| Owner { member_id: member_id.clone(), since, at };

@@ -1,4 +1,4 @@
-//! Who may commit an offset of a group, and over which one.
+//! Who may commit an offset of a group, and over which committed offset.
 //!
 //! | by right of | commits if | over a greater one |
 //! |---|---|---|
@@ -7,12 +7,12 @@
 //! | an expected offset | the group has no members, and this is the committed offset | moves back |
 //! | nothing (not in a transaction) | the group has no members | moves back |
 //!
-//! Nobody commits where a prepared transaction is to. Who may commit at all is judged before what is
-//! committed there.
+//! Nobody can commit where a prepared transaction will. The right to commit is checked before the
+//! committed offset.
 //!
-//! A transaction that appends has processed something. What a member gives by cursor was processed
-//! since its run began, so that must still be what is committed: of two runs with the same records
-//! one commits. And of what it gives some offset must move.
+//! A transaction that appends has processed records. What a member commits by cursor was processed
+//! since its run began, so the committed offset must still be the beginning of the run: of two runs
+//! with the same records, one commits. And at least one of its offsets must move.
 
 use uuid::Uuid;
 
@@ -21,14 +21,14 @@ use crate::{
     rules::Refusal,
 };
 
-/// A group's place in a partition.
+/// A partition of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OffsetPlace {
     pub group: Name,
     pub log_id: LogId,
 }
 
-/// An offset that a transaction is to commit, and by what right.
+/// An offset that a transaction will commit, and with which right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
     pub place: OffsetPlace,
@@ -36,42 +36,42 @@ pub struct Claimed {
     pub claim: CommitRight,
 }
 
-/// What is committed there, and who may commit.
+/// The committed offset, and who may commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OffsetRow {
-    /// None: none yet.
+    /// None: no committed offset yet.
     pub committed_offset: Option<Offset>,
     pub metadata: Option<String>,
-    /// The member that owns the partition, and the generation in which it got it.
+    /// The owner of the partition, and the generation in which it became the owner.
     pub owner: Option<(String, i64)>,
-    /// The prepared transaction that is to commit here.
+    /// The prepared transaction that will commit here.
     pub pinned_by: Option<Uuid>,
 }
 
-/// What is known of a group's members.
+/// The members of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupFacts {
-    /// The newest.
+    /// The newest generation.
     pub generation: i64,
-    /// Those of interest, and one at least if there is any.
+    /// The relevant members, and at least one if there is any.
     pub members: Vec<String>,
 }
 
-/// By what right an offset is committed outside of transactions.
+/// The right to commit an offset outside of transactions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Right {
     Member(Member),
-    /// This is the committed offset; none: none yet.
+    /// This must be the committed offset; none: no committed offset yet.
     Expected(Option<Offset>),
-    /// Whatever is committed.
+    /// Any committed offset.
     Free,
 }
 
-/// What becomes of an offset that may be committed.
+/// The effect of an allowed commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffsetVerdict {
     Commit,
-    /// What is committed is greater, and stays.
+    /// The committed offset is greater, and stays.
     Keep,
 }
 
@@ -83,14 +83,14 @@ pub struct RequestedOffset<'a> {
     pub offset: Offset,
 }
 
-/// Why a commit was refused whole, and which of its offsets are the reason.
+/// Why a commit was refused as a whole, and which of its offsets are the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub refusal: Refusal,
     pub items: Vec<usize>,
 }
 
-/// What becomes of a commit outside of transactions: a verdict on every offset, or nothing is done.
+/// Decides a commit outside of transactions: one verdict per offset, or no effect.
 pub fn judge_all(
     asked: &[RequestedOffset<'_>],
     group: &GroupFacts,
@@ -129,7 +129,7 @@ fn judge(asked: &RequestedOffset<'_>, group: &GroupFacts) -> Result<OffsetVerdic
     })
 }
 
-/// A group goes on at most at the end of a log; a log is (log start, high watermark).
+/// An offset must not exceed the high watermark; a log is (log start, high watermark).
 pub fn check_range(
     offset: Offset,
     (log_start_offset, high_watermark): (Offset, Offset),
@@ -140,16 +140,16 @@ pub fn check_range(
     Ok(())
 }
 
-/// A transaction whose offsets are judged.
+/// A transaction whose offsets are checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Committer {
-    /// Its own pin is none to it.
+    /// Its own pin does not block it.
     pub transaction_id: Uuid,
-    /// It has appends as well.
+    /// Whether it also has appends.
     pub appends: bool,
 }
 
-/// Whether a transaction may commit its offsets, all of them.
+/// Checks whether a transaction may commit all its offsets.
 pub fn judge_in_transaction(
     asked: &[(&OffsetRow, &GroupFacts, &Claimed)],
     by: Committer,
@@ -195,7 +195,7 @@ fn judge_claimed(
 }
 
 impl Claimed {
-    /// What has to be committed there, for this to take its place.
+    /// The committed offset that this one expects.
     pub fn bases(&self, by: Committer) -> impl Iterator<Item = Option<Offset>> + use<> {
         let (expected, began) = match self.claim {
             CommitRight::Member { expected, began, .. } => (expected, began.filter(|_| by.appends)),
@@ -204,8 +204,8 @@ impl Claimed {
         expected.into_iter().chain(began)
     }
 
-    /// As the transaction has it that has given another offset for this place before: the last one
-    /// counts, but what was processed until then began where the first one's run began.
+    /// The offset of a transaction that has given one for this place before: the last offset
+    /// counts, but the run began where the first one's did.
     pub fn after(mut self, former: &Claimed) -> Self {
         if let (CommitRight::Member { began, .. }, CommitRight::Member { began: Some(first), .. }) =
             (&mut self.claim, &former.claim)
@@ -226,7 +226,7 @@ fn check_no_members(row: &OffsetRow, group: &GroupFacts) -> Result<(), Refusal> 
     if is_empty { Ok(()) } else { Err(Refusal::GroupNotEmpty) }
 }
 
-/// Whether a member owns a partition, and has since its generation or before.
+/// Whether a member owns a partition, since its generation or before.
 pub fn check_member(
     row: &OffsetRow,
     group: &GroupFacts,

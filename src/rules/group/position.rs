@@ -1,5 +1,5 @@
-//! Where a member reads on in a partition, and where the run began that it is in: what it processes
-//! between two commits.
+//! Where a member continues in a partition, and where its run began: what it processes between two
+//! commits.
 
 use super::Starts;
 use crate::{
@@ -7,9 +7,8 @@ use crate::{
     rules::Refusal,
 };
 
-/// Where the run began that a fetch goes on with, in a partition that its cursor names. (`Run::New`:
-/// at the cursor.) `standing`: the offsets that are committed there and that a prepared transaction is
-/// to commit.
+/// Where the run of a fetch began, in a partition of its cursor. (`Run::New`: at the cursor.)
+/// `standing`: the committed offset, and the one that a prepared transaction will commit.
 pub fn run_began(
     run: Run,
     named: Offset,
@@ -23,13 +22,13 @@ pub fn run_began(
     }
 }
 
-/// Where a prepared transaction is to commit an offset, records are withheld from all but its owner
-/// that has passed it. `named`: where a cursor of this ownership goes on.
+/// While a prepared transaction pins an offset, records are withheld from all but the owner that
+/// has passed it. `named`: the position of a cursor of this ownership.
 pub fn is_withheld(named: Option<Offset>, pinned_offset: Option<Offset>) -> bool {
     pinned_offset.is_some_and(|pinned| named.is_none_or(|named| named < pinned))
 }
 
-/// Where a group goes on in a partition that holds [start, end).
+/// Where a group resumes in a partition that holds [start, end).
 pub fn position(
     committed_offset: Option<Offset>,
     starts: Option<Starts>,

@@ -1,5 +1,5 @@
-//! Where a reset moves the offsets of a group, and when a group may be reset or deleted: without
-//! members, and while no prepared transaction is to commit in it.
+//! Where a reset moves the offsets of a group. A group can be reset or deleted only without
+//! members, and while no prepared transaction will commit in it.
 
 use uuid::Uuid;
 
@@ -12,7 +12,7 @@ use crate::{
     rules::Refusal,
 };
 
-/// What an offset is moved by, in one partition.
+/// The state of one partition that a reset depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResetContext {
     pub committed_offset: Option<Offset>,
@@ -20,12 +20,12 @@ pub struct ResetContext {
     pub auto_offset_reset: AutoOffsetReset,
     /// The log holds [start, end).
     pub log: (Offset, Offset),
-    /// The first record of the instant asked for; None: there is none yet.
+    /// The first record at or after the requested instant; None if there is none yet.
     pub found: Option<Offset>,
 }
 
-/// Whether a group may be reset or deleted. `pinned`: what is committed where a prepared transaction
-/// is to commit, and which.
+/// Whether a group may be reset or deleted. `pinned`: the committed offset that a prepared
+/// transaction pins, and the transaction.
 pub fn check(has_members: bool, pinned: Option<(Option<Offset>, Uuid)>) -> Result<(), Refusal> {
     if has_members {
         return Err(Refusal::GroupNotEmpty);
@@ -40,7 +40,7 @@ pub fn check(has_members: bool, pinned: Option<(Option<Offset>, Uuid)>) -> Resul
     }
 }
 
-/// Where the offset goes: always into the log, or to its end.
+/// The new offset, clamped to the log.
 pub fn target(to: ResetTo, ground: &ResetContext) -> Result<Offset, Refusal> {
     let ResetContext { committed_offset, starts, auto_offset_reset, log: (start, end), found } =
         *ground;
@@ -60,7 +60,7 @@ pub fn target(to: ResetTo, ground: &ResetContext) -> Result<Offset, Refusal> {
     Ok(wanted.clamp(start, end.max(start)))
 }
 
-/// How many records the group has still to process; None: it is to begin nowhere.
+/// The lag of the group; None if it has nowhere to start.
 pub fn lag(ground: &ResetContext) -> Option<i64> {
     let ResetContext { committed_offset, starts, auto_offset_reset, log, .. } = *ground;
     let position = position(committed_offset, starts, auto_offset_reset, log).ok()?;

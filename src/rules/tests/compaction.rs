@@ -1,4 +1,4 @@
-//! Compaction against a table, and against an oracle that knows the whole log.
+//! Compaction, against a table, and against an oracle that knows the whole log.
 
 use std::collections::BTreeMap;
 
@@ -116,8 +116,8 @@ impl Log {
         self.0.last().map_or(0, BatchRow::end)
     }
 
-    /// A round that learns the rows of a range and goes over all before its end; as one that dies
-    /// does, over so many rows only.
+    /// A round that finds the keys in a range and goes over all rows before its end; one that
+    /// crashes, over this many rows only.
     fn round(&mut self, (from, to): (Offset, Offset), forget_before: Offset, rows: usize) {
         let mut last = LastOffsets::default();
         for row in self.0.iter().filter(|row| row.base_offset >= from && row.base_offset < to) {
@@ -158,8 +158,9 @@ fn batches() -> impl Strategy<Value = Vec<Vec<Record>>> {
 }
 
 proptest! {
-    /// Whatever rounds ran before, and however far they came, a round over all leaves of each key its
-    /// last record, and every record without a key, each at its offset; another one finds nothing to do.
+    /// Whatever rounds ran before, and however far they came, a round over everything leaves the
+    /// last record of each key, and every record without a key, each at its offset; another round
+    /// finds nothing to do.
     #[test]
     fn as_the_oracle_says(
         batches in batches(),
@@ -199,7 +200,7 @@ proptest! {
     }
 }
 
-/// What a reader from the start knows at the end.
+/// The final knowledge of a reader from the start.
 fn last_values(log: &Log) -> BTreeMap<String, String> {
     let mut known = BTreeMap::new();
     for line in log.records().into_values() {

@@ -1,4 +1,4 @@
-//! Expiry: a row a look.
+//! Expiry: one table row per check.
 
 use super::session::a_row;
 use crate::{
@@ -12,8 +12,8 @@ use crate::{
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// In hours: `o` opened, `a` its last row, `t` its last transaction's begin or end, `n` noted, `h` its
-/// open horizon, `limit`, `now`. `open`: a transaction is.
+/// In hours: `o` opened, `a` its last append, `t` its last transaction's begin or end, `n` noted,
+/// `h` its open horizon, `limit`, `now`. `open`: it has an open transaction.
 #[test]
 fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
     let table = "
@@ -103,7 +103,7 @@ fn one_with_a_name_has_its_own_limit() {
     }
 }
 
-/// In hours: `n` noted, `c` last committed, `limit`, `now`. `members`, `pinned`: it lives.
+/// In hours: `n` noted, `c` last committed, `limit`, `now`. `members`, `pinned`: it is in use.
 #[test]
 fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit() {
     let table = "

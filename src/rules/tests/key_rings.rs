@@ -3,7 +3,7 @@ use crate::{
     rules::key_rings::RingRow,
 };
 
-/// Instants in milliseconds; `null`: a period for ever.
+/// Instants in milliseconds; `null`: no period.
 #[test]
 fn a_ring_turns_when_its_period_is_over() {
     let table = "
@@ -34,8 +34,8 @@ fn a_ring_turns_when_its_period_is_over() {
     }
 }
 
-/// Wherever the clock jumps, and however late a key reaches its partition after a turn: it is there
-/// until it has expired by the clock, or has lived as long as it may in truth.
+/// However the clock jumps, and however late a key is stored after a rotation: it is kept until it
+/// has expired by the clock, or has reached its maximum lifetime.
 #[test]
 fn no_key_is_emptied_before_its_time() {
     const PERIOD_MS: i64 = 10;

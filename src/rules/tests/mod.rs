@@ -1,4 +1,4 @@
-//! The rules, held by tables, by properties, and against an oracle that remembers everything.
+//! Tests of the rules: by tables, by properties, and against an oracle that remembers everything.
 
 pub mod append;
 mod compaction;
@@ -36,10 +36,10 @@ pub fn numbered(producer_id: i64, epoch: Epoch, sequence: Sequence) -> Option<Pr
     Some(ProducerSeq { producer_id: ProducerId(producer_id), epoch, sequence })
 }
 
-/// What a client is told.
+/// The answer to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// `appended_at` inside, as in the repeat's answer.
+    /// With `appended_at`, as in the answer to a retry.
     Ok(Remembered),
     Dup(Remembered),
     Old,
@@ -48,7 +48,7 @@ pub enum Answer {
     Respread,
 }
 
-/// The answers of a pass, made as a lane makes them.
+/// The answers of a batch, built like those of a lane.
 pub fn answers(group: &[Request], plan: &Plan, written: Option<&Written>) -> Vec<Answer> {
     let answer = |(request, decision): (&Request, &Decision)| match decision {
         Decision::Appended { deltas, .. } => {

@@ -1,4 +1,4 @@
-//! Retention: a row a step.
+//! Retention: one table row per step.
 
 use crate::{
     model::{
@@ -10,8 +10,9 @@ use crate::{
 
 const NOW: i64 = 1_000;
 
-/// `start` of a log, its `next` offset, its `size`, what is `held`; its rows as `end@instant/bytes`;
-/// the limits of time and bytes. Then where it starts, and records/bytes that go by time and by bytes.
+/// `start` of a log, its `next` offset, its `size`, the `held` offset; its rows as
+/// `end@instant/bytes`; the limits of age and size. Then the new start, and records/bytes removed
+/// by age and by size.
 #[test]
 fn the_oldest_rows_go_by_time_and_by_bytes() {
     let table = "

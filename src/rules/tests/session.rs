@@ -1,4 +1,4 @@
-//! Opening sessions: a row an open.
+//! Opening sessions: one table row per open.
 
 use uuid::Uuid;
 
@@ -14,12 +14,12 @@ use crate::{
     },
 };
 
-/// A UUIDv7 made at an instant.
+/// A UUIDv7 with this timestamp.
 pub fn made_at(millis: i64) -> Uuid {
     Uuid::from_u128((millis as u128) << 80 | 7 << 76 | 2 << 62 | 0x1234)
 }
 
-/// `pay` (a name), `P7:e3` (a condition), `@900` (an open id made then), `reset`.
+/// `pay` (a name), `P7:e3` (a condition), `@900` (an open id with this timestamp), `reset`.
 fn an_open(words: &str) -> Open {
     let mut open = Open {
         transactional_id: None,
@@ -86,7 +86,7 @@ pub fn refused(refusal: &Refusal) -> String {
     }
 }
 
-/// A row: `given | event -> what becomes of it`.
+/// A row: `given | event -> result`.
 pub fn check(table: &str, judge: impl Fn(&str, &str) -> String) {
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (row, rest) = line.split_once('|').unwrap();

@@ -1,4 +1,4 @@
-//! Settings: what holds of several levels, and what a patch makes of one.
+//! Settings: the effective value of several levels, and the effect of a patch.
 
 use crate::{
     model::settings::{Change, Changes, IfMatch, Key, Maxima, Origin, OwnSettings, Value},
@@ -64,7 +64,8 @@ fn the_nearest_level_that_says_something_holds() {
     assert_eq!((limits.max_batch_bytes, limits.max_record_bytes), (5, 6));
 }
 
-/// Of a topic, its tenant and the operator: what holds for the topic; what for the tenant, and why.
+/// Values of a topic, its tenant and the operator: the effective value of the topic; that of the
+/// tenant, and its origin.
 #[test]
 fn nothing_is_above_the_operators_maximum() {
     let table = "
@@ -127,7 +128,7 @@ fn a_patch_keeps_sets_and_removes() {
     }
 }
 
-/// The largest values, and a patch of a tenant or a topic: what of it is too much.
+/// The maxima, and a patch of a tenant or a topic: which values exceed them.
 #[test]
 fn a_patch_stays_within_the_operators_maxima() {
     let table = [

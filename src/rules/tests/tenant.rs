@@ -1,4 +1,4 @@
-//! Tenants: who is served, and what an operator's patch makes of one.
+//! Tenants: who is served, and the effect of an operator's patch.
 
 use super::settings::{below, own};
 use crate::{

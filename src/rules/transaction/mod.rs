@@ -1,4 +1,4 @@
-//! Transactions: what may become of one, who may call it, and when its id is too old to run.
+//! Transactions: their states, who may call them, and when an id is too old to run.
 //!
 //! ```text
 //!                  add
@@ -14,10 +14,9 @@
 //!               committed              aborted <--+
 //! ```
 //!
-//! What has been done once may be asked for again, and changes nothing. An ongoing transaction past
-//! its deadline is an aborted one, whether anybody has written that down yet or not. While one is
-//! ongoing, the epoch it was begun in is its producer's: whatever raises the epoch aborts it in the
-//! same instant.
+//! A call can be repeated without effect. An ongoing transaction past its timeout counts as
+//! aborted, even before its row says so. While one is ongoing, its epoch is the current one of its
+//! producer: whatever raises the epoch aborts it in the same instant.
 
 pub mod one_request;
 pub mod record_ids;
@@ -41,7 +40,7 @@ pub struct TransactionRow {
     pub transaction_id: Uuid,
     pub state: State,
     pub session: Option<(ProducerId, Epoch)>,
-    /// Of the request that began it.
+    /// The digest of the request that began it.
     pub digest: Digest,
     pub created_at: Timestamp,
     pub expires_at: Timestamp,
@@ -49,15 +48,15 @@ pub struct TransactionRow {
     pub ended_at: Option<Timestamp>,
     pub reason: Option<Reason>,
     pub append_count: i64,
-    /// Batches staged.
+    /// The number of staged batches.
     pub batch_count: i64,
-    /// Of the next numbered call.
+    /// The sequence of the next call.
     pub next_sequence: Sequence,
-    /// Of a committed one, where they were asked for.
+    /// The locations of the appends, if it is committed and they were requested.
     pub appends: Option<Vec<PlacedAppend>>,
 }
 
-/// What a call wants to do.
+/// The action of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Records or offsets.
@@ -67,7 +66,8 @@ pub enum Verb {
     Abort,
 }
 
-/// Every legal move: from, by, to. One that leads back (and adds nothing) is a repeat.
+/// Every legal transition: from, by, to. A transition to the same state (that adds nothing) is a
+/// repeat.
 pub const MOVES: &[(State, Verb, State)] = &[
     (State::Ongoing, Verb::Add, State::Ongoing),
     (State::Ongoing, Verb::Prepare, State::Prepared),
@@ -80,10 +80,10 @@ pub const MOVES: &[(State, Verb, State)] = &[
     (State::Aborted, Verb::Abort, State::Aborted),
 ];
 
-/// What becomes of a call.
+/// The verdict on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionVerdict {
-    /// It is done, and the transaction is then in this state.
+    /// Do it; the transaction is then in this state.
     Go(State),
     /// It was done before.
     Repeat,
@@ -105,8 +105,8 @@ pub fn check_producer(
     Ok(())
 }
 
-/// Whether an id may be begun that has no row: its instant is neither so old that it may have run
-/// and been forgotten, nor far ahead. `horizon`: outcomes of ids before it may have been dropped.
+/// Whether an id without a row can begin: its timestamp is neither so old that it may have run and
+/// been forgotten, nor too far ahead. `horizon`: outcomes of ids before it may have been removed.
 pub fn check_id(
     id: &Uuid,
     horizon: Timestamp,
@@ -120,7 +120,7 @@ pub fn check_id(
     if instant.0 > now.0 + ID_AHEAD_MS { Err(Refusal::InvalidTransactionId) } else { Ok(()) }
 }
 
-/// Why there is no row of this id: it may have been forgotten, or never was.
+/// Why this id has no row: it may have been forgotten, or never existed.
 pub fn absent(id: &Uuid, horizon: Timestamp, retention_ms: i64, now: Timestamp) -> Refusal {
     if is_forgotten(id, horizon, retention_ms, now) {
         Refusal::TransactionExpired
@@ -139,12 +139,12 @@ pub fn retention_ms(tenant: &OwnSettings) -> i64 {
     settings::limit(Key::TransactionRetentionMs, &[tenant])
 }
 
-/// The longest timeout a transaction may ask for.
+/// The maximum timeout that a transaction can request.
 pub fn max_timeout_ms(tenant: &OwnSettings) -> i64 {
     settings::limit(Key::MaxTransactionTimeoutMs, &[tenant])
 }
 
-/// The most batches of a transaction.
+/// The maximum number of batches in a transaction.
 pub fn max_batches(tenant: &OwnSettings) -> i64 {
     settings::limit(Key::MaxTransactionBatches, &[tenant])
 }
@@ -163,13 +163,13 @@ pub fn timeout_ms(
     Ok(asked.or(session).unwrap_or(default).min(maximum))
 }
 
-/// A begin of an id that has a row.
+/// Decides a begin of an id that has a row.
 pub fn repeat(row: &TransactionRow, digest: &Digest) -> Result<(), Refusal> {
     if row.digest == *digest { Ok(()) } else { Err(Refusal::TransactionReused) }
 }
 
-/// What becomes of a call; the row is as of now (`as_of`), and the caller's session, if it names
-/// one, has been checked.
+/// Decides a call; the row is as of now (`as_of`), and the caller's session, if named, has been
+/// checked.
 pub fn judge(
     row: &TransactionRow,
     verb: Verb,
@@ -192,23 +192,22 @@ pub fn judge(
     }
 }
 
-/// An operator ends what is stuck: fenced or not, and without the session.
+/// Decides the end by an operator: fenced or not, and without the session.
 fn may_operate(verb: Verb, state: State) -> bool {
     verb == Verb::Abort || (verb == Verb::Commit && state != State::Ongoing)
 }
 
-/// What a numbered call to /records means.
+/// The verdict on a sequenced call to /records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
     New,
-    /// It was made before: hold its digest against the one stored.
+    /// It was made before: compare its digest with the stored one.
     Known,
-    /// It may wait for those before it.
+    /// It can wait for the missing calls.
     Ahead,
 }
 
-/// Where the sequence of a call to /records stands; all are remembered while the transaction is
-/// open.
+/// Checks the sequence of a call to /records; all are remembered while the transaction is open.
 pub fn number(row: &TransactionRow, sequence: Sequence) -> Result<Numbering, Refusal> {
     let expected = row.next_sequence;
     match sequence - expected {
@@ -219,7 +218,7 @@ pub fn number(row: &TransactionRow, sequence: Sequence) -> Result<Numbering, Ref
     }
 }
 
-/// Whether so many batches more fit in.
+/// Whether this many more batches fit.
 pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), Refusal> {
     let limit = max_batches(tenant);
     let received = batches + more;
@@ -230,7 +229,7 @@ pub fn check_size(batches: i64, more: i64, tenant: &OwnSettings) -> Result<(), R
     Ok(())
 }
 
-/// Whether all appends that the client knows of are there.
+/// Whether all appends that the client has sent are there.
 pub fn check_appends(expected: Option<i64>, received: i64) -> Result<(), Refusal> {
     match expected {
         Some(expected) if expected != received => {
@@ -241,12 +240,12 @@ pub fn check_appends(expected: Option<i64>, received: i64) -> Result<(), Refusal
 }
 
 impl TransactionRow {
-    /// Whether its time has run out and nobody has written that down yet.
+    /// Whether its timeout has passed and its row does not say so yet.
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.state == State::Ongoing && self.expires_at <= now
     }
 
-    /// The row as it is at an instant.
+    /// The row as of an instant.
     pub fn as_of(mut self, now: Timestamp) -> Self {
         if self.has_expired(now) {
             self.state = State::Aborted;

@@ -1,5 +1,5 @@
-//! Transactions of one request, decided in a group with appends: all of one or nothing. They stand,
-//! beside their logs, on what is known here; a fast path assumes it, and its statement confirms it.
+//! One-request transactions, decided in a batch with appends: all of one or nothing. Besides their
+//! logs they depend on the context here; the fast path assumes it, and its statement verifies it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,26 +19,27 @@ use crate::{
     },
 };
 
-/// A transaction that is one request.
+/// A one-request transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SingleRequestTxn {
     pub transaction_id: Uuid,
-    /// The client chose the id: it may have run before.
+    /// The client chose the id, so it may have run before.
     pub chosen: bool,
     pub session: Option<(ProducerId, Epoch)>,
     pub append_count: i64,
     /// How long its tenant remembers outcomes.
     pub retention_ms: i64,
-    /// The journals of the topics that its records were spread over, with the partitions they had.
+    /// The journals of the topics that its records were spread over, with their partition counts
+    /// then.
     pub journals: Vec<(LogId, Partition)>,
-    /// Of each part, in their order.
+    /// One per part, in order.
     pub topics: Vec<Name>,
-    /// Each for another place.
+    /// Each for a different place.
     pub offsets: Vec<Claimed>,
 }
 
-/// What is known of a group's transactions, their sessions and their groups' offsets.
-/// (An id comes once in a group.)
+/// The context of a batch's transactions: their rows, sessions, and the offsets of their groups.
+/// (An id occurs once in a batch.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxnContext {
     pub rows: HashMap<Uuid, TransactionRow>,
@@ -47,47 +48,47 @@ pub struct TxnContext {
     pub ongoing: HashMap<ProducerId, Uuid>,
     pub places: BTreeMap<OffsetPlace, offsets::OffsetRow>,
     pub groups: BTreeMap<Name, GroupFacts>,
-    /// Where the logs of the places begin and end. None: offsets are not held against them here.
+    /// The start and end of the logs of the places. None: offsets are not checked against them.
     pub ends: Option<BTreeMap<LogId, (Offset, Offset)>>,
-    /// None: ids are not judged here.
+    /// None: ids are not checked here.
     pub caches: Option<OutcomeHorizon>,
-    /// Of its records' ids and its requests' keys.
+    /// The keys of its records and requests.
     pub known: dedup::Known,
     moves: BTreeMap<OffsetPlace, OffsetMove>,
-    /// Where less may be committed than is assumed.
+    /// Places where the committed offset may be smaller than assumed.
     from_below: BTreeSet<OffsetPlace>,
 }
 
-/// An offset that a pass commits: the place as it is before all of it, and what it commits there.
+/// An offset that a batch commits: the place before the batch, and the new offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetMove {
     pub place: OffsetPlace,
     /// The member that owns it, and since when.
     pub owner: Option<(String, i64)>,
-    /// The group's.
+    /// The generation of the group.
     pub generation: i64,
     pub from: Option<Offset>,
-    /// It goes on from a smaller one as well.
+    /// Whether it also replaces a smaller committed offset.
     pub from_below: bool,
     pub to: Offset,
-    /// The greatest one on the way.
+    /// The greatest offset in between.
     pub highest: Offset,
 }
 
-/// What ids are judged by.
+/// The facts that ids are checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutcomeHorizon {
     pub horizon: Timestamp,
     pub now: Timestamp,
 }
 
-/// What becomes of a transaction that is not committed now.
+/// Why a transaction is not committed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It was committed before.
     AlreadyCommitted(Box<TransactionRow>),
     Refused(Refusal),
-    /// A topic is gone.
+    /// A topic was deleted.
     TopicChanged,
 }
 
@@ -98,8 +99,8 @@ impl From<Refusal> for Stopped {
 }
 
 impl SingleRequestTxn {
-    /// Whether a statement can confirm what a fast path assumes of it (`TxnContext::assumed`). It does
-    /// not hold the heads that the first commit in a partition has to hold.
+    /// Whether a statement can verify the assumption of the fast path (`Standing::assumed`). It
+    /// does not lock the heads that the first commit in a partition must lock.
     pub fn may_be_assumed(&self) -> bool {
         let by = self.committer();
         let is_first = |claimed: &Claimed| claimed.bases(by).any(|base| base.is_none());
@@ -112,10 +113,11 @@ impl SingleRequestTxn {
 }
 
 impl TxnContext {
-    /// The least with which all of these can be committed: none has run; what is committed is what
-    /// the first one goes on from, or, where a member does not say that, less than its first offset (it
-    /// moves); and the members own their places since the oldest of their generations, or before, of a
-    /// group that has reached the newest. None: nothing would let them all be committed.
+    /// The weakest assumption under which every transaction of the batch commits; the statement
+    /// verifies it. No id has run. The committed offset is the one the first transaction expects,
+    /// or, if a member does not state it, less than its first offset, so that it moves. The members
+    /// have owned their places since the oldest of their generations, or before, in a group that
+    /// has reached the newest of them. None if no assumption allows all of them.
     pub fn optimistic<'a>(
         wholes: impl Iterator<Item = &'a SingleRequestTxn> + Clone,
     ) -> Option<Self> {
@@ -166,8 +168,8 @@ impl TxnContext {
         }
     }
 
-    /// Whether the transaction may be committed now. (Its topics and sizes are judged elsewhere.) What
-    /// became of one that is remembered is told before anything else is judged.
+    /// Whether the transaction can be committed now. (Its topics and sizes are checked elsewhere.)
+    /// A remembered outcome is returned before anything else is checked.
     pub fn judge(&self, whole: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
         if let Some(row) = self.rows.get(&whole.transaction_id) {
             transaction::repeat(row, digest)?;
@@ -186,7 +188,7 @@ impl TxnContext {
         Ok(())
     }
 
-    /// Whether its offsets may be committed now.
+    /// Whether its offsets can be committed now.
     pub fn judge_offsets(&self, whole: &SingleRequestTxn) -> Result<(), Stopped> {
         let mut asked = Vec::with_capacity(whole.offsets.len());
         for claimed @ Claimed { place, offset, .. } in &whole.offsets {
@@ -201,7 +203,7 @@ impl TxnContext {
         Ok(offsets::judge_in_transaction(&asked, whole.committer())?)
     }
 
-    /// It is committed with this pass: the next one sees its offsets.
+    /// Applies its commit to the context, so that the next transaction sees its offsets.
     pub fn apply(&mut self, whole: &SingleRequestTxn) {
         for Claimed { place, offset, .. } in &whole.offsets {
             let row = self.places.entry(place.clone()).or_default();
@@ -221,7 +223,7 @@ impl TxnContext {
         }
     }
 
-    /// The offsets that those applied commit.
+    /// The offsets that the applied transactions commit.
     pub fn moves(&self) -> Vec<OffsetMove> {
         self.moves.values().cloned().collect()
     }

@@ -1,6 +1,5 @@
-//! Ids of records that a transaction stages: as bytes beside the records they belong to
-//! (`staged_batches.ids`), what becomes of each when the transaction claims them, and which lines are
-//! left then.
+//! Record ids of staged records: their encoding (`staged_batches.ids`), the outcome of each at
+//! commit or prepare, and the remaining lines.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +14,8 @@ use crate::{
     },
 };
 
-/// How many appends the transaction held before the call is put before these bytes where they are
-/// stored. Then come the format, the append's place in its call, and the records.
+/// The stored bytes start with the number of appends before the call. Then come the format, the
+/// append's position in its call, and the records.
 const PREFIX_BYTES: usize = 8;
 const FORMAT: u8 = 1;
 const ITEM_BYTES: usize = 4;
@@ -25,12 +24,12 @@ const ID_BYTES: usize = 32;
 /// A staged record with an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedId {
-    /// Its line among those of its row.
+    /// The index of its line in its row.
     pub line: u32,
-    /// Its place in the append as it was sent.
+    /// Its position in the append as sent.
     pub index: u32,
     pub key: DedupKey,
-    /// Of its key and value.
+    /// The digest of its key and value.
     pub digest: PayloadDigest,
 }
 
@@ -38,9 +37,9 @@ pub struct StagedId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdTopic {
     pub topic_id: TopicId,
-    /// Whose head is held by whoever claims ids.
+    /// The journal whose head is locked to reserve ids.
     pub journal: LogId,
-    /// None: they are remembered for ever.
+    /// None: ids do not expire.
     pub window_ms: Option<i64>,
 }
 
@@ -50,12 +49,12 @@ pub struct StagedRow {
     pub ordinal: i64,
     pub log_id: LogId,
     pub topic: IdTopic,
-    /// Which append of the transaction it is of.
+    /// The index of its append in the transaction.
     pub append: i64,
     pub ids: Vec<StagedId>,
 }
 
-/// An id that is new, with the place of its record among the lines that are left of its row.
+/// A new id, with the position of its record among the remaining lines of its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewId {
     pub topic_id: TopicId,
@@ -66,15 +65,15 @@ pub struct NewId {
     pub position: i32,
 }
 
-/// What becomes of the records that have ids.
+/// The outcome of the records with ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordIdPlan {
     pub new: Vec<NewId>,
-    /// Lines that are not stored (again), by the ordinals of their rows.
+    /// Lines that are not stored again, by the ordinals of their rows.
     pub skipped: Vec<(i64, Vec<u32>)>,
 }
 
-/// What of the records of a call has ids, for each of its parts.
+/// The ids of a call's records, for each of its parts.
 pub fn pack(parts: usize, dedups: &[Dedup]) -> Vec<Option<Vec<u8>>> {
     let mut packed: Vec<Option<Vec<u8>>> = vec![None; parts];
     let mut lines = vec![0; parts];
@@ -106,7 +105,7 @@ fn put(bytes: &mut Vec<u8>, id: &StagedId) {
     bytes.extend_from_slice(&id.digest.to_be_bytes());
 }
 
-/// What was packed of one part, as it is stored: which append of the transaction it is of, and the ids.
+/// The stored ids of one part: the index of its append in the transaction, and the ids.
 pub fn unpack(bytes: &[u8]) -> Result<(i64, Vec<StagedId>), Corrupt> {
     let (before, bytes) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(Corrupt)?;
     let (format, bytes) = bytes.split_first().ok_or(Corrupt)?;
@@ -150,7 +149,7 @@ impl IdTopic {
     }
 }
 
-/// What may be known of staged rows, by topic; their order is theirs, and a record's part its row.
+/// The dedup keys of staged rows, by topic, in their order; the part of a record is its row.
 pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
     let mut dedups: BTreeMap<TopicId, Dedup> = BTreeMap::new();
     for (part, row) in rows.iter().enumerate() {
@@ -167,8 +166,7 @@ pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
     dedups.into_values().collect()
 }
 
-/// What becomes of the staged records that have ids, or why the transaction is refused. `dedups`: of
-/// these rows.
+/// Decides the staged records with ids, or why the transaction is refused. `dedups`: of these rows.
 pub fn judge(known: &Known, rows: &[StagedRow], dedups: &[Dedup]) -> Result<RecordIdPlan, Stopped> {
     let mut is_new: Vec<Vec<bool>> = vec![Vec::new(); rows.len()];
     for dedup in dedups {
@@ -194,7 +192,7 @@ pub fn judge(known: &Known, rows: &[StagedRow], dedups: &[Dedup]) -> Result<Reco
 }
 
 impl StagedRow {
-    /// `skipped`: lines before it that go.
+    /// `skipped`: earlier lines that are dropped.
     fn claim(&self, id: &StagedId, skipped: usize) -> NewId {
         NewId {
             topic_id: self.topic.topic_id,
@@ -207,7 +205,7 @@ impl StagedRow {
     }
 }
 
-/// A row's lines without some of them, and how many are left.
+/// Drops some lines of a row, and returns how many remain.
 pub fn left(lines: &str, skipped: &[u32]) -> (String, i64) {
     let mut skipped = skipped.iter().copied().peekable();
     let mut left = (String::with_capacity(lines.len()), 0);

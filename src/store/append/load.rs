@@ -1,4 +1,4 @@
-//! What a slow path loads: states, tails, session facts.
+//! Loads what the slow path needs: states, tails, session facts.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use crate::{
 };
 
 statements! {
-    /// `offset 0` keeps the lookups lookups: made while the table was empty, the plan of a plain join
-    /// reads all of the tenant's rows, and stays.
+    /// `offset 0` forces lookups: a plain join planned while the table was empty would read all of
+    /// the tenant's rows, and that plan would be kept.
     STATES = "select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id) \
         cross join lateral ( \
             select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
             where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
-    /// With the row before, which tells whose history it is. A row that was compacted counts as a hole:
-    /// whose requests lay in it is in the states.
+    /// With the row before, which identifies the history. A compacted row counts as a hole: the
+    /// states cover its requests.
     TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
         cross join lateral ( \
@@ -33,10 +33,10 @@ statements! {
         where b.kept is null order by b.log_id, b.base_offset";
     SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2)";
-    /// An open of these producers waits until this pass has registered them.
+    /// Makes an open of these producers wait until this batch has registered them.
     SHARE_SESSIONS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
         where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
-    /// States that no row tells of: they count every row before the log's next offset.
+    /// States that no row implies: they cover every row before the log's next offset.
     WRITE_STATES = "insert into oncelog.producer_states as s (tenant_id, log_id, producer_id, epoch, last_sequence, recent, as_of_offset, last_appended_at) \
         select $1, w.*, $8 from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[]) \
             as w (log_id, producer_id, epoch, last_sequence, recent, as_of_offset) \
@@ -53,7 +53,7 @@ pub struct StoredState {
     pub log_id: LogId,
     pub producer_id: ProducerId,
     pub state: ProducerState,
-    /// It counts every row before this offset.
+    /// It covers every row before this offset.
     pub as_of_offset: Offset,
 }
 
@@ -90,7 +90,7 @@ pub async fn states(
     query.fetch_all(connection).await?.into_iter().map(stored_state).collect()
 }
 
-/// A state as its columns hold it.
+/// A state in its columns.
 pub fn state(
     epoch: i64,
     last_sequence: Option<i64>,
@@ -100,7 +100,7 @@ pub fn state(
     Ok(ProducerState { epoch, last_sequence, recent })
 }
 
-/// Every row of each log from its offset on, and the one before, in order.
+/// Reads every row of each log from its offset on, and the one before, in order.
 pub async fn tails(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -118,7 +118,7 @@ pub async fn tails(
     Ok(query.fetch_all(connection).await?.into_iter().map(row).collect())
 }
 
-/// What the session rows say; producers that do not exist are left out.
+/// Reads session rows; omits producers that do not exist.
 pub async fn session_facts(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -127,8 +127,8 @@ pub async fn session_facts(
     facts(connection, SESSION_FACTS, tenant, producers).await
 }
 
-/// Locks session rows in the order of their ids, shared with other appends, against opens: what
-/// they say holds until the transaction ends.
+/// Locks session rows in the order of their ids, shared with other appends, against opens: they do
+/// not change until the transaction ends.
 pub async fn share_sessions(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -137,7 +137,7 @@ pub async fn share_sessions(
     facts(connection, SHARE_SESSIONS, tenant, producers).await
 }
 
-/// What session rows say, by producer.
+/// Session rows by producer.
 pub type Facts = HashMap<ProducerId, SessionFacts>;
 
 async fn facts(
@@ -155,7 +155,8 @@ async fn facts(
     Ok(rows.into_iter().map(facts).collect())
 }
 
-/// From now on an open of these producers fences these logs. The offset is the log's next one.
+/// Registers these producers, so that an open of them fences these logs. The offset is the log's
+/// next one.
 pub async fn register(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -174,7 +175,7 @@ pub async fn register(
     Ok(())
 }
 
-/// Writes states that no row tells of; their heads must be locked, and their fences raised.
+/// Writes states that no row implies; their heads must be locked, and their fences raised.
 pub async fn write_states(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -205,7 +206,7 @@ fn ids(producers: &[ProducerId]) -> Vec<i64> {
 }
 
 impl StoredRow {
-    /// The row as the rules fold it.
+    /// The row in the form that the rules replay.
     pub fn as_tail(&self) -> TailRow<'_> {
         TailRow {
             base_offset: self.base_offset,

@@ -1,5 +1,5 @@
-//! The write of a pass. It takes the whole plan: which statement it is depends on what the plan has,
-//! and no statement leaves a part of the plan out.
+//! Writes a decided batch. It takes the whole plan: the parts of the plan select the statement, and
+//! no statement leaves out a part of the plan.
 
 pub mod load;
 
@@ -20,10 +20,11 @@ use crate::{
     },
 };
 
-/// Locks the heads in order, leaves out those that do not compare, and moves the others once all are
-/// there. All rows of the pass share one instant, the greatest of its heads. (`log_id = any($2)` beside the
-/// joins: a plan made while the table was empty would read all of the tenant's heads.) `$locking`,
-/// `$complete`: what else has to hold before heads are locked, and before they are moved.
+/// Locks the heads in order, omits those that do not match, and advances the others if all are
+/// present. All rows of the batch share one instant, the greatest of its heads. (`log_id = any($2)`
+/// next to the joins: a plan made while the table was empty would read all of the tenant's heads.)
+/// `$locking`, `$complete`: further conditions before heads are locked, and before they are
+/// advanced.
 macro_rules! heads_and_rows {
     ($locking:literal, $complete:literal) => {
         concat!(
@@ -61,7 +62,7 @@ macro_rules! heads_and_rows {
     };
 }
 
-/// Remembers keys. What a key finds in its place has expired.
+/// Remembers keys. A conflicting row has expired.
 macro_rules! keys {
     ($slot:literal, $topic:literal, $key:literal, $digest:literal, $lifetime:literal, $log:literal, $delta:literal, $answer:literal) => {
         concat!(
@@ -80,11 +81,11 @@ macro_rules! keys {
     };
 }
 
-/// Commits transactions of one request, all or nothing. First their rows, by id: one that runs elsewhere is
-/// waited for, one that has run undoes the statement. Then the offsets they move: as they are expected (or
-/// less, where that is all that is known of them), and nobody's or owned by the member that moves them, since
-/// then or before, in a group of that generation or a newer one (which only grows: an old view of it does no
-/// harm). Then the heads.
+/// Commits one-request transactions, all or none. First their rows, by id: it waits for an id that
+/// runs elsewhere, and an id that has run undoes the statement. Then the offsets they move: these
+/// must be as expected (or less, if only that is known), and have no owner, or be owned by the
+/// member that moves them, since the named generation or earlier, in a group of that generation or
+/// a newer one (generations only grow, so an old view is safe). Then the heads.
 macro_rules! transactions {
     () => {
         concat!(
@@ -127,8 +128,9 @@ macro_rules! transactions {
     };
 }
 
-/// What a pass with transactions answers. What is not complete divides by zero, which undoes all of it. Last,
-/// their ids are judged: what was forgotten before a row could be made has moved the horizon as this sees it.
+/// The result of a batch with transactions. An incomplete one divides by zero, which undoes all of
+/// it. Their ids are checked last: what was forgotten before a row could be inserted has advanced
+/// the horizon, which is visible here.
 macro_rules! undone_unless_complete {
     () => {
         " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
@@ -145,7 +147,7 @@ macro_rules! if_complete {
 }
 
 statements! {
-    /// One log, one row: the common pass. Scalars take 0.85-0.9 of the time of arrays.
+    /// One log, one row: the common case. Scalars take 0.85-0.9 of the time of arrays.
     APPEND_ROW = concat!("with head as ( \
             update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
                 last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
@@ -155,9 +157,9 @@ statements! {
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
         returning b.log_id, b.base_offset, b.appended_at");
-    /// Many logs or rows.
+    /// Several logs or rows.
     APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
-    /// The same where keys are claimed.
+    /// The same with reserved keys.
     APPEND_CLAIMING = concat!(
         "with ", heads_and_rows!("", ""), ", ",
         keys!("$16", "$17", "$18", "$19", "$20", "$21", "$22", "$23"),
@@ -165,13 +167,13 @@ statements! {
     );
     /// The same with transactions.
     APPEND_TRANSACTIONS = concat!("with ", transactions!(), undone_unless_complete!());
-    /// The same with transactions where keys are claimed.
+    /// The same with transactions and reserved keys.
     APPEND_TRANSACTIONS_CLAIMING = concat!(
         "with ", transactions!(), ", ",
         keys!("$32", "$33", "$34", "$35", "$36", "$37", "$38", "$39"),
         undone_unless_complete!(),
     );
-    /// What a pass that writes nothing stands on.
+    /// Checks the read set of a batch that writes nothing.
     CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[]) \
             as w (log_id, fence, next_offset, last_appended_at, claims) \
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id \
@@ -180,31 +182,31 @@ statements! {
             and (w.claims is null or l.claims = w.claims)";
 }
 
-/// A pass that held: when, and where each log's first row of it starts.
+/// The result of a successful write: its instant, and the first offset in each log.
 pub struct Written {
     pub appended_at: Timestamp,
     pub bases: BTreeMap<LogId, Offset>,
-    /// When its transactions ended, if that is another instant.
+    /// When its transactions ended, if at another instant.
     pub ended_at: Option<Timestamp>,
 }
 
 impl Written {
-    /// Nothing in any log.
+    /// Nothing was written to any log.
     pub fn at(appended_at: Timestamp) -> Self {
         Self { appended_at, bases: BTreeMap::new(), ended_at: None }
     }
 }
 
 type Query<'q, O> = QueryAs<'q, Postgres, O, PgArguments>;
-/// What is returned of a row: its log and offset, and when.
+/// A returned row: its log, offset and instant.
 type Returned = (Option<i64>, Option<i64>, Instant);
 
-/// Writes a pass, if every head compares and its transactions are as they expect it; None: something is
-/// not (or has vanished), nothing is written. `records` holds the lines of every row that has some, in the
-/// order of the writes and their rows. `ended`: the transactions of the plan, but for those whose rows,
-/// groups and offsets are held: `whole::finish` and `offsets::commit` write them. (So, in a pass that holds
-/// its heads, do `loading::register` and `write_states`; a fast path registers nobody and leaves no producer
-/// silent.)
+/// Writes a batch if every head matches and its transactions are as expected; None, with nothing
+/// written, otherwise (or if something no longer exists). `records` holds the lines of every row
+/// that has some, in the order of the writes and their rows. `ended`: the transactions of the plan,
+/// except those whose rows, groups and offsets are locked: `whole::finish` and `offsets::commit`
+/// write them. (Similarly, on the slow path, `loading::register` and `write_states` write states;
+/// the fast path registers no producer.)
 pub async fn append_if(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -244,7 +246,7 @@ pub async fn append_if(
     Ok(written(returned.into_iter()))
 }
 
-/// What the rows returned tell; None: there are none, as nothing held.
+/// Interprets the returned rows; None without rows, because a condition failed.
 fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
     let mut written: Option<Written> = None;
     for (log_id, base_offset, appended_at) in rows {
@@ -256,7 +258,7 @@ fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
     written
 }
 
-/// The same with when the transactions ended; what is not as expected is an error.
+/// The same with the instant at which the transactions ended; a failed condition is an error.
 type ReturnedEnded = (Option<i64>, Option<i64>, Instant, Instant, i32);
 
 fn transactions_written(
@@ -360,8 +362,8 @@ fn bind_transactions<'q, O>(
         .bind(chosen().map(|ended| ended.whole.retention_ms).min())
 }
 
-/// Whether every compared head is as the memory says, without a lock: enough for a pass that
-/// writes nothing, if it begins after its requests arrived.
+/// Whether every compared head matches the cache, without a lock: enough for a batch that writes
+/// nothing, if it starts after its requests arrived.
 pub async fn confirm(
     connection: &mut PgConnection,
     tenant: TenantId,

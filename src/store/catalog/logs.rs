@@ -1,4 +1,4 @@
-//! Heads: reading, locking, fencing.
+//! Statements on the heads of logs: reading, locking, fencing.
 
 use sqlx::PgConnection;
 
@@ -13,17 +13,18 @@ statements! {
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id";
     LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset) \
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for no key update";
-    /// Only the deletion of a topic is kept waiting, and if it was first nobody waits for it.
+    /// Blocks nobody but the deletion of a topic, and does not wait for one.
     HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \
         order by log_id for key share skip locked";
-    /// By the clock: after a failover that has lost the last fences, no other may be taken for one of those.
+    /// Fences come from the clock: after a failover that has lost the last fences, a new one must
+    /// not equal one of those.
     RAISE_FENCES = "update oncelog.logs set fence = greatest(fence + 1, (extract(epoch from statement_timestamp()) * 1000000)::bigint) \
         where tenant_id = $1 and log_id = any($2)";
     PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
         where l.tenant_id = $1 and l.log_id = any($2)";
-    /// Nobody reads a journal: what of it is watched, and only grows as well, is how many partitions
-    /// its topic has.
+    /// A journal has no readers; for it the watched number, which also only grows, is the partition
+    /// count of its topic.
     WATERMARKS = "select log_id, log_start_offset, case when partition is not null then next_offset \
             else (select t.partition_count from oncelog.topics t \
                 where t.tenant_id = $1 and t.topic_id = l.topic_id) end, pg_postmaster_start_time() \
@@ -32,7 +33,7 @@ statements! {
 
 type HeadRow = (i64, i64, i64, Instant, i64, i64);
 
-/// The heads as they are; vanished ones are left out.
+/// Reads heads without locks; omits those that no longer exist.
 pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -41,7 +42,7 @@ pub async fn read(
     heads(connection, READ, tenant, logs).await
 }
 
-/// Locks the heads in the order of their ids; vanished ones are left out.
+/// Locks heads in the order of their ids; omits those that no longer exist.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -70,8 +71,8 @@ async fn heads(
     Ok(rows.into_iter().map(head).collect())
 }
 
-/// Keeps the logs from vanishing until the transaction's end; waits for nobody. False: one has
-/// vanished, or is about to.
+/// Keeps logs from being deleted until the transaction ends, without waiting. False if one is
+/// deleted or being deleted.
 pub async fn hold(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -91,7 +92,7 @@ pub async fn raise_fences(
     Ok(())
 }
 
-/// How many partitions the topics of these logs have; the journals' heads must be locked.
+/// The partition counts of the topics of these logs; the heads of their journals must be locked.
 pub async fn partition_counts(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -105,11 +106,11 @@ pub async fn partition_counts(
     Ok(rows.into_iter().map(|(log_id, count)| (LogId(log_id), count)).collect())
 }
 
-/// (log start offset, high watermark) of a log, as this server has it; of a journal the partition
-/// count of its topic in place of the latter.
+/// (log start offset, high watermark) of a log, as read from this server; for a journal the
+/// partition count of its topic replaces the latter.
 pub type Watermarks = (LogId, Offset, Offset, Server);
 
-/// The watermarks of logs, all of one instant; vanished ones are left out.
+/// Reads the watermarks of logs as one snapshot; omits those that no longer exist.
 pub async fn watermarks(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -122,7 +123,7 @@ pub async fn watermarks(
     Ok(rows.into_iter().map(watermarks).collect())
 }
 
-/// Ids as Postgres takes them.
+/// Ids as a Postgres array.
 pub fn numbers(logs: &[LogId]) -> Vec<i64> {
     logs.iter().map(|log_id| log_id.0).collect()
 }

@@ -1,4 +1,4 @@
-//! Tenants, their topics, and the heads of their logs.
+//! Statements on tenants, their topics, and the heads of their logs.
 
 pub mod logs;
 pub mod tenants;

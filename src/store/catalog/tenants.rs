@@ -1,4 +1,4 @@
-//! Tenants, by name, with their settings and what their operator says of them.
+//! Statements on tenants: their settings, and what an operator has set for them.
 
 use sqlx::{PgConnection, types::Json};
 
@@ -22,7 +22,7 @@ statements! {
         from oncelog.tenants where name = $1";
     LIST = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
         from oncelog.tenants where name > $1 order by name limit $2";
-    /// Changes of the settings, and creations of topics, which they limit, follow each other.
+    /// Serialises changes of settings with creations of topics, which the settings limit.
     LOCK = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
         from oncelog.tenants where tenant_id = $1 for no key update";
     LOCK_NAMED = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
@@ -38,7 +38,7 @@ statements! {
             count(*) filter (where deleted_at is not null) from oncelog.tenants";
 }
 
-/// A tenant's own settings, and how often they were changed.
+/// A tenant's own settings, and their version.
 pub type StoredSettings = (OwnSettings, i64);
 
 type TenantColumns =
@@ -57,7 +57,7 @@ fn tenant(row: TenantColumns) -> Result<(TenantId, Tenant), Error> {
     Ok((TenantId(id), tenant))
 }
 
-/// The tenant of that name, made at its first use: whoever signs tokens says which tenants exist.
+/// Finds the tenant of that name, or creates it: whoever signs tokens decides which tenants exist.
 pub async fn find_or_make(connection: &mut PgConnection, name: &Name) -> Result<TenantId, Error> {
     loop {
         let found: Option<i64> =
@@ -69,7 +69,7 @@ pub async fn find_or_make(connection: &mut PgConnection, name: &Name) -> Result<
     }
 }
 
-/// True: there was no tenant of that name.
+/// Creates a tenant; false if it exists.
 pub async fn make(connection: &mut PgConnection, name: &Name) -> Result<bool, Error> {
     let made = sqlx::query(MAKE).bind(name.as_str()).execute(connection).await?;
     Ok(made.rows_affected() == 1)
@@ -84,7 +84,7 @@ pub async fn settings(
     Ok((OwnSettings { maxima: maxima.0, ..values.0 }, version))
 }
 
-/// None: it is gone with all that it had.
+/// None if the tenant has been removed.
 pub async fn read(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
     let row: Option<TenantColumns> =
         sqlx::query_as(READ).bind(id.0).fetch_optional(connection).await?;
@@ -99,7 +99,7 @@ pub async fn read_named(
     query.fetch_optional(connection).await?.map(tenant).transpose()
 }
 
-/// Locks the tenant's row. None: it is gone with all that it had.
+/// Locks the tenant's row. None if the tenant has been removed.
 pub async fn lock(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
     let row: Option<TenantColumns> =
         sqlx::query_as(LOCK).bind(id.0).fetch_optional(connection).await?;
@@ -115,7 +115,7 @@ pub async fn lock_named(
     query.fetch_optional(connection).await?.map(tenant).transpose()
 }
 
-/// Tenants behind a name, by name.
+/// Lists the tenants after a name, by name.
 pub async fn list(
     connection: &mut PgConnection,
     after: &str,
@@ -126,8 +126,8 @@ pub async fn list(
     rows.into_iter().map(|row| Ok(tenant(row)?.1)).collect()
 }
 
-/// Partitions were made, or are to be deleted: groups that subscribe to them are looked at again.
-/// Locks the tenant's row.
+/// Notes that partitions were created or deleted, so that groups which subscribe to them are
+/// reassigned. Locks the tenant's row.
 pub async fn topics_changed(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
     sqlx::query(TOPICS_CHANGED).bind(tenant.0).execute(connection).await?;
     Ok(())
@@ -143,7 +143,7 @@ pub async fn update(
     Ok(())
 }
 
-/// Writes an operator's words on a locked tenant.
+/// Writes an operator's settings of a locked tenant.
 pub async fn operate(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -155,13 +155,13 @@ pub async fn operate(
     Ok(())
 }
 
-/// From now on a locked tenant has nothing; what it had is left to the janitor.
+/// Marks a locked tenant as deleted; the janitor removes its data.
 pub async fn delete(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
     sqlx::query(DELETE).bind(tenant.0).execute(connection).await?;
     Ok(())
 }
 
-/// Tenants behind one, by id, with their own settings.
+/// Lists the tenants after one, by id, with their own settings.
 pub async fn page(
     connection: &mut PgConnection,
     after: TenantId,
@@ -175,7 +175,7 @@ pub async fn page(
     Ok(rows.into_iter().map(tenant).collect())
 }
 
-/// How many tenants are active, suspended, being deleted.
+/// Counts the tenants that are active, suspended and being deleted.
 pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Error> {
     Ok(sqlx::query_as(COUNT).fetch_one(connection).await?)
 }

@@ -1,4 +1,4 @@
-//! Topics and their logs.
+//! Statements on topics and their logs.
 
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -29,20 +29,22 @@ statements! {
         select $1, $2, generate_series($3::integer, $4::integer - 1)";
     UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
     LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
-    /// As deleting them does, which a prepare's key share is held against; in order, as all who lock
-    /// heads. No foreign key refers to heads, so nothing else holds a key share.
+    /// Locks `for update`, which conflicts with the key share that a prepare holds, and in the
+    /// order in which everybody locks heads. No foreign key refers to heads, so nothing else holds
+    /// a key share.
     LOCK_LOGS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id for update";
     PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
         order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
-    /// Keys for ever, if there may be any (the last ring's bit): all others expire with their partitions.
+    /// Keys without an expiry, if there may be any (the bit of the last ring): all others expire
+    /// with their ring's partitions.
     DOOM_KEYS = "insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs \
         where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
     LIST = "select name, partition_count, settings, created_at from oncelog.topics \
         where tenant_id = $1 and name > $2 order by name limit $3";
-    /// Of a compacted partition as many records as were left by the last round, and those since.
+    /// In a compacted partition, the records that the last round left, plus those appended since.
     PARTITIONS = "select l.partition, l.log_start_offset, l.next_offset, l.size_bytes, \
             least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records) \
         from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions \
@@ -59,9 +61,9 @@ pub struct StoredTopic {
     pub topic_id: TopicId,
     pub summary: TopicSummary,
     pub journal: LogId,
-    /// By partition.
+    /// The log of each partition, in order.
     pub logs: Vec<LogId>,
-    /// Where it was found.
+    /// The server on which the topic was read.
     pub server: Server,
 }
 
@@ -92,7 +94,7 @@ pub async fn find(
     }))
 }
 
-/// Locks a topic's row; none: there is no such topic.
+/// Locks a topic's row; none if the topic does not exist.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -103,7 +105,7 @@ pub async fn lock(
     Ok(found.map(|(topic_id, count, settings)| (TopicId(topic_id), count, settings.0)))
 }
 
-/// How many topics and partitions there are; the tenant's row must be locked.
+/// Counts topics and partitions; the tenant's row must be locked.
 pub async fn counts(connection: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64), Error> {
     Ok(sqlx::query_as(COUNT).bind(tenant.0).fetch_one(connection).await?)
 }
@@ -180,7 +182,7 @@ pub async fn lock_logs(
     ids(connection, LOCK_LOGS, tenant, topic).await
 }
 
-/// A prepared transaction that holds one of these logs, whose heads must be locked.
+/// Finds a prepared transaction that pins one of these logs; their heads must be locked.
 pub async fn pinned_by(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -190,7 +192,7 @@ pub async fn pinned_by(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Removes a topic and its heads, which must be locked, and leaves its rows to the janitor.
+/// Deletes a topic and its heads, which must be locked; the janitor deletes its rows later.
 pub async fn delete(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -204,7 +206,7 @@ pub async fn delete(
     Ok(())
 }
 
-/// Leaves the rows of logs to the janitor.
+/// Queues the rows of deleted logs for the janitor.
 pub async fn doom(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -214,7 +216,7 @@ pub async fn doom(
     Ok(())
 }
 
-/// Topics behind a name, by name.
+/// Lists the topics after a name, by name.
 pub async fn list(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -254,7 +256,7 @@ pub async fn partitions(
     Ok(rows.into_iter().map(describe).collect())
 }
 
-/// Moves the log start; false: the log has vanished.
+/// Advances the log start; false if the log no longer exists.
 pub async fn trim(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -265,7 +267,7 @@ pub async fn trim(
     Ok(query.execute(connection).await?.rows_affected() == 1)
 }
 
-/// A name that was checked when it was stored.
+/// Parses a stored name, which was validated when it was stored.
 pub fn stored_name(name: &str) -> Result<Name, Error> {
     Name::parse(name).map_err(|what| Error::Unexpected(format!("stored name {name:?}: {what}")))
 }

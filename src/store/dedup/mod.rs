@@ -1,6 +1,6 @@
-//! Keys that are remembered: ids of records, and Idempotency-Keys with what was answered. They lie in
-//! the partitions of rings, which are emptied whole (`key_rings`). Who remembers one in a topic holds
-//! the head of its journal.
+//! Statements on remembered keys: record ids, and Idempotency-Keys with their responses. They are
+//! stored in the tables of rings, which are emptied as a whole (`key_rings`). To remember a key in
+//! a topic, a transaction locks the head of its journal.
 
 pub mod rings;
 
@@ -22,13 +22,13 @@ use crate::{
 };
 
 statements! {
-    /// How often journals were claimed in, and in which rings their topics' keys may lie.
+    /// The reservation counters of journals, and the rings that may hold keys of their topics.
     JOURNALS = "select log_id, claims, key_rings from oncelog.logs where tenant_id = $1 and log_id = any($2)";
-    /// Keys of one topic in the three partitions of a ring, and those that prepared transactions hold,
-    /// behind what is to be known of the ring itself; of one key the newest last. (A key whose window is
-    /// over is told as well: a UUIDv7 must not run again as long as anything of it is left. Key by key,
-    /// and partition by partition: the plan for `any` is made while the partitions are empty, and reads
-    /// all of the topic's.)
+    /// Reads keys of one topic in the three tables of a ring, and those that prepared transactions
+    /// hold, after the state of the ring itself; of duplicates the newest comes last. (It also
+    /// returns keys whose window has passed: a UUIDv7 must not run again as long as a trace of it
+    /// is left. It goes key by key and table by table: a plan for `any`, made for empty tables,
+    /// would read all keys of the topic.)
     FIND = "select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at, \
             case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live, k.answer, l.partition, \
             case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset, k.transaction_id \
@@ -57,7 +57,7 @@ statements! {
             select partition, log_start_offset from oncelog.logs \
             where tenant_id = $1 and log_id = k.log_id offset 0) l on true \
         order by is_live nulls first, k.first_seen_at nulls last";
-    /// What a later window's key finds in its place has expired.
+    /// A conflicting row has expired.
     REMEMBER = "insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
         select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'), \
             k.log_id, k.record_offset, k.answer \
@@ -65,45 +65,45 @@ statements! {
             as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer) \
         on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
             expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer";
-    /// Where keys of a tenant's calls may lie that are no appends; and the clock.
+    /// The rings that may hold keys of a tenant's calls other than appends; and the clock.
     CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
     ADD_CALL_RING = concat!("update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1");
     COMPLETE = concat!("update oncelog.dedup_keys set answer = $5 \
         where ", durable!(), " and tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4");
-    /// Keys were remembered in the topics of these journals, whose heads must be locked.
+    /// Counts new keys in the topics of these journals, whose heads must be locked.
     CLAIMED = "update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings \
         from unnest($2::bigint[], $3::integer[]) as c (log_id, rings) \
         where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = c.log_id";
 }
 
-/// What was found of a topic's keys in one ring.
+/// The result of a lookup of a topic's keys in one ring.
 pub struct FoundKeys {
-    /// The partition that takes new keys.
+    /// The table for new keys.
     pub slot: i16,
-    /// Keys with an instant before it may have been forgotten.
+    /// Keys with an earlier timestamp may have been forgotten.
     pub horizon: Timestamp,
     pub now: Timestamp,
-    /// The newest of each key that is still remembered, or in the way.
+    /// The newest entry of each key that is remembered, or in conflict.
     pub facts: HashMap<DedupKey, Fact>,
 }
 
-/// A key to be remembered.
+/// A key to remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewKey {
     pub slot: i16,
     pub topic_id: TopicId,
     pub key: DedupKey,
     pub digest: PayloadDigest,
-    /// None: for ever.
+    /// None: no expiry.
     pub lifetime_ms: Option<i64>,
-    /// Where its record lies.
+    /// The location of its record.
     pub record: Option<(LogId, Offset)>,
-    /// What its request is answered.
+    /// The response to its request.
     pub answer: Option<Vec<u8>>,
 }
 
-/// Of journals; vanished ones are left out. What is looked up after this is complete as long as the
-/// claims stay as they are.
+/// Reads the counters of journals; omits those that no longer exist. A lookup after this is
+/// complete as long as the counters stay the same.
 pub async fn journals(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -117,8 +117,8 @@ pub async fn journals(
         .collect())
 }
 
-/// What is known of keys of a topic in a ring. `now` is the database's clock. Expired ids of records
-/// are left out; expired requests are not.
+/// Looks up keys of a topic in a ring. `now` is the database's clock. Expired record ids are
+/// omitted; expired requests are not.
 pub async fn find(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -166,7 +166,7 @@ struct FoundRow {
 }
 
 impl FoundRow {
-    /// None: it is not remembered any more, or there is none.
+    /// None: it is no longer remembered, or there is none.
     fn fact(self) -> Option<(DedupKey, Fact)> {
         let (key, digest) = self.key.zip(self.digest)?;
         if let Some(transaction_id) = self.transaction_id {
@@ -183,7 +183,8 @@ impl FoundRow {
     }
 }
 
-/// Remembers keys that are new, or whose windows are over; who does so holds what serialises them.
+/// Stores keys that are new, or whose windows have passed; the caller holds the lock that
+/// serialises them.
 pub async fn remember(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -207,7 +208,7 @@ pub async fn remember(
     Ok(())
 }
 
-/// Tells all who look keys up in these journals' topics that there are new ones, in these rings; the
+/// Tells all lookups in these journals' topics that there are new keys, in these rings; the
 /// journals' heads must be locked.
 pub async fn claimed(
     connection: &mut PgConnection,
@@ -220,7 +221,7 @@ pub async fn claimed(
     Ok(())
 }
 
-/// The rings in which keys of a tenant's calls may lie that are no appends, a bit each; and the
+/// The rings that may hold keys of a tenant's calls other than appends, one bit each; and the
 /// database's clock.
 pub async fn call_rings(
     connection: &mut PgConnection,
@@ -231,7 +232,7 @@ pub async fn call_rings(
     Ok((rings, now.into()))
 }
 
-/// Keys of the tenant's calls may lie there from now on. Locks the tenant's row.
+/// Notes that a ring may hold keys of the tenant's calls. Locks the tenant's row.
 pub async fn add_call_ring(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -241,7 +242,7 @@ pub async fn add_call_ring(
     Ok(())
 }
 
-/// Replaces the answer of a key, if it is still this one.
+/// Replaces the response of a key if it is unchanged.
 pub async fn complete(
     connection: &mut PgConnection,
     tenant: TenantId,

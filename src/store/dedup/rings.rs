@@ -1,4 +1,4 @@
-//! Rings of partitions that keys lie in, and their turns.
+//! Statements on rings of tables for keys, and on their rotation.
 
 use sqlx::PgConnection;
 
@@ -12,14 +12,15 @@ statements! {
     READ = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings order by ring";
     LOCK = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1 \
         for no key update skip locked";
-    /// What lies in the partition that is emptied was claimed before the ring turned last.
+    /// Keys in the emptied table were reserved before the ring last rotated.
     TURN = "update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3 \
         where ring = $1";
-    /// A partition that nothing was ever put in needs no emptying. (About how many rows it has.)
+    /// Whether a table ever had a row (if not, it need not be emptied), and an estimate of its
+    /// rows.
     FILLED = "select pg_relation_size(oid) > 0, greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0) \
         from pg_class where oid = to_regclass('oncelog.dedup_keys_' || $1::smallint)";
     EMPTY = "select oncelog.empty_slot($1)";
-    /// Estimated rows, and bytes, of each ring with its partitions.
+    /// Estimated rows, and bytes, of each ring with its tables.
     MEASURE = "select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint, \
             sum(pg_total_relation_size(c.oid))::bigint \
         from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s \
@@ -28,19 +29,19 @@ statements! {
 
 type RingColumns = (i16, Option<i64>, i16, Instant, Instant);
 
-/// A ring, and what time it is.
+/// A ring, and the current time.
 fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, Timestamp) {
     let row = RingRow { ring: Ring(ring), period_ms, slot, turned_at: turned_at.into() };
     (row, now.into())
 }
 
-/// All of them.
+/// All rings.
 pub async fn read(connection: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>, Error> {
     let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(connection).await?;
     Ok(rows.into_iter().map(ring_row).collect())
 }
 
-/// Locks a ring. None: somebody turns it.
+/// Locks a ring. None if another replica is rotating it.
 pub async fn lock(
     connection: &mut PgConnection,
     ring: Ring,
@@ -50,8 +51,8 @@ pub async fn lock(
     Ok(row.map(ring_row))
 }
 
-/// Turns a locked ring to an emptied partition; answers about how many rows that had. Emptying comes
-/// last: until the commit nobody else looks keys up.
+/// Rotates a locked ring to an emptied table; returns an estimate of the rows it had. It empties
+/// last, because from then on nobody else can look up keys until the commit.
 pub async fn turn(
     connection: &mut PgConnection,
     ring: Ring,
@@ -69,10 +70,10 @@ pub async fn turn(
     Ok(rows.unsigned_abs())
 }
 
-/// What lies in a ring, expired keys included.
+/// The size of a ring, expired keys included.
 pub struct Size {
     pub ring: Ring,
-    /// About.
+    /// An estimate.
     pub keys: i64,
     pub bytes: i64,
 }

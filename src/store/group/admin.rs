@@ -1,5 +1,5 @@
-//! Groups as those who operate them see, reset and delete them; those that expire, and how far all
-//! are behind.
+//! Statements on groups for operators: description, reset, deletion, expiry, and the lag of all
+//! groups.
 
 use std::collections::BTreeMap;
 
@@ -44,21 +44,21 @@ statements! {
         cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
         where o.tenant_id = $1 and o.group_name = $2 and (o.committed_offset is not null or o.starts is not null) \
         order by t.name, l.partition";
-    /// Nobody joins meanwhile.
+    /// Nobody can join meanwhile.
     HOLD = "select auto_offset_reset from oncelog.groups where tenant_id = $1 and name = $2 for no key update";
     STARTS = "select log_id, starts from oncelog.group_offsets \
         where tenant_id = $1 and group_name = $2 and starts is not null";
-    /// Nobody joins, and nothing is committed for the first time in a partition, meanwhile.
+    /// Nobody can join, or commit for the first time in a partition, meanwhile.
     LOCK = "select active_at from oncelog.groups where tenant_id = $1 and name = $2 for update";
     LOCK_UNLESS_HELD = "select active_at from oncelog.groups where tenant_id = $1 and name = $2 for update skip locked";
     HAS_MEMBERS = "select exists (select from oncelog.group_members where tenant_id = $1 and group_name = $2)";
-    /// In their order, as by commits in flight.
+    /// In order, as by commits in flight.
     LOCK_PLACES = "select committed_offset, committed_at, pinned_by from oncelog.group_offsets \
         where tenant_id = $1 and group_name = $2 order by log_id for no key update";
     DROP_PLACES = "delete from oncelog.group_offsets where tenant_id = $1 and group_name = $2";
     DROP = "delete from oncelog.groups where tenant_id = $1 and name = $2";
-    /// Over many tenants, each with its own limit, without locks; those first that have been due for
-    /// longest.
+    /// Covers many tenants, each with its own limit, without locks; those due for longest come
+    /// first.
     IDLE = "select w.tenant_id, g.name \
         from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, idle_since) \
         cross join lateral (select g.name, g.active_at from oncelog.groups g \
@@ -68,8 +68,8 @@ statements! {
     MOVE_ACTIVITY = "update oncelog.groups set active_at = $3 where tenant_id = $1 and name = $2";
     COUNT = "select count(*) filter (where member_count > 0), count(*) filter (where member_count = 0), \
         coalesce(sum(member_count), 0)::bigint from oncelog.groups";
-    /// Over all tenants, the greatest first; and the sum of all that are not among them (no names).
-    /// Where a group goes on is what `rules::position` says.
+    /// Covers all tenants, greatest lag first; and the sum of the lags beyond the limit (no names).
+    /// `rules::position` defines where a group resumes.
     LAGS = "with lag as materialized ( \
             select o.tenant_id, o.group_name, l.topic_id, sum(l.next_offset - case \
                     when o.committed_offset >= l.log_start_offset then o.committed_offset \
@@ -90,7 +90,7 @@ statements! {
         union all select null, null, null, coalesce(sum(records), 0)::bigint from ranked where rank > $1";
 }
 
-/// Groups behind a name, by name.
+/// Lists the groups after a name, by name.
 pub async fn list(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -112,8 +112,8 @@ pub async fn list(
     rows.into_iter().map(summary).collect()
 }
 
-/// All of a group but its lags, and what they are counted by, one a place; to be called first in a
-/// transaction. None: there is no such group.
+/// Describes a group except its lags, with what these are computed from, one row per place; call it
+/// first in a transaction. None if the group does not exist.
 pub async fn describe(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -213,7 +213,7 @@ fn member(row: MemberRow, owned: &mut BTreeMap<&str, Partitions>) -> MemberDescr
     }
 }
 
-/// The partitions that a group has subscribed to or has committed in, by topic and partition.
+/// The partitions that a group subscribes to or has committed in, by topic and partition.
 pub async fn subscribed(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -227,8 +227,8 @@ pub async fn subscribed(
     rows.into_iter().map(named).collect()
 }
 
-/// Keeps members from joining until the transaction's end, before its offsets are locked. None:
-/// there is no such group.
+/// Keeps members from joining until the transaction ends, before its offsets are locked. None if
+/// the group does not exist.
 pub async fn hold(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -239,7 +239,7 @@ pub async fn hold(
     reset.as_deref().map(stored_reset).transpose()
 }
 
-/// Where a held group begins without a committed offset.
+/// Where a locked group starts without a committed offset.
 pub async fn starts(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -253,14 +253,14 @@ pub async fn starts(
 /// A group that is locked as a whole.
 pub struct WholeGroup {
     pub has_members: bool,
-    /// What is committed where a prepared transaction is to commit, and which.
+    /// The committed offset that a prepared transaction pins, and the transaction.
     pub pinned: Option<(Option<Offset>, Uuid)>,
     pub active_at: Timestamp,
     pub last_committed_at: Option<Timestamp>,
 }
 
-/// Locks a group to delete it: no commit and no join comes between. `waits`: for those in flight.
-/// None: there is no such group, or somebody is at it.
+/// Locks a group to delete it, so that no commit and no join comes between. `waits`: for those in
+/// flight. None if the group does not exist, or is locked.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -281,7 +281,7 @@ pub async fn lock(
     Ok(Some(WholeGroup { has_members, pinned, active_at: active_at.into(), last_committed_at }))
 }
 
-/// Deletes a locked group, which has no members; answers how many rows it had.
+/// Deletes a locked group without members; returns how many rows it had.
 pub async fn delete(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -295,8 +295,8 @@ pub async fn delete(
     Ok(rows)
 }
 
-/// Groups without members to look at, at most so many: those of a tenant that were last active, as
-/// far as is noted, before an instant.
+/// Lists groups without members, up to a limit: those of a tenant that were last active, as far as
+/// noted, before an instant.
 pub async fn idle(
     connection: &mut PgConnection,
     since: &[(TenantId, Timestamp)],
@@ -311,7 +311,7 @@ pub async fn idle(
     rows.iter().map(|(tenant, group)| Ok((TenantId(*tenant), stored_name(group)?))).collect()
 }
 
-/// The next look at a locked group waits until its limit has passed since.
+/// Notes activity of a locked group: it is not checked again before its limit has passed since.
 pub async fn move_activity(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -323,13 +323,13 @@ pub async fn move_activity(
     Ok(())
 }
 
-/// Of all tenants: groups with members, groups without, members.
+/// Counts over all tenants: groups with members, groups without, members.
 pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Error> {
     Ok(sqlx::query_as(COUNT).fetch_one(connection).await?)
 }
 
-/// How far the groups of all tenants are behind in each topic: the `limit` greatest, and the sum of
-/// the others.
+/// The lag of the groups of all tenants in each topic: the `limit` greatest, and the sum of the
+/// others.
 pub async fn lags(connection: &mut PgConnection, limit: i64) -> Result<(Vec<Lag>, i64), Error> {
     type Row = (Option<String>, Option<String>, Option<String>, i64);
     let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(connection).await?;

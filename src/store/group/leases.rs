@@ -1,4 +1,5 @@
-//! What members ask at every call: whether they still are, and what they own. Their leases.
+//! Statements of every member's call: whether the member exists, what it owns, and the renewal of
+//! its lease.
 
 use sqlx::{FromRow, PgConnection};
 
@@ -14,7 +15,8 @@ use crate::{
 };
 
 statements! {
-    /// Each by its keys, whatever the tables were like when it was planned. $4: with the watermarks.
+    /// Each lookup by key, whatever the tables were like when the statement was planned. $4: with
+    /// the watermarks.
     BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp() as now, \
             o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, \
             pg_postmaster_start_time() as started_at \
@@ -38,9 +40,9 @@ statements! {
                 array_agg(case when $4 then ( \
                     select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
-    /// Who is being changed, or renewed elsewhere, is passed by: its next call comes in time. All
-    /// others are held: an upsert finds each by its key, whatever the table was like when planned. A slow
-    /// one, which knows of an older lease, moves none back.
+    /// Skips members that are being changed, or renewed elsewhere: their next call comes in time.
+    /// The rows are locked first: then an upsert finds each by its key, whatever the table was like
+    /// when the statement was planned. A late renewal never moves a lease back.
     RENEW = concat!("insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
         select $1, w.group_name, w.member_id, w.lease_expires_at \
         from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
@@ -57,7 +59,7 @@ statements! {
         where l.tenant_id = $1 and l.log_id = any($2) and l.partition is not null";
 }
 
-/// A member, and what it owns.
+/// A member with the partitions that it owns.
 #[derive(Clone, Debug)]
 pub struct MemberStatus {
     pub group_id: GroupId,
@@ -75,19 +77,20 @@ pub struct MemberStatus {
 #[derive(Clone, Debug)]
 pub struct Owned {
     pub log_id: LogId,
-    /// The generation in which it got it.
+    /// The generation in which it became the owner.
     pub since: i64,
-    /// It is assigned to another.
+    /// Whether it is assigned to another member.
     pub revoked: Option<Revoked>,
     pub committed_offset: Option<Offset>,
     pub starts: Option<Starts>,
-    /// A prepared transaction is to commit this offset here.
+    /// The offset that a prepared transaction will commit here.
     pub pinned_offset: Option<Offset>,
-    /// (log start offset, high watermark), if asked for. None: the log has vanished with its topic.
+    /// (log start offset, high watermark), if requested. None if the log was deleted with its
+    /// topic.
     pub watermarks: Option<(Offset, Offset)>,
 }
 
-/// A member, and of each partition it owns what the array at its place says.
+/// A member, with one array per attribute of the partitions it owns.
 #[derive(FromRow)]
 struct LeaseRow {
     n: i64,
@@ -109,13 +112,13 @@ struct LeaseRow {
     started_at: Instant,
 }
 
-/// What an array says of one of them.
+/// The element of an array for one of them.
 fn at<T: Clone>(values: &Option<Vec<Option<T>>>, index: usize) -> Option<T> {
     values.as_ref()?.get(index).cloned().flatten()
 }
 
-/// The members as they are, each by (group, member id), with the watermarks of what they own where
-/// these are asked for; None: there is no such member.
+/// Reads members, each by (group, member id), with the watermarks of their partitions where
+/// requested; None for a member that does not exist.
 pub async fn beats(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -165,7 +168,7 @@ fn beat(row: LeaseRow) -> Result<(usize, MemberStatus), Error> {
     Ok((usize::try_from(row.n - 1).unwrap_or(usize::MAX), beat))
 }
 
-/// Moves leases on: (group, member id, until when).
+/// Renews leases: (group, member id, until when).
 pub async fn renew(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -181,7 +184,7 @@ pub async fn renew(
     Ok(())
 }
 
-/// The generations of groups; of those there are.
+/// The generations of the existing ones of these groups.
 pub async fn generations(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -193,7 +196,7 @@ pub async fn generations(
     Ok(rows.into_iter().map(|(group, generation)| (GroupId(group), generation)).collect())
 }
 
-/// A group's number and generation. None: there is no such group.
+/// The id and generation of a group. None if it does not exist.
 pub async fn group_id(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -204,7 +207,7 @@ pub async fn group_id(
     Ok(row.map(|(group_id, generation)| (GroupId(group_id), generation)))
 }
 
-/// What logs are called; of those there are.
+/// The topics and partitions of the existing ones of these logs.
 pub async fn names(
     connection: &mut PgConnection,
     tenant: TenantId,

@@ -1,5 +1,5 @@
-//! Groups and their members: loaded whole under the lock of the group's row, decided on, and written
-//! as they differ.
+//! Loads a group with its members under the lock of its row, and writes what the rules have
+//! changed.
 
 pub mod admin;
 pub mod leases;
@@ -26,7 +26,7 @@ statements! {
     MAKE = "insert into oncelog.groups (tenant_id, name) values ($1, $2) on conflict do nothing";
     LOCK = "select group_id, generation, auto_offset_reset, patterns, topics_version from oncelog.groups \
         where tenant_id = $1 and name = $2 for no key update";
-    /// Renewals pass by, so what is read here stays true.
+    /// Renewals skip locked rows, so what is read here stays true.
     MEMBERS = "select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at \
         from oncelog.group_members where tenant_id = $1 and group_name = $2 order by member_id for no key update";
     PLACES = "select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.revoked_since, o.let_go_by, o.starts \
@@ -48,8 +48,8 @@ statements! {
             session_timeout_ms, joined_at, lease_expires_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
         on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
-    /// In the order of their logs, as commits lock them. (`announced` is for replicas of the version
-    /// before.)
+    /// In the order of the logs, as commits lock them. (`announced` is for replicas of the previous
+    /// version.)
     WRITE_PLACES = "insert into oncelog.group_offsets as o \
             (tenant_id, group_name, log_id, member_id, owned_since, owned_at, assigned_to, announced, revoked_since, let_go_by, starts) \
         select $1, $2, w.log_id, w.member_id, w.owned_since, w.owned_at, w.assigned_to, w.let_go_by is not null, w.revoked_since, w.let_go_by, w.starts \
@@ -65,13 +65,13 @@ statements! {
         where g.member_count > 0 and g.topics_version <> t.topics_version limit $1";
 }
 
-/// A group whose row is locked, with its number.
+/// A group whose row is locked, with its id.
 pub struct LockedGroup {
     pub group_id: GroupId,
     pub state: GroupState,
 }
 
-/// Makes the group, if there is none.
+/// Creates the group if it does not exist.
 pub async fn make(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -81,7 +81,7 @@ pub async fn make(
     Ok(())
 }
 
-/// Locks the group and loads all of it. None: there is no such group.
+/// Locks the group and loads all of it. None if it does not exist.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -103,7 +103,7 @@ pub async fn lock(
     Ok(Some(LockedGroup { group_id: GroupId(group_id), state }))
 }
 
-/// A pattern that was checked when it was stored.
+/// Compiles a stored pattern, which was validated when it was stored.
 pub fn stored_pattern(text: &str) -> Result<TopicPattern, Error> {
     TopicPattern::parse(text)
         .map_err(|what| Error::Unexpected(format!("stored pattern {text:?}: {what}")))
@@ -114,7 +114,7 @@ pub fn stored_reset(text: &str) -> Result<AutoOffsetReset, Error> {
     known.ok_or_else(|| Error::Unexpected(format!("unknown auto_offset_reset {text:?}")))
 }
 
-/// `patterns`: all that there are, made once.
+/// `patterns`: all patterns, compiled once.
 async fn members(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -179,14 +179,14 @@ async fn places(
     rows.into_iter().map(place).collect()
 }
 
-/// Of a partition whose owner is to let go of it. What the version before has written does not say
-/// since when: as if since now.
+/// The revocation of a partition. Rows of the previous version do not say since when: it counts
+/// from now.
 fn stored_revoked(since: Option<i64>, let_go_by: Option<Instant>, newest: i64) -> Revoked {
     let let_go_by = let_go_by.filter(|_| since.is_some()).map(Timestamp::from);
     Revoked { since: since.unwrap_or(newest), let_go_by }
 }
 
-/// As the column says it.
+/// The value of the column.
 fn starts_text(starts: Starts) -> &'static str {
     match starts {
         Starts::Reset => "reset",
@@ -199,7 +199,7 @@ pub fn stored_starts(text: &str) -> Result<Starts, Error> {
     known.ok_or_else(|| Error::Unexpected(format!("unknown start of a group {text:?}")))
 }
 
-/// The partitions of these topics, or of all.
+/// The partitions of these topics, or of all topics.
 pub async fn topics(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -223,7 +223,7 @@ pub async fn topics(
     Ok(Topics { version, partitions })
 }
 
-/// Writes what has changed of a locked group.
+/// Writes the changes of a locked group.
 pub async fn write(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -295,8 +295,8 @@ async fn write_member(
     Ok(())
 }
 
-/// Offsets of a topic that is being deleted are removed as the janitor sees them. A row that is made
-/// here it cannot see yet, so new ones hold their logs.
+/// The janitor removes the offsets of a deleted topic that it can see. It cannot see rows inserted
+/// here until they commit, so new ones lock the heads of their logs.
 async fn write_places(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -330,7 +330,8 @@ async fn write_places(
     if held { Ok(()) } else { Err(Error::overtaken()) }
 }
 
-/// Groups with members whose lease has run out, or that have not let go of something in time.
+/// Lists groups with members whose lease has expired, or that have not released a partition in
+/// time.
 pub async fn late(
     connection: &mut PgConnection,
     limit: i64,
@@ -338,7 +339,7 @@ pub async fn late(
     due(connection, LATE, limit).await
 }
 
-/// Groups with members whose tenant has other topics since they were assigned.
+/// Lists groups with members whose tenant's topics have changed since their assignment.
 pub async fn outdated(
     connection: &mut PgConnection,
     limit: i64,

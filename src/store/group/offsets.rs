@@ -1,4 +1,4 @@
-//! Committed offsets of groups, and who owns their partitions.
+//! Statements on committed offsets of groups, and on who owns their partitions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 statements! {
-    /// All rows, one by one in order; or none as long as one is missing (unless `$4`): who holds some
-    /// may not wait for others to be made.
+    /// Locks all rows, one by one in order; or none as long as one is missing (unless `$4`): a
+    /// transaction that holds some must not wait for others to be created.
     LOCK = "select o.group_name, o.log_id, o.committed_offset, o.metadata, o.member_id, o.owned_since, o.pinned_by \
         from ( \
             select group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
@@ -34,18 +34,18 @@ statements! {
             for no key update of o) as o";
     MAKE_GROUPS = "insert into oncelog.groups (tenant_id, name) \
         select $1, name from unnest($2::text[]) as w (name) order by name collate \"C\" on conflict do nothing";
-    /// Those that are there are not deleted meanwhile.
+    /// Keeps existing groups from being deleted meanwhile.
     HOLD_GROUPS = "select from oncelog.groups where tenant_id = $1 and name = any($2) order by name for key share";
     MAKE_ROWS = "insert into oncelog.group_offsets (tenant_id, group_name, log_id) \
         select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
         order by group_name collate \"C\", log_id on conflict do nothing";
-    /// With those of these members that there are, and with one at least if there is any.
+    /// With the existing ones of these members, and with at least one if the group has any.
     GROUPS = "select name, generation, array( \
             select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3) \
             union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1)) \
         from oncelog.groups where tenant_id = $1 and name = any($2)";
-    /// All are there: an upsert finds each by its key, whatever the table was like when it was planned.
-    /// Answers whether it is the first commit there.
+    /// All rows exist: an upsert finds each by its key, whatever the table was like when the
+    /// statement was planned. Returns whether it is the first commit there.
     COMMIT = "insert into oncelog.group_offsets as o (tenant_id, group_name, log_id, committed_offset, metadata, committed_at) \
         select $1, group_name, log_id, committed_offset, metadata, now() \
         from unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[]) as w (group_name, log_id, committed_offset, metadata) \
@@ -62,17 +62,17 @@ statements! {
     GROUP_EXISTS = "select exists (select from oncelog.groups where tenant_id = $1 and name = $2)";
 }
 
-/// The columns that places bind.
+/// The columns that places are bound to.
 fn columns<'a>(places: impl Iterator<Item = &'a OffsetPlace> + Clone) -> (Vec<&'a str>, Vec<i64>) {
     (places.clone().map(|p| p.group.as_str()).collect(), places.map(|p| p.log_id.0).collect())
 }
 
-/// Locks the offsets' rows in the order of group and log, made where there are none yet; those whose
-/// log has vanished with its topic are left out, and those of one group of several that was deleted
-/// while this waited. Once in a transaction.
+/// Locks the offsets' rows in the order of group and log, and creates missing ones; omits those
+/// whose log was deleted with its topic, and those of a group that was deleted while this waited.
+/// Call it once per transaction.
 ///
-/// Nobody waits for another in a circle: rows are made before any is locked, both in order, and who
-/// waits for a row that is being made holds only rows that others would wait for in the same way.
+/// This cannot deadlock: rows are created before any is locked, both in order, and a transaction
+/// that waits for a row being created holds only rows that others would wait for in the same way.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -92,7 +92,7 @@ pub async fn lock(
     lock_rows(connection, tenant, &places, true).await
 }
 
-/// Makes the groups that there are not, and keeps all from being deleted.
+/// Creates missing groups, and keeps all from being deleted.
 async fn make_groups(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -129,7 +129,7 @@ async fn lock_rows(
     rows.into_iter().map(row).collect()
 }
 
-/// Whether the groups have members, and these; of a group that there is not, none.
+/// Reads whether the groups have members, and these; a missing group has none.
 pub async fn groups(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -148,18 +148,18 @@ pub async fn groups(
     Ok(found)
 }
 
-/// An offset to be committed at a locked place.
+/// An offset to commit at a locked place.
 pub struct OffsetWrite {
     pub place: OffsetPlace,
     pub offset: Offset,
     pub metadata: Option<String>,
 }
 
-/// Writes the offsets of locked rows; after all other locks. False: a log is vanishing with its
-/// topic, and the transaction must be rolled back.
+/// Writes the offsets of locked rows, after all other locks. False if a log is being deleted with
+/// its topic; then the transaction must be rolled back.
 ///
-/// The janitor removes the offsets of a deleted topic that it can see. A row that was made by a
-/// transaction in flight it cannot, so the first commit in a partition holds the log's head.
+/// The janitor removes the offsets of a deleted topic that it can see. It cannot see a row that a
+/// transaction in flight has created, so the first commit in a partition locks the log's head.
 pub async fn commit(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -182,7 +182,7 @@ pub async fn commit(
     Ok(first.is_empty() || logs::hold(connection, tenant, &first).await?)
 }
 
-/// All that a group has committed, in topics that there still are. None: there is no such group.
+/// The committed offsets of a group, in topics that still exist. None if the group does not exist.
 pub async fn list(
     connection: &mut PgConnection,
     tenant: TenantId,

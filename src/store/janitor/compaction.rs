@@ -1,9 +1,10 @@
-//! Compaction of logs: which may be due, and rows that lose records. Offsets stay: a row keeps the
-//! span it had and says which of its records are left; one of which nothing is left goes.
+//! Statements of compaction: finds logs that may be due, and rewrites rows that lose records.
+//! Offsets stay: a row keeps its span and says which of its records remain; a row without remaining
+//! records is deleted.
 //!
-//! Only what lies before the snapshot is touched: no fold meets a hole, since a memory that is behind
-//! `compacted_offset` is thrown away as one behind `kept_offset` is. Whose requests lay in a row that
-//! is rewritten is in the states.
+//! It only touches rows before the snapshot, so no replay meets a hole: a cache that is behind
+//! `compacted_offset` is discarded, like one behind `kept_offset`. The producer states cover the
+//! requests of rewritten rows.
 
 use std::collections::HashMap;
 
@@ -18,8 +19,8 @@ use crate::{
 };
 
 statements! {
-    /// Over all tenants, without locks: logs of topics with the setting, their own or their tenant's,
-    /// in which something has changed or tombstones wait, and that nobody is at.
+    /// Covers all tenants, without locks: logs of topics with the setting, their own or their
+    /// tenant's, that have changed or have tombstones waiting, and that no replica is working on.
     CANDIDATES = "select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, coalesce(d.cleaned_offset, 0), \
             coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0), \
             coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0), coalesce(d.settled_at, 'epoch'), clock_timestamp() \
@@ -39,7 +40,7 @@ statements! {
         where l.log_id > $1 and (l.next_offset > coalesce(d.cleaned_offset, 0) or d.tombstones > 0) \
             and coalesce(d.claimed_until, 'epoch') < statement_timestamp() \
         order by l.log_id limit $2";
-    /// If all is as it was found, and nobody is at it.
+    /// Takes the log if nothing has changed, and no replica is working on it.
     CLAIM = concat!("with head as materialized ( \
             select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2), \
         claimed as ( \
@@ -48,10 +49,11 @@ statements! {
                 where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
             returning c.log_id) \
         select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)");
-    /// On the server from which the rows were read: after a failover others may lie in their places.
+    /// Checks that the rows were read from this server: after a failover their offsets may hold
+    /// other rows.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
             and pg_postmaster_start_time() = $4 for no key update";
-    /// As rows stand under the head's lock.
+    /// The rows under the head's lock.
     STANDING = "select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches \
         where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
     REWRITE = "update oncelog.batches b set kept = w.kept, records = w.records, producers = null, staged_ordinal = null \
@@ -60,13 +62,13 @@ statements! {
     REMOVE = "delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
     MOVE = "update oncelog.logs set compacted_offset = greatest(compacted_offset, $3), size_bytes = size_bytes - $4 \
         where tenant_id = $1 and log_id = $2";
-    /// Unless another replica was at it as well, and came to its end before.
+    /// Does nothing if another replica has completed a round meanwhile.
     FINISH = "update oncelog.compactions set cleaned_offset = $5, left_records = $6, tombstones = $7, \
             settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), claimed_until = 'epoch' \
         where tenant_id = $1 and log_id = $2 and cleaned_offset = $3 and settled_offset = $4";
 }
 
-/// A log that may be due.
+/// A log that may be due for compaction.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub log: Due,
@@ -80,7 +82,7 @@ pub struct Candidate {
 type CandidateRow =
     (i64, i64, Json<OwnSettings>, Json<OwnSettings>, i64, i64, i64, i64, i64, Instant, Instant);
 
-/// Logs that may be due, by id, behind one.
+/// Lists the logs after one, by id, that may be due.
 pub async fn candidates(
     connection: &mut PgConnection,
     after: LogId,
@@ -110,14 +112,14 @@ pub async fn candidates(
     Ok(rows.into_iter().map(candidate).collect())
 }
 
-/// Where a log that was claimed ends and starts, and on which server.
+/// The start and end of a log that this replica has taken, and the server it was read from.
 pub struct Claimed {
     pub snapshot_offset: Offset,
     pub log_start_offset: Offset,
     pub server: Server,
 }
 
-/// Keeps other replicas from a log until an instant. None: they were first.
+/// Reserves a log for this replica until an instant. None if another replica was first.
 pub async fn claim(
     connection: &mut PgConnection,
     candidate: &Candidate,
@@ -144,16 +146,17 @@ pub async fn claim(
 #[derive(Debug)]
 pub struct CompactedRow {
     pub base_offset: Offset,
-    /// What was left of it until now, as it is stored.
+    /// The remaining records so far, as stored.
     pub kept: Option<Vec<u8>>,
-    /// What is left of it now. None: nothing.
+    /// The remaining records now. None: no record remains.
     pub left: Option<(Vec<u8>, String)>,
-    /// How many bytes fewer it has.
+    /// The number of bytes it shrinks by.
     pub freed_bytes: i64,
 }
 
-/// Changes rows before `end`, if all of them are as they were read. False: another replica, or a trim,
-/// was at them, and nothing is changed; or the log has vanished, or `server`, from which they were read.
+/// Changes rows before `end` if all of them are unchanged since they were read. False, with no
+/// change, if another replica or a trim has touched them, the log no longer exists, or another
+/// server answers than `server`, from which they were read.
 pub async fn change(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -204,17 +207,18 @@ pub async fn change(
     Ok(true)
 }
 
-/// What a round has come to.
+/// The result of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished {
     pub cleaned_offset: Offset,
     pub left_records: i64,
     pub tombstones: i64,
-    /// New ones to be forgotten, if any: those before the offset, counted from the instant.
+    /// New tombstones to be removed later, if any: those before the offset, counted from the
+    /// instant.
     pub settled: Option<(Offset, Timestamp)>,
 }
 
-/// Writes down where a round that began so has ended.
+/// Stores the result of a round with this beginning.
 pub async fn finish(
     connection: &mut PgConnection,
     (tenant, log): Due,

@@ -1,8 +1,8 @@
-//! What deleted tenants have, removed in chunks, and the keys for ever of deleted topics.
+//! Removes the data of deleted tenants in chunks, and the unexpiring keys of deleted topics.
 //!
-//! Rows are found by their tenant and deleted by where they lie (`ctid`): one lookup a row, whatever
-//! the table was like when it was planned. (`is true`: so no index is taken for the tenant, whose rows
-//! would all be read.) What somebody is at is passed by, so nobody is waited for.
+//! Rows are found by tenant and deleted by `ctid`: one lookup per row, whatever the table was like
+//! when the statement was planned. (`is true` keeps the planner from an index on the tenant,
+//! through which it would read all of its rows.) Locked rows are skipped, so that nothing waits.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -18,7 +18,7 @@ use crate::{
 };
 
 statements! {
-    /// Over all tenants.
+    /// Covers all tenants.
     DELETED = "select tenant_id from oncelog.tenants where deleted_at is not null and tenant_id > $1 \
         order by tenant_id limit $2";
     /// The tables that still have rows of a tenant.
@@ -45,13 +45,14 @@ statements! {
         order by transaction_id limit $2";
     LOCK_TOPIC = "select topic_id, partition_count from oncelog.topics where tenant_id = $1 \
         order by topic_id limit 1 for no key update skip locked";
-    /// The journal's and those of the partitions from $3 on; otherwise as for a deletion of the topic.
+    /// Locks the heads of the journal and of the partitions from $3 on, as a deletion of the topic
+    /// does.
     LOCK_LAST_LOGS = "select log_id, partition from oncelog.logs \
         where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
-    /// For the statements of this transaction, which are planned in it: the first rows are read in the
-    /// order of a key, never sorted out of all that there are.
+    /// Applies to the statements of this transaction, which are planned in it: they read the first
+    /// rows in the order of a key instead of sorting all rows.
     READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
     DROP_STAGED = "delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.staged_batches where tenant_id = $1 \
@@ -65,7 +66,7 @@ statements! {
     DROP_HELD_IDS = "delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.held_ids where tenant_id = $1 \
         order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
-    /// A prepared one is aborted first.
+    /// Prepared transactions are aborted first.
     DROP_TRANSACTIONS = "delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared' \
         order by tenant_id, transaction_id limit $2 for no key update skip locked))";
@@ -75,7 +76,7 @@ statements! {
     DROP_OFFSETS = "delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.group_offsets where tenant_id = $1 \
         order by tenant_id, group_name, log_id limit $2 for no key update skip locked))";
-    /// Nobody makes a member or an offset in them meanwhile.
+    /// Nobody can create a member or an offset in them meanwhile.
     LOCK_GROUPS = "select name from oncelog.groups where tenant_id = $1 \
         order by tenant_id, name limit $2 for update skip locked";
     DROP_GROUPS = "delete from oncelog.groups g where tenant_id = $1 and name = any($2) \
@@ -87,7 +88,7 @@ statements! {
     DROP_STATES = "delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.producer_states where tenant_id = $1 \
         order by tenant_id, log_id, producer_id limit $2 for no key update skip locked))";
-    /// No producer is registered meanwhile.
+    /// No producer can register meanwhile.
     LOCK_SESSIONS = "select producer_id from oncelog.sessions where tenant_id = $1 \
         order by tenant_id, producer_id limit $2 for update skip locked";
     DROP_SESSIONS = "delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2) \
@@ -95,7 +96,7 @@ statements! {
     DROP_DOOMED_TOPICS = "delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.doomed_topics where tenant_id = $1 \
         order by tenant_id, topic_id limit $2 for no key update skip locked))";
-    /// A slot that has keys of a tenant.
+    /// Finds a slot that has keys of a tenant.
     SLOT = "select slot from oncelog.dedup_keys where tenant_id = $1 limit 1";
     /// Places are those in one partition.
     DROP_KEYS = "delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array( \
@@ -107,28 +108,28 @@ statements! {
     DROP_COMPACTIONS = "delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array( \
         select ctid from oncelog.compactions where tenant_id = $1 \
         order by tenant_id, log_id limit $2 for no key update skip locked))";
-    /// One that was deleted so long ago ($2, in milliseconds). What was begun for it and refers to the row is
-    /// seen after this.
+    /// A tenant that was deleted at least $2 milliseconds ago. By then every row that refers to it,
+    /// from requests in flight at the deletion, is visible.
     LOCK_TENANT = "select name from oncelog.tenants \
         where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint for update skip locked";
     DROP_TENANT = "delete from oncelog.tenants where tenant_id = $1";
-    /// Over all tenants.
+    /// Covers all tenants.
     DOOMED_TOPICS = "select tenant_id, topic_id from oncelog.doomed_topics order by doomed_at limit $1";
     LOCK_DOOMED_TOPIC = "select topic_id from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2 \
         for no key update skip locked";
-    /// Of the slot that is never emptied.
+    /// The keys of the slot that is never truncated.
     DROP_TOPIC_KEYS = "delete from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 \
         and key = any (array( \
             select key from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 order by key limit $3))";
     DROP_DOOMED_TOPIC = "delete from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2";
 }
 
-/// A table of which a tenant's rows are removed by themselves, not as part of a topic.
+/// A table whose rows of a tenant are removed directly, not as part of a topic.
 #[derive(Clone, Copy, Debug)]
 pub struct Swept {
     pub table: &'static str,
     how: How,
-    /// They go with their logs as a rule.
+    /// Usually removed together with their logs.
     pub with_logs: bool,
 }
 
@@ -152,7 +153,7 @@ const fn special(table: &'static str, how: How) -> Swept {
     Swept { table, how, with_logs: false }
 }
 
-/// In the order in which they go: what refers to other rows before them.
+/// The order of removal: rows that refer to others before those.
 pub const SWEPT: [Swept; 15] = [
     rows("staged_batches", DROP_STAGED),
     rows("staged_offsets", DROP_STAGED_OFFSETS),
@@ -171,7 +172,7 @@ pub const SWEPT: [Swept; 15] = [
     of_logs("batches", DROP_BATCHES),
 ];
 
-/// Deleted tenants behind one, by id.
+/// Lists the deleted tenants after one, by id.
 pub async fn deleted(
     connection: &mut PgConnection,
     after: TenantId,
@@ -182,13 +183,13 @@ pub async fn deleted(
     Ok(ids.into_iter().map(TenantId).collect())
 }
 
-/// The tables that still have rows of a tenant, besides that of tenants; to be called in a transaction.
+/// Lists the tables that still have rows of a tenant, except its own; call it in a transaction.
 pub async fn left(connection: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>, Error> {
     sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
     Ok(sqlx::query_scalar(LEFT).bind(tenant.0).fetch_one(connection).await?)
 }
 
-/// Prepared transactions, at most so many.
+/// Lists prepared transactions, up to a limit.
 pub async fn prepared(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -197,7 +198,7 @@ pub async fn prepared(
     Ok(sqlx::query_scalar(PREPARED).bind(tenant.0).bind(limit).fetch_all(connection).await?)
 }
 
-/// Locks some topic that nobody is at.
+/// Locks any topic that is not locked.
 pub async fn lock_topic(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -207,7 +208,8 @@ pub async fn lock_topic(
     Ok(found.map(|(topic_id, count)| (TopicId(topic_id), count)))
 }
 
-/// Locks the journal of a locked topic and the heads of its partitions from one on, to delete these.
+/// Locks the journal of a locked topic, and the heads of its partitions from a given one on, to
+/// delete these.
 pub async fn lock_last_logs(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -221,8 +223,8 @@ pub async fn lock_last_logs(
     Ok((ids(journal), ids(last)))
 }
 
-/// Removes the last partitions of a locked topic, whose heads are locked, and leaves their rows to the
-/// janitor.
+/// Deletes the last partitions of a locked topic, whose heads are locked; the janitor deletes their
+/// rows later.
 pub async fn shrink(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -238,7 +240,7 @@ pub async fn shrink(
     Ok(())
 }
 
-/// Removes at most so many rows that a tenant has in a table; tells how many.
+/// Removes a tenant's rows from a table, up to a limit; returns how many.
 pub async fn sweep(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -267,8 +269,8 @@ pub async fn sweep(
     Ok(query.execute(connection).await?.rows_affected())
 }
 
-/// Locks the row of a tenant that was deleted so long ago, and answers its name. None: it is younger,
-/// gone, or held by somebody.
+/// Locks a tenant that was deleted long enough ago, and returns its name. None if it is younger,
+/// already removed, or locked.
 pub async fn lock_tenant(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -278,7 +280,7 @@ pub async fn lock_tenant(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Removes the locked row of a tenant that has nothing else.
+/// Removes the locked row of a tenant without other data.
 pub async fn drop_tenant(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
     sqlx::query(DROP_TENANT).bind(tenant.0).execute(connection).await?;
     Ok(())
@@ -287,7 +289,7 @@ pub async fn drop_tenant(connection: &mut PgConnection, tenant: TenantId) -> Res
 /// A topic of some tenant.
 pub type Doomed = (TenantId, TopicId);
 
-/// Deleted topics whose keys for ever are to be removed.
+/// Lists deleted topics with unexpiring keys to remove.
 pub async fn doomed_topics(
     connection: &mut PgConnection,
     limit: i64,
@@ -297,7 +299,7 @@ pub async fn doomed_topics(
     Ok(rows.into_iter().map(|(tenant, topic)| (TenantId(tenant), TopicId(topic))).collect())
 }
 
-/// Removes one chunk of a deleted topic's keys for ever, unless another replica is at it.
+/// Removes one chunk of a deleted topic's unexpiring keys, unless another replica is working on it.
 pub async fn remove_keys(
     connection: &mut PgConnection,
     (tenant, topic): Doomed,

@@ -1,5 +1,5 @@
-//! What the janitor finds and removes: small chunks, `skip locked`, no leader. It reads what is due
-//! over all tenants without locks and works tenant by tenant.
+//! Statements of the janitor: small chunks, `skip locked`, no leader. It finds due work over all
+//! tenants without locks, and then works tenant by tenant.
 
 pub mod compaction;
 pub mod deleted_tenants;
@@ -18,8 +18,8 @@ statements! {
     DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
     LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
         for update skip locked";
-    /// Answers to what was staged its rows pointed. (A range, found first: by whichever offsets, plans
-    /// that expect a short log would read all of it for each chunk.)
+    /// Returns the staged data that the rows referred to. (A range, found first: with arbitrary
+    /// offsets, a plan for a short log would read all of it for each chunk.)
     DROP_ROWS = "with gone as ( \
             delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from ( \
                 select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c) \
@@ -28,22 +28,22 @@ statements! {
             coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
     DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array( \
         select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3))";
-    /// Locked in their order, as by commits in flight.
+    /// Locked in order, as by commits in flight.
     DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
         select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
         order by group_name limit $3 for no key update)";
     DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
-    /// A journal keeps no rows behind its snapshot; a partition none behind its start either.
+    /// A journal keeps no rows before its snapshot; a partition none before its start either.
     TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
         where kept_offset < case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end limit $1";
-    /// (A log that is appended to without a pause is hardly ever free: this waits its turn.)
+    /// (It waits for the lock, because a log with constant appends is hardly ever free.)
     LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
             else least(snapshot_offset, log_start_offset) end, kept_offset \
         from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
-    /// Whole rows before an offset, oldest first; answers where the last of them ends, and to what
-    /// was staged they pointed. What was removed before is not looked through again.
+    /// Deletes whole rows before an offset, oldest first; returns where the last of them ends, and
+    /// the staged data they referred to. It does not scan rows deleted before.
     TRIM_ROWS = "with first as materialized ( \
             select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= \
                 (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2) \
@@ -61,7 +61,7 @@ statements! {
         select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint, \
             coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
             coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
-    /// What rows of a log have pointed to, one each; answers how large it was.
+    /// Deletes the staged data that rows referred to, one item each; returns its size.
     DROP_STAGED = "with gone as ( \
             delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal) \
             where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal \
@@ -72,50 +72,49 @@ statements! {
     OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
         and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[]) \
         and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
-    /// Of this transaction: others wait meanwhile for what it holds.
+    /// Applies to this transaction: others wait for the locks it holds.
     HURRY = "select set_config('lock_timeout', '20ms', true)";
     /// A trim by hand waits for a snapshot.
     UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
         where partition is not null and snapshot_offset < log_start_offset limit $1";
-    /// The next logs of all, and whether so much lies behind their snapshots.
+    /// Lists the next logs, and whether more than the limit lies after their snapshots.
     UNFOLDED = "select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs \
         where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $4";
 }
 
-/// What one transaction did.
+/// What one chunk did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Chunk {
     pub rows: u64,
-    /// There may be more to do.
+    /// Whether there may be more work.
     pub more: bool,
 }
 
-/// Tables with several indexes that begin with the tenant, or joined: what is right shows in
-/// statistics only.
+/// Tables with several indexes that start with the tenant, or that are joined: only statistics tell
+/// the planner which index is right.
 const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
     oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, \
     oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
 
-/// Whether one of the tables has grown far beyond what its statistics, and so all plans, were made
-/// for.
+/// Whether a table has grown far beyond its statistics, and so beyond the assumptions of all plans.
 pub async fn outgrown(connection: &mut PgConnection) -> Result<bool, Error> {
     Ok(sqlx::query_scalar(OUTGROWN).fetch_one(connection).await?)
 }
 
-/// Makes statistics anew, and with them the plans of all connections. (A role that does not own the
-/// tables leaves it to autovacuum.)
+/// Refreshes the statistics, and with them the plans of all connections. (A role that does not own
+/// the tables leaves this to autovacuum.)
 pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::raw_sql(ANALYZE).execute(connection).await?;
     Ok(())
 }
 
-/// No lock is waited for any longer than a few milliseconds in this transaction.
+/// Limits lock waits in this transaction to a few milliseconds.
 pub async fn hurry(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::query(HURRY).execute(connection).await?;
     Ok(())
 }
 
-/// A log of some tenant.
+/// A log, with its tenant.
 pub type Due = (TenantId, LogId);
 
 async fn due(
@@ -127,23 +126,23 @@ async fn due(
     Ok(rows.into_iter().map(|(tenant, log)| (TenantId(tenant), LogId(log))).collect())
 }
 
-/// Logs of deleted topics.
+/// Lists logs of deleted topics.
 pub async fn doomed(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
     due(connection, DOOMED, limit).await
 }
 
-/// Logs with rows that nobody needs any more.
+/// Lists logs with rows before their start.
 pub async fn trimmable(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
     due(connection, TRIMMABLE, limit).await
 }
 
-/// Logs trimmed by hand past their snapshot.
+/// Lists logs trimmed by hand beyond their snapshot.
 pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
     due(connection, UNSNAPPED_TRIMS, limit).await
 }
 
-/// The next logs behind one, by tenant and id: each with whether more than so many offsets lie behind its
-/// snapshot.
+/// Lists the logs after one, by tenant and id, each with whether more than the given number of
+/// offsets lies after its snapshot.
 pub async fn unfolded(
     connection: &mut PgConnection,
     (after_tenant, after_log): Due,
@@ -156,7 +155,7 @@ pub async fn unfolded(
     Ok(rows.into_iter().map(log).collect())
 }
 
-/// Removes one chunk of a doomed log, unless another replica is at it.
+/// Deletes one chunk of a deleted log, unless another replica is working on it.
 pub async fn remove_doomed(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -190,8 +189,8 @@ pub async fn remove_doomed(
     Ok(Chunk::default())
 }
 
-/// Locks a head for trimming: (rows before this may go, rows before this are gone). None: it has
-/// vanished.
+/// Locks a head for trimming and returns (rows before this can be deleted, rows before this are
+/// deleted). None if it no longer exists.
 pub async fn lock_trimmable(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -200,7 +199,7 @@ pub async fn lock_trimmable(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Removes one chunk of whole rows before `before` from a locked log.
+/// Deletes one chunk of whole rows before `before` from a locked log.
 pub async fn trim_rows(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -220,7 +219,7 @@ pub async fn trim_rows(
     Ok(Chunk { rows: count.unsigned_abs(), more })
 }
 
-/// Removes what rows that are gone have pointed to: a pair each. Answers how many bytes it had.
+/// Deletes the staged data of deleted rows, one pair each. Returns its size in bytes.
 pub(super) async fn drop_staged(
     connection: &mut PgConnection,
     tenant: TenantId,

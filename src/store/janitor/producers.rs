@@ -1,4 +1,4 @@
-//! Producers that have been idle too long, and the open ids they leave behind.
+//! Statements on producers that were idle too long, and on the open ids they leave behind.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -17,8 +17,8 @@ use crate::{
 };
 
 statements! {
-    /// Over many tenants, each with its own limits, without locks; those first that have been due
-    /// for longest.
+    /// Covers many tenants, each with its own limits, without locks; those due for longest come
+    /// first.
     IDLE = "select w.tenant_id, s.producer_id \
         from unnest($1::bigint[], $2::boolean[], $3::timestamptz[]) as w (tenant_id, named, idle_since) \
         cross join lateral (select s.producer_id, s.active_at from oncelog.sessions s \
@@ -29,8 +29,8 @@ statements! {
     LOCK = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
             open_horizon, opened_at, fencing \
         from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update skip locked";
-    /// What was noted, whether a transaction is open, and when the one of the newest id was begun or
-    /// ended.
+    /// Reads the noted activity, whether a transaction is open, and when the one with the newest id
+    /// was begun or ended.
     TRANSACTED = "select s.active_at, \
             exists (select from oncelog.transactions t where t.tenant_id = $1 and t.producer_id = $2 \
                 and t.state in ('ongoing', 'prepared')), \
@@ -41,7 +41,7 @@ statements! {
         where tenant_id = $1 and producer_id = $2";
     SNAPSHOT_APPENDED_AT = "select max(last_appended_at) from oncelog.producer_states \
         where tenant_id = $1 and producer_id = $2";
-    /// Rows behind the snapshots that may be the producer's and are not older than an instant.
+    /// Rows after the snapshots, no older than an instant, that may be the producer's.
     TAILS = "select b.base_offset, b.appended_at, b.producers \
         from oncelog.producer_states s \
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id and l.last_appended_at >= $4 \
@@ -52,24 +52,24 @@ statements! {
     DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and producer_id = $2";
     ORPHAN_OPENS = "update oncelog.session_opens set orphaned = true where tenant_id = $1 and producer_id = $2";
     DROP_SESSION = "delete from oncelog.sessions where tenant_id = $1 and producer_id = $2";
-    /// Over all tenants. A UUIDv7 sorts by its instant.
+    /// Covers all tenants. A UUIDv7 sorts by its timestamp.
     ORPHANED = "select tenant_id, open_id from oncelog.session_opens where orphaned and open_id < $1 \
         order by open_id limit $2";
     DROP_ORPHANED = concat!("delete from oncelog.session_opens where ", durable!(), " and tenant_id = $1 and open_id = $2 and orphaned");
 }
 
-/// Logs whose tails are read by one statement: bounds the memory.
+/// The maximum number of logs whose tails one statement reads, to bound memory.
 const LOGS_READ_AT_ONCE: usize = 200;
 
-/// Producers of one kind of a tenant that have been idle if they were last active before an instant.
+/// The producers of a tenant and kind that are idle if they were last active before an instant.
 pub struct IdleSince {
     pub tenant: TenantId,
-    /// With a transactional id, or without.
+    /// Whether they have a transactional id.
     pub named: bool,
     pub instant: Timestamp,
 }
 
-/// Producers to look at, at most so many.
+/// Lists candidates, up to a limit.
 pub async fn idle(
     connection: &mut PgConnection,
     wanted: &[IdleSince],
@@ -85,7 +85,7 @@ pub async fn idle(
     Ok(rows.into_iter().map(|(tenant, id)| (TenantId(tenant), ProducerId(id))).collect())
 }
 
-/// Locks a session as an open does. None: gone, or somebody holds it, who is not idle.
+/// Locks a session as an open does. None if it no longer exists, or is locked and so not idle.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -96,9 +96,10 @@ pub async fn lock(
     row.map(session::session_row).transpose()
 }
 
-/// What is known of the producer of a locked session without its rows. The newest id is looked at
-/// first: of one that is active there may be millions. It need not be of the last transaction, since
-/// ids are chosen by clients; so all count before it is found idle.
+/// Reads what is known of the producer of a locked session, except its rows. It checks the
+/// transaction with the newest id first, because an active producer may have millions. That need
+/// not be the latest transaction, as clients choose the ids; so all of them count before the
+/// producer is found idle.
 pub async fn transacted(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -118,8 +119,8 @@ pub async fn transacted(
     Ok(Activity { last_appended_at: None, last_transacted_at: last, in_transaction, noted_at })
 }
 
-/// When the producer's last row was appended, if it has one that is not older than `since`; older
-/// ones only as far as they are known.
+/// The time of the producer's last append if it is not older than `since`; older ones only as far
+/// as known.
 pub async fn last_appended_at(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -148,7 +149,7 @@ pub async fn last_appended_at(
     Ok(last)
 }
 
-/// The next look at a locked session waits until its limit has passed since.
+/// Notes activity of a locked session: it is not checked again before its limit has passed since.
 pub async fn move_activity(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -160,7 +161,7 @@ pub async fn move_activity(
     Ok(())
 }
 
-/// Forgets a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
+/// Removes a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
 /// stay.
 pub async fn forget(
     connection: &mut PgConnection,
@@ -176,7 +177,7 @@ pub async fn forget(
     Ok(Chunk { rows, more: false })
 }
 
-/// Open ids of expired producers that were made before an instant.
+/// Lists open ids of expired producers from before an instant.
 pub async fn orphaned_opens(
     connection: &mut PgConnection,
     made_before: Timestamp,

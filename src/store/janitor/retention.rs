@@ -1,4 +1,5 @@
-//! The oldest rows of logs: which may have to go, and a log that loses some.
+//! Statements of retention: finds logs with rows that may be too old or too many, and advances
+//! their start.
 
 use sqlx::{PgConnection, types::Json};
 
@@ -10,9 +11,9 @@ use crate::{
 };
 
 statements! {
-    /// Partitions of many tenants, without locks, each with the row at its start: it is looked up by
-    /// key, and only where there are records. The page comes first, whatever else there is to know of
-    /// a log.
+    /// Lists partitions of many tenants, without locks, each with the row at its start: that is
+    /// looked up by key, and only if there are records. The page is selected before anything else
+    /// about a log.
     PAGE = "select l.tenant_id, l.log_id, t.settings, l.next_offset, l.size_bytes, b.end_offset, b.appended_at \
         from (select tenant_id, log_id, topic_id, partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
             where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $3) l \
@@ -24,9 +25,9 @@ statements! {
                     and s.base_offset <= l.log_start_offset order by s.base_offset desc limit 1), 0) \
             order by b.base_offset limit 1) b on l.partition is not null and l.log_start_offset < l.next_offset \
         order by l.tenant_id, l.log_id";
-    /// Waits for the appends before it: where they never stop, a look that passed by would never come.
+    /// Waits for appends: in a log with constant appends a `skip locked` would never succeed.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
-    /// Of a locked head. What prepared transactions hold is pinned.
+    /// Reads a locked head. What prepared transactions hold is pinned.
     FACTS = "select t.settings, l.log_start_offset, l.next_offset, l.size_bytes, l.kept_offset, l.snapshot_offset, \
             (select min(o.committed_offset) from oncelog.pins p cross join lateral ( \
                 select s.committed_offset from oncelog.staged_offsets s \
@@ -36,8 +37,8 @@ statements! {
         from oncelog.logs l cross join lateral (select settings from oncelog.topics t \
             where t.tenant_id = $1 and t.topic_id = l.topic_id offset 0) t \
         where l.tenant_id = $1 and l.log_id = $2";
-    /// From the row on that holds $3: what was removed before it is not looked through. What a row
-    /// points to is looked up by key; sizes are known without what they are of.
+    /// Starts at the row that contains $3, so as not to scan removed rows. Data that a row refers
+    /// to is looked up by key; sizes are known without reading the data.
     OLDEST = "select base_offset + record_count, appended_at, coalesce(octet_length(records), \
             (select octet_length(s.records) from oncelog.staged_batches s \
                 where s.tenant_id = $1 and s.transaction_id = b.transaction_id and s.ordinal = b.staged_ordinal), 0)::bigint \
@@ -48,17 +49,18 @@ statements! {
     MOVE = "update oncelog.logs set log_start_offset = $3 where tenant_id = $1 and log_id = $2";
 }
 
-/// A log, as it looks from its head.
+/// A log according to its head.
 pub struct HeadSizes {
     pub log: Due,
     pub settings: OwnSettings,
     pub next_offset: Offset,
     pub size_bytes: i64,
-    /// The row at its start, but for its size; none: there are no records, or it is a journal.
+    /// The row at its start, without its size; none if there are no records, or the log is a
+    /// journal.
     pub oldest: Option<LogRow>,
 }
 
-/// The next logs behind one, by tenant and id.
+/// Lists the logs after one, by tenant and id.
 pub async fn page(
     connection: &mut PgConnection,
     (after_tenant, after_log): Due,
@@ -84,17 +86,17 @@ pub async fn page(
 
 /// A locked head.
 pub struct LockedHead {
-    /// Of its topic.
+    /// The settings of its topic.
     pub settings: OwnSettings,
     pub log: Log,
-    /// Rows before it are gone.
+    /// Rows before this offset are deleted.
     pub kept_offset: Offset,
-    /// Rows before it may go.
+    /// Rows before this offset may be deleted.
     pub snapshot_offset: Offset,
     pub now: Timestamp,
 }
 
-/// Locks a head. None: it has vanished.
+/// Locks a head. None if it no longer exists.
 pub async fn lock(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -112,7 +114,7 @@ pub async fn lock(
     Ok(facts.map(locked))
 }
 
-/// The oldest rows that are there, in a log without others before an offset.
+/// Lists the oldest existing rows of a log before an offset.
 pub async fn oldest(
     connection: &mut PgConnection,
     (tenant, log): Due,
@@ -129,7 +131,7 @@ pub async fn oldest(
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// Moves the start of a locked log.
+/// Advances the start of a locked log.
 pub async fn move_start(
     connection: &mut PgConnection,
     (tenant, log): Due,

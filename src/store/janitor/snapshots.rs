@@ -1,5 +1,5 @@
-//! Snapshots: the rows since the last one are folded into `producer_states`, so that cold starts are
-//! bounded and rows may be trimmed.
+//! Takes snapshots: replays the rows since the last one into `producer_states`, so that cold starts
+//! are bounded and rows can be trimmed.
 
 use sqlx::PgConnection;
 
@@ -15,15 +15,15 @@ use crate::{
 statements! {
     LOCK = "select snapshot_offset, next_offset from oncelog.logs \
         where tenant_id = $1 and log_id = $2 for no key update";
-    /// Read from the database: memory plays no part. Rows without provenance count as well: what is
-    /// limited is how long the head is locked.
+    /// Reads the rows from the database, not from a cache. Rows without provenance count as well:
+    /// the limit bounds how long the head is locked.
     ROWS = "select base_offset, record_count, appended_at, producers from oncelog.batches \
         where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4 \
         order by base_offset limit $5";
     STATES = "select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
         where tenant_id = $1 and log_id = $2 and producer_id = any($3) \
         order by producer_id for no key update";
-    /// Only what is registered, and only forward; a state is never inserted here.
+    /// Updates registered states only, and only forward; it never inserts one.
     UPDATE_STATES = "update oncelog.producer_states s set epoch = w.epoch, last_sequence = w.last_sequence, \
             recent = w.recent, as_of_offset = $7, last_appended_at = w.last_appended_at \
         from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $8::timestamptz[]) \
@@ -32,7 +32,7 @@ statements! {
     MOVE = "update oncelog.logs set snapshot_offset = $3 where tenant_id = $1 and log_id = $2";
 }
 
-/// Locks a head; (snapshot offset, next offset), or none if it has vanished.
+/// Locks a head and returns (snapshot offset, next offset); none if it no longer exists.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -75,17 +75,17 @@ pub async fn states(
     query.fetch_all(connection).await?.into_iter().map(load::stored_state).collect()
 }
 
-/// A state as the snapshot at `as_of_offset` has it.
+/// A producer state as of the snapshot at `as_of_offset`.
 pub struct FoldedState {
     pub producer_id: ProducerId,
     pub epoch: i64,
     pub last_sequence: Option<i64>,
     pub recent: Vec<u8>,
-    /// When its last row here was appended.
+    /// The time of its last append to this log.
     pub last_appended_at: Timestamp,
 }
 
-/// Writes the folded states and moves the snapshot; the head must be locked.
+/// Writes the states and advances the snapshot; the head must be locked.
 pub async fn write(
     connection: &mut PgConnection,
     tenant: TenantId,

@@ -1,4 +1,5 @@
-//! Transactions that time has ended, and outcomes that need be remembered no more.
+//! Statements of the janitor on transactions: it aborts those past their timeout, and removes
+//! outcomes past their retention.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::{
 };
 
 statements! {
-    /// Over all tenants, without locks.
+    /// Covers all tenants, without locks.
     LATE = "select tenant_id, transaction_id from oncelog.transactions \
         where state = 'ongoing' and expires_at <= clock_timestamp() order by expires_at limit $1";
     EXPIRE = concat!("with due as materialized ( \
@@ -23,7 +24,8 @@ statements! {
         update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
             remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \
         from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id");
-    /// Over many tenants, each with its own cutoff, without locks: those that have something to forget.
+    /// Covers many tenants, each with its own cutoff, without locks; returns those with outcomes to
+    /// remove.
     DUE = "select w.tenant_id, w.cutoff from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, cutoff) \
         where exists (select from oncelog.transactions t where t.tenant_id = w.tenant_id and t.remembered_from < w.cutoff \
             and not t.sweeping)";
@@ -42,7 +44,7 @@ statements! {
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = g.transaction_id";
 }
 
-/// Ongoing transactions past their deadlines, by tenant.
+/// Lists ongoing transactions past their timeout, by tenant.
 pub async fn late(
     connection: &mut PgConnection,
     limit: i64,
@@ -55,7 +57,7 @@ pub async fn late(
     Ok(late)
 }
 
-/// Aborts those of these that are past their deadlines and nobody is at; tells how many.
+/// Aborts those of these transactions that are past their timeout and not locked; returns how many.
 pub async fn expire_unless_held(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -65,14 +67,14 @@ pub async fn expire_unless_held(
     Ok(query.execute(connection).await?.rows_affected())
 }
 
-/// A tenant's outcomes that need be remembered only up to an instant are forgotten.
+/// The outcomes of a tenant up to an instant, which can be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cutoff {
     pub tenant: TenantId,
     pub instant: Timestamp,
 }
 
-/// Those that have something to forget.
+/// The tenants with outcomes to remove.
 pub async fn due(connection: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Vec<Cutoff>, Error> {
     let rows: Vec<(i64, Instant)> = sqlx::query_as(DUE)
         .bind(cutoffs.iter().map(|c| c.tenant.0).collect::<Vec<_>>())
@@ -84,8 +86,8 @@ pub async fn due(connection: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Ve
     Ok(rows.into_iter().map(cutoff).collect())
 }
 
-/// Forgets a chunk of a tenant's outcomes. The horizon moves first: none of their ids runs again. And
-/// their producers were active when they ended.
+/// Removes a chunk of a tenant's outcomes. It advances the horizon first, so that none of their ids
+/// runs again, and notes that their producers were active when they ended.
 pub async fn forget(
     connection: &mut PgConnection,
     cutoff: Cutoff,

@@ -1,4 +1,4 @@
-//! Ending transactions: commit, prepare, abort.
+//! Statements that end transactions: commit, prepare, abort.
 
 use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
@@ -11,14 +11,15 @@ use crate::{
 };
 
 statements! {
-    /// Commits many transactions, each by itself or not: numbers what they staged and makes the log
-    /// point to it. Their rows are locked first (those held elsewhere are left out), then the heads, in
-    /// order. One is committed only if all it goes by is still as this sees it: a call that was staging
-    /// meanwhile, a vanished head or a passed deadline leave it out. What others have brought while this
-    /// waited shows in the columns of its row only, so each call that stages is counted there. (The sizes are taken before
-    /// anything is sorted: a commit's cost is that of its batches, not of their bytes. A full join is
-    /// never a nested loop over thousands of batches and logs; where one side is there, the other is.
-    /// A batch of which nothing is left, because all of it is stored elsewhere, gets no row.)
+    /// Commits many transactions, each on its own: assigns offsets to what they staged, and inserts
+    /// rows in the log that refer to it. It locks their rows first (omitting those locked
+    /// elsewhere), then the heads, in order. A transaction is committed only if everything it
+    /// depends on is still as seen here: a concurrent call that stages, a deleted head or an
+    /// expired timeout exclude it. Concurrent changes are only visible in the columns of its row,
+    /// so each call that stages is counted there. (Sizes are determined before anything is sorted:
+    /// the cost of a commit is that of its batches, not of their bytes. A full join is never a
+    /// nested loop over thousands of batches and logs; both sides have the same rows. A batch that
+    /// is stored elsewhere as a whole gets no row.)
     COMMIT = concat!("with t as materialized ( \
             select t.transaction_id, t.batch_count, t.expires_at, t.prepared_at from ( \
                 select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) \
@@ -82,7 +83,7 @@ statements! {
     ABORT = "update oncelog.transactions set state = 'aborted', reason = $3, ended_at = $4, sweeping = true, \
             remembered_from = greatest($4, oncelog.instant_of(transaction_id)) \
         where tenant_id = $1 and transaction_id = $2";
-    /// Writes down what time has done already.
+    /// Marks transactions past their timeout as aborted.
     EXPIRE = concat!("with due as materialized ( \
             select transaction_id from oncelog.transactions \
             where ", durable!(), " and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
@@ -93,7 +94,7 @@ statements! {
         from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id");
 }
 
-/// What a commit goes by.
+/// What a commit depends on.
 #[derive(Clone, Copy)]
 pub struct Commit {
     pub id: Uuid,
@@ -101,15 +102,15 @@ pub struct Commit {
     pub expected_appends: Option<i64>,
 }
 
-/// Transactions that were committed together, and where the next offsets of all their logs are.
+/// Transactions that were committed together, with the next offsets of all their logs.
 pub struct CommittedTransactions {
     pub rows: Vec<TransactionRow>,
     pub high_watermarks: Vec<(LogId, Offset)>,
 }
 
-/// Commits those of these with which everything is as usual, in one statement; of the others nothing
-/// is done. `judged`: they are locked, and everything but numbering is done, also of prepared ones and
-/// those with offsets.
+/// Commits those of these transactions for which all assumptions hold, in one statement; the others
+/// are unchanged. `judged`: they are locked, and everything but assigning offsets is done; this
+/// also covers prepared ones and those with offsets.
 pub async fn commit(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -139,7 +140,7 @@ pub async fn commit(
     Ok(committed)
 }
 
-/// Makes a locked one prepared.
+/// Marks a locked transaction as prepared.
 pub async fn prepare(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -151,7 +152,7 @@ pub async fn prepare(
     Ok(())
 }
 
-/// Aborts a locked one.
+/// Aborts a locked transaction.
 pub async fn abort(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -164,7 +165,7 @@ pub async fn abort(
     Ok(())
 }
 
-/// Aborts those of these that are past their deadlines; tells how many.
+/// Aborts those of these transactions that are past their timeout; returns how many.
 pub async fn expire(
     connection: &mut PgConnection,
     tenant: TenantId,

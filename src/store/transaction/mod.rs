@@ -1,4 +1,4 @@
-//! The rows of transactions: begun, read, ended, forgotten.
+//! Statements on the rows of transactions.
 
 pub mod end;
 pub mod one_request;
@@ -27,9 +27,10 @@ statements! {
         from oncelog.transactions where tenant_id = $1 and transaction_id = any($2) \
         order by transaction_id for no key update";
     HORIZON = "select forgotten_horizon, clock_timestamp() from oncelog.tenants where tenant_id = $1";
-    /// One trip for what most begins are: a new transaction, of a session that is current if it names
-    /// one. No row: something is not as usual. An id of the client's own ($8) must not be so old that
-    /// it may have run and been forgotten since this statement began; else all of it fails.
+    /// The common begin in one round trip: a new transaction, of a session that is current if it
+    /// names one. No row: some condition does not hold. An id chosen by the client ($8) must not be
+    /// so old that it may have run and been forgotten since this statement began; otherwise the
+    /// statement fails.
     BEGIN_NEW = concat!("with session as materialized ( \
             select transaction_timeout_ms from oncelog.sessions \
             where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share), \
@@ -77,12 +78,12 @@ statements! {
         from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3) \
             and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) and producer_id = $6 \
         order by transaction_id limit $5";
-    /// Over all tenants.
+    /// Covers all tenants.
     OPEN = "select state, count(*), min(coalesce(prepared_at, created_at)) from oncelog.transactions \
         where state in ('ongoing', 'prepared') group by state";
 }
 
-/// A row as a statement above answers it.
+/// A row as returned by the statements above.
 pub struct TransactionColumns(pub TransactionRow);
 
 impl<'r> FromRow<'r, PgRow> for TransactionColumns {
@@ -117,7 +118,7 @@ impl<'r> FromRow<'r, PgRow> for TransactionColumns {
     }
 }
 
-/// The row as it is, without a lock.
+/// Reads the row without a lock.
 pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -127,7 +128,7 @@ pub async fn read(
     Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
 }
 
-/// Locks rows in the order of their ids; those that are not there are left out.
+/// Locks rows in the order of their ids; omits missing ones.
 pub async fn lock(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -136,12 +137,12 @@ pub async fn lock(
     rows(sqlx::query_as(LOCK).bind(tenant.0).bind(ids).fetch_all(connection).await?)
 }
 
-/// What statements answered.
+/// Converts the rows of statements.
 pub fn rows(stored: Vec<TransactionColumns>) -> Result<Vec<TransactionRow>, Error> {
     Ok(stored.into_iter().map(|TransactionColumns(row)| row).collect())
 }
 
-/// Ids without a row and with an instant before it may have run; and the clock.
+/// The horizon: ids without a row and with an earlier timestamp may have run; and the clock.
 pub async fn horizon(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -151,7 +152,7 @@ pub async fn horizon(
     Ok((horizon.into(), now.into()))
 }
 
-/// A transaction that is to begin.
+/// A transaction to begin.
 pub struct New {
     pub id: Uuid,
     /// The client chose the id: it may have run before.
@@ -160,7 +161,7 @@ pub struct New {
     pub digest: Digest,
 }
 
-/// What limits it.
+/// The settings that limit it.
 pub struct Limits {
     pub asked_timeout_ms: Option<i64>,
     pub default_timeout_ms: i64,
@@ -168,8 +169,8 @@ pub struct Limits {
     pub retention_ms: i64,
 }
 
-/// Begins one in one statement. None: its id is known, its session is not current or has an ongoing
-/// one, or its id may not begin.
+/// Begins a transaction in one statement. None if its id is known, its session is not current or
+/// has an ongoing transaction, or its id is not allowed.
 pub async fn begin_new(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -197,8 +198,9 @@ pub async fn begin_new(
     }
 }
 
-/// Begins one; none: its id is known, or its session has an ongoing one. Whether the id may begin is
-/// for the caller to ask afterwards (`horizon`): what was forgotten before shows then.
+/// Begins a transaction; none if its id is known, or its session has an ongoing one. The caller
+/// checks afterwards (`horizon`) whether the id is allowed, because only then what was forgotten
+/// before is visible.
 pub async fn insert(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -230,7 +232,7 @@ pub async fn ongoing(
     Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
 }
 
-/// Locks the ongoing transaction of a producer whose session is locked: no other can begin.
+/// Locks the ongoing transaction of a producer whose session is locked, so that no other can begin.
 pub async fn lock_ongoing(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -250,7 +252,7 @@ pub async fn prepared(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// The transaction that the open at this instant aborted.
+/// The transaction that an open at this instant aborted.
 pub async fn fenced_at(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -261,7 +263,7 @@ pub async fn fenced_at(
     Ok(query.bind(instant.to_chrono()).fetch_optional(connection).await?)
 }
 
-/// Ongoing ones past their deadlines.
+/// Lists ongoing transactions past their timeout.
 pub async fn late(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -271,7 +273,7 @@ pub async fn late(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Those behind an id, by id, without where their appends lie.
+/// Lists the transactions after an id, by id, without the locations of their appends.
 pub async fn list(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -297,7 +299,7 @@ pub async fn list(
     rows(query.fetch_all(connection).await?)
 }
 
-/// How many are ongoing and prepared, of all tenants, and since when the oldest is.
+/// Counts ongoing and prepared transactions of all tenants, with the age of the oldest.
 pub async fn open(connection: &mut PgConnection) -> Result<Vec<(State, i64, Timestamp)>, Error> {
     let rows: Vec<(String, i64, Instant)> = sqlx::query_as(OPEN).fetch_all(connection).await?;
     let open = |(state, count, since): (String, i64, Instant)| {

@@ -1,5 +1,5 @@
-//! Transactions of one request, where a pass holds their ids. (One that holds nothing writes them with
-//! its appends.)
+//! Statements on one-request transactions whose ids a batch has reserved. (A batch on the fast path
+//! writes them with its appends.)
 
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use crate::{
 };
 
 statements! {
-    /// An id that runs elsewhere is waited for. What is made here is finished or dropped before the
+    /// Waits for an id that runs elsewhere. A row inserted here is finished or deleted before the
     /// database transaction ends.
     CLAIM = "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \
         select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now \
@@ -26,14 +26,15 @@ statements! {
     DROP_CLAIMS = "delete from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)";
 }
 
-/// A transaction that is committed with a pass.
+/// A transaction that is committed with a batch.
 pub struct Ended<'a> {
     pub whole: &'a SingleRequestTxn,
     pub digest: Digest,
     pub appends: Vec<PlacedAppend>,
 }
 
-/// Makes rows for these ids, if there are none; answers those made. They must be finished or dropped.
+/// Inserts placeholder rows for these ids, unless they exist; returns those inserted, which must be
+/// finished or deleted.
 pub async fn insert_placeholders(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -44,7 +45,7 @@ pub async fn insert_placeholders(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Commits claimed ones: all of them, or nothing was to be appended.
+/// Commits transactions with placeholders: either all of them, or nothing was to be appended.
 pub async fn finish(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -65,7 +66,7 @@ pub async fn finish(
     if finished.rows_affected() == ended.len() as u64 { Ok(()) } else { Err(Error::overtaken()) }
 }
 
-/// Their ids are free again.
+/// Deletes placeholders, so that their ids are free again.
 pub async fn drop_claims(
     connection: &mut PgConnection,
     tenant: TenantId,

@@ -1,5 +1,5 @@
-//! Ids of records that transactions have staged: read and claimed when one is prepared or committed.
-//! Its row is locked, and so what it has staged stays as it is.
+//! Statements on the record ids of transactions, which are read and reserved at prepare or commit.
+//! The transaction's row is locked, so its staged data does not change.
 
 use std::collections::HashMap;
 
@@ -23,11 +23,11 @@ statements! {
         cross join lateral (select settings from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t";
     LINES = "select ordinal, records from oncelog.staged_batches \
         where tenant_id = $1 and transaction_id = $2 and ordinal = any($3)";
-    /// The ids stay as they were packed: what is held or remembered says what has become of them.
+    /// The packed ids stay unchanged: what is held or remembered tells what has become of them.
     KEEP = "update oncelog.staged_batches s set record_count = k.record_count, records = k.records \
         from unnest($3::bigint[], $4::bigint[], $5::text[]) as k (ordinal, record_count, records) \
         where s.tenant_id = $1 and s.transaction_id = $2 and s.ordinal = any($3) and s.ordinal = k.ordinal";
-    /// No row of the log points to them.
+    /// No row of the log refers to them.
     DROP_EMPTY = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and record_count = 0";
     HOLD = "insert into oncelog.held_ids (tenant_id, transaction_id, topic_id, key, digest, ordinal, position) \
         select $1, $2, h.* from unnest($3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::integer[]) as h";
@@ -46,7 +46,8 @@ pub struct TopicOf {
     pub settings: OwnSettings,
 }
 
-/// The rows of a transaction in which records have ids, by ordinal, as far as they are of these logs.
+/// Reads the rows of a transaction whose records have ids, by ordinal, if they belong to these
+/// logs.
 pub async fn read(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -66,7 +67,7 @@ pub async fn read(
     Ok(staged)
 }
 
-/// The topics of these logs; vanished ones are left out.
+/// The topics of these logs; omits those that no longer exist.
 pub async fn topics(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -94,7 +95,7 @@ pub async fn lines(
     Ok(rows.into_iter().collect())
 }
 
-/// What is left of rows: ordinal, record count and records.
+/// The remaining records of rows: ordinal, record count and records.
 pub async fn keep(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -112,7 +113,7 @@ pub async fn keep(
     Ok(())
 }
 
-/// Removes the rows of a committed transaction of which nothing is left.
+/// Deletes the rows of a committed transaction without remaining records.
 pub async fn drop_empty(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -122,7 +123,8 @@ pub async fn drop_empty(
     Ok(())
 }
 
-/// A prepared transaction holds these; the heads of their topics' journals must be locked.
+/// Notes that a prepared transaction holds these ids; the heads of their topics' journals must be
+/// locked.
 pub async fn hold(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -142,7 +144,7 @@ pub async fn hold(
     Ok(())
 }
 
-/// A prepared transaction ends: what it held is free, or to be remembered.
+/// Ends a prepared transaction: its held ids become free, or remembered.
 pub async fn release(
     connection: &mut PgConnection,
     tenant: TenantId,

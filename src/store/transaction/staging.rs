@@ -1,4 +1,5 @@
-//! What transactions of several requests have staged: records, offsets, and what prepared ones hold.
+//! Statements on staged data of transactions with several requests: records, offsets, and the pins
+//! of prepared ones.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -23,10 +24,10 @@ use crate::{
 };
 
 statements! {
-    /// Stages the calls of many transactions; each by itself is done or not, and answered if it was:
-    /// its transaction ongoing, within its deadline and begun by this session, its sequence the next
-    /// one, its topics as they were when the records were spread. (What is packed of ids has the number of
-    /// appends before its call in front: rules::staged_ids.)
+    /// Stages the calls of many transactions. Each succeeds or fails on its own, and is returned if
+    /// it succeeded: its transaction is ongoing, before its timeout and begun by this session, its
+    /// sequence is the next one, and its topics are as they were when the records were spread. (The
+    /// packed ids start with the number of appends before the call: rules::staged_ids.)
     STAGE = concat!("with want as materialized ( \
             select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
                 as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
@@ -61,8 +62,9 @@ statements! {
     MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
         left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
         where t.partition_count is null or t.partition_count <> c.partition_count)";
-    /// Counted in the locked row, as records with ids are, where a commit that is under way finds out. The
-    /// last one for a place counts, but where the first one's run began (rules::offsets::Claimed).
+    /// Counted in the locked row, like records with ids, where a concurrent commit notices it. The
+    /// last offset for a place counts, but its run began where the first one's did
+    /// (rules::offsets::Claimed).
     STAGE_OFFSETS = "with counted as ( \
             update oncelog.transactions set id_count = id_count + cardinality($4::bigint[]) \
             where tenant_id = $1 and transaction_id = $2) \
@@ -84,14 +86,14 @@ statements! {
     PIN_OFFSETS = "update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id) \
         where o.tenant_id = $1 and o.log_id = any($3) and o.group_name = p.group_name and o.log_id = p.log_id";
     DROP_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and transaction_id = $2";
-    /// Over all tenants.
+    /// Covers all tenants.
     SWEEPING = "select tenant_id, transaction_id from oncelog.transactions where sweeping limit $1";
     DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal = any (array( \
         select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3))";
     SWEPT = "update oncelog.transactions set sweeping = false where tenant_id = $1 and transaction_id = $2 and sweeping";
 }
 
-/// In the place of a committed offset: there is none yet.
+/// Stands for a missing committed offset.
 const NOTHING: Offset = -1;
 
 /// The records of a call that go to one log.
@@ -99,11 +101,11 @@ pub struct StagedPart<'a> {
     pub log_id: LogId,
     pub record_count: i64,
     pub records: &'a str,
-    /// What ids they have (`rules::staged_ids`).
+    /// Their packed ids (`rules::staged_ids`).
     pub ids: Option<&'a [u8]>,
 }
 
-/// A topic as records were spread over it; partitions none: they were not spread.
+/// A topic with the partition count over which records were spread; none if they were not spread.
 pub type Spread = (TopicId, Option<Partition>);
 
 /// A call that adds records to a transaction.
@@ -113,13 +115,13 @@ pub struct StagingCall<'a> {
     pub sequence: Option<Sequence>,
     pub digest: Digest,
     pub append_count: i64,
-    /// Records with ids.
+    /// The number of records with ids.
     pub id_count: i64,
     pub parts: Vec<StagedPart<'a>>,
     pub spreads: &'a [Spread],
 }
 
-/// Stages calls of different transactions; answers the rows of those of which it was done.
+/// Stages calls of different transactions; returns the rows of the successful ones.
 pub async fn stage(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -164,7 +166,7 @@ pub async fn stage(
     rows(staged.map_err(|error| Error::from(error).of_a_write())?)
 }
 
-/// Of a numbered call that was made.
+/// The digest of a sequenced call that was made.
 pub async fn call_digest(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -176,7 +178,7 @@ pub async fn call_digest(
     Ok(digest.and_then(|digest| digest.try_into().ok()))
 }
 
-/// Whether one of these topics is gone, or has another number of partitions.
+/// Whether one of these topics was deleted, or has another partition count.
 pub async fn moved(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -189,8 +191,8 @@ pub async fn moved(
     Ok(query.fetch_one(connection).await?)
 }
 
-/// Stages offsets for a locked transaction, each for another place; what was staged for it before
-/// gives way.
+/// Stages offsets for a locked transaction, each for a different place; they replace those staged
+/// for it before.
 pub async fn stage_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -227,7 +229,7 @@ pub async fn stage_offsets(
     Ok(())
 }
 
-/// What must be committed, as the columns say it.
+/// The expected committed offset, in its columns.
 fn base(offset: Option<Offset>) -> Offset {
     offset.unwrap_or(NOTHING)
 }
@@ -236,7 +238,7 @@ fn stored_base(stored: Offset) -> Option<Offset> {
     Some(stored).filter(|stored| *stored != NOTHING)
 }
 
-/// The offsets a transaction is to commit, by group and log.
+/// Reads the offsets that a transaction will commit, by group and log.
 pub async fn offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -263,10 +265,10 @@ pub async fn offsets(
     rows.into_iter().map(offset).collect()
 }
 
-/// The logs a transaction has staged records for, by id.
+/// Reads the logs that a transaction has staged records for, by id.
 pub struct Logs {
     pub all: Vec<LogId>,
-    /// Where some of the records had ids when they were staged.
+    /// Whether some records had ids when they were staged.
     pub with_ids: Vec<LogId>,
 }
 
@@ -282,7 +284,8 @@ pub async fn logs(
     Ok(Logs { all: logs.iter().map(|(id, _)| LogId(*id)).collect(), with_ids })
 }
 
-/// From now on the topics of these held logs stay, and nobody else commits at these locked places.
+/// Pins the topics of these locked logs, and these locked places, so that nobody else commits
+/// there.
 pub async fn pin(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -295,7 +298,7 @@ pub async fn pin(
     pin_offsets(connection, tenant, places, Some(id)).await
 }
 
-/// Undoes `pin`; the places are locked.
+/// Reverts `pin`; the places must be locked.
 pub async fn unpin(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -322,7 +325,7 @@ async fn pin_offsets(
     Ok(())
 }
 
-/// The staged offsets of an ended transaction are of no more use.
+/// Deletes the staged offsets of an ended transaction.
 pub async fn drop_offsets(
     connection: &mut PgConnection,
     tenant: TenantId,
@@ -332,7 +335,7 @@ pub async fn drop_offsets(
     Ok(query.execute(connection).await?.rows_affected())
 }
 
-/// Aborted transactions whose staged rows are to be removed.
+/// Lists aborted transactions with staged rows.
 pub async fn sweeping(
     connection: &mut PgConnection,
     limit: i64,
@@ -341,7 +344,7 @@ pub async fn sweeping(
     Ok(rows.into_iter().map(|(tenant, id)| (TenantId(tenant), id)).collect())
 }
 
-/// Removes one chunk of what an aborted transaction has staged.
+/// Deletes one chunk of the staged rows of an aborted transaction.
 pub async fn sweep(
     connection: &mut PgConnection,
     (tenant, id): (TenantId, Uuid),

@@ -111,7 +111,7 @@ async fn it_prints_and_commits_what_its_group_has_not_seen_and_leaves() {
     let world = filled().await;
     let first = consume(&world, &["--limit", "3"]).await;
     assert_eq!(first.lines().len(), 3);
-    assert!(first.stderr.contains("group g, given: t 0, 1"), "{}", first.stderr);
+    assert!(first.stderr.contains("group g, assigned: t 0, 1"), "{}", first.stderr);
     // who comes next goes on behind it, at once
     let rest = consume(&world, &[]).await;
     let all: Vec<Value> = first.lines().into_iter().chain(rest.lines()).collect();
@@ -148,7 +148,7 @@ async fn two_share_the_partitions_and_hand_over() {
     // who is stopped leaves, and the other has both
     let (code, stderr) = one.stopped_by(Signal::SIGTERM).await;
     assert_eq!(code, Some(143), "{stderr}");
-    assert!(stderr.contains("taken away: t ") && stderr.contains("has left"), "{stderr}");
+    assert!(stderr.contains("revoked: t ") && stderr.contains("has left"), "{stderr}");
     for partition in 0..2 {
         world.served.client.append("t", partition, &[json!("newer")]).await;
     }
@@ -198,7 +198,7 @@ async fn who_was_taken_for_dead_joins_again() {
     world.served.client.append("t", 0, &[json!("new")]).await;
     assert_eq!(places(&one.next(1)), ["0@5"]);
     let (_, stderr) = one.stopped_by(Signal::SIGTERM).await;
-    assert!(stderr.contains("joining again"), "{stderr}");
+    assert!(stderr.contains("; rejoining"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,10 +43,10 @@ async fn a_group_is_reset_once_it_was_seen_what_that_does() {
     let at = |topic: &str, partition: i32, offset: i64| json!({"topic": topic, "partition": partition, "offset": offset, "metadata": null});
     let (would, told) = reset(&["--to", "earliest", "--dry-run"]).await;
     assert_eq!(would, json!([at("audit", 0, 0), at("orders", 0, 0)]));
-    assert!(told.contains("would be reset in 2 partitions; nothing is changed"), "{told}");
+    assert!(told.contains("would reset group billing in 2 partitions; nothing changed"), "{told}");
     let (did, told) = reset(&["--by", "-3"]).await;
     assert_eq!(did, json!([at("audit", 0, 7), at("orders", 0, 1)]));
-    assert!(told.contains("group billing is reset in 2 partitions"), "{told}");
+    assert!(told.contains("oncelog: reset group billing in 2 partitions"), "{told}");
     let (did, _) = reset(&["--topic", "orders", "--to", "5"]).await;
     assert_eq!(did, json!([at("orders", 0, 5), at("orders", 1, 5)]));
     let (did, _) =
@@ -64,7 +64,7 @@ async fn a_group_is_deleted_when_that_is_meant() {
     let unasked = run(client(&url, &["group", "delete", "mail"])).await;
     assert!(unasked.failed(2).contains("--yes"), "{unasked:?}");
     let deleted = run(client(&url, &["group", "delete", "mail", "--yes"])).await;
-    assert!(deleted.stderr.contains("group mail is deleted"), "{deleted:?}");
+    assert!(deleted.stderr.contains("deleted group mail"), "{deleted:?}");
     assert_eq!(run(client(&url, &["group", "list"])).await.lines().len(), 1);
     let again = run(client(&url, &["group", "delete", "mail", "--yes"])).await;
     assert!(again.failed(1).contains("group_not_found"), "{again:?}");

@@ -16,18 +16,18 @@ async fn tenants_are_made_limited_suspended_and_deleted() {
     };
     let (made, told) = tenant(&["create", "acme", "max_topics=5", "retention_ms=9000"]).await;
     assert_eq!(made[0]["maxima"], json!({"max_topics": 5, "retention_ms": 9_000}));
-    assert!(told.contains("tenant acme is made"), "{told}");
+    assert!(told.contains("created tenant acme"), "{told}");
     let (again, told) = tenant(&["create", "acme"]).await;
     assert_eq!(again, made);
-    assert!(told.contains("tenant acme was there already"), "{told}");
+    assert!(told.contains("tenant acme already exists"), "{told}");
     let (set, _) = tenant(&["set", "acme", "max_topics=default", "max_partitions=7"]).await;
     assert_eq!(set[0]["maxima"], json!({"retention_ms": 9_000, "max_partitions": 7}));
     let (suspended, told) = tenant(&["suspend", "acme"]).await;
     assert_eq!(suspended[0]["suspended"], true);
-    assert!(told.contains("tenant acme is suspended"), "{told}");
+    assert!(told.contains("suspended tenant acme"), "{told}");
     let (resumed, told) = tenant(&["resume", "acme", "--json"]).await;
     assert_eq!(resumed[0]["suspended"], false);
-    assert!(told.contains("tenant acme is served"), "{told}");
+    assert!(told.contains("resumed tenant acme"), "{told}");
     assert_eq!(tenant(&["show", "acme"]).await.0, resumed);
     tenant(&["create", "rival"]).await;
     let (list, _) = tenant(&["list"]).await;
@@ -37,7 +37,7 @@ async fn tenants_are_made_limited_suspended_and_deleted() {
     let unasked = run(client(&url, &["tenant", "delete", "acme"])).await;
     assert!(unasked.failed(2).contains("--yes"), "{unasked:?}");
     let (nothing, told) = tenant(&["delete", "acme", "--yes"]).await;
-    assert!(nothing.is_empty() && told.contains("tenant acme is deleted"), "{told}");
+    assert!(nothing.is_empty() && told.contains("deleted tenant acme"), "{told}");
     assert!(tenant(&["show", "acme"]).await.0[0]["deleted_at"].is_string());
     let none = run(client(&url, &["tenant", "show", "none"])).await;
     assert!(none.failed(1).contains("(tenant_not_found, HTTP 404)"), "{none:?}");
@@ -65,9 +65,9 @@ async fn wrong_usage_is_told_before_a_server_is_asked() {
         (&["show", "a b"], "a name must be"),
         (&["set", "acme"], "KEY=MAXIMUM"),
         (&["set", "acme", "max_topics"], "KEY=VALUE"),
-        (&["set", "acme", "max_topic=1"], "max_topic is none of"),
+        (&["set", "acme", "max_topic=1"], "max_topic is not one of"),
         (&["set", "acme", "max_topics=-1"], "outside of 0 to"),
-        (&["set", "acme", "retention_ms=null"], "null is no maximum"),
+        (&["set", "acme", "retention_ms=null"], "a maximum cannot be null"),
         (&["create", "acme", "dedup=id"], "dedup has no maximum"),
     ];
     for (arguments, said) in table {

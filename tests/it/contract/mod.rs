@@ -1,4 +1,4 @@
-//! What a client may count on, resource by resource: HTTP in, answers and problems out.
+//! The contract with clients, resource by resource: HTTP in, answers and problems out.
 
 pub mod appends;
 pub mod authorisation;

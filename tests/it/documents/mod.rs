@@ -1,4 +1,4 @@
-//! What people read and run is what the program does.
+//! The documentation and the examples match the program.
 
 pub mod architecture;
 pub mod docs;

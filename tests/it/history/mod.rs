@@ -1,4 +1,5 @@
-//! Proof by history: random work under kills, lost answers and crashes, held against what was acknowledged.
+//! Recorded histories: random work with kills, lost answers and crashes, compared with what was
+//! acknowledged.
 
 pub mod crash;
 pub mod embedded;

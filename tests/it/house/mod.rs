@@ -1,4 +1,4 @@
-//! What holds for the whole tree: its layout, its statements, its error codes, its database privileges.
+//! Checks of the whole tree: its layout, statements, error codes and database privileges.
 
 pub mod circles;
 mod codes;

@@ -1,4 +1,5 @@
-//! What `/metrics` shows, asked of the real program, whose numbers are nobody else's.
+//! The content of `/metrics`, from the real program in its own process, so that no other test
+//! affects the numbers.
 
 mod document;
 mod secrets;

@@ -1,4 +1,5 @@
-//! The protocol under the contract: its rules one by one, what one pass decides, and model checks with the real rules.
+//! The append protocol: its rules one by one, the decisions of single batches, and model checks
+//! with the real rules.
 
 pub mod group_check;
 pub mod model_check;

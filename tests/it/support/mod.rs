@@ -1,5 +1,5 @@
 //! One Postgres for all tests of this process, a database from a migrated template for each, and
-//! what tests of brokers need again and again.
+//! common helpers for tests of brokers.
 
 pub mod document;
 pub mod http;

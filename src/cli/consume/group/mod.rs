@@ -1,8 +1,8 @@
-//! `oncelog consume --group`: as a member of a group, which shares its partitions with the others.
+//! `oncelog consume --group`: reads as a member of a group, which shares its partitions.
 //!
-//! What is printed is committed behind it, so whoever comes next prints it again if that was cut
-//! short, and never passes over a record. While the reader of stdout takes its time, heartbeats keep
-//! the member in its group.
+//! Records are committed after they are printed: if the commit is missing, the next owner prints
+//! them again, and no record is skipped. While the reader of stdout is slow, heartbeats keep the
+//! lease.
 
 mod flags;
 
@@ -31,7 +31,7 @@ use crate::{
     model::Name,
 };
 
-/// After a signal: to print and commit what has arrived, and to leave.
+/// How long, after a signal, printing and committing what has arrived may take, and leaving.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ struct Partitions {
     partitions: BTreeSet<i32>,
 }
 
-/// What a fetch answers beside its records.
+/// The part of a fetch's response that is about the membership.
 #[derive(Deserialize)]
 struct Told {
     generation: i64,
@@ -61,7 +61,7 @@ struct FetchedPage<'a> {
     cursor: String,
 }
 
-/// Where a record is from.
+/// The topic, partition and offset of a record.
 #[derive(Deserialize)]
 struct RecordOrigin {
     topic: String,
@@ -69,7 +69,7 @@ struct RecordOrigin {
     offset: i64,
 }
 
-/// Whether the member is one still.
+/// Whether we are still a member.
 enum MemberStanding {
     Member,
     Gone,
@@ -78,9 +78,9 @@ enum MemberStanding {
 struct GroupMember {
     id: String,
     heartbeat_interval: Duration,
-    /// When it was heard last; its lease is good for two thirds of its length from then on.
+    /// When the server last renewed the lease.
     heard_at: Instant,
-    /// The newest generation it knows.
+    /// The newest generation that the member has seen.
     generation: i64,
 }
 
@@ -93,7 +93,7 @@ struct Consumer {
     commit: CommitMode,
     follows: bool,
     member: Option<GroupMember>,
-    /// Where the next fetch goes on; none: at the committed offsets.
+    /// The position of the next fetch; none: the committed offsets.
     cursor: Option<String>,
     owned: BTreeSet<(String, i32)>,
     left: u64,
@@ -127,9 +127,9 @@ pub(super) async fn consume(flags: super::ConsumeFlags) -> anyhow::Result<()> {
 impl Consumer {
     async fn until_ended(&mut self) -> anyhow::Result<()> {
         let told = if self.is_static {
-            "it stays a member until its lease runs out: the same command goes on with its partitions"
+            "it stays a member until its lease expires; run the same command to keep its partitions"
         } else {
-            "it has left the group, which goes on with what was not committed"
+            "it has left the group; other members read what was not committed"
         };
         let stop = CancellationToken::new();
         let mut work = pin!(self.run(&stop));
@@ -138,7 +138,7 @@ impl Consumer {
             closed = closed() => Err(closed.into()),
             signal = interrupted() => {
                 stop.cancel();
-                // what has arrived may still be printed and committed
+                // records that have arrived may still be printed and committed
                 if let Ok(Err(error)) = timeout(GRACE, work).await {
                     return Err(error);
                 }
@@ -158,7 +158,7 @@ impl Consumer {
             let Some(answer) = fetched? else { continue };
             let told: Told = answer.json()?;
             let page: FetchedPage =
-                serde_json::from_slice(&answer.body).context("not a fetch's answer")?;
+                serde_json::from_slice(&answer.body).context("unexpected response to a fetch")?;
             self.learn(&told);
             self.cursor = Some(page.cursor.clone());
             if !page.records.is_empty() {
@@ -171,7 +171,7 @@ impl Consumer {
             if !self.follows && is_settled && !waits_for_some {
                 break;
             }
-            // a server that stops
+            // the server is shutting down
             if is_settled && begun.elapsed() < NO_WAIT {
                 stop.run_until_cancelled(sleep(NO_WAIT)).await;
             }
@@ -195,9 +195,9 @@ impl Consumer {
         Ok(())
     }
 
-    /// Records; none: it has to join again.
+    /// Fetches records; none if the member has to rejoin.
     async fn fetch(&mut self) -> anyhow::Result<Option<Answer>> {
-        // who owns nothing yet looks again soon: what it is given does not end its wait
+        // without partitions it polls more often: an assignment does not end a wait
         let wait = match (self.follows, self.owned.is_empty()) {
             (true, false) => WAIT,
             (true, true) => WAIT.min(self.lease() / 3),
@@ -208,9 +208,9 @@ impl Consumer {
         let path = self.path_of_member(Some("records"))?;
         let sent = self.client.send(ask.request(&self.client, &path, &path)).await;
         match sent {
-            // a group of this name that was deleted and made again
+            // the group was deleted and created again
             Err(Failure::Refused(problem)) if problem.code == "invalid_cursor" => {
-                self.client.notice(&format!("{problem}; going on from the committed offsets"));
+                self.client.notice(&format!("{problem}; resuming from the committed offsets"));
                 self.cursor = None;
                 Ok(None)
             }
@@ -233,7 +233,7 @@ impl Consumer {
         Ok(self.client.request(method, &self.path_of_member(what)?, &[]))
     }
 
-    /// What is answered to a member; none: it is none any more.
+    /// The response to a member; none if it is no longer a member.
     fn standing(&mut self, sent: Result<Answer, Failure>) -> anyhow::Result<Option<Answer>> {
         let problem = match sent {
             Ok(answer) => {
@@ -250,16 +250,17 @@ impl Consumer {
         }
         let lease = self.lease();
         let member = self.member.take();
-        // its lease was good, so another has taken its place, and would lose it again
+        // the lease was valid, so another consumer took the instance; rejoining would fence it in
+        // turn
         if self.is_static && member.is_some_and(|member| member.heard_at.elapsed() < lease / 2) {
             let instance = &self.join["instance_id"];
             bail!("another consumer has joined group {} as instance {instance}", self.group);
         }
-        self.client.notice(&format!("{problem}; joining again"));
+        self.client.notice(&format!("{problem}; rejoining"));
         Ok(None)
     }
 
-    /// Tells what came and went.
+    /// Reports assigned and revoked partitions.
     fn learn(&mut self, told: &Told) {
         let all = |list: &[Partitions]| -> BTreeSet<(String, i32)> {
             let each = |one: &Partitions| {
@@ -270,7 +271,7 @@ impl Consumer {
         };
         let owned = all(&told.assignment);
         let (given, taken) = (&owned - &self.owned, &self.owned - &owned);
-        for (what, partitions) in [("given", given), ("taken away", taken)] {
+        for (what, partitions) in [("assigned", given), ("revoked", taken)] {
             if !partitions.is_empty() {
                 self.client.notice(&format!(
                     "group {}, {what}: {}",
@@ -285,7 +286,7 @@ impl Consumer {
         }
     }
 
-    /// Prints, and commits.
+    /// Prints records, then commits them.
     async fn show(&mut self, page: &FetchedPage<'_>) -> anyhow::Result<()> {
         self.left = self.left.saturating_sub(page.records.len() as u64);
         if self.commit != CommitMode::Each {
@@ -307,10 +308,10 @@ impl Consumer {
         Ok(())
     }
 
-    /// Prints beside the runtime, which sends heartbeats meanwhile.
+    /// Prints on a thread of its own, while the runtime sends heartbeats.
     async fn print(&mut self, lines: String) -> anyhow::Result<()> {
         let (tell, mut told) = oneshot::channel();
-        // no task of the runtime: it may be stuck when the program ends
+        // not a task of the runtime: a blocked write must not keep the program from ending
         std::thread::spawn(move || tell.send(print(lines.as_bytes())));
         loop {
             let Some(member) = &self.member else {
@@ -321,7 +322,8 @@ impl Consumer {
                 biased;
                 printed = &mut told => return printed.context("cannot print")?,
                 () = sleep_until(due) => {
-                    // without a generation it lets go of nothing: what is printed is committed first
+                    // without a generation it releases no partition before its records are
+                    // committed
                     let request = self.of_member(Method::POST, Some("heartbeat"))?;
                     let sent = self.client.send(request).await;
                     self.standing(sent)?;
@@ -342,8 +344,8 @@ impl Consumer {
             Ok(_) => Ok(MemberStanding::Member),
             Err(Failure::Refused(problem)) if problem.code == "illegal_generation" => {
                 self.client.notice(
-                    "partitions went to other members before what was printed of them was \
-                     committed: they print it again; going on from the committed offsets",
+                    "partitions were reassigned before their records were committed: other members \
+                     print them again; resuming from the committed offsets",
                 );
                 self.cursor = None;
                 Ok(MemberStanding::Gone)
@@ -354,13 +356,13 @@ impl Consumer {
         }
     }
 
-    /// A member with a stable name stays: that is what it is for.
+    /// Leaves the group, except with a stable name, whose purpose is to stay.
     async fn leave(&mut self) {
         if self.member.is_none() || self.is_static {
             return;
         }
         if let Ok(request) = self.of_member(Method::DELETE, None) {
-            // else its lease runs out
+            // if this fails, the lease expires
             let _ = timeout(GRACE, self.client.send(request)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! What a replica remembers: when it is good for nothing, and how rows bring it forward.
+//! The log cache: when it is invalid, and how rows advance it.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Groups: what is decided together, written where, and what the cache is worth afterwards.
+//! Batches: what is decided together and written where, and the state of the caches afterwards.
 
 use std::collections::BTreeMap;
 

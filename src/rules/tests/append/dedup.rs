@@ -1,13 +1,13 @@
-//! What becomes of records with ids and of requests with keys, by table: what is known, what is sent, what
-//! is decided.
+//! The outcome of records with ids and of requests with keys, as a table: known keys, request,
+//! decision.
 //!
 //! ```text
 //! a=1@5 b=2@gone c=3! d~ | a=1 - b=9 -> at 5, new, reused /records/2
 //! ```
 //!
-//! Before the bar: `a` is known with payload 1 at offset 5, `b` at one that has left the log, `c` is
-//! held by a prepared transaction, `d` was claimed in this very pass. Behind it the records in order, `-`
-//! one without an id; `refuse:` refuses duplicates.
+//! Before the bar: `a` is known with payload 1 at offset 5, `b` at one that has left the log, `c`
+//! is held by a prepared transaction, `d` was reserved in this batch. After it the records in
+//! order, `-` one without an id; `refuse:` refuses duplicates.
 
 use crate::{
     model::{
@@ -25,7 +25,7 @@ use crate::{
 
 pub const TOPIC: TopicId = TopicId(7);
 
-/// A record of part 0 and 10 bytes, of which only id and payload are told apart.
+/// A record of part 0 with 10 bytes, distinguished only by id and payload.
 pub fn record(index: usize, part: usize, id: Option<&str>, payload: i64) -> KeyedRecord {
     KeyedRecord { append: None, index, part, key: id.map(id_key), digest: payload, size_bytes: 10 }
 }
@@ -49,7 +49,7 @@ fn payload(text: &str) -> i64 {
     text.parse().unwrap()
 }
 
-/// What is known, from its words.
+/// The known keys, parsed.
 fn known(words: &str) -> Known {
     let mut known = Known::default();
     for word in words.split_whitespace() {
@@ -202,7 +202,7 @@ fn request_key(payload: i64, instant: Option<i64>) -> RequestKey {
     RequestKey { key: id_key("k"), digest: payload, instant: instant.map(Timestamp) }
 }
 
-/// What is known of key `k`: its payload and whether its window is over.
+/// The entry of key `k`: its payload and whether its window has passed.
 fn remembering(fact: Option<(i64, bool)>, horizon: i64) -> Known {
     let mut known = Known::default();
     known.now = Timestamp(NOW);

@@ -1,4 +1,4 @@
-//! Provenance as bytes: a round trip, small, and no bytes are taken for what they are not.
+//! The encoding of provenance: it round-trips, is small, and rejects all other bytes.
 
 use proptest::{collection::vec, option, prelude::*};
 
@@ -66,7 +66,7 @@ fn remembered() -> impl Strategy<Value = Remembered> {
     )
 }
 
-/// Bytes that are nearly right.
+/// Nearly valid bytes.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let entries = number().prop_flat_map(|origin| {
         vec(entry(origin), 0..4).prop_map(move |entries| encode_entries(origin, &entries))
@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(decode_recent(&encode_recent(&recent)), Ok(recent));
     }
 
-    /// Never a panic, and never a guess: what is read would be written the same.
+    /// Decoding never panics and never guesses: what it accepts would be encoded the same.
     #[test]
     fn other_bytes_are_refused(bytes in bytes(), origin in number()) {
         if let Ok(entries) = decode_entries(origin, &bytes) {

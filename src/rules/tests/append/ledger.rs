@@ -1,5 +1,5 @@
-//! An in-cache stand-in for the database, with rows, states and heads as the store keeps them, and
-//! the broker's passes over it. One topic of up to `MAX_PARTITIONS` partitions.
+//! An in-memory stand-in for the database, with rows, states and heads as the store keeps them, and
+//! the broker's batches over it. One topic of up to `MAX_PARTITIONS` partitions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -75,12 +75,12 @@ pub enum Way {
     Full,
 }
 
-/// A pass that held.
+/// A successful batch.
 pub struct Passed {
     pub plan: Plan,
     pub written: Option<Written>,
     pub way: Way,
-    /// A fast path was tried before and did not compare.
+    /// The fast path was tried before and failed.
     pub overtaken: bool,
 }
 
@@ -150,7 +150,7 @@ impl Ledger {
         self.heads.values_mut().for_each(|head| head.fence += 1);
     }
 
-    /// Folds up to `limit` rows with provenance into the registered states.
+    /// Replays up to `limit` rows with provenance into the registered states.
     pub fn snapshot(&mut self, log_id: LogId, limit: usize) {
         let head = self.heads.get_mut(&log_id).unwrap();
         let rows = self.rows.entry(log_id).or_default().iter();
@@ -291,7 +291,7 @@ impl Ledger {
         Some(Written { appended_at, bases })
     }
 
-    /// `lose`: what is written is not heard of. `ids` tells the requests apart.
+    /// `lose`: the response to the write is lost. `ids` distinguishes the requests.
     pub fn pass(
         &mut self,
         caches: &mut LogCaches,

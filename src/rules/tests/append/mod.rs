@@ -1,4 +1,4 @@
-//! TODO
+//! Appends: sequences, dedup, caches and encodings; tables, properties and an oracle.
 
 pub mod cache;
 pub mod decide;

@@ -1,5 +1,5 @@
-//! The naive oracle: it keeps every request ever accepted in a plain list and derives from the list
-//! alone what must happen next. No folds, no windows, no cache, no fences.
+//! The naive oracle: it keeps every request ever accepted in a list and derives from the list alone
+//! what must happen next. It has no replay, windows, caches or fences.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Records in a partition's log; numbered requests in the journal.
+    /// Records in a partition's log; sequenced requests in the journal.
     pub fn next_offset(&self, log_id: LogId) -> Offset {
         let count = |request: &Request| -> i64 {
             if log_id == JOURNAL {
@@ -55,7 +55,7 @@ impl Oracle {
         history.last().map_or(0, |last| last.request.numbered.unwrap().sequence + 1)
     }
 
-    /// Where a producer has to stand by the list alone; a reset counts when it has appended since.
+    /// The state of a producer by the list alone; a reset counts once it has appended since.
     pub fn state(&self, home: LogId, id: ProducerId, resets: &[i64]) -> ProducerState {
         let all = self.history(home, id, 0);
         let Some(last) = all.last().and_then(|last| last.request.numbered) else {
@@ -71,7 +71,7 @@ impl Oracle {
         }
     }
 
-    /// What a group has to be answered, one after the other; what is accepted goes into the list.
+    /// The expected answers to a batch, in order; adds accepted requests to the list.
     pub fn answers(
         &mut self,
         (sessions, partition_count): (&Sessions, Partition),
@@ -105,7 +105,7 @@ impl Oracle {
         Remembered { sequence, digest: request.digest, appended_at, placement }
     }
 
-    /// None: it has to be appended.
+    /// None: it must be appended.
     fn refusal(
         &self,
         sessions: &Sessions,

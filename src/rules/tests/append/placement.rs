@@ -1,4 +1,4 @@
-//! Where records go, and where a repeat finds them again.
+//! Where records go, and where a retry finds them.
 
 use crate::{
     model::{batch::Line, partitioner},

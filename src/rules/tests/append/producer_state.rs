@@ -1,4 +1,5 @@
-//! The fold: one `apply`, and a snapshot with the tail behind it is the whole log.
+//! Replay of producer state: one `apply`, and a snapshot with the tail after it equals the whole
+//! log.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,7 +44,7 @@ fn the_last_five_requests_are_remembered() {
     assert_eq!((state.recent.len(), state.epoch, state.next_sequence(5)), (1, 5, 1));
 }
 
-/// What a snapshot of one of P1's rows at 10 makes of its state.
+/// The effect of a snapshot of one of P1's rows at 10 on its state.
 #[test]
 fn a_snapshot_counts_rows_from_where_a_state_stands_and_registers_nobody() {
     let bytes = encode_entries(10, &[entry(10, 0, true)]);
@@ -65,7 +66,7 @@ fn a_snapshot_counts_rows_from_where_a_state_stands_and_registers_nobody() {
 
 const PRODUCERS: i64 = 4;
 
-/// A row: how many records it has besides, and (producer, fresh, what) of its requests.
+/// A row: the number of its other records, and (producer, fresh, entry) of its requests.
 type Row = (i64, Vec<(i64, bool, u8)>);
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
@@ -125,7 +126,7 @@ fn stored(rows: Vec<Row>) -> Vec<Stored> {
     stored
 }
 
-/// Everything, by the plainest of folds.
+/// Everything, by the simplest replay.
 fn whole(rows: &[Stored]) -> BTreeMap<ProducerId, ProducerState> {
     let mut states: BTreeMap<ProducerId, ProducerState> = BTreeMap::new();
     for row in rows {
@@ -136,7 +137,7 @@ fn whole(rows: &[Stored]) -> BTreeMap<ProducerId, ProducerState> {
     states
 }
 
-/// Snapshots at each of these rows in turn; the states with where each stands.
+/// Snapshots at each of these rows in turn; the states with their offsets.
 fn snapped(rows: &[Stored], points: &[usize]) -> BTreeMap<ProducerId, (ProducerState, Offset)> {
     let mut states: BTreeMap<ProducerId, (ProducerState, Offset)> =
         whole(rows).into_keys().map(|id| (id, (ProducerState::default(), 0))).collect();
@@ -164,7 +165,8 @@ fn length(rows: &[Stored]) -> Offset {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
-    /// However often it was snapshotted, wherever a cache stood, whoever is a stranger to it.
+    /// However often it was snapshotted, whatever a cache contained, and whichever producers it
+    /// lacked.
     #[test]
     fn a_snapshot_and_the_tail_are_the_whole(
         rows in rows(),

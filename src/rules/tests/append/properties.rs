@@ -1,5 +1,5 @@
-//! Random lives of a topic: replicas with caches, groups of requests, opens, growth, snapshots,
-//! trims, lost answers; held against the oracle after every pass and in the end.
+//! Random histories of a topic: replicas with caches, batches of requests, opens, growth,
+//! snapshots, trims, lost answers; compared with the oracle after every batch and at the end.
 
 use std::{
     cell::RefCell,
@@ -33,7 +33,7 @@ use crate::{
 const PRODUCERS: i64 = 3;
 const REPLICAS: usize = 2;
 
-/// A request, relative to what would be right.
+/// A request, relative to the correct one.
 #[derive(Clone, Debug)]
 struct Shot {
     producer: Option<i64>,
@@ -62,12 +62,12 @@ enum Op {
     Tick,
 }
 
-/// The last one is seldom there at all.
+/// The last one rarely exists.
 fn producer() -> impl Strategy<Value = i64> {
     prop_oneof![12 => 0..PRODUCERS - 1, 1 => Just(PRODUCERS - 1)]
 }
 
-/// One of them has most of the traffic.
+/// One of them gets most of the traffic.
 fn replica() -> impl Strategy<Value = usize> {
     prop_oneof![4 => Just(0), 1 => 0..REPLICAS]
 }
@@ -118,7 +118,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// How often what has happened, so that nothing is proved of nothing.
+/// Counts of what has happened, so that no property holds vacuously.
 type Seen = BTreeMap<&'static str, u64>;
 
 struct Life {
@@ -178,7 +178,7 @@ impl Life {
         Ok(())
     }
 
-    /// What an open answers is what the oracle expects next.
+    /// The response to an open is what the oracle expects next.
     fn check_next_sequences(&self, id: ProducerId) -> Result<(), TestCaseError> {
         let since = self.ledger.sessions[&id].reset_epoch;
         for (log_id, _) in self.ledger.states.keys().filter(|(_, producer)| *producer == id) {
@@ -188,7 +188,7 @@ impl Life {
         Ok(())
     }
 
-    /// A registered state with the rows behind it.
+    /// A registered state with the rows after it.
     fn stored(&self, log_id: LogId, id: ProducerId) -> ProducerState {
         let stored = &self.ledger.states[&(log_id, id)];
         let from = stored.as_of_offset.max(self.ledger.heads[&log_id].snapshot_offset);
@@ -249,7 +249,8 @@ impl Life {
         Ok(written.is_some())
     }
 
-    /// A cache is always a folded prefix of the log: what is in it is what the rows before it say.
+    /// A cache is always a replayed prefix of the log: it contains what the rows before its end
+    /// say.
     fn check_memory(&self, replica: usize) -> Result<(), TestCaseError> {
         for (log_id, log) in &self.replicas[replica] {
             let head = self.ledger.heads[log_id];
@@ -308,8 +309,8 @@ impl Life {
         }
     }
 
-    /// In the end: the logs hold what was accepted, once and in order, and every way of folding
-    /// comes to the same.
+    /// At the end the logs hold what was accepted, once and in order, and every way of replaying
+    /// them gives the same result.
     fn check_end(&self) -> Result<(), TestCaseError> {
         for (log_id, head) in &self.ledger.heads {
             let rows = self.ledger.rows.get(log_id).map_or(&[][..], Vec::as_slice);

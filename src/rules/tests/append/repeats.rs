@@ -1,4 +1,5 @@
-//! What a key of a request says, as a table: what is remembered of it, and what becomes of the request.
+//! The Idempotency-Key of a request, as a table: what is remembered of it, and the outcome of the
+//! request.
 
 use crate::{
     model::{
@@ -14,7 +15,7 @@ use crate::{
 const TOPIC: TopicId = TopicId(1);
 const NOW: Timestamp = Timestamp(1_000_000);
 
-/// A key without an instant, or a UUIDv7 of this one.
+/// A key without a timestamp, or a UUIDv7 with this one.
 fn request(instant: Option<i64>) -> RequestKey {
     let text = instant.map_or("order-7".to_owned(), |at| {
         format!("{:08x}-{:04x}-7000-8000-000000000001", at >> 16, at & 0xffff)
@@ -25,7 +26,7 @@ fn request(instant: Option<i64>) -> RequestKey {
     request
 }
 
-/// `remembered`: whether its window is not over, and whether it came with the same payload.
+/// `remembered`: whether its window has not passed, and whether it came with the same payload.
 fn said(
     instant: Option<i64>,
     remembered: Option<(bool, bool)>,

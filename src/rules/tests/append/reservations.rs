@@ -1,4 +1,4 @@
-//! Appends some of whose records, or that themselves, may be known: what is stored, claimed, compared.
+//! Appends with possible duplicates: what is stored, reserved and compared.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// As in the tests of appends; in the topic keys were claimed three times, in ring 1.
+/// As in the tests of appends; the topic has three reservations, in ring 1.
 fn keyed_memory() -> LogCaches {
     let mut caches = caches();
     caches.get_mut(&JOURNAL).unwrap().keys = Some(JournalKeys { claims: 3, rings: 2 });
@@ -81,8 +81,8 @@ const B: (usize, Option<&str>) = (0, Some("b"));
 const C: (usize, Option<&str>) = (0, Some("c"));
 const PLAIN: (usize, Option<&str>) = (0, None);
 
-/// Of each log: how many records and bytes in how many rows, what is compared, and of what was claimed
-/// how often and where.
+/// For each log: records, bytes and rows, what is compared, and the number and rings of the
+/// reservations.
 fn writes(plan: &Plan) -> Vec<String> {
     let write = |write: &crate::rules::append::plan::LogWrite| {
         let compare = match write.compare {
@@ -340,7 +340,7 @@ fn what_was_claimed_is_counted_in_the_memory_of_the_journal() {
     assert_eq!(keys(&[forever], &[]), counted(4, 2 | 64));
 }
 
-/// Its keys are remembered for so long.
+/// Its keys are remembered for this long.
 fn for_ms(mut request: Request, window_ms: i64) -> Request {
     request.dedups.iter_mut().for_each(|dedup| dedup.window_ms = Some(window_ms));
     request

@@ -1,16 +1,16 @@
-//! Text tables, a row an event, over the stand-in for the database:
+//! Text tables, one row per event, over the stand-in for the database:
 //!
 //! ```text
 //! open P1 [reset] [monotonic]    -> e0
 //! P1 e0 s0; P1 e0 s1             -> quick: ok 0; ok 1
 //! ```
 //!
-//! A row of requests is one group (`;` between). Words of a request: `P1 e0 s0` or `anon`, then
-//! `other` (other records), `x3` (three records), `9000b`, `large` (breaks a limit), `at5` (expected
-//! offset), `p1` (partition scope) or `topic`, `p0+p1` (where a topic append's records go), `of3`
-//! (the partition count it was spread over). Answers name the first offset in each partition, that
-//! of partition 0 as a bare number. Further events: `close P1`, `grow`, `snapshot`, `trim`,
-//! `forget`; a row that begins with `B` is another replica's.
+//! A row of requests is one batch (`;` between). Words of a request: `P1 e0 s0` or `anon`, then
+//! `other` (other records), `x3` (three records), `9000b`, `large` (exceeds a limit), `at5`
+//! (expected offset), `p1` (partition scope) or `topic`, `p0+p1` (where a topic append's records
+//! go), `of3` (the partition count it was spread over). Answers name the first offset in each
+//! partition, that of partition 0 as a bare number. Further events: `close P1`, `grow`, `snapshot`,
+//! `trim`, `forget`; a row that begins with `B` belongs to another replica.
 
 use super::ledger::{Ledger, Way};
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
 pub const TOO_LARGE: Refusal =
     Refusal::BatchTooLarge { limit_name: "max_batch_records", limit: 1, received: 2 };
 
-/// Where requests go that do not say it.
+/// The default target of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Partition,

@@ -1,5 +1,6 @@
-//! The assignor: lives of groups as text tables, and every assignment held against what makes one
-//! the best: no better chain of moves, and by brute force where there are few enough.
+//! The assignor: histories of groups as text tables. Every assignment is compared with the
+//! definition of the best: no better chain of moves, and by brute force where groups are small
+//! enough.
 
 use std::{
     cell::Cell,
@@ -32,7 +33,7 @@ struct Group {
 }
 
 impl Group {
-    /// Assigns, and who was assigned holds; returns how it was before.
+    /// Assigns, and makes the assignees the holders; returns the former holders.
     fn rebalance(&mut self) -> Group {
         let before = self.clone();
         let owners = assigned(&before);
@@ -47,7 +48,7 @@ impl Group {
         self.subscribers.iter().find(is_it).is_some_and(|one| one.topics.contains(topic))
     }
 
-    /// Each partition whose holder might keep it.
+    /// Each partition whose holder could keep it.
     fn keepable(&self) -> impl Iterator<Item = Option<&str>> {
         self.held.iter().map(|held| {
             let holder = held.holder.as_deref();
@@ -55,12 +56,12 @@ impl Group {
         })
     }
 
-    /// How many partitions leave a holder that might keep them.
+    /// How many partitions leave a holder that could keep them.
     fn moved(&self, owners: &[Option<&str>]) -> usize {
         self.keepable().zip(owners).filter(|(was, is)| was.is_some() && was != *is).count()
     }
 
-    /// How much each member has, in their order.
+    /// The count of each member, in order.
     fn counts(&self, owners: &[Option<&str>]) -> Vec<usize> {
         let is = |owner: &Option<&str>, one: &Subscriber| *owner == Some(one.member_id.as_str());
         let count = |one| owners.iter().filter(|owner| is(owner, one)).count();
@@ -109,7 +110,7 @@ fn happen(group: &mut Group, event: &str) {
     }
 }
 
-/// `m1: a0 a1; m2: b0, 1 moved`; what nobody reads stands behind `-`.
+/// `m1: a0 a1; m2: b0, 1 moved`; partitions without subscribers follow `-`.
 fn show(before: &Group, group: &Group) -> String {
     let owners: Vec<_> = group.held.iter().map(|held| held.holder.as_deref()).collect();
     let mut lists: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
@@ -127,7 +128,7 @@ fn show(before: &Group, group: &Group) -> String {
     format!("{}, {} moved", lists.join("; "), before.moved(&owners))
 }
 
-/// One group, a row an event and what everybody owns after it.
+/// One group, one row per event, with everybody's partitions after it.
 fn check(table: &str) {
     let mut group = Group::default();
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -190,7 +191,7 @@ fn members_read_different_topics() {
     );
 }
 
-/// What can be relieved through others is.
+/// A member is relieved through others where possible.
 #[test]
 fn a_chain_of_moves_reaches_who_has_least() {
     check(
@@ -203,7 +204,7 @@ fn a_chain_of_moves_reaches_who_has_least() {
     );
 }
 
-/// `equally`: all subscribe to the same. Holders may be gone, or read something else by now.
+/// `equally`: all have the same subscription. Holders may have left, or changed theirs.
 fn a_group(members: usize, partitions: usize, equally: bool) -> impl Strategy<Value = Group> {
     let topics = ["a", "b", "c", "d"];
     let sizes = (1..=members, 0..=partitions, prop::bool::weighted(0.1));
@@ -230,7 +231,7 @@ fn a_group(members: usize, partitions: usize, equally: bool) -> impl Strategy<Va
     })
 }
 
-/// Holds for every case; and it is about something in so many of them at least.
+/// Checks every case, and that at least this many cases are relevant.
 fn holds<S: Strategy>(
     strategy: S,
     at_least: u32,
@@ -250,7 +251,7 @@ fn holds<S: Strategy>(
     assert!(telling.get() >= at_least, "only {} cases tell something", telling.get());
 }
 
-/// One owner each, if anybody subscribes, and only who does.
+/// Each partition has one owner if anybody subscribes, and only a subscriber.
 fn check_owners(group: &Group, owners: &[Option<&str>]) -> Result<(), TestCaseError> {
     prop_assert_eq!(owners.len(), group.held.len());
     for (held, owner) in group.held.iter().zip(owners) {
@@ -264,8 +265,8 @@ fn check_owners(group: &Group, owners: &[Option<&str>]) -> Result<(), TestCaseEr
 
 const NO_WAY: i64 = i64::MAX / 4;
 
-/// How many moves more it makes to pass one partition on from each member to each, along the best
-/// chain (Floyd, Warshall).
+/// The additional moves of passing one partition from each member to each, along the best chain
+/// (Floyd, Warshall).
 fn chains(group: &Group, owners: &[Option<&str>]) -> Vec<Vec<i64>> {
     let ids: Vec<&str> = group.subscribers.iter().map(|one| one.member_id.as_str()).collect();
     let all = 0..ids.len();
@@ -292,8 +293,8 @@ fn chains(group: &Group, owners: &[Option<&str>]) -> Vec<Vec<i64>> {
     best
 }
 
-/// An assignment is the best one if and only if no chain of moves makes it better: from a member to
-/// one that has less by two or more; by fewer moves, to one that has less by one, or in a circle.
+/// An assignment is the best one if and only if no chain of moves improves it: to a member with at
+/// least two less; with fewer moves, to one with one less, or in a circle.
 #[test]
 fn no_chain_of_moves_makes_it_better() {
     holds(a_group(10, 30, false), 100, |group| {
@@ -312,7 +313,7 @@ fn no_chain_of_moves_makes_it_better() {
     });
 }
 
-/// The least sum of squared counts, and the fewest moves with that.
+/// The smallest sum of squared counts, and the fewest moves with that.
 fn brute_force<'a>(group: &'a Group, owners: &mut Vec<Option<&'a str>>) -> (usize, usize) {
     let Some(held) = group.held.get(owners.len()) else { return cost(group, owners) };
     let readers = group.subscribers.iter().filter(|one| one.topics.contains(&held.topic));
@@ -346,8 +347,8 @@ fn brute_force_finds_nothing_better() {
     });
 }
 
-/// With equal subscriptions everybody keeps what it has up to the lower count, and as many one more
-/// as there are partitions over.
+/// With equal subscriptions every member keeps its partitions up to the lower count, and one more
+/// for as many members as there are partitions left.
 #[test]
 fn equal_members_differ_by_one_and_keep_what_they_can() {
     holds(a_group(40, 200, true), 100, |group| {
@@ -369,7 +370,7 @@ fn equal_members_differ_by_one_and_keep_what_they_can() {
     });
 }
 
-/// In any order the same answer, and the answer is its own.
+/// The result does not depend on the order, and is a fixed point.
 #[test]
 fn order_does_not_matter_and_what_is_settled_stays() {
     let shuffled = a_group(8, 24, false).prop_flat_map(|group| {
@@ -389,7 +390,7 @@ fn order_does_not_matter_and_what_is_settled_stays() {
     });
 }
 
-/// Whoever joins, only it receives; when one leaves, nobody else loses anything.
+/// When a member joins, only it receives partitions; when one leaves, no other loses any.
 #[test]
 fn equal_members_barely_notice_who_comes_and_goes() {
     holds((a_group(12, 60, true), any::<prop::sample::Index>()), 200, |(mut group, who)| {

@@ -1,4 +1,4 @@
-//! What must hold after every step of a life.
+//! The invariants of a group, checked after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Life {
-    /// A new ownership is a new generation's, and none that was before.
+    /// A new ownership starts in a new generation, unlike all before it.
     pub fn check_ownerships(
         &mut self,
         before: &GroupState,
@@ -38,8 +38,8 @@ impl Life {
         Ok(())
     }
 
-    /// Who was told that it owns something owns it, until it has shown an answer that told otherwise;
-    /// and all answers tell the same.
+    /// A member that was told that it owns a partition owns it, until it has sent a generation
+    /// whose response said otherwise; and all responses agree.
     pub fn check_told(&mut self, after: &GroupState, by: Option<&By>) -> Result<(), TestCaseError> {
         self.told.retain(|id, _| after.members.contains_key(id));
         for (log_id, place) in &after.places {
@@ -72,7 +72,7 @@ impl Life {
         Ok(())
     }
 
-    /// A commit counts while the ownership lasts in which its records were fetched.
+    /// A commit is accepted during the ownership in which its records were fetched.
     pub fn check_tickets(&mut self, after: &GroupState) -> Result<(), TestCaseError> {
         let now = ownerships(after);
         let mut fenced = 0;
@@ -86,7 +86,7 @@ impl Life {
         Ok(())
     }
 
-    /// Every subscribed partition is to be somebody's, evenly, and with as few moves as there can be.
+    /// Every subscribed partition has an assignee, evenly, and with as few moves as possible.
     pub fn check_assignment(
         &mut self,
         before: &GroupState,
@@ -121,7 +121,7 @@ impl Life {
         self.check_moves(before, after)
     }
 
-    /// Where all subscribe alike, what can stay is counted.
+    /// With equal subscriptions, counts the partitions that can stay.
     fn check_moves(
         &mut self,
         before: &GroupState,

@@ -1,4 +1,4 @@
-//! Where a group begins; how long a lease is; how much there may be.
+//! Where a group starts, the length of leases, and limits of counts.
 
 use super::{
     table::{check, refused},
@@ -73,8 +73,8 @@ fn what_a_pattern_would_have_matched_is_read_from_its_start() {
     );
 }
 
-/// Under the same name, but another one: the group had not subscribed to it unless a member has it
-/// by name, or there was a pattern.
+/// Another topic with the same name: the group subscribes to it only if a member names it, or a
+/// pattern matches.
 #[test]
 fn a_topic_that_is_made_again_is_another() {
     check(
@@ -242,8 +242,8 @@ fn a_group_has_so_many_members_and_patterns_and_no_more() {
     assert_eq!(world.state.patterns.len(), MAX_PATTERNS);
 }
 
-/// The run of the fetch, where the cursor is, where its run began, and what is committed and to be
-/// committed by a prepared transaction; where the run then begins.
+/// The run of the fetch, the cursor, where its run began, the committed offset, and that of a
+/// prepared transaction; and where the run then begins.
 #[test]
 fn where_a_run_begins() {
     let table = "

@@ -1,4 +1,5 @@
-//! Groups: who is told what, and who owns what. What holds over whole lives is in `properties`.
+//! Groups: responses to members, and ownership. `properties` checks invariants over whole
+//! histories.
 
 pub mod assign;
 mod checks;
@@ -60,7 +61,7 @@ fn who_shows_nothing_lets_go_of_nothing() {
     );
 }
 
-/// Nobody was ever answered one.
+/// A generation that was never in a response.
 #[test]
 fn a_generation_to_come_shows_nothing() {
     check(
@@ -127,7 +128,7 @@ fn a_commit_that_shows_an_answer_lets_go_as_well() {
     );
 }
 
-/// Its answer was of another time.
+/// Its response belonged to another ownership.
 #[test]
 fn what_was_given_back_and_is_taken_again_is_shown_again() {
     check(
@@ -170,7 +171,8 @@ fn what_was_told_and_is_not_let_go_of_is_taken() {
     );
 }
 
-/// A short lease is no reason to take it sooner, and who was told nothing yet loses nothing.
+/// A short lease does not shorten the grace period, and a member that was not told yet loses
+/// nothing.
 #[test]
 fn half_a_minute_there_is_to_let_go() {
     let mut world = World::new();
@@ -361,7 +363,7 @@ fn an_instance_that_comes_back_otherwise_is_a_rebalance() {
     );
 }
 
-/// It never learns what it was given up for: nothing that its answer does not name was its own.
+/// It never learned of its partitions: those that its response does not name were never its own.
 #[test]
 fn what_comes_to_an_instance_that_comes_back_stays_on_its_way() {
     check(

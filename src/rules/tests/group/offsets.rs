@@ -1,4 +1,4 @@
-//! Offsets of groups: a row a commit, and every case there is against an oracle.
+//! Offsets of groups: one table row per commit, and every possible case against an oracle.
 
 use uuid::Uuid;
 
@@ -42,7 +42,7 @@ fn a_group(words: &str) -> GroupFacts {
     GroupFacts { generation, members: words.map(str::to_owned).collect() }
 }
 
-/// By what right a row of a table commits, and what.
+/// The right of a commit in a table row, and its offset.
 pub enum Claimed {
     Member { member: Member, expected: Option<Option<Offset>>, began: Option<Option<Offset>> },
     Expected(Option<Offset>),
@@ -122,7 +122,7 @@ fn plainly(row: &OffsetRow, group: &GroupFacts, (claimed, offset): &(Claimed, Of
     }
 }
 
-/// As the server has it; the places do not matter.
+/// The server's data; the places do not matter.
 fn in_a_place((claimed, offset): &(Claimed, Offset)) -> Option<offsets::Claimed> {
     let place = OffsetPlace { group: Name::parse("g").unwrap(), log_id: LogId(1) };
     Some(offsets::Claimed { place, offset: *offset, claim: claimed.claim()? })
@@ -142,8 +142,8 @@ fn in_transaction(
     }
 }
 
-/// The row, the group, the claim, what becomes of it outside of transactions, in one without appends
-/// and in one with some (where that is something else).
+/// The row, the group, the commit, the verdict outside of transactions, in one without appends and
+/// in one with some (where that differs).
 #[test]
 fn who_commits_over_what() {
     let table = "
@@ -194,7 +194,7 @@ fn who_commits_over_what() {
     check(table);
 }
 
-/// By members that say over what, or where their runs began.
+/// Commits by members that state an expected offset, or where their runs began.
 #[test]
 fn what_members_expect_is_what_is_committed() {
     let table = "
@@ -241,7 +241,8 @@ fn check(table: &str) {
     }
 }
 
-/// All that a transaction with appends commits: each is judged, and of what members give some moves.
+/// All offsets of a transaction with appends: each is checked, and at least one of a member must
+/// move.
 #[test]
 fn a_transaction_has_processed_something() {
     let table = "
@@ -275,7 +276,7 @@ fn a_transaction_has_processed_something() {
     }
 }
 
-/// What a transaction was given for one place, one after the other, and what it has then.
+/// The offsets that a transaction was given for one place, in order, and the resulting one.
 #[test]
 fn what_comes_later_counts_from_where_the_first_run_began() {
     let table = "
@@ -303,7 +304,7 @@ fn what_comes_later_counts_from_where_the_first_run_began() {
     assert_eq!(show(&refused), "6 not 5");
 }
 
-/// Each item with its row; the verdicts, or what refuses all and because of which items.
+/// Each item with its row; the verdicts, or the refusal with the items that caused it.
 #[test]
 fn a_commit_is_whole_or_nothing() {
     let table = "
@@ -342,14 +343,14 @@ fn a_commit_is_whole_or_nothing() {
     }
 }
 
-/// How something is committed.
+/// The form of a commit.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     Plain,
     Transaction { appends: bool },
 }
 
-/// What the contract says, read from its end: the last thing that could be wrong first.
+/// The contract, read backwards: the last possible error first.
 fn oracle(
     row: &OffsetRow,
     group: &GroupFacts,

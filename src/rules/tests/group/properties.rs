@@ -1,5 +1,6 @@
-//! Random lives of a group, with what its clients have been told: nobody loses what it was not told
-//! to let go of, and what two may believe to own only one may commit.
+//! Random histories of a group, with the responses that its clients have seen: no member loses a
+//! partition without a revocation it was told of, and if two members believe to own one, only one
+//! can commit.
 
 use std::{
     cell::RefCell,
@@ -26,51 +27,51 @@ use crate::{
 };
 
 const CLIENTS: usize = 5;
-/// Of which so many join as an instance.
+/// How many of these join as an instance.
 const INSTANCES: usize = 2;
 const TOPICS: [&str; 4] = ["c", "cc", "d", "dd"];
 const PATTERNS: [&str; 4] = ["/^c/", "/d$/", "/./", "/c|dd/"];
 
-/// What a call shows.
+/// The generation that a call carries.
 #[derive(Clone, Copy, Debug)]
 enum Shown {
     Nothing,
-    /// The newest answer that has come.
+    /// That of the newest response.
     Newest,
-    /// An older one.
+    /// That of an older response.
     Older(usize),
-    /// None that was ever given.
+    /// One that was never in a response.
     ToCome,
 }
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A client that was a member before has forgotten it.
+    /// A client that was a member before and has forgotten it.
     Join {
         client: usize,
         topics: BTreeSet<usize>,
         pattern: Option<usize>,
     },
-    /// All who join do it alike.
+    /// All members join with the same subscription.
     JoinAll {
         client: usize,
     },
-    /// Its answer may be lost. It shows one of the answers that the client has.
+    /// Its response may be lost. It carries a generation that the client has seen.
     Beat {
         client: usize,
         lost: bool,
         shown: Shown,
     },
-    /// As a call, but it waits for nothing and is not answered: a commit of a cursor.
+    /// Like a call, but without a response: a commit of a cursor.
     Settled {
         client: usize,
     },
-    /// What a member was told to let go of long ago is taken.
+    /// Takes partitions that a member was told to release long ago.
     Overdue,
     Leave {
         client: usize,
     },
-    /// Of all that are members, whether their clients know it or not.
+    /// Among all members, whether their clients know it or not.
     Late {
         member: usize,
     },
@@ -115,7 +116,7 @@ fn shown() -> impl Strategy<Value = Shown> {
 pub type Ownership = (LogId, String, i64);
 type Seen = BTreeMap<&'static str, u64>;
 
-/// An answer that has come.
+/// A response that has arrived.
 #[derive(Default)]
 pub struct Told {
     pub generation: i64,
@@ -123,7 +124,7 @@ pub struct Told {
     pub is_to_let_go: BTreeSet<Ownership>,
 }
 
-/// Who has called, and what it may have let go of with that.
+/// The caller, and the partitions that it may have released.
 pub struct By {
     pub id: String,
     pub lets_go: BTreeSet<Ownership>,
@@ -131,14 +132,14 @@ pub struct By {
 
 pub struct Life {
     pub world: World,
-    /// The member that each client believes to be.
+    /// The member id that each client believes to have.
     clients: [Option<String>; CLIENTS],
     joins: usize,
     pub told: BTreeMap<String, Vec<Told>>,
-    /// What members were told to own, in which generation.
+    /// What members were told that they own, in which generation.
     pub tickets: Vec<(Ownership, i64)>,
     pub ended: BTreeSet<Ownership>,
-    /// Patterns ever subscribed with, and what is to be of every partition's `starts`.
+    /// All patterns ever used, and the expected `starts` of every partition.
     patterns: Vec<TopicPattern>,
     pub earliest: BTreeSet<LogId>,
     seen: Seen,
@@ -181,7 +182,7 @@ impl Life {
         self.check_starts(&after)
     }
 
-    /// Who has called. `before` forgets what was deleted, and knows an instance by its new name.
+    /// The caller. `before` omits deleted partitions, and uses the new id of an instance.
     fn act(&mut self, op: &Op, before: &mut GroupState) -> Result<Option<By>, TestCaseError> {
         match op {
             Op::Join { client, topics, pattern } => {
@@ -244,7 +245,7 @@ impl Life {
         }
     }
 
-    /// What the answers of a generation have told a member to let go of: those that have come to it.
+    /// The revocations that a member has seen in responses of a generation.
     fn lets_go(&self, id: &str, shown: i64) -> BTreeSet<Ownership> {
         let answers = self.told.get(id).into_iter().flatten();
         let answers = answers.filter(|told| told.generation == shown);
@@ -332,7 +333,7 @@ impl Life {
         }
     }
 
-    /// The member is told, if the answer comes.
+    /// Delivers the response to the member, unless it is lost.
     fn tell(&mut self, id: &str, membership: &Membership, lost: bool) {
         let owned = |log_id: LogId| {
             let owner = self.world.state.places[&log_id].owner.as_ref().unwrap();
@@ -362,8 +363,8 @@ impl Life {
         partitions.map(|(log_id, ..)| *log_id).collect()
     }
 
-    /// Whoever does not call any more is gone, and the others have called twice: all is where it is to
-    /// be. Once more, and all know it.
+    /// Silent members expire, and the others call twice: then every partition is with its assignee.
+    /// After one more call all know it.
     fn check_end(&mut self) -> Result<(), TestCaseError> {
         let of_nobody = |id: &&String| !self.clients.contains(&Some((*id).clone()));
         let gone: Vec<String> =

@@ -1,4 +1,4 @@
-//! Resets, and lags: a row a partition.
+//! Resets and lags: one table row per partition.
 
 use uuid::Uuid;
 
@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// `c10` committed; `new`: made after the group subscribed; `old`: before; `earliest` and so on: the
-/// group's auto_offset_reset; `[5,20)`: the log.
+/// `c10` committed; `new`: created after the group subscribed; `old`: before; `earliest` and so on:
+/// the group's auto_offset_reset; `[5,20)`: the log.
 fn dependency(text: &str) -> ResetContext {
     let mut dependency = ResetContext {
         committed_offset: None,

@@ -1,4 +1,4 @@
-//! Text tables, a row an event:
+//! Text tables, one row per event:
 //!
 //! ```text
 //! topic c 2              -> c0 c1 of a topic come to be; `delete c`

@@ -1,5 +1,5 @@
-//! A group over topics that come and go, changed as the broker changes it: whoever is late goes
-//! first, then topics come in, then the rule is asked.
+//! A group over changing topics, driven as the broker drives it: first leases expire, then topics
+//! are refreshed, then the rule is called.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// Makes a topic, or as many more partitions as it is to have.
+    /// Creates a topic, or grows it to this partition count.
     pub fn grow(&mut self, topic: &Name, count: Partition) {
         let here = self.topics.partitions.iter().filter(|(_, name, _)| name == topic).count();
         for partition in here as Partition..count {
@@ -79,13 +79,13 @@ impl World {
         Ok(self.state.membership(id))
     }
 
-    /// A heartbeat, or a fetch, that shows the answer of a generation, or none.
+    /// A heartbeat or a fetch with the generation of a response, or without one.
     pub fn beat(&mut self, id: &str, shown: Option<i64>) -> Result<Membership, Refusal> {
         self.change(|state, _, now| state.beat(id, shown, now))?;
         Ok(self.state.membership(id))
     }
 
-    /// A commit of the cursor of an answer.
+    /// A commit of the cursor of a response.
     pub fn let_go(&mut self, id: &str, shown: i64) {
         let _ = self.change(|state, _, now| {
             state.let_go(id, Some(shown), now);
@@ -97,7 +97,7 @@ impl World {
         self.change(|state, topics, now| state.leave(id, topics, now))
     }
 
-    /// The member's lease runs out, and is seen to have.
+    /// Lets the member's lease expire, and runs the expiry.
     pub fn late(&mut self, id: &str) {
         if let Some(member) = self.state.members.get_mut(id) {
             member.lease_expires_at = Timestamp(self.now.0 - 1);

@@ -1,5 +1,5 @@
-//! A stand-in for the database, and what the broker does over it: a request is judged under its
-//! locks and then applied; a refused one has changed nothing.
+//! A stand-in for the database, with the broker's steps over it: a request is decided under its
+//! locks and then applied; a refused one changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use crate::{
 pub const TOPIC: &str = "t";
 pub const SESSION_TIMEOUT_MS: i64 = 300;
 
-/// Items, each of one or more parts: so many records in a partition.
+/// Items with one or more parts: this many records in a partition.
 pub type Appends = Vec<Vec<(Partition, i64)>>;
 pub type Offsets = Vec<(OffsetPlace, Offset, CommitRight)>;
 
@@ -69,7 +69,7 @@ pub enum Request {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// With the transaction that it aborted.
+    /// The session, with the transaction that the open aborted.
     Opened(ProducerId, Epoch, Option<Uuid>),
     Closed,
     Transaction(Answered),
@@ -88,7 +88,7 @@ pub struct Stored {
     pub row: TransactionRow,
     staged: Vec<(Partition, i64)>,
     pub offsets: BTreeMap<OffsetPlace, Claimed>,
-    /// Of the numbered calls.
+    /// The digests of the sequenced calls.
     calls: Vec<Digest>,
 }
 
@@ -187,7 +187,7 @@ impl Ledger {
         Ok(Answer::Closed)
     }
 
-    /// Aborts what is ongoing of a producer whose epoch is being raised.
+    /// Aborts the ongoing transaction of a producer whose epoch is raised.
     fn fence(&mut self, producer_id: ProducerId) -> Option<Uuid> {
         let id = self.ongoing_of(producer_id)?;
         self.abort(id, Reason::Fenced);
@@ -261,7 +261,7 @@ impl Ledger {
         self.transactions.insert(begin.id, Stored { row, staged, offsets, calls });
     }
 
-    /// A transaction of one request, as a pass decides it.
+    /// A one-request transaction, as a batch decides it.
     fn whole(&mut self, begin: &Begin, digest: Digest) -> Result<Answered, Refusal> {
         let Work { appends, offsets } = &begin.work;
         let producer = begin.session.map(|(producer, _)| producer);
@@ -350,7 +350,7 @@ impl Ledger {
         self.answered(id, false)
     }
 
-    /// Whether a numbered call was made before. (One that is ahead has waited in vain.)
+    /// Whether a sequenced call was made before. (One that is ahead has waited in vain.)
     fn is_known(
         &mut self,
         id: Uuid,
@@ -448,14 +448,14 @@ impl Ledger {
         absent(id, self.horizon, retention_ms(&self.tenant), self.now)
     }
 
-    /// A transaction as it stands.
+    /// The current state of a transaction.
     fn answered(&self, id: Uuid, duplicate: bool) -> Result<Answered, Refusal> {
         let stored = self.transactions.get(&id).ok_or_else(|| self.absent(&id))?;
         let transaction = stored.row.clone().as_of(self.now).into_transaction();
         Ok(Answered { transaction, duplicate })
     }
 
-    /// The janitor: what has expired is written down, what is remembered no longer is dropped.
+    /// The janitor: marks timeouts, and removes outcomes past their retention.
     pub fn sweep(&mut self) {
         let cutoff = Timestamp(self.now.0 - retention_ms(&self.tenant));
         for stored in self.transactions.values_mut() {
@@ -471,7 +471,7 @@ impl Ledger {
         }
     }
 
-    /// A producer idle for too long is forgotten, unless it has something prepared.
+    /// Removes a producer that was idle too long, unless it has a prepared transaction.
     pub fn expire(&mut self, producer_id: ProducerId) -> bool {
         let mut rows = self.transactions.values().map(|stored| &stored.row);
         let holds = |row: &TransactionRow| {
@@ -484,7 +484,7 @@ impl Ledger {
         self.sessions.remove(&producer_id).is_some()
     }
 
-    /// Places of a group change hands; its members are then those who have some.
+    /// Reassigns the places of a group; its members are then the owners.
     pub fn rebalance(&mut self, group_name: &Name, owners: &[(OffsetPlace, Option<String>)]) {
         let group = self.groups.entry(group_name.clone()).or_default();
         group.generation += 1;
@@ -498,7 +498,7 @@ impl Ledger {
     }
 }
 
-/// What comes for a place that has one takes its place.
+/// A later offset for a place replaces the earlier one.
 fn give(
     offsets: &mut BTreeMap<OffsetPlace, Claimed>,
     (place, offset, claim): &(OffsetPlace, Offset, CommitRight),

@@ -1,4 +1,4 @@
-//! Transactions: a row a call. What holds over whole lives is in `properties`.
+//! Transactions: one table row per call. `properties` checks invariants over whole histories.
 
 mod ledger;
 pub mod one_request;

@@ -1,5 +1,5 @@
-//! Offsets that a fast path commits: what it assumes, and that its statement, which confirms that
-//! and nothing else, commits what the law would have it commit.
+//! Offsets that the fast path commits: what it assumes, and that its statement, which verifies
+//! exactly that, commits what the rules would commit.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -48,7 +48,7 @@ fn a_whole(offsets: Vec<Claimed>) -> SingleRequestTxn {
     }
 }
 
-/// What a pass of these would have its statement confirm.
+/// What the statement of a batch with these would verify.
 fn assumed(wholes: &[SingleRequestTxn]) -> Option<Vec<OffsetMove>> {
     if !wholes.iter().all(SingleRequestTxn::may_be_assumed) {
         return None;
@@ -70,8 +70,8 @@ fn claimed(words: &str) -> Claimed {
     Claimed { place, offset, claim: claim.claim().unwrap() }
 }
 
-/// `g/0 m1@3 g5 6..8`: whose it is, since when at the latest, in which generation of the group at the
-/// earliest; from where (`<6`: from anywhere below), to where.
+/// `g/0 m1@3 g5 6..8`: the owner, since when at the latest, the minimum generation of the group;
+/// from which offset (`<6`: from any below), to which.
 fn show(moved: &OffsetMove) -> String {
     let owner = moved
         .owner
@@ -85,7 +85,7 @@ fn show(moved: &OffsetMove) -> String {
     format!("{group}/{partition} {owner}{from}..{}{highest}", moved.to)
 }
 
-/// Transactions, one after the other, each with its offsets; what is assumed of their places.
+/// Transactions in order, each with its offsets; the assumption on their places.
 #[test]
 fn what_a_quick_pass_assumes() {
     let table = "
@@ -137,7 +137,7 @@ fn what_a_quick_pass_assumes() {
     }
 }
 
-/// Whatever is known of its session, and of ids: what became of one is told first.
+/// Independent of its session and of ids: a remembered outcome comes first.
 #[test]
 fn what_is_remembered_is_told_before_anything_is_judged() {
     let producer = ProducerId(7);
@@ -191,7 +191,7 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     }
 }
 
-/// Places and groups as they are.
+/// The current places and groups.
 #[derive(Clone, Debug)]
 struct World {
     rows: BTreeMap<OffsetPlace, OffsetRow>,
@@ -199,7 +199,7 @@ struct World {
 }
 
 impl World {
-    /// What the statement compares.
+    /// The comparison of the statement.
     fn confirms(&self, moved: &OffsetMove) -> bool {
         let (row, group) = (&self.rows[&moved.place], &self.groups[&moved.place.group]);
         let is_owned = match (&row.owner, &moved.owner) {
@@ -215,7 +215,7 @@ impl World {
         is_owned && is_from && is_committed && moved.generation <= group.generation
     }
 
-    /// All of them one by one, as the law has it.
+    /// All of them one by one, according to the rules.
     fn commit(&mut self, wholes: &[SingleRequestTxn]) -> bool {
         wholes.iter().all(|whole| {
             let asked = whole.offsets.iter().map(|claimed| {
@@ -238,7 +238,7 @@ fn member() -> impl Strategy<Value = String> {
     (0..2_usize).prop_map(|member| format!("m{member}"))
 }
 
-/// Of two groups with two places each; of those who own something, all are members.
+/// Two groups with two places each; all owners are members.
 fn world() -> impl Strategy<Value = World> {
     let owner = option::weighted(0.8, (member(), 0..GENERATIONS));
     let committed = option::weighted(0.9, 0..4_i64);
@@ -263,8 +263,8 @@ fn world() -> impl Strategy<Value = World> {
     })
 }
 
-/// Relative to what holds: an offset so far on; nearly always by whom and over what it should be; and
-/// how a member says that.
+/// Relative to the correct one: an offset this far ahead; mostly with the correct owner and
+/// expected offset; and how a member states it.
 type Step = (usize, Offset, Option<(String, i64)>, Option<i64>, usize);
 
 fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
@@ -298,8 +298,8 @@ fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
     steps.into_iter().map(whole).collect()
 }
 
-/// And where something is committed everywhere already, all that the law allows takes the fast path;
-/// but for members' numbers that change nothing.
+/// And where every place has a committed offset, everything that the rules allow takes the fast
+/// path, except members' offsets that change nothing.
 #[test]
 fn a_quick_pass_commits_what_the_law_would() {
     let seen = RefCell::new([0; 3]);

@@ -1,5 +1,5 @@
-//! What happens in a life: events told relative to what would be right, and the requests that
-//! clients make of what they know, or think to know.
+//! The events of a random history, relative to the correct ones, and the requests that clients make
+//! from what they know, or believe to know.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use uuid::Uuid;
@@ -24,34 +24,34 @@ pub const GROUPS: usize = 2;
 pub const PARTITIONS: Partition = 3;
 pub const START: Timestamp = Timestamp(1_000_000_000);
 
-/// What a call holds, relative to what would be right.
+/// The content of a call, relative to the correct one.
 #[derive(Clone, Debug)]
 pub struct Load {
     pub appends: Appends,
-    /// OffsetPlace, offset and right.
+    /// The place, offset and right.
     pub offsets: Vec<(usize, Offset, Right)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Right {
-    /// What holds now.
+    /// The correct one.
     Fitting,
-    /// Of the owner's run, which began at the committed offset or so far beside it; without an owner
-    /// as it fits.
+    /// The owner's run, which began at the committed offset or this far from it; without an owner
+    /// any that fits.
     Run(i64),
-    /// Of the owner's run, which has found nothing.
+    /// The owner's run, which has found no records.
     Still,
-    /// Of the owner, over the committed offset, or so far beside it.
+    /// The owner, over the committed offset, or this far from it.
     Over(i64),
-    /// The committed offset, or so far beside it.
+    /// The committed offset, or this far from it.
     Expected(i64),
-    /// A member's, of a generation so far from the newest.
+    /// A member, with a generation this far from the newest.
     Member(usize, i64),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Who {
-    /// Its session as it is now, or nobody where it has none.
+    /// Its current session, or none.
     Owner,
     /// Its session as it was when the transaction began.
     Beginner,
@@ -72,7 +72,7 @@ pub enum Verb {
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// `condition`: of an epoch so far from the current one.
+    /// `condition`: on an epoch this far from the current one.
     Open {
         name: usize,
         condition: Option<i64>,
@@ -83,7 +83,7 @@ pub enum Op {
     Expire {
         name: usize,
     },
-    /// Of an id as old as that, or of one that was used.
+    /// An id of this age, or one that was used.
     Begin {
         age_ms: i64,
         used: Option<usize>,
@@ -92,7 +92,7 @@ pub enum Op {
         load: Load,
         commit: bool,
     },
-    /// Of the one begun so many ago, of all or of those still open.
+    /// The transaction begun this many begins ago, of all or of the open ones.
     Call {
         back: usize,
         open: bool,
@@ -100,7 +100,7 @@ pub enum Op {
         verb: Verb,
         load: Option<Load>,
     },
-    /// Whatever was sent so many requests ago.
+    /// The request sent this many requests ago.
     Again {
         back: usize,
     },
@@ -239,7 +239,7 @@ impl Life {
         })
     }
 
-    /// Named in a begin, whether that was done or not.
+    /// Named in a begin, successful or not.
     fn back(&self, back: usize) -> Option<Uuid> {
         let mut named = self.sent.iter().rev().filter_map(|request| match request {
             Request::Begin(begin) => Some(begin.id),

@@ -1,5 +1,5 @@
-//! The naive oracle: it keeps all that ever happened in a plain list, forgets nothing, and derives
-//! from the list alone what a request must be answered. No rows, no moves, no horizon.
+//! The naive oracle: it keeps everything that ever happened in a list, forgets nothing, and derives
+//! the expected answer from the list alone. It has no rows, transitions or horizon.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ type Owners = BTreeMap<OffsetPlace, Option<String>>;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// What the tenant says.
+/// The settings of the tenant.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub retention_ms: i64,
@@ -33,7 +33,7 @@ pub struct Limits {
 enum Event {
     Opened(ProducerId, Name),
     Closed(ProducerId),
-    /// The producer was forgotten.
+    /// The producer expired.
     Gone(ProducerId),
     Begun {
         begin: Begin,
@@ -59,11 +59,11 @@ enum Event {
         ids: BTreeSet<Uuid>,
         before: Timestamp,
     },
-    /// Who has each of a group's places from then on.
+    /// The owner of each of a group's places from then on.
     Owned(Name, Owners),
 }
 
-/// What became of a transaction, told from its beginning.
+/// The history of a transaction, from its begin.
 #[derive(Clone, Debug)]
 struct Story {
     begin: Begin,
@@ -75,9 +75,9 @@ struct Story {
     reason: Option<Reason>,
     items: Appends,
     offsets: BTreeMap<OffsetPlace, (Offset, CommitRight)>,
-    /// Where the first run began of those that it has processed, by place.
+    /// By place: where the first run began of those that it has processed.
     began: BTreeMap<OffsetPlace, Option<Offset>>,
-    /// The numbered calls.
+    /// The sequenced calls.
     calls: Vec<Appends>,
     placed: Option<Vec<PlacedAppend>>,
 }
@@ -190,7 +190,7 @@ impl Oracle {
         self.events().any(|event| matches!(event, Event::Forgot { ids, .. } if ids.contains(&id)))
     }
 
-    /// Of a transaction that is remembered, or why there is none.
+    /// The history of a remembered transaction, or why there is none.
     fn remembered(&self, id: Uuid, limits: Limits) -> Result<Story, Refusal> {
         let story = self.story(id).filter(|_| !self.is_forgotten(id));
         let too_old = self.may_be_forgotten(id, limits);
@@ -205,7 +205,7 @@ impl Oracle {
         made_at.0 + limits.retention_ms < self.now.0 || self.events().any(is_before)
     }
 
-    /// None: it does not exist (any more). With whether the session has been ended.
+    /// None: it does not exist (any more). With whether the session was closed.
     fn epoch(&self, producer: ProducerId) -> Option<(Epoch, bool)> {
         let mut found = None;
         for event in self.events() {
@@ -250,7 +250,7 @@ impl Oracle {
         })
     }
 
-    /// Who owned each place in each generation of a group, from the first one on.
+    /// The owner of each place in each generation of a group, from the first one on.
     fn generations(&self, group: &Name) -> Vec<&Owners> {
         let owned = self.events().filter_map(|event| match event {
             Event::Owned(name, owners) if name == group => Some(owners),
@@ -320,7 +320,7 @@ impl Oracle {
         self.check_progress(story)
     }
 
-    /// What has been made of something has moved something on.
+    /// A transaction with records has moved some offset.
     fn check_progress(&self, story: &Story) -> Result<(), Refusal> {
         let is_members =
             |(_, (_, claim)): &(&OffsetPlace, &(Offset, CommitRight))| claim.member_id().is_some();
@@ -332,7 +332,7 @@ impl Oracle {
             .map_or(Ok(()), |(_, (offset, _))| Err(Refusal::NothingProcessed { offset: *offset }))
     }
 
-    /// What a request has to be answered; what it does goes into the list.
+    /// The expected answer to a request; adds its effect to the list.
     pub fn answer(&mut self, request: &Request, limits: Limits) -> Result<Answer, Refusal> {
         match request {
             Request::Open { name, condition } => self.open(name, *condition),
@@ -487,7 +487,7 @@ impl Oracle {
         Ok(self.story(id).unwrap().told(false))
     }
 
-    /// It comes after all that was committed before it.
+    /// Its records follow those of all earlier commits.
     fn commit(&mut self, story: &Story) {
         let mut placed: Vec<PlacedAppend> = Vec::new();
         for (partition, record_count) in story.parts() {
@@ -515,7 +515,7 @@ impl Oracle {
         self.note(Event::Forgot { ids, before });
     }
 
-    /// Whether it may go.
+    /// Whether it may be removed.
     pub fn expire(&mut self, producer: ProducerId) -> bool {
         let holds = |story: Story| story.is_of(producer) && story.state == State::Prepared;
         let may_go = !self.stories().any(holds) && self.epoch(producer).is_some();
@@ -530,7 +530,7 @@ impl Oracle {
     }
 }
 
-/// What a claim says is committed, of a run that began there.
+/// The committed offset that a commit expects, for a run that began there.
 fn bases(claim: &CommitRight, began: Option<Option<Offset>>) -> Vec<Option<Offset>> {
     let expected = match claim {
         CommitRight::Expected(expected) => Some(*expected),
@@ -575,7 +575,7 @@ fn check_caller(story: &Story, caller: Caller, call: &Call) -> Result<(), Refusa
 }
 
 impl Story {
-    /// What an event means to it.
+    /// Applies an event to it.
     fn follow(&mut self, at: Timestamp, event: &Event) {
         let own = self.begin.id;
         let is_ongoing = self.state == State::Ongoing;

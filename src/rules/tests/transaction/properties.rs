@@ -1,7 +1,7 @@
-//! Random lives of a tenant: sessions opened, ended and forgotten, zombies, transactions of all
-//! shapes, anything sent again at any time, groups that rebalance, time, settings and a janitor.
-//! Every answer is the oracle's; and what the contract promises is held against the answers and
-//! the logs, with no rule in between.
+//! Random histories of a tenant: sessions opened, closed and expired, zombies, transactions of all
+//! shapes, any request sent again at any time, rebalances, time, settings and a janitor. Every
+//! answer must be the oracle's; and the promises of the contract are checked against the answers
+//! and the logs, without any rule in between.
 
 use std::{
     cell::RefCell,
@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// How often what has happened, so that nothing is proved of nothing.
+/// Counts of what has happened, so that no property holds vacuously.
 type Seen = BTreeMap<&'static str, u64>;
 
 pub struct Life {
@@ -40,15 +40,15 @@ pub struct Life {
     oracle: Oracle,
     limits: Limits,
     pub sent: Vec<Request>,
-    /// Every id ever begun, with what was put into it, in the order begun.
+    /// Every id ever begun, with its content, in order.
     pub ran: Vec<Uuid>,
     parts: BTreeMap<Uuid, Vec<(Partition, i64)>>,
-    /// As last answered.
+    /// The last answer.
     pub told: BTreeMap<Uuid, Transaction>,
     commits: Vec<Uuid>,
-    /// As last answered.
+    /// The last answer.
     pub epochs: BTreeMap<ProducerId, Epoch>,
-    /// Who has moved which offset.
+    /// Which transaction has moved which offset.
     moves: BTreeSet<(Uuid, OffsetPlace)>,
     seen: Seen,
 }
@@ -170,9 +170,9 @@ impl Life {
         Ok(())
     }
 
-    /// Once a later epoch has been answered, nothing of an earlier one is accepted; and nothing
-    /// that was begun in an earlier one is committed by anybody, unless it was prepared. (What became
-    /// of a begin is told to whoever sends it again.)
+    /// After a response with a later epoch, nothing of an earlier one is accepted; and nothing that
+    /// was begun in an earlier one is committed by anybody, unless it was prepared. (The outcome of
+    /// a begin is returned to every retry.)
     fn check_fence(
         &self,
         request: &Request,
@@ -275,7 +275,7 @@ impl Life {
         Ok(())
     }
 
-    /// What is prepared can be committed now, by its session, if that has an owner, and by an
+    /// A prepared transaction can be committed, by its session, unless that is closed, and by an
     /// operator.
     fn check_prepared(&mut self) -> Result<(), TestCaseError> {
         let rows = self.ledger.transactions.values().map(|stored| &stored.row);
@@ -298,8 +298,8 @@ impl Life {
         Ok(())
     }
 
-    /// Every log holds the parts of the committed transactions, and of no other, once, one after
-    /// the other in the order of the commits.
+    /// Every log holds the parts of the committed transactions, and of no other, once, contiguous
+    /// and in the order of the commits.
     fn check_logs(&self) -> Result<(), TestCaseError> {
         for partition in 0..PARTITIONS {
             let mut next = 0;
@@ -455,10 +455,10 @@ fn any_life_of_transactions_is_as_the_oracle_says() {
     }
 }
 
-/// Begins of a few ids, again and again, as time and the setting move.
+/// Repeated begins of a few ids, while time and the setting change.
 #[derive(Clone, Debug)]
 enum Move {
-    /// Of an id, and whether it ends at once.
+    /// A begin of an id, and whether it commits at once.
     Begin(usize, bool),
     Abort(usize),
     Clock(i64),

@@ -1,4 +1,4 @@
-//! Ids of staged records: there and back as bytes, and what becomes of them at the claim.
+//! Ids of staged records: their encoding, and their outcome when they are reserved.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// As it is stored: behind the number of appends that were there before.
+/// As stored: after the number of earlier appends.
 fn stored(before: i64, packed: &[u8]) -> Vec<u8> {
     [&before.to_be_bytes(), packed].concat()
 }
@@ -179,7 +179,7 @@ fn known(words: &str) -> Known {
     known
 }
 
-/// What is new as (ordinal, position), what is skipped as (ordinal, lines); or the refusal.
+/// New ids as (ordinal, position), skipped lines as (ordinal, lines); or the refusal.
 fn told(known: &Known, rows: &[StagedRow]) -> String {
     match judge(known, rows, &dedups(rows)) {
         Ok(RecordIdPlan { new, skipped }) => {

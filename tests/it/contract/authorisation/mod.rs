@@ -1,4 +1,4 @@
-//! Who may do what: every operation of the OpenAPI document against every kind of token.
+//! Authorisation: every operation of the OpenAPI document with every kind of token.
 
 mod keys;
 mod tenants;

@@ -1,4 +1,4 @@
-//! Ids of records and Idempotency-Keys of appends, over HTTP.
+//! Record ids and Idempotency-Keys of appends, over HTTP.
 
 mod crashes;
 mod door;

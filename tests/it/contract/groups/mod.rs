@@ -1,4 +1,4 @@
-//! Groups: what those who operate them see and do.
+//! Groups: what operators see and do.
 
 mod admin;
 mod expiry;

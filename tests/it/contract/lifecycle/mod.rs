@@ -1,4 +1,5 @@
-//! What ends: records that are trimmed, too old or superseded, and all that deleted tenants and idle producers leave behind.
+//! The end of data: trims, retention, compaction, and the removal of deleted tenants and idle
+//! producers.
 
 pub mod compaction;
 pub mod expiry;

@@ -1,5 +1,5 @@
-//! What the largest, the most and the slowest of requests cost: asked of the real program, whose
-//! memory is nobody else's.
+//! The cost of the largest, the most and the slowest requests, in the real program, so that no
+//! other test affects its memory.
 
 mod mistakes;
 mod requests;

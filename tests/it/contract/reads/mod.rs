@@ -1,4 +1,4 @@
-//! Reading a partition over HTTP: every parameter and form, and that it does not matter how.
+//! Reads of a partition over HTTP: every parameter and form, with equivalent results.
 
 pub mod cursors;
 pub mod instants;

@@ -1,4 +1,4 @@
-//! Sessions over HTTP: open, repeat, condition, reset, end, and what they tell.
+//! Sessions over HTTP: open, retry, conditional open, reset, close, and their responses.
 
 pub mod late_copies;
 

@@ -1,4 +1,4 @@
-//! The examples that people are given do what they promise, whoever is killed meanwhile.
+//! The examples in the documentation work, whatever is killed meanwhile.
 
 mod functions;
 mod languages;

@@ -1,7 +1,7 @@
-//! Groups, proved by history: twelve members on three brokers share partitions in two groups, one
-//! that commits plainly and one that commits in transactions. Members die, stall, leave and come
-//! back, brokers are killed, topics grow and are made, and producers append all the time. Then
-//! everything was processed, in order, and by transactions exactly once.
+//! Groups, checked by recorded histories: twelve members on three brokers share partitions in two
+//! groups, one with plain commits and one with commits in transactions. Members crash, stall, leave
+//! and come back, brokers are killed, topics are created and grow, and producers append all the
+//! time. At the end every record was processed, in order, and with transactions exactly once.
 //!
 //! `make torture SEED=... ROUNDS=...` runs it for longer.
 

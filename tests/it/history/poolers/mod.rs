@@ -1,5 +1,5 @@
-//! oncelog behind a real PgBouncer in transaction mode, and under settings of others: nothing that
-//! is promised depends on a session.
+//! oncelog behind a real PgBouncer in transaction mode, and with other clients' settings: no
+//! guarantee depends on session state.
 
 mod crashes;
 mod traffic;

@@ -1,8 +1,8 @@
-//! Random sequences of the whole surface over HTTP, to one replica and to three, held against a world
-//! in memory that says what each answer has to be, and what is there in the end.
+//! Random sequences of requests over the whole HTTP API, to one replica and to three, compared with
+//! a model in memory that predicts each answer and the final state.
 //!
-//! `make sequences SEED=... ROUNDS=...` (or `SECONDS=...`) runs it for longer. What fails is made
-//! short and printed as the requests that it takes.
+//! `make sequences SEED=... ROUNDS=...` (or `SECONDS=...`) runs it for longer. A failing sequence
+//! is shrunk and printed as the requests that reproduce it.
 
 mod appends;
 mod bursts;

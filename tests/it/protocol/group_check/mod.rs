@@ -1,15 +1,14 @@
 //! A model check of groups with the real rules.
 //!
-//! `rules::{group, offsets, whole}` judge as in the server; around them stands the smallest [`ledger`]
-//! there can be, and a [`world`] of clients that join, fetch, process, commit and come back, over a
-//! network in which calls and answers are late or lost and every commit ever sent may arrive at any
-//! time, and again. Processing is to commit a range that begins where the group's committed offset
-//! was when it was fetched. stateright walks through *every* order (breadth first, so a
-//! counterexample is a shortest one).
+//! `rules::{group, offsets, whole}` decide as in the server; around them are a minimal [`ledger`],
+//! and a [`world`] of clients that join, fetch, process, commit and come back, over a network in
+//! which calls and answers are late or lost and every commit ever sent may arrive again at any
+//! time. Processing means committing a range that begins at the group's committed offset of the
+//! fetch. stateright explores *every* order (breadth first, so a counterexample is a shortest one).
 //!
-//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
-//! and each rule in [`Rule`] is left out once, of the server's in the wiring, of the clients' in what
-//! they do: the check must then find a violation.
+//! Each configuration names what it must have seen ([`Seen`]) and how many states it must have had;
+//! and each rule in [`Rule`] is left out once, in the wiring of the server or in the behaviour of
+//! the clients: then the check must find a violation.
 
 mod ledger;
 mod world;

@@ -1,9 +1,9 @@
 //! A model check of the append protocol with the real rules.
 //!
 //! # What runs
-//! `oncelog::rules` decides, folds and judges as in the server; around it, instead of tokio, sqlx
-//! and Postgres, stands the smallest world in which their order of events can be enumerated.
-//! stateright walks through *every* order (breadth first, so a counterexample is a shortest one).
+//! `oncelog::rules` decides, replays and checks as in the server; in place of tokio, sqlx and
+//! Postgres there is a minimal world in which the order of events can be enumerated. stateright
+//! explores *every* order (breadth first, so a counterexample is a shortest one).
 //!
 //! | actor | its steps | in the server |
 //! |---|---|---|
@@ -15,32 +15,30 @@
 //! | misfortune | an answer is lost (the statement takes effect later, or never; the commit has or has not), a replica dies | |
 //!
 //! # What is atomic
-//! A statement of Postgres is: reading it sees what is committed, and a statement that would wait
-//! for a lock simply is not possible before the lock is free. So is everything that only one actor
-//! can see: its own transaction until the commit (locks show, rows do not), and what lies under an
-//! exclusive lock of its own. The pure rules take no time. Nothing else is atomic: any other step
-//! may come between any two steps.
-//! Never taking a step again is always possible: a lost statement that never takes effect needs no
-//! action of its own.
+//! A statement of Postgres is atomic: reading it sees what is committed, and a statement that would
+//! wait for a lock is not possible before the lock is free. So is everything that only one actor
+//! can see: its own transaction until the commit (locks are visible, rows are not), and what is
+//! protected by its exclusive lock. The pure rules take no time. Nothing else is atomic: any other
+//! step may come between any two steps. An actor may stop at any time, so a lost statement that
+//! never takes effect needs no action of its own.
 //!
 //! # Who is authoritative
-//! The [`ledger`]: heads, rows, states, sessions, locks. A replica's cache is only what it
-//! remembers, and dies with it. The ledger keeps trimmed rows out of every statement's sight but in
-//! the history, which [`truth`] holds every stored row, answer and cache against. All instants are
-//! the same, so `last_appended_at` never helps to tell two heads apart (but where there are
-//! failovers, which is what it is for).
+//! The [`ledger`]: heads, rows, states, sessions, locks. A replica's caches are lost with it. The
+//! ledger hides trimmed rows from every statement, but keeps them in the history, against which
+//! [`truth`] checks every stored row, answer and cache. All timestamps are equal, so
+//! `last_appended_at` never distinguishes two heads (except with failovers, which is its purpose).
 //!
 //! # What it cannot see
-//! Deadlocks between several heads (all are locked in one step; that nobody waits for ever *is*
-//! checked for the steps there are), growth and deletion of topics, what becomes of the name of an
-//! expired producer, several opens by one id at once, requests that wait for those before them (they are refused at
-//! once), statements that Postgres executes otherwise than [`ledger`] does. A failover comes only
-//! while nothing is under way: what is under way fails with its connection.
+//! Deadlocks between several heads (all are locked in one step; that nobody waits forever *is*
+//! checked for the existing steps), growth and deletion of topics, the name of an expired producer,
+//! several concurrent opens with one id, parked requests (they are refused at once), statements
+//! that Postgres executes differently than [`ledger`]. A failover only happens while nothing is in
+//! flight: what is in flight fails with its connection.
 //!
 //! # Is it vacuous?
-//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had.
-//! And each rule in [`Rule`] is left out once, in the wiring or the stand-in, never in `src`:
-//! the check must then find a violation of the contract.
+//! Each configuration names what it must have seen ([`Seen`]) and how many states it must have had.
+//! And each rule in [`Rule`] is left out once, in the wiring or the stand-in, never in `src`: then
+//! the check must find a violation of the contract.
 
 mod configurations;
 mod expiries;

@@ -1,4 +1,5 @@
-//! What passes decide and write, whatever else is in them, and whatever has become of the log meanwhile.
+//! What a batch decides and writes, whatever else it contains, and whatever has happened to the log
+//! meanwhile.
 
 mod grown;
 mod histories;

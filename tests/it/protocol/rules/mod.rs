@@ -1,5 +1,5 @@
-//! The rules of the append protocol, one by one: each test fails when its rule is left out
-//! (`make mutants` leaves them out and looks).
+//! The rules of the append protocol, one by one: each test fails without its rule (`make mutants`
+//! checks this).
 
 mod world;
 

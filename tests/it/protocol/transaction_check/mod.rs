@@ -1,16 +1,16 @@
 //! A model check of transactions with the real rules.
 //!
-//! `rules::{transaction, whole, offsets, session}` judge as in the server; around them stands the smallest
-//! [`ledger`] there can be, and a [`world`] of clients that each run a script over a network that
-//! delivers what was sent late, again, out of order or never, and loses answers. stateright walks
-//! through *every* order (breadth first, so a counterexample is a shortest one).
+//! `rules::{transaction, whole, offsets, session}` decide as in the server; around them are a
+//! minimal [`ledger`], and a [`world`] of clients that each run a script over a network that
+//! delivers requests late, again, out of order or never, and loses answers. stateright explores
+//! *every* order (breadth first, so a counterexample is a shortest one).
 //!
 //! A message is handled in one step: in the server it is one Postgres transaction under the locks
-//! of its session, transaction, offsets and heads. What lies between its statements, where calls of one
-//! transaction meet, is another check's ([`statements`]).
+//! of its session, transaction, offsets and heads. Another check ([`statements`]) covers the steps
+//! between its statements, where calls of one transaction interleave.
 //!
-//! Each configuration names what it must have met ([`Seen`]) and how many states it must have had;
-//! and each rule in [`Rule`] is left out once, in the wiring: the check must then find a violation.
+//! Each configuration names what it must have seen ([`Seen`]) and how many states it must have had;
+//! and each rule in [`Rule`] is left out once, in the wiring: then the check must find a violation.
 
 mod ledger;
 mod statements;

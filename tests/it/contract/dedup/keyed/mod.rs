@@ -1,5 +1,5 @@
-//! Calls with an `Idempotency-Key` that are no appends: opens of sessions, joins of groups, commits of
-//! offsets. Where time has to pass, instants are moved in the database.
+//! Calls with an `Idempotency-Key` other than appends: opens of sessions, joins of groups, commits
+//! of offsets. To simulate time, the tests change timestamps in the database.
 
 mod expiry;
 mod fencing;

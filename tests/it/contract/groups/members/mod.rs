@@ -1,5 +1,5 @@
-//! Members of groups: who joins, stays and leaves, and what each is told. Where time has to pass,
-//! leases are moved in the database and the janitor's round is called by hand.
+//! Members of groups: joins, heartbeats, leaves, and the responses to each. To simulate time, the
+//! tests change leases in the database and call the janitor's round.
 
 mod handover;
 mod positions;

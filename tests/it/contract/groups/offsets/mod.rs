@@ -1,5 +1,5 @@
-//! Committed offsets of groups: who may commit what over which, and what is shown. Members are put
-//! into the tables, as a join would.
+//! Committed offsets of groups: who may commit over which offset, and what is shown. The tests
+//! insert members into the tables, as a join would.
 
 mod races;
 

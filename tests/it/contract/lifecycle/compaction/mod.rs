@@ -1,5 +1,5 @@
-//! Topics that are compacted by key: what stays, who reads it and how, and what goes on meanwhile.
-//! Nobody waits for tombstones here: instants in the database are moved.
+//! Compacted topics: which records stay, how they are read, and concurrent work. To simulate time,
+//! the tests change timestamps in the database.
 
 mod producers;
 mod races;

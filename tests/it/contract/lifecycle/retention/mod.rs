@@ -1,5 +1,5 @@
-//! Records that are too old, or too many, go: whole rows, the oldest first, and nothing that is still
-//! to be read. Nobody waits for days here: instants in the database are moved.
+//! Retention: rows that are too old, or too many, are removed as a whole, the oldest first, and
+//! never one that is still needed. To simulate time, the tests change timestamps in the database.
 
 mod holders;
 mod readers;

@@ -1,5 +1,4 @@
-//! Ids of records in transactions of several requests: claimed when one is prepared, else when it is
-//! committed.
+//! Record ids in transactions of several requests: reserved at the prepare, or else at the commit.
 
 mod claims;
 mod prepared;

@@ -1,6 +1,5 @@
-//! What transactions have staged: read once it is committed, shown before to who asks for it,
-//! removed with the rows that point to it, and held while it is prepared. The rows are put there by
-//! hand.
+//! Staged data of transactions: readable after the commit, shown before on request, removed with
+//! the rows that refer to it, and kept while prepared. The tests insert the rows directly.
 
 mod pins;
 mod reads;

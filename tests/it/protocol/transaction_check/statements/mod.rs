@@ -1,11 +1,11 @@
-//! Calls of one transaction that meet, statement by statement, as READ COMMITTED has it.
+//! Concurrent calls of one transaction, statement by statement, under READ COMMITTED.
 //!
-//! What [`super::ledger`] takes for one step is several statements in the server. A statement sees what
-//! was committed when it began ([`At::Begin`]), and what its own database transaction has written.
-//! Where it comes to a row that is locked ([`At::Reach`]) it waits, or leaves it out. A row that has
-//! changed since is judged anew, by its columns; whatever else the statement asks, in sub-selects and
-//! joins, is answered as of its beginning, and a row that was only locked is as it was. The rules that
-//! judge are the real ones. Every set of two, three and four calls is walked through in every order.
+//! One step of [`super::ledger`] is several statements in the server. A statement sees what was
+//! committed when it began ([`At::Begin`]), and what its own database transaction has written. At a
+//! locked row ([`At::Reach`]) it waits, or skips it. If the row has changed since, it evaluates the
+//! row's columns again; its sub-selects and joins still use the snapshot of its beginning, and a
+//! row that was only locked is unchanged. The rules that decide are the real ones. Every set of
+//! two, three and four calls is explored in every order.
 
 mod tables;
 
