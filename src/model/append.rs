@@ -1,4 +1,4 @@
-//! Requests and answers of appends and reads.
+//! Appends: what a client asks for, and what it is answered.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Requests and answers of appends and reads.
+//! Reads of a partition, of a topic and of a member's partitions: what a client asks for, and what it
+//! is answered.
 
 use std::sync::Arc;
 

@@ -32,7 +32,7 @@ use crate::{
         transaction::one_request::TxnContext,
     },
     store::{
-        self, Connection, Store,
+        self, Connection, Server, Store,
         append::{Written, load::Facts},
     },
 };
@@ -71,11 +71,13 @@ pub struct Writer {
     store: Store,
     connection: Option<Connection>,
     caches: TenantLogCaches,
+    /// The server of the last write.
+    server: Option<Server>,
 }
 
 impl Writer {
     pub fn new(store: Store) -> Self {
-        Self { store, connection: None, caches: TenantLogCaches::default() }
+        Self { store, connection: None, caches: TenantLogCaches::default(), server: None }
     }
 
     pub fn caches(&mut self, tenant: TenantId) -> &mut LogCaches {
@@ -187,6 +189,13 @@ impl Writer {
         if let Some(written) = &written {
             let caches = self.caches.of(tenant);
             plan.confirm(caches, written.appended_at, &written.bases);
+            // a write without a compare says nothing of the rows before it: on another server these
+            // may be of another history, which no connection tells of behind a pooler
+            if let Some(server) = written.server
+                && self.server.replace(server) != Some(server)
+            {
+                self.caches.clear();
+            }
         }
         Passed { plan, written }
     }

@@ -1,11 +1,4 @@
-//! Watches of waiting reads. A read registers its watch before it queries the watermarks, or it
-//! could miss a change in between. Commits of this replica wake it at once; notices and the slow
-//! poll only trigger a query.
-//!
-//! A group is watched like a log: its generation only grows, and its id is never a log's.
-//!
-//! Known positions only grow, with one exception: a later query sees less. Then the database has
-//! lost its last commits, and a read that waits beyond the end would wait in vain.
+//! Publishes changes: to this replica's watches at once, to other replicas by NOTIFY.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! The log cache: a replayed prefix of a log. It decides nothing by itself: no answer leaves before
-//! its read set is confirmed by the head row.
+//! A snapshot folds the rows after the previous one into the states of the registered producers.
 
 use std::collections::BTreeMap;
 

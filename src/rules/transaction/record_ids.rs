@@ -163,6 +163,10 @@ pub fn dedups(rows: &[StagedRow]) -> Vec<Dedup> {
             size_bytes: 0,
         }));
     }
+    // the first record of an id is the one that came first, whatever row it lies in
+    for dedup in dedups.values_mut() {
+        dedup.records.sort_by_key(|record| (record.append, record.index));
+    }
     dedups.into_values().collect()
 }
 

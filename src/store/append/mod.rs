@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::QueryAs, types::Json};
 
-use super::{Error, Instant, durable, statements, transaction::one_request::Ended};
+use super::{Error, Instant, Server, durable, statements, transaction::one_request::Ended};
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::{
@@ -133,7 +133,7 @@ macro_rules! transactions {
 /// the horizon, which is visible here.
 macro_rules! undone_unless_complete {
     () => {
-        " select r.log_id, r.base_offset, m.appended_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
+        " select r.log_id, r.base_offset, m.appended_at, pg_postmaster_start_time() as started_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
                 or $29 >= (select oncelog.forgotten_horizon($1)) and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint \
                     and $30 <= m.appended_at + interval '24 hours'))::int as guard \
         from moment m left join row r on true"
@@ -142,7 +142,7 @@ macro_rules! undone_unless_complete {
 
 macro_rules! if_complete {
     () => {
-        " select r.log_id, r.base_offset, m.appended_at from moment m left join row r on true where m.complete"
+        " select r.log_id, r.base_offset, m.appended_at, pg_postmaster_start_time() as started_at from moment m left join row r on true where m.complete"
     };
 }
 
@@ -156,7 +156,7 @@ statements! {
             returning next_offset - $6 as base_offset, last_appended_at) \
         insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
         select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
-        returning b.log_id, b.base_offset, b.appended_at");
+        returning b.log_id, b.base_offset, b.appended_at, pg_postmaster_start_time() as started_at");
     /// Several logs or rows.
     APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
     /// The same with reserved keys.
@@ -186,6 +186,8 @@ statements! {
 pub struct Written {
     pub appended_at: Timestamp,
     pub bases: BTreeMap<LogId, Offset>,
+    /// The server it was written on. None: nothing was written to any log.
+    pub server: Option<Server>,
     /// When its transactions ended, if at another instant.
     pub ended_at: Option<Timestamp>,
 }
@@ -193,13 +195,13 @@ pub struct Written {
 impl Written {
     /// Nothing was written to any log.
     pub fn at(appended_at: Timestamp) -> Self {
-        Self { appended_at, bases: BTreeMap::new(), ended_at: None }
+        Self { appended_at, bases: BTreeMap::new(), server: None, ended_at: None }
     }
 }
 
 type Query<'q, O> = QueryAs<'q, Postgres, O, PgArguments>;
-/// A returned row: its log, offset and instant.
-type Returned = (Option<i64>, Option<i64>, Instant);
+/// A returned row: its log, offset and instant, and when its server was started.
+type Returned = (Option<i64>, Option<i64>, Instant, Instant);
 
 /// Writes a batch if every head matches and its transactions are as expected; None, with nothing
 /// written, otherwise (or if something no longer exists). `records` holds the lines of every row
@@ -249,8 +251,9 @@ pub async fn append_if(
 /// Interprets the returned rows; None without rows, because a condition failed.
 fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
     let mut written: Option<Written> = None;
-    for (log_id, base_offset, appended_at) in rows {
+    for (log_id, base_offset, appended_at, started_at) in rows {
         let written = written.get_or_insert(Written::at(appended_at.into()));
+        written.server = Some(Server::started_at(started_at));
         let Some((log_id, base_offset)) = log_id.zip(base_offset) else { continue };
         let base = written.bases.entry(LogId(log_id)).or_insert(base_offset);
         *base = base_offset.min(*base);
@@ -259,7 +262,7 @@ fn written(rows: impl Iterator<Item = Returned>) -> Option<Written> {
 }
 
 /// The same with the instant at which the transactions ended; a failed condition is an error.
-type ReturnedEnded = (Option<i64>, Option<i64>, Instant, Instant, i32);
+type ReturnedEnded = (Option<i64>, Option<i64>, Instant, Instant, Instant, i32);
 
 fn transactions_written(
     returned: Result<Vec<ReturnedEnded>, Error>,
@@ -267,7 +270,8 @@ fn transactions_written(
     match returned {
         Ok(rows) => {
             let ended_at = rows.first().map(|(.., ended_at, _)| Timestamp::from(*ended_at));
-            let row = |(log_id, base, at, ..): ReturnedEnded| (log_id, base, at);
+            let row =
+                |(log_id, base, at, started_at, ..): ReturnedEnded| (log_id, base, at, started_at);
             let written = written(rows.into_iter().map(row));
             Ok(written.map(|written| Written { ended_at, ..written }))
         }

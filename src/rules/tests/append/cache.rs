@@ -209,3 +209,16 @@ fn only_a_near_prefix_is_brought_up_to_date_under_the_lock() {
     }
     assert!(at(10, 900).is_near(&head(0, 0, 10)));
 }
+
+#[test]
+fn what_was_read_under_another_fence_is_forgotten() {
+    let mut log = LogCache { partition_count: 3, ..LogCache::cold(&head(0, 0, 0)) };
+    log.see_fence(log.fence);
+    assert_eq!(log.partition_count, 3);
+    log.see_fence(log.fence + 1);
+    assert_eq!((log.partition_count, log.fence), (0, head(0, 0, 0).fence + 1));
+    // also under one that is lower: another history's
+    log.partition_count = 4;
+    log.see_fence(log.fence - 1);
+    assert_eq!(log.partition_count, 0);
+}

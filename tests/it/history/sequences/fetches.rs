@@ -1,7 +1,7 @@
 //! What members fetch, and what their cursors say: where each partition goes on, where the run began
 //! in it, and what the answer told the member to let go of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::{
     broker::Error,
@@ -39,6 +39,8 @@ struct Owned {
 struct Fetching<'a> {
     group: &'a str,
     named: Positions,
+    /// Partitions that are gone and that the cursor may name.
+    ghosts: BTreeSet<LogId>,
     run: Run,
     continues: bool,
 }
@@ -55,7 +57,8 @@ impl World {
             Some(Owned { log_id: *log_id, since: owner.since, is_revoked })
         });
         let owned: Vec<Owned> = owned.collect();
-        let Membership { generation, assignment, mut revoked } = self.beat(group, member, shown)?;
+        let Membership { generation, assignment, mut revoked } =
+            self.beat(group, member, shown, reply)?;
         let told = (!revoked.is_empty()).then_some(generation);
         let (kept, others): (Vec<_>, Vec<_>) = owned
             .into_iter()
@@ -76,11 +79,13 @@ impl World {
                 revoked.entry(topic).or_default().insert(partition);
             }
         }
-        let gone = fetching.named.keys().copied().chain(ghosts).collect();
+        let gone =
+            fetching.named.keys().copied().chain(ghosts).chain(fetching.ghosts.clone()).collect();
         let revoked = self.with_ghosts(&gone, revoked, &reply.body["revoked"]);
         next.extend(unsettled);
         if let Some(text) = reply.body["cursor"].as_str() {
-            let cursor = Cursor { group: group.to_owned(), life, positions: next, told };
+            let cursor =
+                Cursor { group: group.to_owned(), life, positions: next, ghosts: gone, told };
             self.cursors.insert(text.to_owned(), cursor);
         }
         Ok(Want::ok(json!({"generation": generation, "assignment": by_topic(&assignment),
@@ -98,18 +103,20 @@ impl World {
         let run = if continues { Run::Continue } else { Run::SinceCommit };
         let Some(text) = &fetch.cursor else {
             let named = Positions::new();
-            return Ok((Fetching { group, named, run, continues }, None));
+            let ghosts = BTreeSet::new();
+            return Ok((Fetching { group, named, ghosts, run, continues }, None));
         };
         let cursor = self.cursors.get(text).filter(|c| c.group == group && c.life == life);
         let cursor = cursor.ok_or(Want::code(Code::InvalidCursor))?;
         let mut named = cursor.positions.clone();
+        let ghosts = cursor.ghosts.clone();
         if fetch.run != Some("new") {
-            return Ok((Fetching { group, named, run, continues }, cursor.told));
+            return Ok((Fetching { group, named, ghosts, run, continues }, cursor.told));
         }
         for position in named.values_mut() {
             position.began = Some(Some(position.offset));
         }
-        Ok((Fetching { group, named, run: Run::Continue, continues }, cursor.told))
+        Ok((Fetching { group, named, ghosts, run: Run::Continue, continues }, cursor.told))
     }
 
     fn is_in(&self, owned: &Owned, list: &Partitions) -> bool {

@@ -88,7 +88,9 @@ impl World {
         group: &str,
         member: &str,
         shown: Option<i64>,
+        reply: &Reply,
     ) -> Result<Membership, Want> {
+        self.learn_refresh(group, reply);
         let state = &self.member(group, member)?.state;
         let owned = state.places.values().filter(|place| place.is_owned_by(member));
         let is_news = owned.filter_map(|place| place.revoked).any(|revoked| {
@@ -110,7 +112,8 @@ impl World {
         shown: Option<i64>,
         reply: &Reply,
     ) -> Judged {
-        let Membership { generation, assignment, revoked } = self.beat(group, member, shown)?;
+        let Membership { generation, assignment, revoked } =
+            self.beat(group, member, shown, reply)?;
         let ghosts = self.groups[group].ghosts.get(member).cloned().unwrap_or_default();
         let assignment = self.with_ghosts(&ghosts, assignment, &reply.body["assignment"]);
         let revoked = self.with_ghosts(&ghosts, revoked, &reply.body["revoked"]);
@@ -118,7 +121,19 @@ impl World {
             "revoked": by_topic(&revoked)})))
     }
 
-    pub fn get_group(&self, group: &str) -> Judged {
+    /// What a member owned in topics that are gone may still have to be released: then each of its
+    /// calls refreshes the group. Whether it does, is learnt.
+    fn learn_refresh(&mut self, group: &str, reply: &Reply) {
+        let all = self.all_topics();
+        let Some(found) = self.groups.get_mut(group) else { return };
+        let said = reply.body["generation"].as_i64();
+        if !found.ghosts.is_empty() && said.is_some_and(|said| said > found.state.generation) {
+            found.state.refresh(&all, NOW);
+        }
+    }
+
+    pub fn get_group(&mut self, group: &str, reply: &Reply) -> Judged {
+        self.learn_refresh(group, reply);
         let found = self.groups.get(group).ok_or(Want::code(Code::GroupNotFound))?;
         let state = &found.state;
         let member = |(id, member): (&String, &oncelog::rules::group::Member)| {

@@ -134,7 +134,9 @@ impl World {
                 return Err(Refusal::ConcurrentTransactions { transaction_id: *id }.into());
             }
         }
-        let said = reply.body["transaction_id"].as_str().and_then(|id| id.parse().ok());
+        // a refusal may name another one
+        let said = reply.body["transaction_id"].as_str().filter(|_| reply.status < 300);
+        let said = said.and_then(|id| id.parse().ok());
         let id = begin.id.or(said).unwrap_or_default();
         let mut made = Transaction {
             begun_as: begin.clone(),

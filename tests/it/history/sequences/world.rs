@@ -126,6 +126,8 @@ pub struct Cursor {
     pub group: String,
     pub life: u64,
     pub positions: BTreeMap<LogId, Position>,
+    /// Partitions that are gone and that it may name all the same.
+    pub ghosts: BTreeSet<LogId>,
     /// The generation of the answer, if that told to let go of something.
     pub told: Option<i64>,
 }
@@ -206,7 +208,7 @@ impl World {
             Call::Reset { group, topics, to, dry_run } => {
                 self.reset(group, topics.as_deref(), to, *dry_run)
             }
-            Call::GetGroup { group } => self.get_group(group),
+            Call::GetGroup { group } => self.get_group(group, reply),
             Call::DeleteGroup { group } => self.delete_group(group),
             Call::Join(join) => self.join(join, reply),
             Call::Leave { group, member } => self.leave(group, member),

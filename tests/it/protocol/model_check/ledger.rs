@@ -85,6 +85,8 @@ pub struct Ledger {
     pub sessions: BTreeMap<ProducerId, Session>,
     /// Stands still, but where there are failovers.
     pub clock: Timestamp,
+    /// Another after each failover.
+    pub server: u8,
 }
 
 /// What a pass asks of one head.
@@ -220,6 +222,7 @@ impl Ledger {
         };
         let session = |id| (ProducerId(id), Session::new(ProducerId(id)));
         Self {
+            server: 0,
             logs: [JOURNAL, PARTITIONS[0], PARTITIONS[1]].into_iter().map(log).collect(),
             states: BTreeMap::new(),
             sessions: (0..producers as i64).map(session).collect(),

@@ -159,6 +159,8 @@ pub enum Rule {
     AdvanceOnlyFromBase,
     /// 7: the compare and the cache know a history by its last instant, not by its length alone.
     Fingerprint,
+    /// 7: a write on another server forgets all caches, also if it compared nothing.
+    ForgetAtAnotherServer,
     /// 8: all logs of a pass are written, or none.
     AllOrNothing,
     /// 8: a log on which an answer stands is compared, also if nothing is written to it.

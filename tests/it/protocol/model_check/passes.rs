@@ -470,6 +470,11 @@ impl Turn<'_> {
                 }
             }
             plan.confirm(self.caches(replica), *appended_at, &told);
+            let server = Some(self.world.ledger.server);
+            let former = std::mem::replace(&mut self.world.replicas[replica].server, server);
+            if former != server && !self.is_without(Rule::ForgetAtAnotherServer) {
+                self.caches(replica).clear();
+            }
         }
         let is_quick = matches!(self.world.replicas[replica].pass, Pass::Quick(_));
         self.set(replica, Pass::Idle);

@@ -260,6 +260,7 @@ impl Turn<'_> {
         log.head.next_offset = lost.base_offset;
         log.head.last_appended_at = log.rows.last().map_or(Timestamp(0), |row| row.appended_at);
         let rows = log.rows.clone();
+        ledger.server += 1;
         ledger.states.retain(|_, state| state.as_of_offset < lost.base_offset);
         for run in runs {
             let next = next_sequence(ledger, &rows, run.producer, run.epoch);

@@ -142,6 +142,8 @@ impl PartialEq for Known {
 pub struct Replica {
     pub caches: Known,
     pub pass: Pass,
+    /// The server of its last write.
+    pub server: Option<u8>,
 }
 
 #[derive(Clone, Debug, PartialEq, Hash)]
@@ -330,7 +332,7 @@ impl Config {
     }
 
     fn replica_actions(&self, world: &World, replica: usize, actions: &mut Vec<Action>) {
-        let Replica { caches, pass } = &world.replicas[replica];
+        let Replica { caches, pass, .. } = &world.replicas[replica];
         if *pass == Pass::Idle {
             if world.left.sends > 0 {
                 self.send_actions(world, replica, actions);
@@ -354,7 +356,7 @@ impl World {
     fn new(config: &Config) -> Self {
         let run = |id| Run { producer: ProducerId(id), epoch: 0, first: 0, next_unacked: 0 };
         let producers = config.scopes.len();
-        let replica = Replica { caches: Known::default(), pass: Pass::Idle };
+        let replica = Replica { caches: Known::default(), pass: Pass::Idle, server: None };
         Self {
             ledger: Ledger::new(producers),
             replicas: [replica.clone(), replica],
