@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod outcome;
 pub mod queue;
 pub mod txn;
+pub mod write;
 pub mod writer;
 
 use std::{

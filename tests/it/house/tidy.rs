@@ -183,7 +183,7 @@ fn every_mutant_finds_its_rule() {
 fn every_metric_is_measured_by_its_constant() {
     let sources: Vec<(PathBuf, String)> = files(&root().join("src"))
         .into_iter()
-        .filter(|path| !is_test(path) && !path.starts_with(root().join("src/telemetry")))
+        .filter(|path| !is_test(path) && !path.starts_with(root().join("src/telemetry/table.rs")))
         .map(|path| (path.clone(), code(&path)))
         .collect();
     for metric in oncelog::telemetry::METRICS {

@@ -27,6 +27,15 @@ use crate::{
     },
 };
 
+/// The settings of the tenant.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub retention_ms: i64,
+    pub timeout_ms: i64,
+    pub max_timeout_ms: i64,
+    pub max_batches: i64,
+}
+
 pub const TOPIC: &str = "t";
 pub const SESSION_TIMEOUT_MS: i64 = 300;
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::ledger::{
-    Answer, Appends, Begin, Call, Offsets, Request, SESSION_TIMEOUT_MS, TOPIC, Work,
+    Answer, Appends, Begin, Call, Limits, Offsets, Request, SESSION_TIMEOUT_MS, TOPIC, Work,
 };
 use crate::{
     model::{
@@ -19,15 +19,6 @@ use crate::{
 type Owners = BTreeMap<OffsetPlace, Option<String>>;
 
 const DAY_MS: i64 = 86_400_000;
-
-/// The settings of the tenant.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub retention_ms: i64,
-    pub timeout_ms: i64,
-    pub max_timeout_ms: i64,
-    pub max_batches: i64,
-}
 
 #[derive(Clone, Debug)]
 enum Event {

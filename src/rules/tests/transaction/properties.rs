@@ -16,9 +16,9 @@ use proptest::{
 use uuid::Uuid;
 
 use super::{
-    ledger::{Answer, Appends, Batch, Begin, Call, Ledger, Request, Work},
+    ledger::{Answer, Appends, Batch, Begin, Call, Ledger, Limits, Request, Work},
     ops::{GROUPS, NAMES, Op, PARTITIONS, START, names, op, places},
-    oracle::{Limits, Oracle},
+    oracle::Oracle,
 };
 use crate::{
     model::{
