@@ -48,9 +48,9 @@ const SESSION: [(&str, &str); 8] = [
 /// the database or another client of the same pooler has set; none of them outlives the
 /// transaction. What is read under a lock must be newer than the lock: read committed. A commit
 /// must be flushed: a weaker `synchronous_commit` is raised, a stronger one kept.
-const BEGIN: &str = "begin isolation level read committed read write; \
-    select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true), \
-        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') \
+const BEGIN: &str = r"begin isolation level read committed read write;
+    select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true),
+        set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local')
             then 'on' else current_setting('synchronous_commit') end, true)";
 
 /// The settings of a transaction whose reads must share one snapshot.

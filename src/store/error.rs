@@ -90,9 +90,9 @@ impl From<sqlx::Error> for Error {
         let code = database.code().unwrap_or_default();
         match code.as_ref() {
             // lock not available, deadlock, serialization, statement timeout, a key that another
-            // transaction has taken meanwhile, a guard of a statement of ours (it divides by zero)
-            // or that a row refers to, which was removed meanwhile
-            "55P03" | "40P01" | "40001" | "57014" | "23505" | "23503" | "22012" => {
+            // transaction has taken meanwhile, a key that a row refers to and that was removed
+            // meanwhile, a statement that has undone itself
+            "55P03" | "40P01" | "40001" | "57014" | "23505" | "23503" | "OL001" => {
                 Error::Contended(Cause::Database(error))
             }
             // read-only after a failover, too many connections, disk full, out of memory

@@ -20,7 +20,7 @@ statements! {
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
     /// One replica migrates at a time; others wait without limit.
-    MIGRATE_ALONE = "select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true), \
+    MIGRATE_ALONE = r"select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true),
         pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
 }
 

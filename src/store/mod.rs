@@ -65,9 +65,9 @@ use statements;
 /// statement.
 macro_rules! durable {
     () => {
-        "(case current_setting('synchronous_commit') \
-                when 'off' then set_config('synchronous_commit', 'on', true) = 'on' \
-                when 'local' then set_config('synchronous_commit', 'on', true) = 'on' else true end \
+        r"(case current_setting('synchronous_commit')
+                when 'off' then set_config('synchronous_commit', 'on', true) = 'on'
+                when 'local' then set_config('synchronous_commit', 'on', true) = 'on' else true end
             and case current_setting('lock_timeout') when '0' then set_config('lock_timeout', '5s', true) = '5s' else true end)"
     };
 }

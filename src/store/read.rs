@@ -21,58 +21,58 @@ statements! {
     /// fifth more). A row with a dangling reference is returned, and reported as corrupt. On
     /// another server than the intended one ($7) the statement fails by dividing by zero, instead
     /// of returning nothing.
-    ROWS = "select base_offset, record_count, appended_at, transaction_id, kept, records from ( \
-            select base_offset, record_count, appended_at, transaction_id, kept, records, \
-                sum(octet_length(records)) over (order by base_offset) - octet_length(records) as size_before \
-            from ( \
-                select base_offset, record_count, appended_at, transaction_id, kept, \
-                    coalesce(records, (select s.records from oncelog.staged_batches s \
-                        where s.tenant_id = $1 and s.transaction_id = b.transaction_id \
-                            and s.ordinal = b.staged_ordinal)) as records \
-                from oncelog.batches b \
-                where tenant_id = $1 and log_id = $2 and base_offset < $4 and base_offset >= coalesce( \
-                    (select max(base_offset) from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3), $3) \
-                    and base_offset + record_count > $3 \
-                order by base_offset limit $6 \
-            ) as found \
-        ) as page where coalesce(size_before, 0) < $5 \
-            and 1 / (pg_postmaster_start_time() = $7)::integer = 1 \
+    ROWS = r"select base_offset, record_count, appended_at, transaction_id, kept, records from (
+            select base_offset, record_count, appended_at, transaction_id, kept, records,
+                sum(octet_length(records)) over (order by base_offset) - octet_length(records) as size_before
+            from (
+                select base_offset, record_count, appended_at, transaction_id, kept,
+                    coalesce(records, (select s.records from oncelog.staged_batches s
+                        where s.tenant_id = $1 and s.transaction_id = b.transaction_id
+                            and s.ordinal = b.staged_ordinal)) as records
+                from oncelog.batches b
+                where tenant_id = $1 and log_id = $2 and base_offset < $4 and base_offset >= coalesce(
+                    (select max(base_offset) from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3), $3)
+                    and base_offset + record_count > $3
+                order by base_offset limit $6
+            ) as found
+        ) as page where coalesce(size_before, 0) < $5
+            and 1 / (pg_postmaster_start_time() = $7)::integer = 1
         order by base_offset";
     /// Reads what ongoing and prepared transactions have staged for a log, while the lines before a
     /// row are below $3 bytes. An ongoing transaction past its timeout counts as aborted. A row has
     /// at least one record, so $4 also bounds the rows. Only sizes are carried until the wanted
     /// rows are known, and the join goes from the transactions to their rows, never the other way:
     /// committed ones have far more staged rows.
-    STAGED = "select transaction_id, state, (select s.records from oncelog.staged_batches s \
-                where s.tenant_id = $1 and s.transaction_id = open.transaction_id and s.ordinal = open.ordinal) \
-        from ( \
-            select t.transaction_id, t.state, s.ordinal, \
-                sum(s.size_bytes) over (order by t.transaction_id, s.ordinal) - s.size_bytes as size_before \
-            from oncelog.transactions t cross join lateral ( \
-                select s.ordinal, octet_length(s.records) as size_bytes from oncelog.staged_batches s \
-                where s.tenant_id = $1 and s.transaction_id = t.transaction_id and s.log_id = $2 and s.record_count > 0 \
-                order by s.ordinal) s \
-            where t.tenant_id = $1 and t.state in ('ongoing', 'prepared') \
-                and (t.state = 'prepared' or t.expires_at > statement_timestamp()) \
+    STAGED = r"select transaction_id, state, (select s.records from oncelog.staged_batches s
+                where s.tenant_id = $1 and s.transaction_id = open.transaction_id and s.ordinal = open.ordinal)
+        from (
+            select t.transaction_id, t.state, s.ordinal,
+                sum(s.size_bytes) over (order by t.transaction_id, s.ordinal) - s.size_bytes as size_before
+            from oncelog.transactions t cross join lateral (
+                select s.ordinal, octet_length(s.records) as size_bytes from oncelog.staged_batches s
+                where s.tenant_id = $1 and s.transaction_id = t.transaction_id and s.log_id = $2 and s.record_count > 0
+                order by s.ordinal) s
+            where t.tenant_id = $1 and t.state in ('ongoing', 'prepared')
+                and (t.state = 'prepared' or t.expires_at > statement_timestamp())
         ) as open where size_before < $3 order by transaction_id, ordinal limit $4";
     /// Whether there may be holes from an untrimmed offset on, on the intended server.
-    IS_COMPACTED = "select exists (select from oncelog.logs where tenant_id = $1 and log_id = $2 \
+    IS_COMPACTED = r"select exists (select from oncelog.logs where tenant_id = $1 and log_id = $2
         and log_start_offset <= $3 and compacted_offset > $3 and pg_postmaster_start_time() = $4)";
     /// Binary search for the first row appended at or after an instant: `appended_at` never
     /// decreases within a log. The answer lies in [low, high]. If the middle is in a hole, the row
     /// before it decides; if there is none, the middle is before all remaining rows.
-    SEARCH = "with recursive search (low, high) as ( \
-            select $3::bigint, $4::bigint \
-            union all \
-            select case when m.appended_at >= $5 then s.low \
-                    else greatest(m.base_offset + m.record_count, (s.low + s.high) / 2 + 1) end, \
-                case when m.appended_at >= $5 then greatest(m.base_offset, s.low) else s.high end \
-            from search s left join lateral ( \
-                select b.base_offset, b.record_count, b.appended_at from oncelog.batches b \
-                where b.tenant_id = $1 and b.log_id = $2 and b.base_offset <= (s.low + s.high) / 2 \
-                order by b.base_offset desc limit 1) as m on true \
-            where s.low < s.high) \
-        select s.low from search s where s.low >= s.high and exists (select from oncelog.logs l \
+    SEARCH = r"with recursive search (low, high) as (
+            select $3::bigint, $4::bigint
+            union all
+            select case when m.appended_at >= $5 then s.low
+                    else greatest(m.base_offset + m.record_count, (s.low + s.high) / 2 + 1) end,
+                case when m.appended_at >= $5 then greatest(m.base_offset, s.low) else s.high end
+            from search s left join lateral (
+                select b.base_offset, b.record_count, b.appended_at from oncelog.batches b
+                where b.tenant_id = $1 and b.log_id = $2 and b.base_offset <= (s.low + s.high) / 2
+                order by b.base_offset desc limit 1) as m on true
+            where s.low < s.high)
+        select s.low from search s where s.low >= s.high and exists (select from oncelog.logs l
             where l.tenant_id = $1 and l.log_id = $2 and l.log_start_offset <= $3)";
 }
 

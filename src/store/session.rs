@@ -26,60 +26,60 @@ use crate::{
 statements! {
     CLOCK = "select clock_timestamp()";
     FIND_OPEN = "select producer_id, epoch from oncelog.session_opens where tenant_id = $1 and open_id = $2";
-    LOCK_BY_ID = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing \
+    LOCK_BY_ID = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
+            open_horizon, opened_at, fencing
         from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update";
-    LOCK_BY_NAME = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing \
+    LOCK_BY_NAME = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
+            open_horizon, opened_at, fencing
         from oncelog.sessions where tenant_id = $1 and transactional_id = $2 for no key update";
-    READ = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing \
+    READ = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
+            open_horizon, opened_at, fencing
         from oncelog.sessions where tenant_id = $1 and producer_id = $2";
-    LIST = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing \
-        from oncelog.sessions where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3) \
+    LIST = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
+            open_horizon, opened_at, fencing
+        from oncelog.sessions where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3)
         order by producer_id limit $4";
     /// The common open in one round trip: a new producer, with its open id if it has one. No row:
     /// the name or the id is known.
-    OPEN_NEW = concat!("with known as materialized ( \
-            select from oncelog.session_opens where tenant_id = $1 and open_id = $5 \
-            union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2), \
-        made as ( \
-            insert into oncelog.sessions as s (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at) \
-            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where ", durable!(), " and not exists (select from known) \
-            on conflict (tenant_id, transactional_id) do nothing \
-            returning s.producer_id, s.transactional_id, s.epoch, s.closed, s.reset_epoch, s.monotonic, \
-                s.transaction_timeout_ms, s.open_horizon, s.opened_at, s.fencing), \
-        remembered as ( \
-            insert into oncelog.session_opens as o (tenant_id, open_id, producer_id, epoch) \
-            select $1, $5::uuid, producer_id, epoch from made where $5 is not null) \
-        select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
+    OPEN_NEW = concat!(r"with known as materialized (
+            select from oncelog.session_opens where tenant_id = $1 and open_id = $5
+            union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2),
+        made as (
+            insert into oncelog.sessions as s (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at)
+            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where ", durable!(), r" and not exists (select from known)
+            on conflict (tenant_id, transactional_id) do nothing
+            returning s.producer_id, s.transactional_id, s.epoch, s.closed, s.reset_epoch, s.monotonic,
+                s.transaction_timeout_ms, s.open_horizon, s.opened_at, s.fencing),
+        remembered as (
+            insert into oncelog.session_opens as o (tenant_id, open_id, producer_id, epoch)
+            select $1, $5::uuid, producer_id, epoch from made where $5 is not null)
+        select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
             open_horizon, opened_at, fencing from made");
-    UPDATE = "update oncelog.sessions set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5, \
-            transaction_timeout_ms = $6, opened_at = $7, fencing = $8 \
+    UPDATE = r"update oncelog.sessions set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5,
+            transaction_timeout_ms = $6, opened_at = $7, fencing = $8
         where tenant_id = $1 and producer_id = $2";
-    CLOSE = "update oncelog.sessions set epoch = epoch + 1, closed = true, fencing = $3 \
+    CLOSE = r"update oncelog.sessions set epoch = epoch + 1, closed = true, fencing = $3
         where tenant_id = $1 and producer_id = $2";
     FENCED = "update oncelog.sessions set fencing = false where tenant_id = $1 and producer_id = $2 and epoch = $3";
-    INSERT_OPEN = "insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch) values ($1, $2, $3, $4) \
+    INSERT_OPEN = r"insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch) values ($1, $2, $3, $4)
         on conflict do nothing";
-    OLD_OPENS = "select open_id from oncelog.session_opens where tenant_id = $1 and producer_id = $2 \
+    OLD_OPENS = r"select open_id from oncelog.session_opens where tenant_id = $1 and producer_id = $2
         order by epoch desc offset $3";
     DROP_OPENS = "delete from oncelog.session_opens where tenant_id = $1 and open_id = any($2)";
-    RAISE_OPEN_HORIZON = "update oncelog.sessions set open_horizon = greatest(open_horizon, $3) \
+    RAISE_OPEN_HORIZON = r"update oncelog.sessions set open_horizon = greatest(open_horizon, $3)
         where tenant_id = $1 and producer_id = $2";
     REGISTERED_LOGS = "select log_id from oncelog.producer_states where tenant_id = $1 and producer_id = $2 order by log_id";
     /// One statement, so that a snapshot or trim between two reads cannot open a hole: every state
     /// of the producer with the rows after it, unless these are too many to be read at once.
-    STANDINGS = "select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent, \
-            l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind, b.base_offset, b.producers, b.appended_at \
-        from oncelog.producer_states s \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
-        left join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null \
-            and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset) \
-            and l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) <= $3 \
-        where s.tenant_id = $1 and s.producer_id = $2 \
+    STANDINGS = r"select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent,
+            l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind, b.base_offset, b.producers, b.appended_at
+        from oncelog.producer_states s
+        join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id
+        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id
+        left join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null
+            and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset)
+            and l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) <= $3
+        where s.tenant_id = $1 and s.producer_id = $2
         order by t.name, coalesce(l.partition, -1), b.base_offset";
 }
 

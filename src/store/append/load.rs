@@ -15,36 +15,36 @@ use crate::{
 statements! {
     /// `offset 0` forces lookups: a plain join planned while the table was empty would read all of
     /// the tenant's rows, and that plan would be kept.
-    STATES = "select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset \
-        from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id) \
-        cross join lateral ( \
-            select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
+    STATES = r"select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset
+        from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id)
+        cross join lateral (
+            select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states
             where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
     /// With the row before, which identifies the history. A compacted row counts as a hole: the
     /// states cover its requests.
-    TAILS = "select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers \
-        from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset) \
-        cross join lateral ( \
-            (select log_id, base_offset, record_count, appended_at, null::bytea as producers, kept from oncelog.batches \
-                where tenant_id = $1 and log_id = w.log_id and base_offset < w.from_offset order by base_offset desc limit 1) \
-            union all \
-            (select log_id, base_offset, record_count, appended_at, producers, kept from oncelog.batches \
-                where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0)) as b \
+    TAILS = r"select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers
+        from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset)
+        cross join lateral (
+            (select log_id, base_offset, record_count, appended_at, null::bytea as producers, kept from oncelog.batches
+                where tenant_id = $1 and log_id = w.log_id and base_offset < w.from_offset order by base_offset desc limit 1)
+            union all
+            (select log_id, base_offset, record_count, appended_at, producers, kept from oncelog.batches
+                where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0)) as b
         where b.kept is null order by b.log_id, b.base_offset";
-    SESSION_FACTS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
+    SESSION_FACTS = r"select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions
         where tenant_id = $1 and producer_id = any($2)";
     /// Makes an open of these producers wait until this batch has registered them.
-    SHARE_SESSIONS = "select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions \
+    SHARE_SESSIONS = r"select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions
         where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
     /// States that no row implies: they cover every row before the log's next offset.
-    WRITE_STATES = "insert into oncelog.producer_states as s (tenant_id, log_id, producer_id, epoch, last_sequence, recent, as_of_offset, last_appended_at) \
-        select $1, w.*, $8 from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[]) \
-            as w (log_id, producer_id, epoch, last_sequence, recent, as_of_offset) \
-        on conflict (tenant_id, log_id, producer_id) do update set epoch = excluded.epoch, last_sequence = excluded.last_sequence, \
+    WRITE_STATES = r"insert into oncelog.producer_states as s (tenant_id, log_id, producer_id, epoch, last_sequence, recent, as_of_offset, last_appended_at)
+        select $1, w.*, $8 from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[])
+            as w (log_id, producer_id, epoch, last_sequence, recent, as_of_offset)
+        on conflict (tenant_id, log_id, producer_id) do update set epoch = excluded.epoch, last_sequence = excluded.last_sequence,
             recent = excluded.recent, as_of_offset = excluded.as_of_offset, last_appended_at = excluded.last_appended_at";
-    REGISTER = "insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset) \
-        select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[]) \
-            as w (log_id, producer_id, as_of_offset) \
+    REGISTER = r"insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset)
+        select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[])
+            as w (log_id, producer_id, as_of_offset)
         order by producer_id, log_id on conflict do nothing";
 }
 

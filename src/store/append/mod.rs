@@ -28,35 +28,35 @@ use crate::{
 macro_rules! heads_and_rows {
     ($locking:literal, $complete:literal) => {
         concat!(
-            "want as materialized ( \
-                select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::bigint[], $9::integer[]) \
-                    as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)), \
-            held as materialized ( \
-                select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id \
-                where ", durable!(), " and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence) \
-                    and (w.next_offset is null or l.next_offset = w.next_offset) \
-                    and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+            r"want as materialized (
+                select * from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::bigint[], $9::integer[])
+                    as w (log_id, fence, next_offset, last_appended_at, record_count, size_bytes, claims, rings)),
+            held as materialized (
+                select l.log_id, l.last_appended_at from oncelog.logs l join want w on l.log_id = w.log_id
+                where ", durable!(), r" and l.tenant_id = $1 and l.log_id = any($2) and (w.fence is null or l.fence = w.fence)
+                    and (w.next_offset is null or l.next_offset = w.next_offset)
+                    and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at)
                     and (w.claims is null or l.claims = w.claims)",
             $locking,
-            " order by l.log_id for no key update of l), \
-            moment as materialized ( \
-                select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at, \
+            r" order by l.log_id for no key update of l),
+            moment as materialized (
+                select greatest(max(last_appended_at), date_trunc('milliseconds', statement_timestamp())) as appended_at,
                     count(*) = cardinality($2)",
             $complete,
-            " as complete from held), \
-            head as ( \
-                update oncelog.logs l set next_offset = l.next_offset + w.record_count, \
-                    size_bytes = l.size_bytes + w.size_bytes, claims = l.claims + (w.rings <> 0)::int, key_rings = l.key_rings | w.rings, \
-                    last_appended_at = case when w.record_count > 0 then m.appended_at else l.last_appended_at end \
-                from want w cross join moment m \
-                where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and (w.record_count > 0 or w.rings <> 0) and m.complete \
-                returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at), \
-            row as ( \
-                insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records) \
-                select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records \
-                from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[], $14::uuid[], $15::text[]) \
-                    as r (log_id, delta, record_count, producers, transaction_id, records) \
-                join head h on h.log_id = r.log_id \
+            r" as complete from held),
+            head as (
+                update oncelog.logs l set next_offset = l.next_offset + w.record_count,
+                    size_bytes = l.size_bytes + w.size_bytes, claims = l.claims + (w.rings <> 0)::int, key_rings = l.key_rings | w.rings,
+                    last_appended_at = case when w.record_count > 0 then m.appended_at else l.last_appended_at end
+                from want w cross join moment m
+                where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = w.log_id and (w.record_count > 0 or w.rings <> 0) and m.complete
+                returning l.log_id, l.next_offset - w.record_count as base_offset, m.appended_at),
+            row as (
+                insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, transaction_id, records)
+                select $1, h.log_id, h.base_offset + r.delta, r.record_count, h.appended_at, r.producers, r.transaction_id, r.records
+                from unnest($10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[], $14::uuid[], $15::text[])
+                    as r (log_id, delta, record_count, producers, transaction_id, records)
+                join head h on h.log_id = r.log_id
                 returning b.log_id, b.base_offset)"
         )
     };
@@ -66,16 +66,16 @@ macro_rules! heads_and_rows {
 macro_rules! keys {
     ($slot:literal, $topic:literal, $key:literal, $digest:literal, $lifetime:literal, $log:literal, $delta:literal, $answer:literal) => {
         concat!(
-            "key as ( \
-                insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
-                select k.slot, $1, k.topic_id, k.key, k.digest, m.appended_at, \
-                    coalesce(m.appended_at + interval '1 millisecond' * k.lifetime_ms, 'infinity'), k.log_id, h.base_offset + k.delta, k.answer \
+            r"key as (
+                insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer)
+                select k.slot, $1, k.topic_id, k.key, k.digest, m.appended_at,
+                    coalesce(m.appended_at + interval '1 millisecond' * k.lifetime_ms, 'infinity'), k.log_id, h.base_offset + k.delta, k.answer
                 from unnest(", $slot, "::smallint[], ", $topic, "::bigint[], ", $key, "::uuid[], ", $digest, "::bigint[], ",
-                    $lifetime, "::bigint[], ", $log, "::bigint[], ", $delta, "::bigint[], ", $answer, "::bytea[]) \
-                    as k (slot, topic_id, key, digest, lifetime_ms, log_id, delta, answer) \
-                cross join moment m left join head h on h.log_id = k.log_id \
-                where m.complete \
-                on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
+                    $lifetime, "::bigint[], ", $log, "::bigint[], ", $delta, "::bigint[], ", $answer, r"::bytea[])
+                    as k (slot, topic_id, key, digest, lifetime_ms, log_id, delta, answer)
+                cross join moment m left join head h on h.log_id = k.log_id
+                where m.complete
+                on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at,
                     expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer)"
         )
     };
@@ -89,53 +89,53 @@ macro_rules! keys {
 macro_rules! transactions {
     () => {
         concat!(
-            "done as ( \
-                insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at, \
-                    append_count, appends, remembered_from) \
-                select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count, t.appends, \
-                    greatest(c.now, oncelog.instant_of(t.transaction_id)) \
-                from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[]) as t (transaction_id, digest, append_count, appends) \
-                cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
-                where ", durable!(), " \
-                order by t.transaction_id \
-                returning created_at), \
-            moved as materialized ( \
-                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[], $28::boolean[]) \
-                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation, from_below)), \
-            place as materialized ( \
-                select o.log_id from ( \
-                    select * from moved where (select count(*) from done) = cardinality($16) order by group_name collate \"C\", log_id) m \
-                cross join lateral ( \
-                    select o.log_id from oncelog.group_offsets o \
-                    where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id \
-                        and o.member_id is not distinct from m.member_id and o.pinned_by is null \
-                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and m.from_below) \
-                        and (o.owned_since > m.since) is not true \
-                        and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation) \
-                        and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset) \
-                    for no key update of o) as o), ",
+            r"done as (
+                insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at, ended_at,
+                    append_count, appends, remembered_from)
+                select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count, t.appends,
+                    greatest(c.now, oncelog.instant_of(t.transaction_id))
+                from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[]) as t (transaction_id, digest, append_count, appends)
+                cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c
+                where ", durable!(), r#"
+                order by t.transaction_id
+                returning created_at),
+            moved as materialized (
+                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], $26::bigint[], $27::bigint[], $28::boolean[])
+                    as m (group_name, log_id, from_offset, to_offset, highest_offset, member_id, since, generation, from_below)),
+            place as materialized (
+                select o.log_id from (
+                    select * from moved where (select count(*) from done) = cardinality($16) order by group_name collate "C", log_id) m
+                cross join lateral (
+                    select o.log_id from oncelog.group_offsets o
+                    where o.tenant_id = $1 and o.group_name = m.group_name and o.log_id = m.log_id
+                        and o.member_id is not distinct from m.member_id and o.pinned_by is null
+                        and (o.committed_offset = m.from_offset or o.committed_offset < m.from_offset and m.from_below)
+                        and (o.owned_since > m.since) is not true
+                        and exists (select from oncelog.groups where tenant_id = $1 and name = m.group_name and generation >= m.generation)
+                        and exists (select from oncelog.logs where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset)
+                    for no key update of o) as o), "#,
             heads_and_rows!(
                 " and (select count(*) from done) = cardinality($16) and (select count(*) from place) = cardinality($20)",
-                " and not exists (select from oncelog.group_members gm where gm.tenant_id = $1 \
+                r" and not exists (select from oncelog.group_members gm where gm.tenant_id = $1
                     and gm.group_name = any(array(select group_name from moved where member_id is null)))"
             ),
-            ", committed as ( \
-                insert into oncelog.group_offsets (tenant_id, group_name, log_id, committed_offset, committed_at) \
-                select $1, m.group_name, m.log_id, m.to_offset, t.appended_at from moved m cross join moment t where t.complete \
-                on conflict (tenant_id, group_name, log_id) do update \
+            r", committed as (
+                insert into oncelog.group_offsets (tenant_id, group_name, log_id, committed_offset, committed_at)
+                select $1, m.group_name, m.log_id, m.to_offset, t.appended_at from moved m cross join moment t where t.complete
+                on conflict (tenant_id, group_name, log_id) do update
                     set committed_offset = excluded.committed_offset, metadata = null, committed_at = excluded.committed_at)"
         )
     };
 }
 
-/// The result of a batch with transactions. An incomplete one divides by zero, which undoes all of
-/// it. Their ids are checked last: what was forgotten before a row could be inserted has advanced
+/// The result of a batch with transactions. An incomplete one undoes all of it. Their ids are checked last: what was forgotten before a row could be inserted has advanced
 /// the horizon, which is visible here.
 macro_rules! undone_unless_complete {
     () => {
-        " select r.log_id, r.base_offset, m.appended_at, pg_postmaster_start_time() as started_at, (select min(created_at) from done) as ended_at, 1 / (m.complete and ($29::timestamptz is null \
-                or $29 >= (select oncelog.forgotten_horizon($1)) and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint \
-                    and $30 <= m.appended_at + interval '24 hours'))::int as guard \
+        r" select r.log_id, r.base_offset, m.appended_at, pg_postmaster_start_time() as started_at, (select min(created_at) from done) as ended_at,
+            case when not (m.complete and ($29::timestamptz is null
+                or $29 >= (select oncelog.forgotten_horizon($1)) and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint
+                    and $30 <= m.appended_at + interval '24 hours')) then oncelog.undo_statement() else 0 end as undone
         from moment m left join row r on true"
     };
 }
@@ -148,14 +148,14 @@ macro_rules! if_complete {
 
 statements! {
     /// One log, one row: the common case. Scalars take 0.85-0.9 of the time of arrays.
-    APPEND_ROW = concat!("with head as ( \
-            update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7, \
-                last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp())) \
-            where ", durable!(), " and tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3) \
-                and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5) \
-            returning next_offset - $6 as base_offset, last_appended_at) \
-        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records) \
-        select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head \
+    APPEND_ROW = concat!(r"with head as (
+            update oncelog.logs set next_offset = next_offset + $6, size_bytes = size_bytes + $7,
+                last_appended_at = greatest(last_appended_at, date_trunc('milliseconds', statement_timestamp()))
+            where ", durable!(), r" and tenant_id = $1 and log_id = $2 and ($3::bigint is null or fence = $3)
+                and ($4::bigint is null or next_offset = $4) and ($5::timestamptz is null or last_appended_at = $5)
+            returning next_offset - $6 as base_offset, last_appended_at)
+        insert into oncelog.batches as b (tenant_id, log_id, base_offset, record_count, appended_at, producers, records)
+        select $1, $2, base_offset, $6, last_appended_at, $8, $9 from head
         returning b.log_id, b.base_offset, b.appended_at, pg_postmaster_start_time() as started_at");
     /// Several logs or rows.
     APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), if_complete!());
@@ -174,11 +174,11 @@ statements! {
         undone_unless_complete!(),
     );
     /// Checks the read set of a batch that writes nothing.
-    CONFIRM = "select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[]) \
-            as w (log_id, fence, next_offset, last_appended_at, claims) \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id \
-        where l.log_id = any($2) and l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset) \
-            and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at) \
+    CONFIRM = r"select count(*) from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[], $6::bigint[])
+            as w (log_id, fence, next_offset, last_appended_at, claims)
+        join oncelog.logs l on l.tenant_id = $1 and l.log_id = w.log_id
+        where l.log_id = any($2) and l.fence = w.fence and (w.next_offset is null or l.next_offset = w.next_offset)
+            and (w.last_appended_at is null or l.last_appended_at = w.last_appended_at)
             and (w.claims is null or l.claims = w.claims)";
 }
 

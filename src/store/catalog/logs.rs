@@ -9,25 +9,25 @@ use crate::{
 };
 
 statements! {
-    READ = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset) \
+    READ = r"select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset)
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id";
-    LOCK = "select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset) \
+    LOCK = r"select log_id, next_offset, fence, last_appended_at, snapshot_offset, greatest(kept_offset, compacted_offset)
         from oncelog.logs where tenant_id = $1 and log_id = any($2) order by log_id for no key update";
     /// Blocks nobody but the deletion of a topic, and does not wait for one.
-    HOLD = "select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2) \
+    HOLD = r"select log_id from oncelog.logs where tenant_id = $1 and log_id = any($2)
         order by log_id for key share skip locked";
     /// Fences come from the clock: after a failover that has lost the last fences, a new one must
     /// not equal one of those.
-    RAISE_FENCES = "update oncelog.logs set fence = greatest(fence + 1, (extract(epoch from statement_timestamp()) * 1000000)::bigint) \
+    RAISE_FENCES = r"update oncelog.logs set fence = greatest(fence + 1, (extract(epoch from statement_timestamp()) * 1000000)::bigint)
         where tenant_id = $1 and log_id = any($2)";
-    PARTITION_COUNTS = "select l.log_id, t.partition_count from oncelog.logs l \
-        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id \
+    PARTITION_COUNTS = r"select l.log_id, t.partition_count from oncelog.logs l
+        join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id
         where l.tenant_id = $1 and l.log_id = any($2)";
     /// A journal has no readers; for it the watched number, which also only grows, is the partition
     /// count of its topic.
-    WATERMARKS = "select log_id, log_start_offset, case when partition is not null then next_offset \
-            else (select t.partition_count from oncelog.topics t \
-                where t.tenant_id = $1 and t.topic_id = l.topic_id) end, pg_postmaster_start_time() \
+    WATERMARKS = r"select log_id, log_start_offset, case when partition is not null then next_offset
+            else (select t.partition_count from oncelog.topics t
+                where t.tenant_id = $1 and t.topic_id = l.topic_id) end, pg_postmaster_start_time()
         from oncelog.logs l where tenant_id = $1 and log_id = any($2)";
 }
 

@@ -16,25 +16,25 @@ statements! {
     FIND = "select tenant_id from oncelog.tenants where name = $1";
     MAKE = "insert into oncelog.tenants (name) values ($1) on conflict (name) do nothing";
     SETTINGS = "select settings, maxima, settings_version from oncelog.tenants where tenant_id = $1";
-    READ = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
+    READ = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
         from oncelog.tenants where tenant_id = $1";
-    READ_NAMED = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
+    READ_NAMED = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
         from oncelog.tenants where name = $1";
-    LIST = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
+    LIST = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
         from oncelog.tenants where name > $1 order by name limit $2";
     /// Serialises changes of settings with creations of topics, which the settings limit.
-    LOCK = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
+    LOCK = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
         from oncelog.tenants where tenant_id = $1 for no key update";
-    LOCK_NAMED = "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at \
+    LOCK_NAMED = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
         from oncelog.tenants where name = $1 for no key update";
     UPDATE = "update oncelog.tenants set settings = $2, settings_version = settings_version + 1 where tenant_id = $1";
-    OPERATE = "update oncelog.tenants set maxima = $2, suspended_at = case when $3 then coalesce(suspended_at, now()) end, \
+    OPERATE = r"update oncelog.tenants set maxima = $2, suspended_at = case when $3 then coalesce(suspended_at, now()) end,
             settings_version = settings_version + 1 where tenant_id = $1";
     DELETE = "update oncelog.tenants set deleted_at = now(), settings_version = settings_version + 1 where tenant_id = $1";
     TOPICS_CHANGED = "update oncelog.tenants set topics_version = topics_version + 1 where tenant_id = $1";
     PAGE = "select tenant_id, settings, maxima from oncelog.tenants where tenant_id > $1 order by tenant_id limit $2";
-    COUNT = "select count(*) filter (where suspended_at is null and deleted_at is null), \
-            count(*) filter (where suspended_at is not null and deleted_at is null), \
+    COUNT = r"select count(*) filter (where suspended_at is null and deleted_at is null),
+            count(*) filter (where suspended_at is not null and deleted_at is null),
             count(*) filter (where deleted_at is not null) from oncelog.tenants";
 }
 

@@ -14,18 +14,18 @@ use crate::{
 };
 
 statements! {
-    FIND = "select t.topic_id, t.partition_count, t.settings, t.created_at, \
-            array_agg(l.log_id order by coalesce(l.partition, -1)), pg_postmaster_start_time() \
-        from oncelog.topics t join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id \
-        where t.tenant_id = $1 and t.name = $2 \
+    FIND = r"select t.topic_id, t.partition_count, t.settings, t.created_at,
+            array_agg(l.log_id order by coalesce(l.partition, -1)), pg_postmaster_start_time()
+        from oncelog.topics t join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id
+        where t.tenant_id = $1 and t.name = $2
         group by t.tenant_id, t.topic_id";
-    LOCK = "select topic_id, partition_count, settings from oncelog.topics \
+    LOCK = r"select topic_id, partition_count, settings from oncelog.topics
         where tenant_id = $1 and name = $2 for no key update";
     COUNT = "select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics where tenant_id = $1";
-    INSERT = "insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4) \
+    INSERT = r"insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4)
         returning topic_id";
     ADD_JOURNAL = "insert into oncelog.logs (tenant_id, topic_id) values ($1, $2)";
-    ADD_PARTITIONS = "insert into oncelog.logs (tenant_id, topic_id, partition) \
+    ADD_PARTITIONS = r"insert into oncelog.logs (tenant_id, topic_id, partition)
         select $1, $2, generate_series($3::integer, $4::integer - 1)";
     UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
     LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
@@ -33,25 +33,25 @@ statements! {
     /// order in which everybody locks heads. No foreign key refers to heads, so nothing else holds
     /// a key share.
     LOCK_LOGS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id for update";
-    PINNED_BY = "select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2) \
+    PINNED_BY = r"select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2)
         order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
     /// Keys without an expiry, if there may be any (the bit of the last ring): all others expire
     /// with their ring's partitions.
-    DOOM_KEYS = "insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs \
+    DOOM_KEYS = r"insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs
         where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
-    LIST = "select name, partition_count, settings, created_at from oncelog.topics \
+    LIST = r"select name, partition_count, settings, created_at from oncelog.topics
         where tenant_id = $1 and name > $2 order by name limit $3";
     /// In a compacted partition, the records that the last round left, plus those appended since.
-    PARTITIONS = "select l.partition, l.log_start_offset, l.next_offset, l.size_bytes, \
-            least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records) \
-        from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions \
-            where tenant_id = $1 and log_id = l.log_id offset 0) c on true \
+    PARTITIONS = r"select l.partition, l.log_start_offset, l.next_offset, l.size_bytes,
+            least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records)
+        from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions
+            where tenant_id = $1 and log_id = l.log_id offset 0) c on true
         where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null order by l.partition";
     /// The log start only grows and stays within the log.
-    TRIM = concat!("update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset)) \
+    TRIM = concat!(r"update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset))
         where ", durable!(), " and tenant_id = $1 and log_id = $2");
 }
 

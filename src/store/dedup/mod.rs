@@ -29,50 +29,50 @@ statements! {
     /// returns keys whose window has passed: a UUIDv7 must not run again as long as a trace of it
     /// is left. It goes key by key and table by table: a plan for `any`, made for empty tables,
     /// would read all keys of the topic.)
-    FIND = "select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at, \
-            case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live, k.answer, l.partition, \
-            case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset, k.transaction_id \
-        from (select slot, horizon, statement_timestamp() as now from oncelog.key_rings where ring = $4) r \
-        left join lateral ( \
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
-            from unnest($3::uuid[]) as w (key) cross join lateral ( \
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
-                where slot = $5 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
-            union all \
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
-            from unnest($3::uuid[]) as w (key) cross join lateral ( \
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
-                where slot = $6 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
-            union all \
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id \
-            from unnest($3::uuid[]) as w (key) cross join lateral ( \
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys \
-                where slot = $7 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d \
-            union all \
-            select h.key, h.digest, null, null, null, null, null, h.transaction_id \
-            from unnest($3::uuid[]) as w (key) cross join lateral ( \
-                select key, digest, transaction_id from oncelog.held_ids \
-                where tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as h) k on true \
-        left join lateral ( \
-            select partition, log_start_offset from oncelog.logs \
-            where tenant_id = $1 and log_id = k.log_id offset 0) l on true \
+    FIND = r"select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at,
+            case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live, k.answer, l.partition,
+            case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset, k.transaction_id
+        from (select slot, horizon, statement_timestamp() as now from oncelog.key_rings where ring = $4) r
+        left join lateral (
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
+            from unnest($3::uuid[]) as w (key) cross join lateral (
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
+                where slot = $5 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
+            union all
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
+            from unnest($3::uuid[]) as w (key) cross join lateral (
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
+                where slot = $6 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
+            union all
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
+            from unnest($3::uuid[]) as w (key) cross join lateral (
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
+                where slot = $7 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
+            union all
+            select h.key, h.digest, null, null, null, null, null, h.transaction_id
+            from unnest($3::uuid[]) as w (key) cross join lateral (
+                select key, digest, transaction_id from oncelog.held_ids
+                where tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as h) k on true
+        left join lateral (
+            select partition, log_start_offset from oncelog.logs
+            where tenant_id = $1 and log_id = k.log_id offset 0) l on true
         order by is_live nulls first, k.first_seen_at nulls last";
     /// A conflicting row has expired.
-    REMEMBER = "insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer) \
-        select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'), \
-            k.log_id, k.record_offset, k.answer \
-        from unnest($2::smallint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bytea[]) \
-            as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer) \
-        on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at, \
+    REMEMBER = r"insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer)
+        select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'),
+            k.log_id, k.record_offset, k.answer
+        from unnest($2::smallint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bytea[])
+            as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer)
+        on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at,
             expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer";
     /// The rings that may hold keys of a tenant's calls other than appends; and the clock.
     CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
     ADD_CALL_RING = concat!("update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1");
-    COMPLETE = concat!("update oncelog.dedup_keys set answer = $5 \
+    COMPLETE = concat!(r"update oncelog.dedup_keys set answer = $5
         where ", durable!(), " and tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4");
     /// Counts new keys in the topics of these journals, whose heads must be locked.
-    CLAIMED = "update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings \
-        from unnest($2::bigint[], $3::integer[]) as c (log_id, rings) \
+    CLAIMED = r"update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings
+        from unnest($2::bigint[], $3::integer[]) as c (log_id, rings)
         where l.tenant_id = $1 and l.log_id = any($2) and l.log_id = c.log_id";
 }
 

@@ -10,20 +10,20 @@ use crate::{
 
 statements! {
     READ = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings order by ring";
-    LOCK = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1 \
+    LOCK = r"select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1
         for no key update skip locked";
     /// Keys in the emptied table were reserved before the ring last rotated.
-    TURN = "update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3 \
+    TURN = r"update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3
         where ring = $1";
     /// Whether a table ever had a row (if not, it need not be emptied), and an estimate of its
     /// rows.
-    FILLED = "select pg_relation_size(oid) > 0, greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0) \
+    FILLED = r"select pg_relation_size(oid) > 0, greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0)
         from pg_class where oid = to_regclass('oncelog.dedup_keys_' || $1::smallint)";
     EMPTY = "select oncelog.empty_slot($1)";
     /// Estimated rows, and bytes, of each ring with its tables.
-    MEASURE = "select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint, \
-            sum(pg_total_relation_size(c.oid))::bigint \
-        from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s \
+    MEASURE = r"select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint,
+            sum(pg_total_relation_size(c.oid))::bigint
+        from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s
         join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot) group by s.ring";
 }
 

@@ -23,70 +23,70 @@ use crate::{
 };
 
 statements! {
-    LIST = "select name, generation, member_count, auto_offset_reset, created_at from oncelog.groups \
+    LIST = r"select name, generation, member_count, auto_offset_reset, created_at from oncelog.groups
         where tenant_id = $1 and name > $2 order by name limit $3";
     GROUP = "select generation, auto_offset_reset, created_at from oncelog.groups where tenant_id = $1 and name = $2";
-    MEMBERS = "select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at \
+    MEMBERS = r"select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at
         from oncelog.group_members where tenant_id = $1 and group_name = $2 order by joined_at, member_id";
-    PLACES = "select t.name, l.partition, o.committed_offset, o.metadata, o.committed_at, o.starts, l.log_start_offset, \
-            l.next_offset, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.pinned_by, ( \
-                select prepared_at from oncelog.transactions where tenant_id = $1 and transaction_id = o.pinned_by) \
-        from oncelog.group_offsets o \
-        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs \
-            where tenant_id = $1 and log_id = o.log_id offset 0) l \
-        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
-        where o.tenant_id = $1 and o.group_name = $2 \
-            and coalesce(o.committed_offset::text, o.starts, o.member_id, o.pinned_by::text) is not null \
+    PLACES = r"select t.name, l.partition, o.committed_offset, o.metadata, o.committed_at, o.starts, l.log_start_offset,
+            l.next_offset, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.pinned_by, (
+                select prepared_at from oncelog.transactions where tenant_id = $1 and transaction_id = o.pinned_by)
+        from oncelog.group_offsets o
+        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs
+            where tenant_id = $1 and log_id = o.log_id offset 0) l
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t
+        where o.tenant_id = $1 and o.group_name = $2
+            and coalesce(o.committed_offset::text, o.starts, o.member_id, o.pinned_by::text) is not null
         order by t.name, l.partition";
-    SUBSCRIBED = "select l.log_id, t.name, l.partition from oncelog.group_offsets o \
-        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs \
-            where tenant_id = $1 and log_id = o.log_id offset 0) l \
-        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
-        where o.tenant_id = $1 and o.group_name = $2 and (o.committed_offset is not null or o.starts is not null) \
+    SUBSCRIBED = r"select l.log_id, t.name, l.partition from oncelog.group_offsets o
+        cross join lateral (select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs
+            where tenant_id = $1 and log_id = o.log_id offset 0) l
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t
+        where o.tenant_id = $1 and o.group_name = $2 and (o.committed_offset is not null or o.starts is not null)
         order by t.name, l.partition";
     /// Nobody can join meanwhile.
     HOLD = "select auto_offset_reset from oncelog.groups where tenant_id = $1 and name = $2 for no key update";
-    STARTS = "select log_id, starts from oncelog.group_offsets \
+    STARTS = r"select log_id, starts from oncelog.group_offsets
         where tenant_id = $1 and group_name = $2 and starts is not null";
     /// Nobody can join, or commit for the first time in a partition, meanwhile.
     LOCK = "select active_at from oncelog.groups where tenant_id = $1 and name = $2 for update";
     LOCK_UNLESS_HELD = "select active_at from oncelog.groups where tenant_id = $1 and name = $2 for update skip locked";
     HAS_MEMBERS = "select exists (select from oncelog.group_members where tenant_id = $1 and group_name = $2)";
     /// In order, as by commits in flight.
-    LOCK_PLACES = "select committed_offset, committed_at, pinned_by from oncelog.group_offsets \
+    LOCK_PLACES = r"select committed_offset, committed_at, pinned_by from oncelog.group_offsets
         where tenant_id = $1 and group_name = $2 order by log_id for no key update";
     DROP_PLACES = "delete from oncelog.group_offsets where tenant_id = $1 and group_name = $2";
     DROP = "delete from oncelog.groups where tenant_id = $1 and name = $2";
     /// Covers many tenants, each with its own limit, without locks; those due for longest come
     /// first.
-    IDLE = "select w.tenant_id, g.name \
-        from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, idle_since) \
-        cross join lateral (select g.name, g.active_at from oncelog.groups g \
-            where g.tenant_id = w.tenant_id and g.member_count = 0 and g.active_at < w.idle_since \
-            order by g.active_at limit $3) g \
+    IDLE = r"select w.tenant_id, g.name
+        from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, idle_since)
+        cross join lateral (select g.name, g.active_at from oncelog.groups g
+            where g.tenant_id = w.tenant_id and g.member_count = 0 and g.active_at < w.idle_since
+            order by g.active_at limit $3) g
         order by g.active_at limit $3";
     MOVE_ACTIVITY = "update oncelog.groups set active_at = $3 where tenant_id = $1 and name = $2";
-    COUNT = "select count(*) filter (where member_count > 0), count(*) filter (where member_count = 0), \
+    COUNT = r"select count(*) filter (where member_count > 0), count(*) filter (where member_count = 0),
         coalesce(sum(member_count), 0)::bigint from oncelog.groups";
     /// Covers all tenants, greatest lag first; and the sum of the lags beyond the limit (no names).
     /// `rules::position` defines where a group resumes.
-    LAGS = "with lag as materialized ( \
-            select o.tenant_id, o.group_name, l.topic_id, sum(l.next_offset - case \
-                    when o.committed_offset >= l.log_start_offset then o.committed_offset \
-                    when o.committed_offset is null and o.starts = 'earliest' or g.auto_offset_reset = 'earliest' then l.log_start_offset \
-                    when g.auto_offset_reset = 'latest' then l.next_offset end)::bigint as records \
-            from oncelog.group_offsets o \
-            join oncelog.groups g on g.tenant_id = o.tenant_id and g.name = o.group_name \
-            join oncelog.logs l on l.tenant_id = o.tenant_id and l.log_id = o.log_id \
-            where o.committed_offset is not null or o.starts is not null \
-            group by o.tenant_id, o.group_name, l.topic_id), \
-        ranked as materialized ( \
-            select *, row_number() over (order by records desc, tenant_id, group_name, topic_id) as rank \
-            from lag where records is not null) \
-        select n.name, r.group_name, t.name, r.records from ranked r \
-        join oncelog.tenants n on n.tenant_id = r.tenant_id \
-        join oncelog.topics t on t.tenant_id = r.tenant_id and t.topic_id = r.topic_id \
-        where r.rank <= $1 \
+    LAGS = r"with lag as materialized (
+            select o.tenant_id, o.group_name, l.topic_id, sum(l.next_offset - case
+                    when o.committed_offset >= l.log_start_offset then o.committed_offset
+                    when o.committed_offset is null and o.starts = 'earliest' or g.auto_offset_reset = 'earliest' then l.log_start_offset
+                    when g.auto_offset_reset = 'latest' then l.next_offset end)::bigint as records
+            from oncelog.group_offsets o
+            join oncelog.groups g on g.tenant_id = o.tenant_id and g.name = o.group_name
+            join oncelog.logs l on l.tenant_id = o.tenant_id and l.log_id = o.log_id
+            where o.committed_offset is not null or o.starts is not null
+            group by o.tenant_id, o.group_name, l.topic_id),
+        ranked as materialized (
+            select *, row_number() over (order by records desc, tenant_id, group_name, topic_id) as rank
+            from lag where records is not null)
+        select n.name, r.group_name, t.name, r.records from ranked r
+        join oncelog.tenants n on n.tenant_id = r.tenant_id
+        join oncelog.topics t on t.tenant_id = r.tenant_id and t.topic_id = r.topic_id
+        where r.rank <= $1
         union all select null, null, null, coalesce(sum(records), 0)::bigint from ranked where rank > $1";
 }
 

@@ -17,45 +17,45 @@ use crate::{
 statements! {
     /// Each lookup by key, whatever the tables were like when the statement was planned. $4: with
     /// the watermarks.
-    BEATS = "select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp() as now, \
-            o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks, \
-            pg_postmaster_start_time() as started_at \
-        from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n) \
-        cross join lateral ( \
-            select group_id, generation, auto_offset_reset from oncelog.groups \
-            where tenant_id = $1 and name = w.group_name offset 0) as g \
-        cross join lateral ( \
-            select session_timeout_ms, lease_expires_at from oncelog.group_members \
-            where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m \
-        cross join lateral ( \
-            select array_agg(log_id) as log_ids, array_agg(owned_since) as since, \
-                array_agg(case when assigned_to is distinct from member_id then coalesce(revoked_since, g.generation) end) as revoked_since, \
-                array_agg(case when revoked_since is not null then let_go_by end) as let_go_by, array_agg(committed_offset) as committed, \
-                array_agg(starts) as starts, \
-                array_agg(case when pinned_by is not null then ( \
-                    select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by \
-                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned, \
-                array_agg(case when $4 then ( \
-                    select l.log_start_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as log_starts, \
-                array_agg(case when $4 then ( \
-                    select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks \
+    BEATS = r"select w.n, g.group_id, g.generation, g.auto_offset_reset, m.session_timeout_ms, m.lease_expires_at, statement_timestamp() as now,
+            o.log_ids, o.since, o.revoked_since, o.let_go_by, o.committed, o.starts, o.pinned, o.log_starts, o.high_watermarks,
+            pg_postmaster_start_time() as started_at
+        from unnest($2::text[], $3::text[]) with ordinality as w (group_name, member_id, n)
+        cross join lateral (
+            select group_id, generation, auto_offset_reset from oncelog.groups
+            where tenant_id = $1 and name = w.group_name offset 0) as g
+        cross join lateral (
+            select session_timeout_ms, lease_expires_at from oncelog.group_members
+            where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id offset 0) as m
+        cross join lateral (
+            select array_agg(log_id) as log_ids, array_agg(owned_since) as since,
+                array_agg(case when assigned_to is distinct from member_id then coalesce(revoked_since, g.generation) end) as revoked_since,
+                array_agg(case when revoked_since is not null then let_go_by end) as let_go_by, array_agg(committed_offset) as committed,
+                array_agg(starts) as starts,
+                array_agg(case when pinned_by is not null then (
+                    select s.committed_offset from oncelog.staged_offsets s where s.tenant_id = $1 and s.transaction_id = p.pinned_by
+                        and s.group_name = w.group_name and s.log_id = p.log_id) end) as pinned,
+                array_agg(case when $4 then (
+                    select l.log_start_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as log_starts,
+                array_agg(case when $4 then (
+                    select l.next_offset from oncelog.logs l where l.tenant_id = $1 and l.log_id = p.log_id) end) as high_watermarks
             from oncelog.group_offsets p where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id) as o";
     /// Skips members that are being changed, or renewed elsewhere: their next call comes in time.
     /// The rows are locked first: then an upsert finds each by its key, whatever the table was like
     /// when the statement was planned. A late renewal never moves a lease back.
-    RENEW = concat!("insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at) \
-        select $1, w.group_name, w.member_id, w.lease_expires_at \
-        from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at) \
-        cross join lateral ( \
-            select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id \
-            for no key update skip locked) as held where ", durable!(), " \
-        on conflict (tenant_id, group_name, member_id) do update \
+    RENEW = concat!(r"insert into oncelog.group_members as m (tenant_id, group_name, member_id, lease_expires_at)
+        select $1, w.group_name, w.member_id, w.lease_expires_at
+        from unnest($2::text[], $3::text[], $4::timestamptz[]) as w (group_name, member_id, lease_expires_at)
+        cross join lateral (
+            select from oncelog.group_members where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id
+            for no key update skip locked) as held where ", durable!(), r"
+        on conflict (tenant_id, group_name, member_id) do update
             set lease_expires_at = greatest(m.lease_expires_at, excluded.lease_expires_at)");
     GENERATIONS = "select group_id, generation from oncelog.groups where tenant_id = $1 and group_id = any($2)";
     GROUP_ID = "select group_id, generation from oncelog.groups where tenant_id = $1 and name = $2";
-    NAMES = "select l.log_id, t.name, l.partition from oncelog.logs l \
-        cross join lateral ( \
-            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t \
+    NAMES = r"select l.log_id, t.name, l.partition from oncelog.logs l
+        cross join lateral (
+            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t
         where l.tenant_id = $1 and l.log_id = any($2) and l.partition is not null";
 }
 

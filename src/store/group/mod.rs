@@ -24,44 +24,44 @@ use crate::{
 
 statements! {
     MAKE = "insert into oncelog.groups (tenant_id, name) values ($1, $2) on conflict do nothing";
-    LOCK = "select group_id, generation, auto_offset_reset, patterns, topics_version from oncelog.groups \
+    LOCK = r"select group_id, generation, auto_offset_reset, patterns, topics_version from oncelog.groups
         where tenant_id = $1 and name = $2 for no key update";
     /// Renewals skip locked rows, so what is read here stays true.
-    MEMBERS = "select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at \
+    MEMBERS = r"select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at
         from oncelog.group_members where tenant_id = $1 and group_name = $2 order by member_id for no key update";
-    PLACES = "select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.revoked_since, o.let_go_by, o.starts \
-        from oncelog.group_offsets o \
-        cross join lateral ( \
-            select topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) as l \
-        cross join lateral ( \
-            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t \
+    PLACES = r"select o.log_id, t.name, l.partition, o.member_id, o.owned_since, o.owned_at, o.assigned_to, o.revoked_since, o.let_go_by, o.starts
+        from oncelog.group_offsets o
+        cross join lateral (
+            select topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) as l
+        cross join lateral (
+            select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) as t
         where o.tenant_id = $1 and o.group_name = $2";
     TOPICS_VERSION = "select topics_version from oncelog.tenants where tenant_id = $1";
-    PARTITIONS = "select l.log_id, t.name, l.partition from oncelog.topics t \
-        join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id \
+    PARTITIONS = r"select l.log_id, t.name, l.partition from oncelog.topics t
+        join oncelog.logs l on l.tenant_id = $1 and l.topic_id = t.topic_id
         where t.tenant_id = $1 and l.partition is not null and ($3 or t.name = any($2))";
-    UPDATE = "update oncelog.groups set generation = $3, auto_offset_reset = $4, patterns = $5, topics_version = $6, \
-            member_count = $7, active_at = case when $7 > 0 or member_count > 0 then $8 else active_at end \
+    UPDATE = r"update oncelog.groups set generation = $3, auto_offset_reset = $4, patterns = $5, topics_version = $6,
+            member_count = $7, active_at = case when $7 > 0 or member_count > 0 then $8 else active_at end
         where tenant_id = $1 and name = $2";
     DROP_MEMBERS = "delete from oncelog.group_members where tenant_id = $1 and group_name = $2 and member_id = any($3)";
-    WRITE_MEMBERS = "insert into oncelog.group_members as m (tenant_id, group_name, member_id, instance_id, topics, topic_pattern, \
-            session_timeout_ms, joined_at, lease_expires_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+    WRITE_MEMBERS = r"insert into oncelog.group_members as m (tenant_id, group_name, member_id, instance_id, topics, topic_pattern,
+            session_timeout_ms, joined_at, lease_expires_at)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         on conflict (tenant_id, group_name, member_id) do update set lease_expires_at = excluded.lease_expires_at";
     /// In the order of the logs, as commits lock them. (`announced` is for replicas of the previous
     /// version.)
-    WRITE_PLACES = "insert into oncelog.group_offsets as o \
-            (tenant_id, group_name, log_id, member_id, owned_since, owned_at, assigned_to, announced, revoked_since, let_go_by, starts) \
-        select $1, $2, w.log_id, w.member_id, w.owned_since, w.owned_at, w.assigned_to, w.let_go_by is not null, w.revoked_since, w.let_go_by, w.starts \
-        from unnest($3::bigint[], $4::text[], $5::bigint[], $6::timestamptz[], $7::text[], $8::bigint[], $9::timestamptz[], $10::text[]) \
-            as w (log_id, member_id, owned_since, owned_at, assigned_to, revoked_since, let_go_by, starts) order by w.log_id \
-        on conflict (tenant_id, group_name, log_id) do update set member_id = excluded.member_id, owned_since = excluded.owned_since, \
-            owned_at = excluded.owned_at, assigned_to = excluded.assigned_to, announced = excluded.announced, \
+    WRITE_PLACES = r"insert into oncelog.group_offsets as o
+            (tenant_id, group_name, log_id, member_id, owned_since, owned_at, assigned_to, announced, revoked_since, let_go_by, starts)
+        select $1, $2, w.log_id, w.member_id, w.owned_since, w.owned_at, w.assigned_to, w.let_go_by is not null, w.revoked_since, w.let_go_by, w.starts
+        from unnest($3::bigint[], $4::text[], $5::bigint[], $6::timestamptz[], $7::text[], $8::bigint[], $9::timestamptz[], $10::text[])
+            as w (log_id, member_id, owned_since, owned_at, assigned_to, revoked_since, let_go_by, starts) order by w.log_id
+        on conflict (tenant_id, group_name, log_id) do update set member_id = excluded.member_id, owned_since = excluded.owned_since,
+            owned_at = excluded.owned_at, assigned_to = excluded.assigned_to, announced = excluded.announced,
             revoked_since = excluded.revoked_since, let_go_by = excluded.let_go_by, starts = excluded.starts";
-    LATE = "select tenant_id, group_name from oncelog.group_members where lease_expires_at < now() \
-        union select tenant_id, group_name from oncelog.group_offsets \
+    LATE = r"select tenant_id, group_name from oncelog.group_members where lease_expires_at < now()
+        union select tenant_id, group_name from oncelog.group_offsets
         where let_go_by < now() and assigned_to is distinct from member_id limit $1";
-    OUTDATED = "select g.tenant_id, g.name from oncelog.groups g join oncelog.tenants t on t.tenant_id = g.tenant_id \
+    OUTDATED = r"select g.tenant_id, g.name from oncelog.groups g join oncelog.tenants t on t.tenant_id = g.tenant_id
         where g.member_count > 0 and g.topics_version <> t.topics_version limit $1";
 }
 

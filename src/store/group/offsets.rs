@@ -18,46 +18,46 @@ use crate::{
 statements! {
     /// Locks all rows, one by one in order; or none as long as one is missing (unless `$4`): a
     /// transaction that holds some must not wait for others to be created.
-    LOCK = "select o.group_name, o.log_id, o.committed_offset, o.metadata, o.member_id, o.owned_since, o.pinned_by \
-        from ( \
-            select group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
-            where $4 or cardinality($2) = ( \
-                select count(*) from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
-                cross join lateral ( \
-                    select from oncelog.group_offsets \
-                    where tenant_id = $1 and group_name = w.group_name and log_id = w.log_id offset 0) as o) \
-            order by group_name collate \"C\", log_id) as w \
-        cross join lateral ( \
-            select o.* from oncelog.group_offsets o \
-            join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id \
-            where o.tenant_id = $1 and o.group_name = w.group_name and o.log_id = w.log_id \
-            for no key update of o) as o";
-    MAKE_GROUPS = "insert into oncelog.groups (tenant_id, name) \
-        select $1, name from unnest($2::text[]) as w (name) order by name collate \"C\" on conflict do nothing";
+    LOCK = r#"select o.group_name, o.log_id, o.committed_offset, o.metadata, o.member_id, o.owned_since, o.pinned_by
+        from (
+            select group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id)
+            where $4 or cardinality($2) = (
+                select count(*) from unnest($2::text[], $3::bigint[]) as w (group_name, log_id)
+                cross join lateral (
+                    select from oncelog.group_offsets
+                    where tenant_id = $1 and group_name = w.group_name and log_id = w.log_id offset 0) as o)
+            order by group_name collate "C", log_id) as w
+        cross join lateral (
+            select o.* from oncelog.group_offsets o
+            join oncelog.logs l on l.tenant_id = $1 and l.log_id = o.log_id
+            where o.tenant_id = $1 and o.group_name = w.group_name and o.log_id = w.log_id
+            for no key update of o) as o"#;
+    MAKE_GROUPS = r#"insert into oncelog.groups (tenant_id, name)
+        select $1, name from unnest($2::text[]) as w (name) order by name collate "C" on conflict do nothing"#;
     /// Keeps existing groups from being deleted meanwhile.
     HOLD_GROUPS = "select from oncelog.groups where tenant_id = $1 and name = any($2) order by name for key share";
-    MAKE_ROWS = "insert into oncelog.group_offsets (tenant_id, group_name, log_id) \
-        select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id) \
-        order by group_name collate \"C\", log_id on conflict do nothing";
+    MAKE_ROWS = r#"insert into oncelog.group_offsets (tenant_id, group_name, log_id)
+        select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id)
+        order by group_name collate "C", log_id on conflict do nothing"#;
     /// With the existing ones of these members, and with at least one if the group has any.
-    GROUPS = "select name, generation, array( \
-            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3) \
-            union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1)) \
+    GROUPS = r"select name, generation, array(
+            select member_id from oncelog.group_members where tenant_id = $1 and group_name = name and member_id = any($3)
+            union (select member_id from oncelog.group_members where tenant_id = $1 and group_name = name limit 1))
         from oncelog.groups where tenant_id = $1 and name = any($2)";
     /// All rows exist: an upsert finds each by its key, whatever the table was like when the
     /// statement was planned. Returns whether it is the first commit there.
-    COMMIT = "insert into oncelog.group_offsets as o (tenant_id, group_name, log_id, committed_offset, metadata, committed_at) \
-        select $1, group_name, log_id, committed_offset, metadata, now() \
-        from unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[]) as w (group_name, log_id, committed_offset, metadata) \
-        on conflict (tenant_id, group_name, log_id) do update \
-            set committed_offset = excluded.committed_offset, metadata = excluded.metadata, committed_at = excluded.committed_at \
-        returning o.log_id, ( \
-            select committed_offset is null from oncelog.group_offsets \
+    COMMIT = r"insert into oncelog.group_offsets as o (tenant_id, group_name, log_id, committed_offset, metadata, committed_at)
+        select $1, group_name, log_id, committed_offset, metadata, now()
+        from unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[]) as w (group_name, log_id, committed_offset, metadata)
+        on conflict (tenant_id, group_name, log_id) do update
+            set committed_offset = excluded.committed_offset, metadata = excluded.metadata, committed_at = excluded.committed_at
+        returning o.log_id, (
+            select committed_offset is null from oncelog.group_offsets
             where tenant_id = $1 and group_name = o.group_name and log_id = o.log_id)";
-    LIST = "select t.name, l.partition, o.committed_offset, o.metadata from oncelog.group_offsets o \
-        cross join lateral (select log_id, topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) l \
-        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t \
-        where o.tenant_id = $1 and o.group_name = $2 and o.committed_offset is not null \
+    LIST = r"select t.name, l.partition, o.committed_offset, o.metadata from oncelog.group_offsets o
+        cross join lateral (select log_id, topic_id, partition from oncelog.logs where tenant_id = $1 and log_id = o.log_id offset 0) l
+        cross join lateral (select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t
+        where o.tenant_id = $1 and o.group_name = $2 and o.committed_offset is not null
         order by t.name, l.partition";
     GROUP_EXISTS = "select exists (select from oncelog.groups where tenant_id = $1 and name = $2)";
 }

@@ -21,50 +21,50 @@ use crate::{
 statements! {
     /// Covers all tenants, without locks: logs of topics with the setting, their own or their
     /// tenant's, that have changed or have tombstones waiting, and that no replica is working on.
-    CANDIDATES = "select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, coalesce(d.cleaned_offset, 0), \
-            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0), \
-            coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0), coalesce(d.settled_at, 'epoch'), clock_timestamp() \
-        from ( \
-            select p.tenant_id, p.topic_id from oncelog.topics p where p.settings ->> 'cleanup' = 'compact' \
-            union all \
-            select p.tenant_id, p.topic_id from oncelog.tenants t cross join lateral ( \
-                select tenant_id, topic_id from oncelog.topics \
-                where tenant_id = t.tenant_id and settings ->> 'cleanup' is null) p \
-            where t.settings ->> 'cleanup' = 'compact') c \
-        cross join lateral (select * from oncelog.logs \
-            where tenant_id = c.tenant_id and topic_id = c.topic_id and partition is not null offset 0) l \
-        left join lateral (select * from oncelog.compactions \
-            where tenant_id = l.tenant_id and log_id = l.log_id offset 0) d on true \
-        join oncelog.topics p on p.tenant_id = c.tenant_id and p.topic_id = c.topic_id \
-        join oncelog.tenants t on t.tenant_id = c.tenant_id \
-        where l.log_id > $1 and (l.next_offset > coalesce(d.cleaned_offset, 0) or d.tombstones > 0) \
-            and coalesce(d.claimed_until, 'epoch') < statement_timestamp() \
+    CANDIDATES = r"select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset, coalesce(d.cleaned_offset, 0),
+            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0),
+            coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0), coalesce(d.settled_at, 'epoch'), clock_timestamp()
+        from (
+            select p.tenant_id, p.topic_id from oncelog.topics p where p.settings ->> 'cleanup' = 'compact'
+            union all
+            select p.tenant_id, p.topic_id from oncelog.tenants t cross join lateral (
+                select tenant_id, topic_id from oncelog.topics
+                where tenant_id = t.tenant_id and settings ->> 'cleanup' is null) p
+            where t.settings ->> 'cleanup' = 'compact') c
+        cross join lateral (select * from oncelog.logs
+            where tenant_id = c.tenant_id and topic_id = c.topic_id and partition is not null offset 0) l
+        left join lateral (select * from oncelog.compactions
+            where tenant_id = l.tenant_id and log_id = l.log_id offset 0) d on true
+        join oncelog.topics p on p.tenant_id = c.tenant_id and p.topic_id = c.topic_id
+        join oncelog.tenants t on t.tenant_id = c.tenant_id
+        where l.log_id > $1 and (l.next_offset > coalesce(d.cleaned_offset, 0) or d.tombstones > 0)
+            and coalesce(d.claimed_until, 'epoch') < statement_timestamp()
         order by l.log_id limit $2";
     /// Takes the log if nothing has changed, and no replica is working on it.
-    CLAIM = concat!("with head as materialized ( \
-            select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2), \
-        claimed as ( \
-            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head where ", durable!(), " \
-            on conflict (tenant_id, log_id) do update set claimed_until = $4 \
-                where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7 \
-            returning c.log_id) \
+    CLAIM = concat!(r"with head as materialized (
+            select snapshot_offset, log_start_offset from oncelog.logs where tenant_id = $1 and log_id = $2),
+        claimed as (
+            insert into oncelog.compactions as c (tenant_id, log_id, claimed_until) select $1, $2, $4 from head where ", durable!(), r"
+            on conflict (tenant_id, log_id) do update set claimed_until = $4
+                where c.claimed_until < $3 and c.cleaned_offset = $5 and c.settled_offset = $6 and c.tombstones = $7
+            returning c.log_id)
         select snapshot_offset, log_start_offset, pg_postmaster_start_time() from head where exists (select from claimed)");
     /// Checks that the rows were read from this server: after a failover their offsets may hold
     /// other rows.
-    LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3 \
+    LOCK = r"select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3
             and pg_postmaster_start_time() = $4 for no key update";
     /// The rows under the head's lock.
-    STANDING = "select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches \
+    STANDING = r"select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches
         where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
-    REWRITE = "update oncelog.batches b set kept = w.kept, records = w.records, producers = null, staged_ordinal = null \
-        from unnest($3::bigint[], $4::bytea[], $5::text[]) as w (base_offset, kept, records) \
+    REWRITE = r"update oncelog.batches b set kept = w.kept, records = w.records, producers = null, staged_ordinal = null
+        from unnest($3::bigint[], $4::bytea[], $5::text[]) as w (base_offset, kept, records)
         where b.tenant_id = $1 and b.log_id = $2 and b.base_offset = any($3) and b.base_offset = w.base_offset";
     REMOVE = "delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
-    MOVE = "update oncelog.logs set compacted_offset = greatest(compacted_offset, $3), size_bytes = size_bytes - $4 \
+    MOVE = r"update oncelog.logs set compacted_offset = greatest(compacted_offset, $3), size_bytes = size_bytes - $4
         where tenant_id = $1 and log_id = $2";
     /// Does nothing if another replica has completed a round meanwhile.
-    FINISH = "update oncelog.compactions set cleaned_offset = $5, left_records = $6, tombstones = $7, \
-            settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), claimed_until = 'epoch' \
+    FINISH = r"update oncelog.compactions set cleaned_offset = $5, left_records = $6, tombstones = $7,
+            settled_offset = coalesce($8, settled_offset), settled_at = coalesce($9, settled_at), claimed_until = 'epoch'
         where tenant_id = $1 and log_id = $2 and cleaned_offset = $3 and settled_offset = $4";
 }
 

@@ -19,107 +19,107 @@ use crate::{
 
 statements! {
     /// Covers all tenants.
-    DELETED = "select tenant_id from oncelog.tenants where deleted_at is not null and tenant_id > $1 \
+    DELETED = r"select tenant_id from oncelog.tenants where deleted_at is not null and tenant_id > $1
         order by tenant_id limit $2";
     /// The tables that still have rows of a tenant.
-    LEFT = "select array_remove(array[ \
-        case when exists (select from oncelog.topics where tenant_id = $1) then 'topics' end, \
-        case when exists (select from oncelog.logs where tenant_id = $1) then 'logs' end, \
-        case when exists (select from oncelog.doomed_logs where tenant_id = $1) then 'doomed_logs' end, \
-        case when exists (select from oncelog.batches where tenant_id = $1) then 'batches' end, \
-        case when exists (select from oncelog.compactions where tenant_id = $1) then 'compactions' end, \
-        case when exists (select from oncelog.transactions where tenant_id = $1) then 'transactions' end, \
-        case when exists (select from oncelog.staged_batches where tenant_id = $1) then 'staged_batches' end, \
-        case when exists (select from oncelog.staged_offsets where tenant_id = $1) then 'staged_offsets' end, \
-        case when exists (select from oncelog.pins where tenant_id = $1) then 'pins' end, \
-        case when exists (select from oncelog.held_ids where tenant_id = $1) then 'held_ids' end, \
-        case when exists (select from oncelog.group_members where tenant_id = $1) then 'group_members' end, \
-        case when exists (select from oncelog.group_offsets where tenant_id = $1) then 'group_offsets' end, \
-        case when exists (select from oncelog.groups where tenant_id = $1) then 'groups' end, \
-        case when exists (select from oncelog.session_opens where tenant_id = $1) then 'session_opens' end, \
-        case when exists (select from oncelog.producer_states where tenant_id = $1) then 'producer_states' end, \
-        case when exists (select from oncelog.sessions where tenant_id = $1) then 'sessions' end, \
-        case when exists (select from oncelog.doomed_topics where tenant_id = $1) then 'doomed_topics' end, \
+    LEFT = r"select array_remove(array[
+        case when exists (select from oncelog.topics where tenant_id = $1) then 'topics' end,
+        case when exists (select from oncelog.logs where tenant_id = $1) then 'logs' end,
+        case when exists (select from oncelog.doomed_logs where tenant_id = $1) then 'doomed_logs' end,
+        case when exists (select from oncelog.batches where tenant_id = $1) then 'batches' end,
+        case when exists (select from oncelog.compactions where tenant_id = $1) then 'compactions' end,
+        case when exists (select from oncelog.transactions where tenant_id = $1) then 'transactions' end,
+        case when exists (select from oncelog.staged_batches where tenant_id = $1) then 'staged_batches' end,
+        case when exists (select from oncelog.staged_offsets where tenant_id = $1) then 'staged_offsets' end,
+        case when exists (select from oncelog.pins where tenant_id = $1) then 'pins' end,
+        case when exists (select from oncelog.held_ids where tenant_id = $1) then 'held_ids' end,
+        case when exists (select from oncelog.group_members where tenant_id = $1) then 'group_members' end,
+        case when exists (select from oncelog.group_offsets where tenant_id = $1) then 'group_offsets' end,
+        case when exists (select from oncelog.groups where tenant_id = $1) then 'groups' end,
+        case when exists (select from oncelog.session_opens where tenant_id = $1) then 'session_opens' end,
+        case when exists (select from oncelog.producer_states where tenant_id = $1) then 'producer_states' end,
+        case when exists (select from oncelog.sessions where tenant_id = $1) then 'sessions' end,
+        case when exists (select from oncelog.doomed_topics where tenant_id = $1) then 'doomed_topics' end,
         case when exists (select from oncelog.dedup_keys where tenant_id = $1) then 'dedup_keys' end], null)";
-    PREPARED = "select transaction_id from oncelog.transactions where tenant_id = $1 and state = 'prepared' \
+    PREPARED = r"select transaction_id from oncelog.transactions where tenant_id = $1 and state = 'prepared'
         order by transaction_id limit $2";
-    LOCK_TOPIC = "select topic_id, partition_count from oncelog.topics where tenant_id = $1 \
+    LOCK_TOPIC = r"select topic_id, partition_count from oncelog.topics where tenant_id = $1
         order by topic_id limit 1 for no key update skip locked";
     /// Locks the heads of the journal and of the partitions from $3 on, as a deletion of the topic
     /// does.
-    LOCK_LAST_LOGS = "select log_id, partition from oncelog.logs \
+    LOCK_LAST_LOGS = r"select log_id, partition from oncelog.logs
         where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
     /// Applies to the statements of this transaction, which are planned in it: they read the first
     /// rows in the order of a key instead of sorting all rows.
     READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
-    DROP_STAGED = "delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.staged_batches where tenant_id = $1 \
+    DROP_STAGED = r"delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.staged_batches where tenant_id = $1
         order by tenant_id, transaction_id, ordinal limit $2 for no key update skip locked))";
-    DROP_STAGED_OFFSETS = "delete from oncelog.staged_offsets where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.staged_offsets where tenant_id = $1 \
+    DROP_STAGED_OFFSETS = r"delete from oncelog.staged_offsets where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.staged_offsets where tenant_id = $1
         order by tenant_id, transaction_id, group_name, log_id limit $2 for no key update skip locked))";
-    DROP_PINS = "delete from oncelog.pins where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.pins where tenant_id = $1 \
+    DROP_PINS = r"delete from oncelog.pins where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.pins where tenant_id = $1
         order by tenant_id, transaction_id, log_id limit $2 for no key update skip locked))";
-    DROP_HELD_IDS = "delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.held_ids where tenant_id = $1 \
+    DROP_HELD_IDS = r"delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.held_ids where tenant_id = $1
         order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
     /// Prepared transactions are aborted first.
-    DROP_TRANSACTIONS = "delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared' \
+    DROP_TRANSACTIONS = r"delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared'
         order by tenant_id, transaction_id limit $2 for no key update skip locked))";
-    DROP_MEMBERS = "delete from oncelog.group_members where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.group_members where tenant_id = $1 \
+    DROP_MEMBERS = r"delete from oncelog.group_members where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.group_members where tenant_id = $1
         order by tenant_id, group_name, member_id limit $2 for no key update skip locked))";
-    DROP_OFFSETS = "delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.group_offsets where tenant_id = $1 \
+    DROP_OFFSETS = r"delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.group_offsets where tenant_id = $1
         order by tenant_id, group_name, log_id limit $2 for no key update skip locked))";
     /// Nobody can create a member or an offset in them meanwhile.
-    LOCK_GROUPS = "select name from oncelog.groups where tenant_id = $1 \
+    LOCK_GROUPS = r"select name from oncelog.groups where tenant_id = $1
         order by tenant_id, name limit $2 for update skip locked";
-    DROP_GROUPS = "delete from oncelog.groups g where tenant_id = $1 and name = any($2) \
-        and not exists (select from oncelog.group_members where tenant_id = $1 and group_name = g.name) \
+    DROP_GROUPS = r"delete from oncelog.groups g where tenant_id = $1 and name = any($2)
+        and not exists (select from oncelog.group_members where tenant_id = $1 and group_name = g.name)
         and not exists (select from oncelog.group_offsets where tenant_id = $1 and group_name = g.name)";
-    DROP_OPENS = "delete from oncelog.session_opens where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.session_opens where tenant_id = $1 \
+    DROP_OPENS = r"delete from oncelog.session_opens where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.session_opens where tenant_id = $1
         order by tenant_id, open_id limit $2 for no key update skip locked))";
-    DROP_STATES = "delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.producer_states where tenant_id = $1 \
+    DROP_STATES = r"delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.producer_states where tenant_id = $1
         order by tenant_id, log_id, producer_id limit $2 for no key update skip locked))";
     /// No producer can register meanwhile.
-    LOCK_SESSIONS = "select producer_id from oncelog.sessions where tenant_id = $1 \
+    LOCK_SESSIONS = r"select producer_id from oncelog.sessions where tenant_id = $1
         order by tenant_id, producer_id limit $2 for update skip locked";
-    DROP_SESSIONS = "delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2) \
+    DROP_SESSIONS = r"delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2)
         and not exists (select from oncelog.producer_states where tenant_id = $1 and producer_id = s.producer_id)";
-    DROP_DOOMED_TOPICS = "delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.doomed_topics where tenant_id = $1 \
+    DROP_DOOMED_TOPICS = r"delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.doomed_topics where tenant_id = $1
         order by tenant_id, topic_id limit $2 for no key update skip locked))";
     /// Finds a slot that has keys of a tenant.
     SLOT = "select slot from oncelog.dedup_keys where tenant_id = $1 limit 1";
     /// Places are those in one partition.
-    DROP_KEYS = "delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1 \
+    DROP_KEYS = r"delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1
         order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
-    DROP_BATCHES = "delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.batches where tenant_id = $1 \
+    DROP_BATCHES = r"delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.batches where tenant_id = $1
         order by tenant_id, log_id, base_offset limit $2 for no key update skip locked))";
-    DROP_COMPACTIONS = "delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array( \
-        select ctid from oncelog.compactions where tenant_id = $1 \
+    DROP_COMPACTIONS = r"delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array(
+        select ctid from oncelog.compactions where tenant_id = $1
         order by tenant_id, log_id limit $2 for no key update skip locked))";
     /// A tenant that was deleted at least $2 milliseconds ago. By then every row that refers to it,
     /// from requests in flight at the deletion, is visible.
-    LOCK_TENANT = "select name from oncelog.tenants \
+    LOCK_TENANT = r"select name from oncelog.tenants
         where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint for update skip locked";
     DROP_TENANT = "delete from oncelog.tenants where tenant_id = $1";
     /// Covers all tenants.
     DOOMED_TOPICS = "select tenant_id, topic_id from oncelog.doomed_topics order by doomed_at limit $1";
-    LOCK_DOOMED_TOPIC = "select topic_id from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2 \
+    LOCK_DOOMED_TOPIC = r"select topic_id from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2
         for no key update skip locked";
     /// The keys of the slot that is never truncated.
-    DROP_TOPIC_KEYS = "delete from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 \
-        and key = any (array( \
+    DROP_TOPIC_KEYS = r"delete from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2
+        and key = any (array(
             select key from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 order by key limit $3))";
     DROP_DOOMED_TOPIC = "delete from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2";
 }

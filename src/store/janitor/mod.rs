@@ -16,69 +16,69 @@ use crate::model::{LogId, Offset, TenantId};
 
 statements! {
     DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
-    LOCK_DOOMED = "select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2 \
+    LOCK_DOOMED = r"select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2
         for update skip locked";
     /// Returns the staged data that the rows referred to. (A range, found first: with arbitrary
     /// offsets, a plan for a short log would read all of it for each chunk.)
-    DROP_ROWS = "with gone as ( \
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from ( \
-                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c) \
-            returning transaction_id, staged_ordinal) \
-        select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+    DROP_ROWS = r"with gone as (
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from (
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c)
+            returning transaction_id, staged_ordinal)
+        select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'),
             coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
-    DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array( \
+    DROP_STATES = r"delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array(
         select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3))";
     /// Locked in order, as by commits in flight.
-    DROP_OFFSETS = "delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in ( \
-        select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2 \
+    DROP_OFFSETS = r"delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in (
+        select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2
         order by group_name limit $3 for no key update)";
     DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
     /// A journal keeps no rows before its snapshot; a partition none before its start either.
-    TRIMMABLE = "select tenant_id, log_id from oncelog.logs \
-        where kept_offset < case when partition is null then snapshot_offset \
+    TRIMMABLE = r"select tenant_id, log_id from oncelog.logs
+        where kept_offset < case when partition is null then snapshot_offset
             else least(snapshot_offset, log_start_offset) end limit $1";
     /// (It waits for the lock, because a log with constant appends is hardly ever free.)
-    LOCK_TRIMMABLE = "select case when partition is null then snapshot_offset \
-            else least(snapshot_offset, log_start_offset) end, kept_offset \
+    LOCK_TRIMMABLE = r"select case when partition is null then snapshot_offset
+            else least(snapshot_offset, log_start_offset) end, kept_offset
         from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
     /// Deletes whole rows before an offset, oldest first; returns where the last of them ends, and
     /// the staged data they referred to. It does not scan rows deleted before.
-    TRIM_ROWS = "with first as materialized ( \
-            select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= \
-                (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2) \
-                order by base_offset desc limit 1), 0) as base_offset), \
-        last as materialized ( \
-            select max(base_offset) as base_offset from ( \
-                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 \
-                    and base_offset >= (select base_offset from first) \
-                    and base_offset < $3 and base_offset + record_count <= $3 order by base_offset limit $4) c), \
-        gone as ( \
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 \
-                and base_offset >= (select base_offset from first) and base_offset <= (select base_offset from last) \
-            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes, \
-                transaction_id, staged_ordinal) \
-        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint, \
-            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'), \
+    TRIM_ROWS = r"with first as materialized (
+            select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <=
+                (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2)
+                order by base_offset desc limit 1), 0) as base_offset),
+        last as materialized (
+            select max(base_offset) as base_offset from (
+                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2
+                    and base_offset >= (select base_offset from first)
+                    and base_offset < $3 and base_offset + record_count <= $3 order by base_offset limit $4) c),
+        gone as (
+            delete from oncelog.batches where tenant_id = $1 and log_id = $2
+                and base_offset >= (select base_offset from first) and base_offset <= (select base_offset from last)
+            returning base_offset + record_count as end_offset, octet_length(records) as size_bytes,
+                transaction_id, staged_ordinal)
+        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint,
+            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'),
             coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
     /// Deletes the staged data that rows referred to, one item each; returns its size.
-    DROP_STAGED = "with gone as ( \
-            delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal) \
-            where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal \
-            returning octet_length(s.records) as size_bytes) \
+    DROP_STAGED = r"with gone as (
+            delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal)
+            where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal
+            returning octet_length(s.records) as size_bytes)
         select coalesce(sum(size_bytes), 0)::bigint from gone";
-    MOVE_KEPT = "update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4 \
+    MOVE_KEPT = r"update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4
         where tenant_id = $1 and log_id = $2";
-    OUTGROWN = "select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace \
-        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[]) \
+    OUTGROWN = r"select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace
+        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[])
         and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
     /// Applies to this transaction: others wait for the locks it holds.
     HURRY = "select set_config('lock_timeout', '20ms', true)";
     /// A trim by hand waits for a snapshot.
-    UNSNAPPED_TRIMS = "select tenant_id, log_id from oncelog.logs \
+    UNSNAPPED_TRIMS = r"select tenant_id, log_id from oncelog.logs
         where partition is not null and snapshot_offset < log_start_offset limit $1";
     /// Lists the next logs, and whether more than the limit lies after their snapshots.
-    UNFOLDED = "select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs \
+    UNFOLDED = r"select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs
         where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $4";
 }
 

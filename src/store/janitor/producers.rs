@@ -19,41 +19,41 @@ use crate::{
 statements! {
     /// Covers many tenants, each with its own limits, without locks; those due for longest come
     /// first.
-    IDLE = "select w.tenant_id, s.producer_id \
-        from unnest($1::bigint[], $2::boolean[], $3::timestamptz[]) as w (tenant_id, named, idle_since) \
-        cross join lateral (select s.producer_id, s.active_at from oncelog.sessions s \
-            where s.tenant_id = w.tenant_id and (s.transactional_id is not null) = w.named \
-                and s.active_at < w.idle_since \
-            order by s.active_at limit $4) s \
+    IDLE = r"select w.tenant_id, s.producer_id
+        from unnest($1::bigint[], $2::boolean[], $3::timestamptz[]) as w (tenant_id, named, idle_since)
+        cross join lateral (select s.producer_id, s.active_at from oncelog.sessions s
+            where s.tenant_id = w.tenant_id and (s.transactional_id is not null) = w.named
+                and s.active_at < w.idle_since
+            order by s.active_at limit $4) s
         order by s.active_at limit $4";
-    LOCK = "select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms, \
-            open_horizon, opened_at, fencing \
+    LOCK = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
+            open_horizon, opened_at, fencing
         from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update skip locked";
     /// Reads the noted activity, whether a transaction is open, and when the one with the newest id
     /// was begun or ended.
-    TRANSACTED = "select s.active_at, \
-            exists (select from oncelog.transactions t where t.tenant_id = $1 and t.producer_id = $2 \
-                and t.state in ('ongoing', 'prepared')), \
-            (select greatest(t.created_at, t.ended_at) from oncelog.transactions t \
-                where t.tenant_id = $1 and t.producer_id = $2 order by t.transaction_id desc limit 1) \
+    TRANSACTED = r"select s.active_at,
+            exists (select from oncelog.transactions t where t.tenant_id = $1 and t.producer_id = $2
+                and t.state in ('ongoing', 'prepared')),
+            (select greatest(t.created_at, t.ended_at) from oncelog.transactions t
+                where t.tenant_id = $1 and t.producer_id = $2 order by t.transaction_id desc limit 1)
         from oncelog.sessions s where s.tenant_id = $1 and s.producer_id = $2";
-    LAST_TRANSACTED_AT = "select max(greatest(created_at, ended_at)) from oncelog.transactions \
+    LAST_TRANSACTED_AT = r"select max(greatest(created_at, ended_at)) from oncelog.transactions
         where tenant_id = $1 and producer_id = $2";
-    SNAPSHOT_APPENDED_AT = "select max(last_appended_at) from oncelog.producer_states \
+    SNAPSHOT_APPENDED_AT = r"select max(last_appended_at) from oncelog.producer_states
         where tenant_id = $1 and producer_id = $2";
     /// Rows after the snapshots, no older than an instant, that may be the producer's.
-    TAILS = "select b.base_offset, b.appended_at, b.producers \
-        from oncelog.producer_states s \
-        join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id and l.last_appended_at >= $4 \
-        join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null \
-            and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset) and b.appended_at >= $4 \
+    TAILS = r"select b.base_offset, b.appended_at, b.producers
+        from oncelog.producer_states s
+        join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id and l.last_appended_at >= $4
+        join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null
+            and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset) and b.appended_at >= $4
         where s.tenant_id = $1 and s.producer_id = $2 and s.log_id = any($3)";
     MOVE_ACTIVITY = "update oncelog.sessions set active_at = $3 where tenant_id = $1 and producer_id = $2";
     DROP_STATES = "delete from oncelog.producer_states where tenant_id = $1 and producer_id = $2";
     ORPHAN_OPENS = "update oncelog.session_opens set orphaned = true where tenant_id = $1 and producer_id = $2";
     DROP_SESSION = "delete from oncelog.sessions where tenant_id = $1 and producer_id = $2";
     /// Covers all tenants. A UUIDv7 sorts by its timestamp.
-    ORPHANED = "select tenant_id, open_id from oncelog.session_opens where orphaned and open_id < $1 \
+    ORPHANED = r"select tenant_id, open_id from oncelog.session_opens where orphaned and open_id < $1
         order by open_id limit $2";
     DROP_ORPHANED = concat!("delete from oncelog.session_opens where ", durable!(), " and tenant_id = $1 and open_id = $2 and orphaned");
 }

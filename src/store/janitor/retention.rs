@@ -14,37 +14,37 @@ statements! {
     /// Lists partitions of many tenants, without locks, each with the row at its start: that is
     /// looked up by key, and only if there are records. The page is selected before anything else
     /// about a log.
-    PAGE = "select l.tenant_id, l.log_id, t.settings, l.next_offset, l.size_bytes, b.end_offset, b.appended_at \
-        from (select tenant_id, log_id, topic_id, partition, log_start_offset, next_offset, size_bytes from oncelog.logs \
-            where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $3) l \
-        cross join lateral (select settings from oncelog.topics t \
-            where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id offset 0) t \
-        left join lateral (select b.base_offset + b.record_count as end_offset, b.appended_at from oncelog.batches b \
-            where b.tenant_id = l.tenant_id and b.log_id = l.log_id and b.base_offset >= coalesce( \
-                (select s.base_offset from oncelog.batches s where s.tenant_id = l.tenant_id and s.log_id = l.log_id \
-                    and s.base_offset <= l.log_start_offset order by s.base_offset desc limit 1), 0) \
-            order by b.base_offset limit 1) b on l.partition is not null and l.log_start_offset < l.next_offset \
+    PAGE = r"select l.tenant_id, l.log_id, t.settings, l.next_offset, l.size_bytes, b.end_offset, b.appended_at
+        from (select tenant_id, log_id, topic_id, partition, log_start_offset, next_offset, size_bytes from oncelog.logs
+            where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $3) l
+        cross join lateral (select settings from oncelog.topics t
+            where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id offset 0) t
+        left join lateral (select b.base_offset + b.record_count as end_offset, b.appended_at from oncelog.batches b
+            where b.tenant_id = l.tenant_id and b.log_id = l.log_id and b.base_offset >= coalesce(
+                (select s.base_offset from oncelog.batches s where s.tenant_id = l.tenant_id and s.log_id = l.log_id
+                    and s.base_offset <= l.log_start_offset order by s.base_offset desc limit 1), 0)
+            order by b.base_offset limit 1) b on l.partition is not null and l.log_start_offset < l.next_offset
         order by l.tenant_id, l.log_id";
     /// Waits for appends: in a log with constant appends a `skip locked` would never succeed.
     LOCK = "select log_id from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
     /// Reads a locked head. What prepared transactions hold is pinned.
-    FACTS = "select t.settings, l.log_start_offset, l.next_offset, l.size_bytes, l.kept_offset, l.snapshot_offset, \
-            (select min(o.committed_offset) from oncelog.pins p cross join lateral ( \
-                select s.committed_offset from oncelog.staged_offsets s \
-                where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.log_id = $2 offset 0) o \
-                where p.tenant_id = $1 and p.log_id = $2), \
-            clock_timestamp() \
-        from oncelog.logs l cross join lateral (select settings from oncelog.topics t \
-            where t.tenant_id = $1 and t.topic_id = l.topic_id offset 0) t \
+    FACTS = r"select t.settings, l.log_start_offset, l.next_offset, l.size_bytes, l.kept_offset, l.snapshot_offset,
+            (select min(o.committed_offset) from oncelog.pins p cross join lateral (
+                select s.committed_offset from oncelog.staged_offsets s
+                where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.log_id = $2 offset 0) o
+                where p.tenant_id = $1 and p.log_id = $2),
+            clock_timestamp()
+        from oncelog.logs l cross join lateral (select settings from oncelog.topics t
+            where t.tenant_id = $1 and t.topic_id = l.topic_id offset 0) t
         where l.tenant_id = $1 and l.log_id = $2";
     /// Starts at the row that contains $3, so as not to scan removed rows. Data that a row refers
     /// to is looked up by key; sizes are known without reading the data.
-    OLDEST = "select base_offset + record_count, appended_at, coalesce(octet_length(records), \
-            (select octet_length(s.records) from oncelog.staged_batches s \
-                where s.tenant_id = $1 and s.transaction_id = b.transaction_id and s.ordinal = b.staged_ordinal), 0)::bigint \
-        from oncelog.batches b where tenant_id = $1 and log_id = $2 and base_offset >= coalesce( \
-            (select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3 \
-                order by base_offset desc limit 1), 0) \
+    OLDEST = r"select base_offset + record_count, appended_at, coalesce(octet_length(records),
+            (select octet_length(s.records) from oncelog.staged_batches s
+                where s.tenant_id = $1 and s.transaction_id = b.transaction_id and s.ordinal = b.staged_ordinal), 0)::bigint
+        from oncelog.batches b where tenant_id = $1 and log_id = $2 and base_offset >= coalesce(
+            (select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= $3
+                order by base_offset desc limit 1), 0)
         order by base_offset limit $4";
     MOVE = "update oncelog.logs set log_start_offset = $3 where tenant_id = $1 and log_id = $2";
 }

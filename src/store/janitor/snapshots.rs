@@ -13,21 +13,21 @@ use crate::{
 };
 
 statements! {
-    LOCK = "select snapshot_offset, next_offset from oncelog.logs \
+    LOCK = r"select snapshot_offset, next_offset from oncelog.logs
         where tenant_id = $1 and log_id = $2 for no key update";
     /// Reads the rows from the database, not from a cache. Rows without provenance count as well:
     /// the limit bounds how long the head is locked.
-    ROWS = "select base_offset, record_count, appended_at, producers from oncelog.batches \
-        where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4 \
+    ROWS = r"select base_offset, record_count, appended_at, producers from oncelog.batches
+        where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4
         order by base_offset limit $5";
-    STATES = "select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states \
-        where tenant_id = $1 and log_id = $2 and producer_id = any($3) \
+    STATES = r"select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states
+        where tenant_id = $1 and log_id = $2 and producer_id = any($3)
         order by producer_id for no key update";
     /// Updates registered states only, and only forward; it never inserts one.
-    UPDATE_STATES = "update oncelog.producer_states s set epoch = w.epoch, last_sequence = w.last_sequence, \
-            recent = w.recent, as_of_offset = $7, last_appended_at = w.last_appended_at \
-        from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $8::timestamptz[]) \
-            as w (producer_id, epoch, last_sequence, recent, last_appended_at) \
+    UPDATE_STATES = r"update oncelog.producer_states s set epoch = w.epoch, last_sequence = w.last_sequence,
+            recent = w.recent, as_of_offset = $7, last_appended_at = w.last_appended_at
+        from unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $8::timestamptz[])
+            as w (producer_id, epoch, last_sequence, recent, last_appended_at)
         where s.tenant_id = $1 and s.log_id = $2 and s.producer_id = w.producer_id and s.as_of_offset < $7";
     MOVE = "update oncelog.logs set snapshot_offset = $3 where tenant_id = $1 and log_id = $2";
 }

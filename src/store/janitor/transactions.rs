@@ -14,33 +14,33 @@ use crate::{
 
 statements! {
     /// Covers all tenants, without locks.
-    LATE = "select tenant_id, transaction_id from oncelog.transactions \
+    LATE = r"select tenant_id, transaction_id from oncelog.transactions
         where state = 'ongoing' and expires_at <= clock_timestamp() order by expires_at limit $1";
-    EXPIRE = concat!("with due as materialized ( \
-            select transaction_id from oncelog.transactions \
-            where ", durable!(), " and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null \
-                and expires_at <= clock_timestamp() \
-            order by transaction_id for no key update skip locked) \
-        update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true, \
-            remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id)) \
+    EXPIRE = concat!(r"with due as materialized (
+            select transaction_id from oncelog.transactions
+            where ", durable!(), r" and tenant_id = $1 and transaction_id = any($2) and prepared_at is null and ended_at is null
+                and expires_at <= clock_timestamp()
+            order by transaction_id for no key update skip locked)
+        update oncelog.transactions t set state = 'aborted', reason = 'timeout', ended_at = t.expires_at, sweeping = true,
+            remembered_from = greatest(t.expires_at, oncelog.instant_of(t.transaction_id))
         from due d where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = d.transaction_id");
     /// Covers many tenants, each with its own cutoff, without locks; returns those with outcomes to
     /// remove.
-    DUE = "select w.tenant_id, w.cutoff from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, cutoff) \
-        where exists (select from oncelog.transactions t where t.tenant_id = w.tenant_id and t.remembered_from < w.cutoff \
+    DUE = r"select w.tenant_id, w.cutoff from unnest($1::bigint[], $2::timestamptz[]) as w (tenant_id, cutoff)
+        where exists (select from oncelog.transactions t where t.tenant_id = w.tenant_id and t.remembered_from < w.cutoff
             and not t.sweeping)";
     RAISE_HORIZON = "update oncelog.tenants set forgotten_horizon = greatest(forgotten_horizon, $2) where tenant_id = $1";
-    OUTCOMES = "select transaction_id, producer_id, ended_at from oncelog.transactions \
+    OUTCOMES = r"select transaction_id, producer_id, ended_at from oncelog.transactions
         where tenant_id = $1 and remembered_from < $2 and not sweeping order by remembered_from limit $3";
-    HOLD_SESSIONS = "select producer_id from oncelog.sessions where tenant_id = $1 and producer_id = any($2) \
+    HOLD_SESSIONS = r"select producer_id from oncelog.sessions where tenant_id = $1 and producer_id = any($2)
         order by producer_id for no key update";
-    MOVE_ACTIVITY = "update oncelog.sessions s set active_at = greatest(s.active_at, w.ended_at) \
-        from unnest($2::bigint[], $3::timestamptz[]) as w (producer_id, ended_at) \
+    MOVE_ACTIVITY = r"update oncelog.sessions s set active_at = greatest(s.active_at, w.ended_at)
+        from unnest($2::bigint[], $3::timestamptz[]) as w (producer_id, ended_at)
         where s.tenant_id = $1 and s.producer_id = any($2) and s.producer_id = w.producer_id";
-    FORGET = "with gone as materialized ( \
-            select transaction_id from oncelog.transactions where tenant_id = $1 and transaction_id = any($2) \
-            order by transaction_id for no key update) \
-        delete from oncelog.transactions t using gone g \
+    FORGET = r"with gone as materialized (
+            select transaction_id from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)
+            order by transaction_id for no key update)
+        delete from oncelog.transactions t using gone g
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = g.transaction_id";
 }
 

@@ -19,67 +19,67 @@ use crate::{
 };
 
 statements! {
-    READ = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, appends \
+    READ = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, appends
         from oncelog.transactions where tenant_id = $1 and transaction_id = $2";
-    LOCK = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, appends \
-        from oncelog.transactions where tenant_id = $1 and transaction_id = any($2) \
+    LOCK = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, appends
+        from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)
         order by transaction_id for no key update";
     HORIZON = "select forgotten_horizon, clock_timestamp() from oncelog.tenants where tenant_id = $1";
     /// The common begin in one round trip: a new transaction, of a session that is current if it
     /// names one. No row: some condition does not hold. An id chosen by the client ($8) must not be
     /// so old that it may have run and been forgotten since this statement began; otherwise the
     /// statement fails.
-    BEGIN_NEW = concat!("with session as materialized ( \
-            select transaction_timeout_ms from oncelog.sessions \
-            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share), \
-        made as ( \
-            insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at) \
-            select $1, $2, 'ongoing', $3, $4, $5, c.now, c.now + interval '1 millisecond' \
-                * least(coalesce($6, (select transaction_timeout_ms from session), $7), $9) \
-            from (select date_trunc('milliseconds', clock_timestamp()) as now) c \
-            where ", durable!(), " and ($3 is null or exists (select from session)) \
-            on conflict do nothing \
-            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
-                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends) \
-        select *, 1 / (not $8 or oncelog.instant_of(transaction_id) between greatest( \
-                oncelog.forgotten_horizon($1), created_at - interval '1 millisecond' * $10::bigint) \
-            and created_at + interval '24 hours')::int as guard from made");
-    INSERT = "insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at) \
-        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing \
-        returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
+    BEGIN_NEW = concat!(r"with session as materialized (
+            select transaction_timeout_ms from oncelog.sessions
+            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share),
+        made as (
+            insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
+            select $1, $2, 'ongoing', $3, $4, $5, c.now, c.now + interval '1 millisecond'
+                * least(coalesce($6, (select transaction_timeout_ms from session), $7), $9)
+            from (select date_trunc('milliseconds', clock_timestamp()) as now) c
+            where ", durable!(), r" and ($3 is null or exists (select from session))
+            on conflict do nothing
+            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at,
+                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends)
+        select *, case when not (not $8 or oncelog.instant_of(transaction_id) between greatest(
+                oncelog.forgotten_horizon($1), created_at - interval '1 millisecond' * $10::bigint)
+            and created_at + interval '24 hours') then oncelog.undo_statement() else 0 end as undone from made");
+    INSERT = r"insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
+        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing
+        returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at,
             t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends";
-    LOCK_ONGOING = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, appends \
+    LOCK_ONGOING = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, appends
         from oncelog.transactions where tenant_id = $1 and producer_id = $2 and state = 'ongoing' for no key update";
-    ONGOING = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, appends \
+    ONGOING = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, appends
         from oncelog.transactions where tenant_id = $1 and producer_id = $2 and state = 'ongoing'";
-    PREPARED = "select transaction_id from oncelog.transactions \
+    PREPARED = r"select transaction_id from oncelog.transactions
         where tenant_id = $1 and producer_id = $2 and state = 'prepared' order by transaction_id";
-    FENCED = "select transaction_id from oncelog.transactions \
+    FENCED = r"select transaction_id from oncelog.transactions
         where tenant_id = $1 and producer_id = $2 and reason = 'fenced' and ended_at = $3";
-    LATE = "select transaction_id from oncelog.transactions \
+    LATE = r"select transaction_id from oncelog.transactions
         where tenant_id = $1 and state = 'ongoing' and expires_at <= clock_timestamp() order by transaction_id limit $2";
-    LIST = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends \
-        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3) \
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) \
+    LIST = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, null::jsonb as appends
+        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3)
+            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
         order by transaction_id limit $5";
-    LIST_OPEN = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends \
-        from oncelog.transactions \
-        where tenant_id = $1 and transaction_id > $2 and state in ('ongoing', 'prepared') and state = $3 \
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) \
+    LIST_OPEN = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, null::jsonb as appends
+        from oncelog.transactions
+        where tenant_id = $1 and transaction_id > $2 and state in ('ongoing', 'prepared') and state = $3
+            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
         order by transaction_id limit $5";
-    LIST_OF_PRODUCER = "select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at, \
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends \
-        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3) \
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) and producer_id = $6 \
+    LIST_OF_PRODUCER = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
+            reason, append_count, batch_count, next_sequence, null::jsonb as appends
+        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3)
+            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) and producer_id = $6
         order by transaction_id limit $5";
     /// Covers all tenants.
-    OPEN = "select state, count(*), min(coalesce(prepared_at, created_at)) from oncelog.transactions \
+    OPEN = r"select state, count(*), min(coalesce(prepared_at, created_at)) from oncelog.transactions
         where state in ('ongoing', 'prepared') group by state";
 }
 

@@ -13,15 +13,15 @@ use crate::{
 statements! {
     /// Waits for an id that runs elsewhere. A row inserted here is finished or deleted before the
     /// database transaction ends.
-    CLAIM = "insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at) \
-        select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now \
-        from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest) \
-        cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c \
+    CLAIM = r"insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at)
+        select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now
+        from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest)
+        cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c
         order by t.transaction_id on conflict do nothing returning transaction_id";
-    FINISH = "update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, created_at = $7, expires_at = $7, ended_at = $7, \
-            append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id)) \
-        from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[]) \
-            as f (transaction_id, producer_id, epoch, append_count, appends) \
+    FINISH = r"update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, created_at = $7, expires_at = $7, ended_at = $7,
+            append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id))
+        from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[])
+            as f (transaction_id, producer_id, epoch, append_count, appends)
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = f.transaction_id";
     DROP_CLAIMS = "delete from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)";
 }

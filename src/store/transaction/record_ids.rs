@@ -13,29 +13,29 @@ use crate::{
 };
 
 statements! {
-    IDS = "select ordinal, log_id, ids from oncelog.staged_batches \
+    IDS = r"select ordinal, log_id, ids from oncelog.staged_batches
         where tenant_id = $1 and transaction_id = $2 and ids is not null order by ordinal";
-    TOPICS = "select l.log_id, l.topic_id, l.journal, t.settings from ( \
-            select w.log_id, f.topic_id, j.log_id as journal from unnest($2::bigint[]) as w (log_id) \
-            cross join lateral (select topic_id from oncelog.logs where tenant_id = $1 and log_id = w.log_id offset 0) f \
-            cross join lateral (select log_id from oncelog.logs \
-                where tenant_id = $1 and topic_id = f.topic_id and coalesce(partition, -1) = -1 offset 0) j) l \
+    TOPICS = r"select l.log_id, l.topic_id, l.journal, t.settings from (
+            select w.log_id, f.topic_id, j.log_id as journal from unnest($2::bigint[]) as w (log_id)
+            cross join lateral (select topic_id from oncelog.logs where tenant_id = $1 and log_id = w.log_id offset 0) f
+            cross join lateral (select log_id from oncelog.logs
+                where tenant_id = $1 and topic_id = f.topic_id and coalesce(partition, -1) = -1 offset 0) j) l
         cross join lateral (select settings from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t";
-    LINES = "select ordinal, records from oncelog.staged_batches \
+    LINES = r"select ordinal, records from oncelog.staged_batches
         where tenant_id = $1 and transaction_id = $2 and ordinal = any($3)";
     /// The packed ids stay unchanged: what is held or remembered tells what has become of them.
-    KEEP = "update oncelog.staged_batches s set record_count = k.record_count, records = k.records \
-        from unnest($3::bigint[], $4::bigint[], $5::text[]) as k (ordinal, record_count, records) \
+    KEEP = r"update oncelog.staged_batches s set record_count = k.record_count, records = k.records
+        from unnest($3::bigint[], $4::bigint[], $5::text[]) as k (ordinal, record_count, records)
         where s.tenant_id = $1 and s.transaction_id = $2 and s.ordinal = any($3) and s.ordinal = k.ordinal";
     /// No row of the log refers to them.
     DROP_EMPTY = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and record_count = 0";
-    HOLD = "insert into oncelog.held_ids (tenant_id, transaction_id, topic_id, key, digest, ordinal, position) \
+    HOLD = r"insert into oncelog.held_ids (tenant_id, transaction_id, topic_id, key, digest, ordinal, position)
         select $1, $2, h.* from unnest($3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::integer[]) as h";
-    RELEASE = "with released as ( \
-            delete from oncelog.held_ids where tenant_id = $1 and transaction_id = $2 \
-            returning topic_id, key, digest, ordinal, position) \
-        select r.topic_id, r.key, r.digest, s.log_id, r.ordinal, r.position from released r cross join lateral ( \
-            select log_id from oncelog.staged_batches \
+    RELEASE = r"with released as (
+            delete from oncelog.held_ids where tenant_id = $1 and transaction_id = $2
+            returning topic_id, key, digest, ordinal, position)
+        select r.topic_id, r.key, r.digest, s.log_id, r.ordinal, r.position from released r cross join lateral (
+            select log_id from oncelog.staged_batches
             where tenant_id = $1 and transaction_id = $2 and ordinal = r.ordinal offset 0) s";
 }
 

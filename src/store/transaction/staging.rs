@@ -28,67 +28,67 @@ statements! {
     /// it succeeded: its transaction is ongoing, before its timeout and begun by this session, its
     /// sequence is the next one, and its topics are as they were when the records were spread. (The
     /// packed ids start with the number of appends before the call: rules::staged_ids.)
-    STAGE = concat!("with want as materialized ( \
-            select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[]) \
-                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)), \
-        moved as materialized ( \
-            select c.transaction_id from unnest($8::uuid[], $9::bigint[], $10::integer[]) as c (transaction_id, topic_id, partition_count) \
-            left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
-            where t.partition_count is null or t.partition_count <> c.partition_count), \
-        held as materialized ( \
-            select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id \
-            where ", durable!(), " and t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp() \
-                and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch \
-                and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11 \
-                and not exists (select from moved m where m.transaction_id = t.transaction_id) \
-            order by t.transaction_id for no key update of t skip locked), \
-        grown as ( \
-            update oncelog.transactions t set append_count = t.append_count + w.appends, batch_count = t.batch_count + w.batches, \
-                id_count = t.id_count + w.ids, next_sequence = t.next_sequence + (w.sequence is not null)::int \
-            from want w join held h on h.transaction_id = w.transaction_id \
-            where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = w.transaction_id \
-            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at, \
-                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends, \
-                t.batch_count - w.batches as first_ordinal, t.append_count - w.appends as appends_before), \
-        staged as ( \
-            insert into oncelog.staged_batches (tenant_id, transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
-            select $1, r.transaction_id, g.first_ordinal + r.ordinal, r.log_id, r.record_count, r.sequence, r.digest, r.records, \
-                int8send(g.appends_before) || r.ids \
-            from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[]) \
-                as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids) \
-            join grown g on g.transaction_id = r.transaction_id) \
+    STAGE = concat!(r"with want as materialized (
+            select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[])
+                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)),
+        moved as materialized (
+            select c.transaction_id from unnest($8::uuid[], $9::bigint[], $10::integer[]) as c (transaction_id, topic_id, partition_count)
+            left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true
+            where t.partition_count is null or t.partition_count <> c.partition_count),
+        held as materialized (
+            select t.transaction_id from oncelog.transactions t join want w on w.transaction_id = t.transaction_id
+            where ", durable!(), r" and t.tenant_id = $1 and t.transaction_id = any($2) and t.prepared_at is null and t.ended_at is null and t.expires_at > clock_timestamp()
+                and t.producer_id is not distinct from w.producer_id and t.epoch is not distinct from w.epoch
+                and (w.sequence is null or t.next_sequence = w.sequence) and t.batch_count + w.batches <= $11
+                and not exists (select from moved m where m.transaction_id = t.transaction_id)
+            order by t.transaction_id for no key update of t skip locked),
+        grown as (
+            update oncelog.transactions t set append_count = t.append_count + w.appends, batch_count = t.batch_count + w.batches,
+                id_count = t.id_count + w.ids, next_sequence = t.next_sequence + (w.sequence is not null)::int
+            from want w join held h on h.transaction_id = w.transaction_id
+            where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = w.transaction_id
+            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at,
+                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends,
+                t.batch_count - w.batches as first_ordinal, t.append_count - w.appends as appends_before),
+        staged as (
+            insert into oncelog.staged_batches (tenant_id, transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids)
+            select $1, r.transaction_id, g.first_ordinal + r.ordinal, r.log_id, r.record_count, r.sequence, r.digest, r.records,
+                int8send(g.appends_before) || r.ids
+            from unnest($12::uuid[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::text[], $20::bytea[])
+                as r (transaction_id, ordinal, log_id, record_count, sequence, digest, records, ids)
+            join grown g on g.transaction_id = r.transaction_id)
         select * from grown");
     CALL_DIGEST = "select digest from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and sequence = $3";
-    MOVED = "select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count) \
-        left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true \
+    MOVED = r"select exists (select from unnest($2::bigint[], $3::integer[]) as c (topic_id, partition_count)
+        left join lateral (select partition_count from oncelog.topics where tenant_id = $1 and topic_id = c.topic_id offset 0) t on true
         where t.partition_count is null or t.partition_count <> c.partition_count)";
     /// Counted in the locked row, like records with ids, where a concurrent commit notices it. The
     /// last offset for a place counts, but its run began where the first one's did
     /// (rules::offsets::Claimed).
-    STAGE_OFFSETS = "with counted as ( \
-            update oncelog.transactions set id_count = id_count + cardinality($4::bigint[]) \
-            where tenant_id = $1 and transaction_id = $2) \
-        insert into oncelog.staged_offsets as s (tenant_id, transaction_id, group_name, log_id, \
-            committed_offset, member_id, generation, expected_offset, member_expected_offset, began_at_offset) \
-        select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[], \
-            $9::bigint[], $10::bigint[]) as o \
-        on conflict (tenant_id, transaction_id, group_name, log_id) do update set committed_offset = excluded.committed_offset, \
-            member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset, \
-            member_expected_offset = excluded.member_expected_offset, \
+    STAGE_OFFSETS = r"with counted as (
+            update oncelog.transactions set id_count = id_count + cardinality($4::bigint[])
+            where tenant_id = $1 and transaction_id = $2)
+        insert into oncelog.staged_offsets as s (tenant_id, transaction_id, group_name, log_id,
+            committed_offset, member_id, generation, expected_offset, member_expected_offset, began_at_offset)
+        select $1, $2, o.* from unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[],
+            $9::bigint[], $10::bigint[]) as o
+        on conflict (tenant_id, transaction_id, group_name, log_id) do update set committed_offset = excluded.committed_offset,
+            member_id = excluded.member_id, generation = excluded.generation, expected_offset = excluded.expected_offset,
+            member_expected_offset = excluded.member_expected_offset,
             began_at_offset = case when excluded.member_id is not null then coalesce(s.began_at_offset, excluded.began_at_offset) end";
-    OFFSETS = "select group_name, log_id, committed_offset, member_id, generation, expected_offset, \
-            member_expected_offset, began_at_offset from oncelog.staged_offsets \
+    OFFSETS = r"select group_name, log_id, committed_offset, member_id, generation, expected_offset,
+            member_expected_offset, began_at_offset from oncelog.staged_offsets
         where tenant_id = $1 and transaction_id = $2 order by group_name, log_id";
-    LOGS = "select log_id, bool_or(ids is not null) from oncelog.staged_batches \
+    LOGS = r"select log_id, bool_or(ids is not null) from oncelog.staged_batches
         where tenant_id = $1 and transaction_id = $2 group by log_id order by log_id";
     PIN_LOGS = "insert into oncelog.pins (tenant_id, transaction_id, log_id) select $1, $2, unnest($3::bigint[])";
     UNPIN_LOGS = "delete from oncelog.pins where tenant_id = $1 and transaction_id = $2";
-    PIN_OFFSETS = "update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id) \
+    PIN_OFFSETS = r"update oncelog.group_offsets o set pinned_by = $4 from unnest($2::text[], $3::bigint[]) as p (group_name, log_id)
         where o.tenant_id = $1 and o.log_id = any($3) and o.group_name = p.group_name and o.log_id = p.log_id";
     DROP_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and transaction_id = $2";
     /// Covers all tenants.
     SWEEPING = "select tenant_id, transaction_id from oncelog.transactions where sweeping limit $1";
-    DROP_STAGED = "delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal = any (array( \
+    DROP_STAGED = r"delete from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 and ordinal = any (array(
         select ordinal from oncelog.staged_batches where tenant_id = $1 and transaction_id = $2 order by ordinal limit $3))";
     SWEPT = "update oncelog.transactions set sweeping = false where tenant_id = $1 and transaction_id = $2 and sweeping";
 }
