@@ -66,6 +66,7 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 statements! {
     PING = "select 1";
+    SERVER = "select pg_postmaster_start_time()";
 }
 
 /// The database.
@@ -348,6 +349,12 @@ async fn begin_by<'c>(
     begin: &'static str,
 ) -> Result<PgTransaction<'c>, Error> {
     connection.begin_with(begin).await.map_err(|error| Error::Unavailable(Cause::Database(error)))
+}
+
+/// The server that this connection reaches now.
+pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
+    let started_at: super::Instant = sqlx::query_scalar(SERVER).fetch_one(connection).await?;
+    Ok(Server::started_at(started_at))
 }
 
 /// Rolls back now, instead of with the connection's next statement as a dropped transaction does.

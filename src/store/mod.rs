@@ -42,7 +42,7 @@ mod history;
 mod migration;
 mod route;
 
-pub use connect::{Store, Work, begin, commit, rollback, settle};
+pub use connect::{Store, Work, begin, commit, rollback, server, settle};
 pub use error::Error;
 pub use history::{History, Server};
 pub use route::Route;
@@ -75,35 +75,35 @@ use durable;
 
 /// All statements, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
-    ("appends", append::STATEMENTS),
-    ("beats", group::leases::STATEMENTS),
-    ("compaction", janitor::compaction::STATEMENTS),
+    ("append", append::STATEMENTS),
+    ("append_load", append::load::STATEMENTS),
+    ("catalog_logs", catalog::logs::STATEMENTS),
+    ("catalog_tenants", catalog::tenants::STATEMENTS),
+    ("catalog_topics", catalog::topics::STATEMENTS),
     ("connect", connect::STATEMENTS),
-    ("ending", transaction::end::STATEMENTS),
-    ("expiry", janitor::producers::STATEMENTS),
-    ("forgetting", janitor::transactions::STATEMENTS),
-    ("groups", group::admin::STATEMENTS),
+    ("dedup", dedup::STATEMENTS),
+    ("dedup_rings", dedup::rings::STATEMENTS),
+    ("group", group::STATEMENTS),
+    ("group_admin", group::admin::STATEMENTS),
+    ("group_leases", group::leases::STATEMENTS),
+    ("group_offsets", group::offsets::STATEMENTS),
     ("janitor", janitor::STATEMENTS),
-    ("key_rings", dedup::rings::STATEMENTS),
-    ("keys", dedup::STATEMENTS),
-    ("loading", append::load::STATEMENTS),
-    ("logs", catalog::logs::STATEMENTS),
-    ("members", group::STATEMENTS),
+    ("janitor_compaction", janitor::compaction::STATEMENTS),
+    ("janitor_deleted_tenants", janitor::deleted_tenants::STATEMENTS),
+    ("janitor_producers", janitor::producers::STATEMENTS),
+    ("janitor_retention", janitor::retention::STATEMENTS),
+    ("janitor_snapshots", janitor::snapshots::STATEMENTS),
+    ("janitor_transactions", janitor::transactions::STATEMENTS),
     ("migration", migration::STATEMENTS),
-    ("notices", notify::STATEMENTS),
-    ("offsets", group::offsets::STATEMENTS),
-    ("reads", read::STATEMENTS),
-    ("removal", janitor::deleted_tenants::STATEMENTS),
-    ("retention", janitor::retention::STATEMENTS),
+    ("notify", notify::STATEMENTS),
+    ("read", read::STATEMENTS),
     ("route", route::STATEMENTS),
-    ("sessions", session::STATEMENTS),
-    ("snapshots", janitor::snapshots::STATEMENTS),
-    ("staged_ids", transaction::record_ids::STATEMENTS),
-    ("staging", transaction::staging::STATEMENTS),
-    ("tenants", catalog::tenants::STATEMENTS),
-    ("topics", catalog::topics::STATEMENTS),
-    ("transactions", transaction::STATEMENTS),
-    ("whole", transaction::one_request::STATEMENTS),
+    ("session", session::STATEMENTS),
+    ("transaction", transaction::STATEMENTS),
+    ("transaction_end", transaction::end::STATEMENTS),
+    ("transaction_one_request", transaction::one_request::STATEMENTS),
+    ("transaction_record_ids", transaction::record_ids::STATEMENTS),
+    ("transaction_staging", transaction::staging::STATEMENTS),
 ];
 
 /// An instant as Postgres returns it.

@@ -36,7 +36,7 @@ statements! {
                 order by base_offset limit $6
             ) as found
         ) as page where coalesce(size_before, 0) < $5
-            and 1 / (pg_postmaster_start_time() = $7)::integer = 1
+            and (select case when pg_postmaster_start_time() = $7 then true else oncelog.undo_statement() = 0 end)
         order by base_offset";
     /// Reads what ongoing and prepared transactions have staged for a log, while the lines before a
     /// row are below $3 bytes. An ongoing transaction past its timeout counts as aborted. A row has

@@ -72,7 +72,7 @@ pub struct Writer {
     store: Store,
     connection: Option<Connection>,
     caches: TenantLogCaches,
-    /// The server of the last write.
+    /// The server of the last write; before it, that of the connection when it was opened.
     server: Option<Server>,
 }
 
@@ -162,7 +162,11 @@ impl Writer {
         let caches = self.caches.of(group.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            closed => closed.insert(self.store.connection().await?),
+            closed => {
+                let connection = closed.insert(self.store.connection().await?);
+                self.server = Some(store::server(connection).await?);
+                connection
+            }
         };
         let mut early = !read_set::remembers(caches, &group.requests);
         for _ in 0..SLOW_ATTEMPTS {

@@ -279,7 +279,12 @@ fn works_for_an_ordinary_user() {
         .arg(nobody.gid.to_string())
         .arg("--clear-groups")
         .arg(program)
-        .args(["--exact", "embedded::an_ordinary_users_server", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "history::embedded::an_ordinary_users_server",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CHILD_DIR, home.join("data"))
         .stdout(Stdio::piped())
         .spawn()

@@ -34,94 +34,94 @@ fn parameters(sql: &str) -> usize {
 
 /// Statements that go by index.
 const HOT: &[&str] = &[
-    "appends_append_claiming",
-    "appends_append_row",
-    "appends_append_rows",
-    "appends_confirm",
-    "beats_beats",
-    "beats_generations",
-    "beats_names",
-    "beats_renew",
-    "compaction_candidates",
-    "compaction_claim",
-    "compaction_finish",
-    "compaction_lock",
-    "compaction_move",
-    "compaction_remove",
-    "compaction_rewrite",
-    "compaction_standing",
-    "expiry_drop_states",
-    "expiry_idle",
-    "expiry_last_transacted_at",
-    "expiry_lock",
-    "expiry_orphan_opens",
-    "expiry_orphaned",
-    "expiry_snapshot_appended_at",
-    "expiry_tails",
-    "expiry_transacted",
-    "groups_drop_places",
-    "groups_idle",
-    "groups_lock_places",
-    "groups_members",
-    "groups_places",
-    "groups_starts",
-    "groups_subscribed",
+    "append_append_claiming",
+    "append_append_row",
+    "append_append_rows",
+    "append_confirm",
+    "group_leases_beats",
+    "group_leases_generations",
+    "group_leases_names",
+    "group_leases_renew",
+    "janitor_compaction_candidates",
+    "janitor_compaction_claim",
+    "janitor_compaction_finish",
+    "janitor_compaction_lock",
+    "janitor_compaction_move",
+    "janitor_compaction_remove",
+    "janitor_compaction_rewrite",
+    "janitor_compaction_standing",
+    "janitor_producers_drop_states",
+    "janitor_producers_idle",
+    "janitor_producers_last_transacted_at",
+    "janitor_producers_lock",
+    "janitor_producers_orphan_opens",
+    "janitor_producers_orphaned",
+    "janitor_producers_snapshot_appended_at",
+    "janitor_producers_tails",
+    "janitor_producers_transacted",
+    "group_admin_drop_places",
+    "group_admin_idle",
+    "group_admin_lock_places",
+    "group_admin_members",
+    "group_admin_places",
+    "group_admin_starts",
+    "group_admin_subscribed",
     "janitor_drop_offsets",
     "janitor_drop_rows",
     "janitor_trim_rows",
     "janitor_trimmable",
     "janitor_unfolded",
     "janitor_unsnapped_trims",
-    "keys_claimed",
-    "keys_find",
-    "keys_journals",
-    "keys_remember",
-    "logs_hold",
-    "logs_read",
-    "logs_lock",
-    "logs_watermarks",
-    "members_members",
-    "members_places",
-    "members_write_places",
-    "loading_states",
-    "loading_tails",
-    "loading_session_facts",
-    "loading_share_sessions",
-    "offsets_commit",
-    "offsets_groups",
-    "offsets_list",
-    "offsets_lock",
-    "offsets_make_rows",
-    "reads_is_compacted",
-    "reads_rows",
-    "reads_search",
-    "reads_staged",
-    "removal_deleted",
-    "removal_left",
-    "removal_prepared",
-    "removal_drop_topic_keys",
-    "retention_facts",
-    "retention_oldest",
-    "retention_page",
-    "sessions_registered_logs",
-    "sessions_standings",
-    "staged_ids_drop_empty",
-    "staged_ids_ids",
-    "staged_ids_keep",
-    "staged_ids_lines",
-    "staged_ids_release",
-    "staged_ids_topics",
-    "staging_logs",
-    "staging_stage",
-    "tenants_find",
-    "tenants_read",
-    "topics_find",
-    "topics_pinned_by",
-    "transactions_begin_new",
-    "ending_commit",
-    "transactions_ongoing",
-    "appends_append_transactions",
-    "appends_append_transactions_claiming",
+    "dedup_claimed",
+    "dedup_find",
+    "dedup_journals",
+    "dedup_remember",
+    "catalog_logs_hold",
+    "catalog_logs_read",
+    "catalog_logs_lock",
+    "catalog_logs_watermarks",
+    "group_members",
+    "group_places",
+    "group_write_places",
+    "append_load_states",
+    "append_load_tails",
+    "append_load_session_facts",
+    "append_load_share_sessions",
+    "group_offsets_commit",
+    "group_offsets_groups",
+    "group_offsets_list",
+    "group_offsets_lock",
+    "group_offsets_make_rows",
+    "read_is_compacted",
+    "read_rows",
+    "read_search",
+    "read_staged",
+    "janitor_deleted_tenants_deleted",
+    "janitor_deleted_tenants_left",
+    "janitor_deleted_tenants_prepared",
+    "janitor_deleted_tenants_drop_topic_keys",
+    "janitor_retention_facts",
+    "janitor_retention_oldest",
+    "janitor_retention_page",
+    "session_registered_logs",
+    "session_standings",
+    "transaction_record_ids_drop_empty",
+    "transaction_record_ids_ids",
+    "transaction_record_ids_keep",
+    "transaction_record_ids_lines",
+    "transaction_record_ids_release",
+    "transaction_record_ids_topics",
+    "transaction_staging_logs",
+    "transaction_staging_stage",
+    "catalog_tenants_find",
+    "catalog_tenants_read",
+    "catalog_topics_find",
+    "catalog_topics_pinned_by",
+    "transaction_begin_new",
+    "transaction_end_commit",
+    "transaction_ongoing",
+    "append_append_transactions",
+    "append_append_transactions_claiming",
 ];
 
 /// With sequential scans switched off, none is left in a statement that has its index; and rows are
@@ -139,7 +139,13 @@ async fn hot_statements_go_by_index() {
         let scans_a_tenant = plan.contains("Index Cond: (tenant_id = $1)\n");
         // what is staged is found by the tenant's open transactions, which have their own index
         // the row of a tenant is one
-        let seldom = ["expiry_", "removal_", "sessions_", "reads_staged", "tenants_read"];
+        let seldom = [
+            "janitor_producers_",
+            "janitor_deleted_tenants_",
+            "session_",
+            "read_staged",
+            "catalog_tenants_read",
+        ];
         let is_seldom = seldom.iter().any(|prefix| name.starts_with(prefix));
         if plan.contains("Seq Scan") || scans_a_tenant && !is_seldom {
             wrong.push(format!("{name}:\n{plan}"));
@@ -165,19 +171,19 @@ async fn what_is_staged_is_looked_up_by_key() {
     let mut connection = connect().await;
     connection.execute("set plan_cache_mode = force_generic_plan").await.unwrap();
     connection.execute("set enable_seqscan = off").await.unwrap();
-    for name in ["reads_rows", "reads_staged"] {
+    for name in ["read_rows", "read_staged"] {
         let (_, sql) = all().find(|(found, _)| found == name).unwrap();
         let plan = plan(&mut connection, name, sql).await;
-        let (above, lookup) = plan.split_once("SubPlan 1\n").unwrap_or_else(|| panic!("{plan}"));
-        let lines: Vec<&str> = lookup.lines().map(str::trim).collect();
+        let (above, lookup) = plan.split_once("SubPlan ").unwrap_or_else(|| panic!("{plan}"));
+        let lines: Vec<&str> = lookup.lines().skip(1).map(str::trim).collect();
         assert!(lines[0].contains("Index Scan using staged_batches_pkey"), "{plan}");
         let key = ["tenant_id =", "transaction_id =", "ordinal ="];
         assert!(key.iter().all(|column| lines[1].contains(column)), "{plan}");
         match name {
             // which server answers is asked once, and before anything is read
-            "reads_rows" => {
+            "read_rows" => {
                 assert!(!above.contains("staged"), "{plan}");
-                assert!(above.contains("One-Time Filter: ((1 / (("), "{plan}");
+                assert!(above.contains("One-Time Filter:"), "{plan}");
             }
             _ => assert!(above.contains("using transactions_open"), "{plan}"),
         }
@@ -189,7 +195,8 @@ async fn what_is_staged_is_looked_up_by_key() {
 #[tokio::test]
 async fn chunks_of_a_tenant_are_read_in_order() {
     let mut connection = connect().await;
-    let (_, settings) = all().find(|(name, _)| name == "removal_read_in_order").unwrap();
+    let (_, settings) =
+        all().find(|(name, _)| name == "janitor_deleted_tenants_read_in_order").unwrap();
     connection
         .execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan; begin")
         .await
@@ -197,13 +204,14 @@ async fn chunks_of_a_tenant_are_read_in_order() {
     let (mut count, costly) = (0, ["Sort", "Bitmap", "Seq Scan", "Hash", "Join"]);
     connection.execute(settings).await.unwrap();
     let is_first_rows = |name: &str, sql: &str| {
-        name.starts_with("removal_") && (sql.contains("limit") || name.ends_with("_left"))
+        name.starts_with("janitor_deleted_tenants_")
+            && (sql.contains("limit") || name.ends_with("_left"))
     };
     for (name, sql) in all().filter(|(name, sql)| is_first_rows(name, sql)) {
         let plan = plan(&mut connection, &name, sql).await;
         // those over all tenants have few rows, and no key in their order
         let is_ordered = !costly.iter().any(|way| plan.contains(way));
-        assert!(is_ordered || name == "removal_doomed_topics", "{name}:\n{plan}");
+        assert!(is_ordered || name == "janitor_deleted_tenants_doomed_topics", "{name}:\n{plan}");
         // of no slot nothing is left to show
         let is_by_place = plan.contains("Tid Scan") || plan.contains("Subplans Removed: 19");
         assert!(!sql.contains("ctid") || is_by_place, "{name}:\n{plan}");
@@ -221,14 +229,14 @@ fn rule_15_no_statement_locks_for_update() {
         // that of a group for those that make offsets in it
         // that of whatever a deleted tenant has, which is passed by if it is held
         let exempt = [
-            "groups_lock",
-            "groups_lock_unless_held",
+            "group_admin_lock",
+            "group_admin_lock_unless_held",
             "janitor_lock_doomed",
-            "removal_lock_groups",
-            "removal_lock_last_logs",
-            "removal_lock_sessions",
-            "removal_lock_tenant",
-            "topics_lock_logs",
+            "janitor_deleted_tenants_lock_groups",
+            "janitor_deleted_tenants_lock_last_logs",
+            "janitor_deleted_tenants_lock_sessions",
+            "janitor_deleted_tenants_lock_tenant",
+            "catalog_topics_lock_logs",
         ];
         assert!(exempt.contains(&&*name), "{name}: {sql}");
     }
@@ -242,7 +250,7 @@ fn rule_16_heads_are_locked_in_order() {
         "order by l.log_id for no key update",
         "order by log_id for update",
     ];
-    let others = ["ending_commit", "topics_lock_logs"];
+    let others = ["transaction_end_commit", "catalog_topics_lock_logs"];
     let locking = all().filter(|(name, sql)| {
         sql.contains("for no key update") && sql.contains("oncelog.logs") && sql.contains("any($2)")
             || others.contains(&&**name)
@@ -253,7 +261,7 @@ fn rule_16_heads_are_locked_in_order() {
         count += 1;
     }
     assert!(count > 0);
-    let rows = all().find(|(name, _)| name == "appends_append_rows").unwrap().1;
+    let rows = all().find(|(name, _)| name == "append_append_rows").unwrap().1;
     assert!(rows.contains(ordered[1]));
 }
 
@@ -261,35 +269,35 @@ fn rule_16_heads_are_locked_in_order() {
 #[test]
 fn every_statement_is_of_one_tenant() {
     let over_all = [
-        "compaction_candidates",
+        "janitor_compaction_candidates",
         "connect_",
-        "expiry_idle",
-        "expiry_orphaned",
-        "forgetting_due",
-        "forgetting_late",
-        "groups_count",
-        "groups_idle",
-        "groups_lags",
+        "janitor_producers_idle",
+        "janitor_producers_orphaned",
+        "janitor_transactions_due",
+        "janitor_transactions_late",
+        "group_admin_count",
+        "group_admin_idle",
+        "group_admin_lags",
         "janitor_doomed",
         "janitor_hurry",
         "janitor_outgrown",
         "janitor_trimmable",
         "janitor_unfolded",
         "janitor_unsnapped_trims",
-        "key_rings_",
-        "members_late",
-        "members_outdated",
+        "dedup_rings_",
+        "group_late",
+        "group_outdated",
         "migration_",
-        "notices_",
-        "removal_deleted",
-        "removal_doomed_topics",
-        "removal_read_in_order",
-        "retention_page",
+        "notify_",
+        "janitor_deleted_tenants_deleted",
+        "janitor_deleted_tenants_doomed_topics",
+        "janitor_deleted_tenants_read_in_order",
+        "janitor_retention_page",
         "route_",
-        "sessions_clock",
-        "staging_sweeping",
-        "tenants_",
-        "transactions_open",
+        "session_clock",
+        "transaction_staging_sweeping",
+        "catalog_tenants_",
+        "transaction_open",
     ];
     for (name, sql) in all() {
         let exempt = over_all.iter().any(|prefix| name.starts_with(prefix));

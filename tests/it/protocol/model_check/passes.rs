@@ -470,7 +470,7 @@ impl Turn<'_> {
                 }
             }
             plan.confirm(self.caches(replica), *appended_at, &told);
-            let server = Some(self.world.ledger.server);
+            let server = self.world.ledger.server;
             let former = std::mem::replace(&mut self.world.replicas[replica].server, server);
             if former != server && !self.is_without(Rule::ForgetAtAnotherServer) {
                 self.caches(replica).clear();

@@ -142,8 +142,8 @@ impl PartialEq for Known {
 pub struct Replica {
     pub caches: Known,
     pub pass: Pass,
-    /// The server of its last write.
-    pub server: Option<u8>,
+    /// The server of its last write; before it, the one that it connected to.
+    pub server: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Hash)]
@@ -356,7 +356,7 @@ impl World {
     fn new(config: &Config) -> Self {
         let run = |id| Run { producer: ProducerId(id), epoch: 0, first: 0, next_unacked: 0 };
         let producers = config.scopes.len();
-        let replica = Replica { caches: Known::default(), pass: Pass::Idle, server: None };
+        let replica = Replica { caches: Known::default(), pass: Pass::Idle, server: 0 };
         Self {
             ledger: Ledger::new(producers),
             replicas: [replica.clone(), replica],
