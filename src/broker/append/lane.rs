@@ -189,7 +189,7 @@ impl Lane {
         let quick = self.writer.try_fast(&group).await;
         self.metrics.quick(begun, &quick);
         match quick {
-            Ok(FastOutcome::Passed(passed)) => return self.answer(group, passed),
+            Ok(FastOutcome::Passed(passed)) => return self.answer(group, *passed),
             Ok(FastOutcome::Unknown) => {}
             Ok(FastOutcome::Overtaken(compared)) => group.compared = compared,
             Err(error) => self.sort_out_lost(&mut group, &error),
@@ -201,7 +201,7 @@ impl Lane {
             let full = self.writer.run_slow(&mut group, &mut self.queue).await;
             self.metrics.full(begun, &full);
             match full {
-                Ok(SlowOutcome::Passed(passed)) => return self.answer(group, passed),
+                Ok(SlowOutcome::Passed(passed)) => return self.answer(group, *passed),
                 Ok(SlowOutcome::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
                         let mut parts = request.parts.iter();

@@ -52,7 +52,7 @@ pub struct Passed {
 }
 
 pub enum FastOutcome {
-    Passed(Passed),
+    Passed(Box<Passed>),
     /// The caches lack something.
     Unknown,
     /// Another writer or a fence came first, or a transaction's context has changed.
@@ -60,7 +60,7 @@ pub enum FastOutcome {
 }
 
 pub enum SlowOutcome {
-    Passed(Passed),
+    Passed(Box<Passed>),
     /// These logs were deleted with their topics; nothing was done.
     Vanished(BTreeSet<LogId>),
     /// The log needs a newer snapshot first; nothing was done.
@@ -183,14 +183,19 @@ impl Writer {
                 Attempt::Vanished(logs) => return Ok(SlowOutcome::Vanished(logs)),
                 Attempt::Behind(log) => return Ok(SlowOutcome::Behind(log)),
                 Attempt::Held(plan, written) => {
-                    return Ok(SlowOutcome::Passed(self.confirm(group.tenant, plan, written)));
+                    return Ok(SlowOutcome::Passed(self.confirm(group.tenant, *plan, written)));
                 }
             }
         }
         Err(store::Error::Unexpected("the slow path did not terminate".into()))
     }
 
-    fn confirm(&mut self, tenant: TenantId, mut plan: Plan, written: Option<Written>) -> Passed {
+    fn confirm(
+        &mut self,
+        tenant: TenantId,
+        mut plan: Plan,
+        written: Option<Written>,
+    ) -> Box<Passed> {
         if let Some(written) = &written {
             let caches = self.caches.of(tenant);
             plan.confirm(caches, written.appended_at, &written.bases);
@@ -202,7 +207,7 @@ impl Writer {
                 self.caches.clear();
             }
         }
-        Passed { plan, written }
+        Box::new(Passed { plan, written })
     }
 
     /// A pass that failed here, not in the database, has left its transaction open: dropping it
@@ -244,7 +249,7 @@ impl Writer {
 
 /// Whether a plan was applied.
 enum Attempt {
-    Held(Plan, Option<Written>),
+    Held(Box<Plan>, Option<Written>),
     Vanished(BTreeSet<LogId>),
     Behind(LogId),
     Again,
@@ -316,7 +321,7 @@ async fn slow_attempt(
         dedup::learn(&mut transaction, group.tenant, caches, &group.requests).await?;
     let plan = append::decide(caches, &group.requests, &mut whole.standing);
     let written = write_locked(transaction, caches, group, &plan, &now_at, &whole).await?;
-    Ok(Attempt::Held(plan, written))
+    Ok(Attempt::Held(Box::new(plan), written))
 }
 
 fn positions(caches: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {
