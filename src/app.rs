@@ -22,9 +22,9 @@ use crate::{
     telemetry,
 };
 
-/// How long a start waits for a database that is not there yet.
+/// How long a start waits for a database that is unreachable.
 const DATABASE_WAIT: Duration = Duration::from_secs(60);
-/// How often metrics are tidied: under load a histogram keeps a megabyte a second until then.
+/// How often histograms are compacted: under load one grows by a megabyte a second until then.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves until SIGTERM or SIGINT, then stops in order: waiting reads answer, appends in flight
@@ -42,7 +42,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (mut embedded, options) = database(&config).await?;
     let store = Store::new(options, config.pool_connections);
     migrate(&store).await?;
-    let broker = Broker::start(store, settings(&config));
+    let broker = Broker::start(store, service_config(&config));
     let limits = limits(&config);
     let drain_timeout_ms = limits.drain_timeout_ms;
     let router = http::router(broker.clone(), keys, limits.clone(), || metrics.render());
@@ -65,13 +65,13 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     }
 
     let outcome = until_told(signals, embedded.as_ref()).await;
-    tracing::info!("stopping; a second signal ends at once");
+    tracing::info!("stopping; a second signal stops at once");
     broker.drain();
     stop.cancel();
     server.await.context("the server panicked")?;
     let drain = Duration::from_millis(drain_timeout_ms);
     if timeout(drain, broker.stop()).await.is_err() {
-        tracing::warn!("the database does not answer; what was sent to it is left to itself");
+        tracing::warn!("the database does not answer; in-flight statements abandoned");
     }
     upkeep.abort();
     if let Some(mut embedded) = embedded.take() {
@@ -86,7 +86,7 @@ fn raise_open_files() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "could not raise the open-file limit");
     }
 }
 
@@ -177,7 +177,7 @@ async fn migrate(store: &Store) -> anyhow::Result<()> {
     loop {
         match store.migrate().await {
             Err(store::Error::Unavailable(error)) if started.elapsed() < DATABASE_WAIT => {
-                tracing::warn!(%error, "the database is not there yet");
+                tracing::warn!(%error, "database unreachable, retrying");
                 sleep(Duration::from_secs(1)).await;
             }
             migrated => return migrated.context("cannot prepare the database"),
@@ -185,7 +185,8 @@ async fn migrate(store: &Store) -> anyhow::Result<()> {
     }
 }
 
-fn settings(config: &Config) -> ServiceConfig {
+/// The configured part of the broker.
+pub fn service_config(config: &Config) -> ServiceConfig {
     ServiceConfig {
         lanes: config.lanes,
         gap_wait_ms: config.gap_wait_ms,
@@ -197,7 +198,8 @@ fn settings(config: &Config) -> ServiceConfig {
     }
 }
 
-fn limits(config: &Config) -> Limits {
+/// The configured limits of HTTP.
+pub fn limits(config: &Config) -> Limits {
     Limits {
         max_body_bytes: config.max_body_bytes,
         body_timeout_ms: config.body_timeout_ms,
@@ -209,13 +211,13 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
-/// What a newcomer sees; the lines work as they stand, as often as one likes.
+/// Printed on a first start. The commands work unchanged, any number of times.
 fn greeting(url: &str) -> String {
     format!(
         r#"
 oncelog is ready on {url} (tenant "default", no token, this machine only). Try it:
 
-# make a topic
+# create a topic
 curl -s -X PUT {url}/v1/topics/orders; echo
 
 # open a session and append to it

@@ -53,7 +53,7 @@ use crate::{
 };
 
 /// The configuration of a broker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceConfig {
     /// Number of lanes, each with its own connection.
     pub lanes: usize,

@@ -1,6 +1,7 @@
 use std::io::Write;
 
 use super::*;
+use crate::{app, broker::ServiceConfig, http::Limits};
 
 const SECRET: &str = "a-secret-that-nobody-may-ever-see";
 const URL: &str = "postgres://me:hunter2@db:5432/oncelog";
@@ -28,6 +29,16 @@ fn mistakes(flags: &Flags, pairs: &[(&str, &str)]) -> String {
 
 fn origin<'a>(config: &'a Config, name: &str) -> &'a Origin {
     &config.entries.iter().find(|entry| entry.name == name).unwrap().origin
+}
+
+/// What is configured and what is not (in tests) have the same defaults.
+#[test]
+fn defaults_are_those_of_what_they_configure() {
+    let config = Config::from_sources(&Flags::default(), &BTreeMap::new()).unwrap();
+    assert_eq!(app::limits(&config), Limits::default());
+    // as many lanes as the machine has cores for
+    let service_config = ServiceConfig { lanes: config.lanes, ..ServiceConfig::default() };
+    assert_eq!(app::service_config(&config), service_config);
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
 }
 
 /// Per-replica limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The largest request body, decompressed.
     pub max_body_bytes: usize,
@@ -139,9 +139,9 @@ impl Default for Limits {
             max_body_bytes: 16 << 20,
             body_timeout_ms: 30_000,
             max_in_flight_bytes: 256 << 20,
-            header_timeout_ms: 30_000,
+            header_timeout_ms: 10_000,
             max_header_bytes: 64 << 10,
-            max_connections: 10_000,
+            max_connections: 20_000,
             drain_timeout_ms: 25_000,
         }
     }

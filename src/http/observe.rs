@@ -19,7 +19,7 @@ use super::problem;
 use crate::{
     broker::Error,
     model::Code,
-    telemetry::{self, ByCode, Counted},
+    telemetry::{self, ByCode, Counted, LineLimit},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -164,7 +164,8 @@ pub async fn observe(
     answer
 }
 
-/// Writes one log line per request; the span has its other facts.
+/// Writes one log line per request, of those that were not served only some a second; the span has
+/// its other facts.
 fn log(span: &Span, status: u16, duration_ms: f64, error: Option<&Error>) {
     let code = error.map(|error| error.code.as_str());
     let detail = error.map(|error| error.detail.as_str());
@@ -173,9 +174,21 @@ fn log(span: &Span, status: u16, duration_ms: f64, error: Option<&Error>) {
         501.. => Level::WARN,
         _ => Level::DEBUG,
     };
+    static FAILED: LineLimit = LineLimit::new();
+    static NOT_SERVED: LineLimit = LineLimit::new();
+    let admitted = match level {
+        Level::ERROR => FAILED.admit(),
+        Level::WARN => NOT_SERVED.admit(),
+        _ => Some(0),
+    };
+    let Some(left_out) = admitted else { return };
     span.in_scope(|| match level {
-        Level::ERROR => tracing::error!(status, duration_ms, code, detail, "request failed"),
-        Level::WARN => tracing::warn!(status, duration_ms, code, detail, "request not served"),
+        Level::ERROR => {
+            tracing::error!(status, duration_ms, code, detail, left_out, "request failed");
+        }
+        Level::WARN => {
+            tracing::warn!(status, duration_ms, code, detail, left_out, "request not served");
+        }
         _ => tracing::debug!(status, duration_ms, code, detail, "request answered"),
     });
 }

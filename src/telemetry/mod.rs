@@ -5,6 +5,7 @@
 //! Looking a metric up costs a hash and an allocation, so what is measured for every request has
 //! its handles made once, when its owner starts.
 
+mod line_limit;
 mod named;
 mod table;
 
@@ -22,6 +23,7 @@ use metrics_process::Collector;
 use tracing::{Level, level_filters::LevelFilter};
 use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
+pub use line_limit::LineLimit;
 pub use named::{OTHERS, show_named};
 pub use table::*;
 

@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use crate::{
     model::{Code, Fault, Invalid, Name, Partition, invalid::TooLarge},
-    store, telemetry,
+    store,
+    telemetry::{self, LineLimit},
 };
 
 /// The error that every operation returns.
@@ -135,23 +136,36 @@ impl From<store::Error> for Error {
     /// Database messages go to the log, here and only here; clients never see them.
     fn from(error: store::Error) -> Self {
         metrics::counter!(telemetry::DATABASE_ERRORS_TOTAL, "kind" => error.kind()).increment(1);
-        match &error {
+        log(&error);
+        match error {
             store::Error::Contended(_) => {
-                tracing::warn!(%error, "gave up on a contended row");
                 Self::unavailable("The rows are contended. Nothing was changed; retry.")
             }
             store::Error::Unavailable(_) => {
-                tracing::warn!(%error, "database unavailable");
                 Self::unavailable("The database is unavailable. Nothing was changed; retry.")
             }
-            store::Error::OutcomeUnknown(_) => {
-                tracing::warn!(%error, "the outcome of a commit is unknown");
-                Self::outcome_unknown()
-            }
-            store::Error::Unexpected(_) | store::Error::Unsuitable(_) => {
-                tracing::error!(%error, "unexpected data or answer from the database");
-                Self::internal()
-            }
+            store::Error::OutcomeUnknown(_) => Self::outcome_unknown(),
+            store::Error::Unexpected(_) | store::Error::Unsuitable(_) => Self::internal(),
+        }
+    }
+}
+
+fn log(error: &store::Error) {
+    static AWAY: LineLimit = LineLimit::new();
+    static UNEXPECTED: LineLimit = LineLimit::new();
+    let is_unexpected = matches!(error, store::Error::Unexpected(_) | store::Error::Unsuitable(_));
+    let lines = if is_unexpected { &UNEXPECTED } else { &AWAY };
+    let Some(left_out) = lines.admit() else { return };
+    match error {
+        store::Error::Contended(_) => {
+            tracing::warn!(%error, left_out, "gave up on a contended row");
+        }
+        store::Error::Unavailable(_) => tracing::warn!(%error, left_out, "database unavailable"),
+        store::Error::OutcomeUnknown(_) => {
+            tracing::warn!(%error, left_out, "the outcome of a commit is unknown");
+        }
+        store::Error::Unexpected(_) | store::Error::Unsuitable(_) => {
+            tracing::error!(%error, left_out, "unexpected data or answer from the database");
         }
     }
 }

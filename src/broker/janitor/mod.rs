@@ -29,7 +29,7 @@
 //! - Every task has the same metrics, labelled with its name.
 //!
 //! To add a task: implement `Task` for a struct, which holds its state if it needs any (`Tenants`
-//! to iterate over all tenants, `Seldom` to run less often); add it to the list in `Janitor::new`,
+//! to iterate over all tenants, `Throttle` to run less often); add it to the list in `Janitor::new`,
 //! and its name to the label `task` in `telemetry::table`.
 
 pub mod compaction;
@@ -44,64 +44,28 @@ pub mod retention;
 mod size;
 mod snapshots;
 mod statistics;
+mod task;
 mod tenants;
 mod throttle;
 pub mod transactions;
 mod trim;
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+use std::{sync::Arc, time::Duration};
+
+use self::task::{Rounds, task};
+pub use self::{
+    snapshots::snapshot,
+    task::{Every, Task, transaction},
+    tenants::Tenants,
+    throttle::Throttle,
 };
-
-use futures_util::future::BoxFuture;
-use tokio::time::Instant;
-
-pub use self::{snapshots::snapshot, tenants::Tenants, throttle::Throttle};
 use super::{Broker, ServiceConfig};
-use crate::{
-    store::{self, Store, Work, janitor::Chunk},
-    telemetry,
-};
+use crate::store;
 
 /// Time limit of a task per round, not counting the end of its last chunk.
 const TASK_TIME: Duration = Duration::from_millis(250);
 /// Time limit of a task that nothing else waits for.
 const PATIENT_TASK_TIME: Duration = Duration::from_secs(10);
-
-/// How often a task runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Every {
-    /// Something waits for it.
-    HalfSecond,
-    Second,
-    /// It may take its time; nothing else waits for it.
-    QuarterMinute,
-}
-
-/// A task of the janitor.
-pub trait Task: Send + Sync + 'static {
-    /// The label of its metrics.
-    const NAME: &'static str;
-    const EVERY: Every = Every::Second;
-    /// The unit of work, processed in chunks.
-    type Item: Clone + Send;
-
-    /// Finds due items without locks: at most as many as a round can process.
-    fn due(
-        &self,
-        broker: &Broker,
-    ) -> impl Future<Output = Result<Vec<Self::Item>, store::Error>> + Send;
-
-    /// Processes about this many rows of an item if it is still due and not locked.
-    fn chunk(
-        &self,
-        broker: &Broker,
-        item: Self::Item,
-        rows: i64,
-    ) -> impl Future<Output = Result<Chunk, store::Error>> + Send;
-}
 
 /// The tasks of a replica, in the order of a round.
 pub struct Janitor(Vec<Box<dyn Rounds>>);
@@ -159,136 +123,6 @@ async fn rounds(broker: &Broker, every: Every, interval: Duration) {
         for task in broker.janitor.0.iter().filter(|task| task.every() == every) {
             // what failed was logged, and will be tried again
             let _ = task.round(broker, time).await;
-        }
-    }
-}
-
-/// A task with items of any type.
-trait Rounds: Send + Sync {
-    fn every(&self) -> Every;
-    fn round<'a>(
-        &'a self,
-        broker: &'a Broker,
-        time: Duration,
-    ) -> BoxFuture<'a, Result<(), store::Error>>;
-}
-
-struct Running<T: Task> {
-    task: T,
-    /// Items left by the last round, each with the size of its next chunk.
-    left: Mutex<VecDeque<(T::Item, i64)>>,
-}
-
-fn task<T: Task>(task: T) -> Box<dyn Rounds> {
-    Box::new(Running { task, left: Mutex::default() })
-}
-
-impl<T: Task> Rounds for Running<T> {
-    fn every(&self) -> Every {
-        T::EVERY
-    }
-
-    fn round<'a>(
-        &'a self,
-        broker: &'a Broker,
-        time: Duration,
-    ) -> BoxFuture<'a, Result<(), store::Error>> {
-        Box::pin(async move {
-            let begun = Instant::now();
-            let mut left = std::mem::take(&mut *self.left());
-            let result = self.work_off(broker, &mut left, begun, time).await;
-            self.left().append(&mut left);
-            tell(T::NAME, begun.elapsed(), &result);
-            result
-        })
-    }
-}
-
-impl<T: Task> Running<T> {
-    fn left(&self) -> std::sync::MutexGuard<'_, VecDeque<(T::Item, i64)>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn work_off(
-        &self,
-        broker: &Broker,
-        queue: &mut VecDeque<(T::Item, i64)>,
-        begun: Instant,
-        time: Duration,
-    ) -> Result<(), store::Error> {
-        let mut looked = false;
-        loop {
-            let Some((item, rows)) = queue.pop_front() else {
-                if looked {
-                    return Ok(());
-                }
-                looked = true;
-                let due = self.task.due(broker).await?;
-                metrics::counter!(telemetry::JANITOR_DUE_TOTAL, "task" => T::NAME)
-                    .increment(due.len() as u64);
-                queue.extend(due.into_iter().map(|item| (item, size::FIRST)));
-                continue;
-            };
-            let chunk = self.task.chunk(broker, item.clone(), rows);
-            match measured(T::NAME, rows, chunk).await {
-                Ok((Chunk { more: true, .. }, next)) => queue.push_back((item, next)),
-                Ok(_) => {}
-                // somebody is at it
-                Err(store::Error::Contended(_)) => {
-                    metrics::counter!(telemetry::JANITOR_CONTENDED_TOTAL, "task" => T::NAME)
-                        .increment(1);
-                }
-                Err(error) => return Err(error),
-            }
-            if begun.elapsed() >= time {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// Runs one database transaction, which waits for a lock no longer than others may wait for its
-/// own.
-pub async fn transaction<T: Send + 'static>(
-    store: &Store,
-    work: impl Work<T, store::Error>,
-) -> Result<T, store::Error> {
-    let hurried = store.transaction(move |connection| {
-        Box::pin(async move {
-            store::janitor::hurry(connection).await?;
-            work(connection).await
-        })
-    });
-    hurried.await
-}
-
-/// The result of a chunk, and the number of rows for the next one.
-async fn measured(
-    task: &'static str,
-    rows: i64,
-    chunk: impl Future<Output = Result<Chunk, store::Error>>,
-) -> Result<(Chunk, i64), store::Error> {
-    let begun = Instant::now();
-    let result = chunk.await;
-    let took = begun.elapsed();
-    metrics::histogram!(telemetry::JANITOR_CHUNK_DURATION_SECONDS, "task" => task)
-        .record(took.as_secs_f64());
-    let chunk = result?;
-    metrics::counter!(telemetry::JANITOR_ROWS_TOTAL, "task" => task).increment(chunk.rows);
-    Ok((chunk, size::next(rows, took)))
-}
-
-fn tell(task: &'static str, took: Duration, result: &Result<(), store::Error>) {
-    metrics::histogram!(telemetry::JANITOR_DURATION_SECONDS, "task" => task)
-        .record(took.as_secs_f64());
-    match result {
-        Ok(()) => {
-            metrics::gauge!(telemetry::JANITOR_LAST_SUCCESS_TIMESTAMP_SECONDS, "task" => task)
-                .set(telemetry::timestamp_seconds())
-        }
-        Err(error) => {
-            metrics::counter!(telemetry::JANITOR_FAILURES_TOTAL, "task" => task).increment(1);
-            tracing::debug!(%error, task, "a janitor task will be retried");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{Task, measured, size};
+use super::{Task, size, task::measured};
 use crate::{
     broker::Broker,
     model::{LogId, ProducerId, TenantId},

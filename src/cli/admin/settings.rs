@@ -13,7 +13,7 @@ use crate::{
         common::{Common, OUTPUT, PATIENCE},
         output::{print, table, text},
     },
-    model::settings::{self, Key},
+    model::settings::{self, Key, Setting},
 };
 
 const ORIGINS: &str = "\
@@ -46,9 +46,17 @@ Example:
 
 /// Explains every setting, for the help.
 fn explained() -> String {
+    explain(Key::ALL.iter().map(|key| key.setting()))
+}
+
+/// Explains the settings that a topic may have, for the help.
+pub(in crate::cli) fn explained_of_topics() -> String {
+    explain(Key::ALL.iter().map(|key| key.setting()).filter(|setting| setting.of_topics))
+}
+
+fn explain(table: impl Iterator<Item = Setting>) -> String {
     let mut settings = String::from("Settings:\n");
-    for key in Key::ALL {
-        let setting = key.setting();
+    for setting in table {
         let null = if setting.nullable { ", or null" } else { "" };
         let range = match setting.choices {
             [] => format!("{} to {}{null}", setting.minimum, setting.maximum),
@@ -70,6 +78,20 @@ pub(in crate::cli) fn maximum(text: &str) -> Result<(Key, Value), String> {
         Value::Null => Err("a maximum cannot be null; `default` removes it".into()),
         most => Ok((key, most)),
     }
+}
+
+/// Parses `key=value` of a setting that a topic may have.
+pub(in crate::cli) fn topic_change(text: &str) -> Result<(Key, Value), String> {
+    let (key, value) = change(text)?;
+    match key.setting().of_topics {
+        true => Ok((key, value)),
+        false => Err(format!("{} is a setting of tenants, not of topics", key.name())),
+    }
+}
+
+/// A request's `settings`.
+pub(in crate::cli) fn members(changes: Vec<(Key, Value)>) -> Map<String, Value> {
+    changes.into_iter().map(|(key, value)| (key.name().to_owned(), value)).collect()
 }
 
 /// Parses `key=value`; a value out of range is a usage error before any request is sent.
@@ -105,11 +127,8 @@ pub(in crate::cli) fn run(command: SettingsCommand) -> anyhow::Result<()> {
             }
             SettingsCommand::Set { changes, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
-                let body: Map<String, Value> = changes
-                    .into_iter()
-                    .map(|(key, value)| (key.name().to_owned(), value))
-                    .collect();
-                let patch = client.request(Method::PATCH, &["settings"], &[]).json(&body);
+                let patch = client.request(Method::PATCH, &["settings"], &[]);
+                let patch = patch.json(&members(changes));
                 show(&client.send(patch).await?, common.json)
             }
         }

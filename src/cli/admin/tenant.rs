@@ -4,11 +4,11 @@ use std::io::{IsTerminal, stdout};
 
 use clap::Subcommand;
 use reqwest::{Method, StatusCode};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     delete::{Deletable, delete},
-    settings::maximum,
+    settings::{self, maximum},
 };
 use crate::{
     cli::{
@@ -131,7 +131,7 @@ pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
                 show(&client.send(get).await?, common.json)
             }
             TenantCommand::Set { name, maxima, common } => {
-                patch(&name, json!({"maxima": object(maxima)}), None, common).await
+                patch(&name, json!({"maxima": settings::members(maxima)}), None, common).await
             }
             TenantCommand::Suspend { name, common } => {
                 patch(&name, json!({"suspended": true}), Some("suspended"), common).await
@@ -144,14 +144,14 @@ pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
     })
 }
 
-fn object(maxima: Vec<(Key, Value)>) -> Map<String, Value> {
-    maxima.into_iter().map(|(key, most)| (key.name().to_owned(), most)).collect()
-}
-
 async fn create(name: &Name, maxima: Vec<(Key, Value)>, common: Common) -> anyhow::Result<()> {
     let client = Client::new(common.server, Some(PATIENCE))?;
     let put = client.request(Method::PUT, &["tenants", name.as_str()], &[]);
-    let put = if maxima.is_empty() { put } else { put.json(&json!({"maxima": object(maxima)})) };
+    let put = if maxima.is_empty() {
+        put
+    } else {
+        put.json(&json!({"maxima": settings::members(maxima)}))
+    };
     let answer = client.send(put).await?;
     let done = if answer.status == StatusCode::OK {
         format!("tenant {name} already exists")

@@ -4,9 +4,12 @@ use std::io::{IsTerminal, stdout};
 
 use clap::Subcommand;
 use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::delete::{Deletable, delete};
+use super::{
+    delete::{Deletable, delete},
+    settings,
+};
 use crate::{
     cli::{
         block_on,
@@ -14,7 +17,7 @@ use crate::{
         common::{Common, OUTPUT, PATIENCE, name},
         output::{print, table, text},
     },
-    model::{Name, topic::MAX_PARTITION_COUNT},
+    model::{Name, settings::Key, topic::MAX_PARTITION_COUNT},
 };
 
 pub(in crate::cli) const EXAMPLE: &str = "\
@@ -26,11 +29,20 @@ const KIND: Deletable = Deletable { noun: "topic", path: "topics", with: "all it
 #[derive(Subcommand)]
 pub(in crate::cli) enum TopicCommand {
     /// Create a topic, or show that it already exists
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog topic create orders --partitions 4"))]
+    #[command(after_help = format!("\
+{OUTPUT}
+
+{}
+Examples:
+  oncelog topic create orders --partitions 4
+  oncelog topic create customers cleanup=compact", settings::explained_of_topics()))]
     Create {
         /// The topic
         #[arg(value_parser = name)]
         name: Name,
+        /// The topic's own settings; those not given are the tenant's
+        #[arg(value_name = "KEY=VALUE", value_parser = settings::topic_change)]
+        settings: Vec<(Key, Value)>,
         /// Number of partitions. Default: 1 for a new topic; an existing topic may have any number
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
         partitions: Option<i64>,
@@ -49,6 +61,29 @@ pub(in crate::cli) enum TopicCommand {
         /// The topic
         #[arg(value_parser = name)]
         name: Name,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Change settings of a topic, or its number of partitions, all or nothing
+    #[command(after_help = format!("\
+A value is a number or a word, `default`, which removes the topic's own value, or `null` for no limit.
+Partitions can be added, not removed; keys then map to other partitions.
+{OUTPUT}
+
+{}
+Examples:
+  oncelog topic set orders retention_ms=86400000 dedup=content
+  oncelog topic set orders --partitions 8", settings::explained_of_topics()))]
+    Set {
+        /// The topic
+        #[arg(value_parser = name)]
+        name: Name,
+        #[arg(value_name = "KEY=VALUE", value_parser = settings::topic_change,
+            required_unless_present = "partitions")]
+        settings: Vec<(Key, Value)>,
+        /// Number of partitions that the topic grows to
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
+        partitions: Option<i64>,
         #[command(flatten)]
         common: Common,
     },
@@ -73,13 +108,11 @@ Example:
 pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            TopicCommand::Create { name, partitions, common } => {
+            TopicCommand::Create { name, settings, partitions, common } => {
                 let client = Client::new(common.server, Some(PATIENCE))?;
                 let put = client.request(Method::PUT, &["topics", name.as_str()], &[]);
-                let put = match partitions {
-                    Some(count) => put.json(&json!({"partition_count": count})),
-                    None => put,
-                };
+                let body = body(settings, partitions);
+                let put = if body.is_empty() { put } else { put.json(&body) };
                 let answer = client.send(put).await?;
                 let done = if answer.status == StatusCode::OK {
                     format!("topic {name} already exists")
@@ -94,10 +127,28 @@ pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
                 let get = client.request(Method::GET, &["topics", name.as_str()], &[]);
                 describe(&client.send(get).await?, common.json)
             }
+            TopicCommand::Set { name, settings, partitions, common } => {
+                let client = Client::new(common.server, Some(PATIENCE))?;
+                let patch = client.request(Method::PATCH, &["topics", name.as_str()], &[]);
+                let answer = client.send(patch.json(&body(settings, partitions))).await?;
+                describe(&answer, common.json)
+            }
             TopicCommand::List { common } => list(common).await,
             TopicCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
         }
     })
+}
+
+/// A request's topic: only what is given.
+fn body(changes: Vec<(Key, Value)>, partitions: Option<i64>) -> Map<String, Value> {
+    let mut body = Map::new();
+    if let Some(count) = partitions {
+        body.insert("partition_count".to_owned(), json!(count));
+    }
+    if !changes.is_empty() {
+        body.insert("settings".to_owned(), Value::Object(settings::members(changes)));
+    }
+    body
 }
 
 fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ const ID: &str = "019aa5b6-5c00-7000-8000-000000000004";
 
 #[tokio::test]
 async fn wrong_usage_ends_with_2_and_failure_with_1() {
-    let table: [(&[&str], i32, &str); 32] = [
+    let table: [(&[&str], i32, &str); 35] = [
         (&[], 2, "Exit codes"),
         (&["serv"], 2, "serve"),
         (&["produce"], 2, "--topic"),
@@ -49,6 +49,9 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["consume", "--topic", "t", "--timestamp", "today"], 2, "RFC 3339"),
         (&["consume", "--topic", "t", "--until-end"], 2, "--follow"),
         (&["topic", "delete", "t"], 2, "give --yes"),
+        (&["topic", "set", "t"], 2, "KEY=VALUE"),
+        (&["topic", "set", "t", "max_topics=1"], 2, "max_topics is a setting of tenants"),
+        (&["topic", "create", "t", "cleanup=often"], 2, "one of delete, compact"),
         (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
         (&["settings", "set"], 2, "KEY=VALUE"),
         (&["settings", "set", "max_topics"], 2, "KEY=VALUE"),
@@ -92,6 +95,7 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "topic create",
         "topic list",
         "topic describe",
+        "topic set",
         "topic delete",
         "settings show",
         "settings set",
@@ -206,7 +210,16 @@ async fn topics_from_their_making_to_their_end() {
     assert!(again.lines().len() == 1 && again.stderr.contains("already exists"));
     let other = run(client(url, &["topic", "create", "orders", "--partitions", "3"])).await;
     assert!(other.failed(1).contains("(topic_exists, HTTP 409)"), "{}", other.stderr);
-    run(client(url, &["topic", "create", "audit"])).await.lines();
+    let own = ["topic", "create", "audit", "retention_ms=9000", "dedup=content"];
+    let audit = run(client(url, &own)).await.lines();
+    assert_eq!(audit[0]["settings"], json!({"retention_ms": 9_000, "dedup": "content"}));
+    let set =
+        ["topic", "set", "audit", "retention_ms=default", "cleanup=compact", "--partitions", "2"];
+    let audit = run(client(url, &set)).await.lines();
+    assert_eq!(audit[0]["settings"], json!({"cleanup": "compact", "dedup": "content"}));
+    assert_eq!(audit[0]["partition_count"], 2);
+    let fewer = run(client(url, &["topic", "set", "audit", "--partitions", "1"])).await;
+    assert!(fewer.failed(1).contains("HTTP 409"), "{fewer:?}");
 
     let listed = run(client(url, &["topic", "list"])).await.lines();
     let names: Vec<_> = listed.iter().map(|topic| topic["topic"].clone()).collect();
