@@ -1,16 +1,18 @@
 //! oncelog: an exactly-once event log behind plain HTTP/JSON, stored in Postgres.
 //!
-//! One straight line of imports, `http > broker > store > rules > model`; a request goes in once
-//! and out once.
+//! Imports go one way, `http > broker > store > rules > model`, without a circle, also inside a
+//! room. A request passes each room once on its way in and once on its way out.
 //!
-//! - [`model`] THE WORDS: ids, records, limits, error codes. No async, no I/O.
-//! - [`rules`] THE LAW: pure functions over state; nothing in `rules` awaits or reads a clock.
-//! - [`store`] THE LEDGER: every SQL statement. Decides nothing.
-//! - [`broker`] THE WORK: one function an operation; lanes, memory, tailers, janitor.
-//! - [`http`] THE DOOR: routes, wire types, tokens, problems. No SQL, no rules.
+//! - [`model`]: ids, records, settings, limits, error codes. No async, no I/O.
+//! - [`rules`]: the protocol, as pure functions over state. Nothing in `rules` awaits or reads a clock.
+//! - [`store`]: every SQL statement. It decides nothing.
+//! - [`broker`]: one function per operation, which loads, decides, writes and answers; lanes, caches,
+//!   wake-ups, janitor.
+//! - [`http`]: routes, wire types, tokens, problem documents. No SQL, no rules.
 //!
 //! Around them: `config` (the only reader of flags, environment and file), `embedded` (a private
-//! Postgres), `telemetry`, and `app`, which puts them together.
+//! Postgres), `telemetry`, and `app`, which puts them together. `docs/architecture.md` has the ways of
+//! a request and a glossary, `docs/append-protocol.md` every rule.
 
 pub mod broker;
 pub mod http;

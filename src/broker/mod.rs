@@ -13,7 +13,7 @@
 //!   those of others, by polling for lost notices. A waiting read holds no connection;
 //! - *leases* (`group::leases`) check and renew group members, one statement for all calls that
 //!   arrived before it. A change of a group locks it as a whole, one change at a time
-//!   (`striped_lock`);
+//!   (`row_locks`);
 //! - *transactions* (`transaction`) of several requests are rows, changed under their locks; those
 //!   of one request go through a lane;
 //! - *idempotent calls* (`idempotency`) with an Idempotency-Key are done once;
@@ -31,8 +31,8 @@ mod idempotency;
 mod janitor;
 mod memory_budget;
 mod read;
+mod row_locks;
 mod session;
-mod striped_lock;
 mod transaction;
 mod wakeup;
 
@@ -93,7 +93,7 @@ pub struct Broker {
     topics: catalog::topics::Topics,
     names: catalog::log_names::LogNames,
     group_ids: group::ids::GroupIds,
-    turns: striped_lock::StripedLock,
+    turns: row_locks::RowLocks,
     settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
     lanes: append::lane::Lanes,
@@ -143,7 +143,7 @@ impl Broker {
             topics: catalog::topics::Topics::new(store.clone()),
             names: catalog::log_names::LogNames::new(store.clone()),
             group_ids: group::ids::GroupIds::new(store.clone()),
-            turns: striped_lock::StripedLock::default(),
+            turns: row_locks::RowLocks::default(),
             settings: catalog::settings::TenantsSettings::new(
                 store.clone(),
                 tasks.clone(),

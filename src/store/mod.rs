@@ -1,4 +1,4 @@
-//! THE LEDGER: every SQL statement, beside the function that binds it. It decides nothing.
+//! The store: every SQL statement, beside the function that binds it. It decides nothing.
 //!
 //! Locks are taken in one order everywhere: the tenant's row, session rows by id, transactions by
 //! id, groups by name and their offsets by group and log, heads by log id, producer states by

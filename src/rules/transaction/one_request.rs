@@ -99,7 +99,7 @@ impl From<Refusal> for Stopped {
 }
 
 impl SingleRequestTxn {
-    /// Whether a statement can verify the assumption of the fast path (`Standing::assumed`). It
+    /// Whether a statement can verify the assumption of the fast path (`TxnContext::optimistic`). It
     /// does not lock the heads that the first commit in a partition must lock.
     pub fn may_be_assumed(&self) -> bool {
         let by = self.committer();

@@ -206,8 +206,8 @@ type Returned = (Option<i64>, Option<i64>, Instant, Instant);
 /// Writes a batch if every head matches and its transactions are as expected; None, with nothing
 /// written, otherwise (or if something no longer exists). `records` holds the lines of every row
 /// that has some, in the order of the writes and their rows. `ended`: the transactions of the plan,
-/// except those whose rows, groups and offsets are locked: `whole::finish` and `offsets::commit`
-/// write them. (Similarly, on the slow path, `loading::register` and `write_states` write states;
+/// except those whose rows, groups and offsets are locked: `one_request::finish` and `group::offsets::commit`
+/// write them. (Similarly, on the slow path, `load::register` and `write_states` write states;
 /// the fast path registers no producer.)
 pub async fn append_if(
     connection: &mut PgConnection,

@@ -69,7 +69,7 @@ statements! {
     COUNT = r"select count(*) filter (where member_count > 0), count(*) filter (where member_count = 0),
         coalesce(sum(member_count), 0)::bigint from oncelog.groups";
     /// Covers all tenants, greatest lag first; and the sum of the lags beyond the limit (no names).
-    /// `rules::position` defines where a group resumes.
+    /// `rules::group::position` defines where a group resumes.
     LAGS = r"with lag as materialized (
             select o.tenant_id, o.group_name, l.topic_id, sum(l.next_offset - case
                     when o.committed_offset >= l.log_start_offset then o.committed_offset

@@ -190,7 +190,7 @@ impl Ledger {
         rows.filter(|row| row.base_offset >= from).map(StoredRow::as_tail).collect()
     }
 
-    /// What `broker::load` does, under the heads' locks.
+    /// What `broker::append::load` does, under the heads' locks.
     pub fn load(&self, caches: &mut LogCaches, group: &[Request]) {
         for log_id in read_set::dependency_logs(group) {
             let head = self.heads[&log_id];

@@ -8,7 +8,7 @@
 //! | actor | its steps | in the server |
 //! |---|---|---|
 //! | clients ([`world`]) | send any sequence of their run, again and again, to either replica; a later epoch's client comes with an open's answer, the earlier ones go on as zombies | |
-//! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::{lane, pass}` |
+//! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::append::{lane, writer}` |
 //! | opens, closes ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
 //! | janitor ([`opens`]) | snapshot, trim | `broker::janitor` |
 //! | expiries ([`expiries`]) | lock session / list logs / lock heads / look at the rows, forget, commit | `broker::janitor::producers` |

@@ -1,6 +1,6 @@
-//! A striped in-process lock, so that requests waiting for the same row (such as changes of one
-//! group) hold no pool connections: a storm of joins leaves the pool to others. Requests for other
-//! rows never wait.
+//! One lock per row, within this replica, so that requests waiting for the same row (such as changes
+//! of one group) hold no pool connections: a storm of joins leaves the pool to others. Requests for
+//! other rows never wait.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ type RowKey = (TenantId, Option<Name>);
 
 /// Rows that are locked or waited for.
 #[derive(Default)]
-pub struct StripedLock(Mutex<HashMap<RowKey, Arc<Waiting<()>>>>);
+pub struct RowLocks(Mutex<HashMap<RowKey, Arc<Waiting<()>>>>);
 
 /// The lock on a row, until dropped.
 pub struct RowLock<'a> {
@@ -26,12 +26,12 @@ pub struct RowLock<'a> {
 
 /// A place in the queue for a row; the first one has the lock.
 struct LockPlace<'a> {
-    turns: &'a StripedLock,
+    turns: &'a RowLocks,
     row: RowKey,
     mutex: Arc<Waiting<()>>,
 }
 
-impl StripedLock {
+impl RowLocks {
     /// Locks a row, in order of arrival. Between replicas the lock of the row itself decides.
     pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> RowLock<'_> {
         let place = self.place(tenant, group);
@@ -68,7 +68,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_at_other_rows_does_not_wait() {
-        let turns = StripedLock::default();
+        let turns = RowLocks::default();
         let names: Vec<Name> = (0..1_000).map(|n| Name::parse(&format!("g{n}")).unwrap()).collect();
         let mut taken = Vec::new();
         for name in &names {
@@ -83,7 +83,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_gives_up_leaves_nothing_behind() {
-        let turns = StripedLock::default();
+        let turns = RowLocks::default();
         let turn = turns.take(TenantId(1), None).await;
         let mut waiting = Box::pin(turns.take(TenantId(1), None));
         assert!(futures_util::poll!(&mut waiting).is_pending());
