@@ -1,6 +1,6 @@
-//! One lock per row, within this replica, so that requests waiting for the same row (such as changes
-//! of one group) hold no pool connections: a storm of joins leaves the pool to others. Requests for
-//! other rows never wait.
+//! One lock per row, within this replica, so that requests waiting for the same row (such as
+//! changes of one group) hold no pool connections: a storm of joins leaves the pool to others.
+//! Requests for other rows never wait.
 
 use std::{
     collections::HashMap,

@@ -124,7 +124,8 @@ keys! {
     drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
     /// Number of rows of a log after which a snapshot of its producer states is taken
     snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
-    /// Maximum number of per-group lag series in /metrics; smaller lags are summed into one. 0: lag is not measured
+    /// Maximum number of per-group lag series in /metrics; smaller lags are summed into one. 0: lag
+    /// is not measured
     max_lag_series: usize = "1000", public "COUNT" number(0..=100_000);
     /// The format of log lines: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;

@@ -1,5 +1,5 @@
-//! Reads of a partition, of a topic and of a member's partitions: what a client asks for, and what it
-//! is answered.
+//! Reads of a partition, of a topic and of a member's partitions: what a client asks for, and what
+//! it is answered.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Overload must not become a second overload of the log: of lines that every request of a bad minute
-//! would write, only some a second are written.
+//! Overload must not become a second overload of the log: of lines that every request of a bad
+//! minute would write, only some a second are written.
 
 use std::sync::{Mutex, PoisonError};
 

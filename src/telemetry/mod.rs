@@ -151,7 +151,8 @@ pub fn metrics() -> anyhow::Result<&'static Metrics> {
         .build_recorder();
     let metrics = STARTED.get_or_init(|| {
         let metrics = Metrics { exporter: recorder.handle(), process: Collector::default() };
-        // Within `get_or_init` it happens once, so it can only fail if somebody else recorded before.
+        // Within `get_or_init` it happens once, so it can only fail if somebody else recorded
+        // before.
         if metrics::set_global_recorder(recorder).is_err() {
             tracing::error!("another metrics recorder is installed; /metrics stays empty");
         }

@@ -1,5 +1,5 @@
-//! Writes a decided batch: the plan's rows and keys, and on the slow path what goes with them in the
-//! same transaction.
+//! Writes a decided batch: the plan's rows and keys, and on the slow path what goes with them in
+//! the same transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 

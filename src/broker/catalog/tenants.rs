@@ -22,8 +22,8 @@ impl Broker {
                 known.admitted.clone()?;
                 return Ok(id);
             }
-            // its row has gone, after all that it had, or with the history it was made in: from now on
-            // its name, or its number, is another one's
+            // its row has gone, after all that it had, or with the history it was made in: from now
+            // on its name, or its number, is another one's
             self.tenants.invalidate(name).await;
             self.settings.forget(id).await;
         }

@@ -29,8 +29,8 @@
 //! - Every task has the same metrics, labelled with its name.
 //!
 //! To add a task: implement `Task` for a struct, which holds its state if it needs any (`Tenants`
-//! to iterate over all tenants, `Throttle` to run less often); add it to the list in `Janitor::new`,
-//! and its name to the label `task` in `telemetry::table`.
+//! to iterate over all tenants, `Throttle` to run less often); add it to the list in
+//! `Janitor::new`, and its name to the label `task` in `telemetry::table`.
 
 pub mod compaction;
 pub mod deleted_tenants;

@@ -3,8 +3,8 @@ use std::{collections::VecDeque, sync::Mutex};
 use super::*;
 use crate::store::{Store, janitor::Chunk};
 
-/// Writes down what it is asked for. An item is a name and how it goes: `.` a chunk, `x` a lock that
-/// is not had, `!` a failure.
+/// Writes down what it is asked for. An item is a name and how it goes: `.` a chunk, `x` a lock
+/// that is not had, `!` a failure.
 struct Scripted {
     due: Mutex<Vec<&'static str>>,
     log: Arc<Mutex<String>>,

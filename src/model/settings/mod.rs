@@ -56,7 +56,8 @@ macro_rules! settings {
 }
 
 settings! {
-    // key                  name                         default     least most            null  topics
+    // key                  name                         default     least most            null
+    // topics
     TransactionTimeoutMs    "transaction_timeout_ms"     60_000      1     86_400_000      false false
         "The default timeout of transactions, if neither the begin nor the session gives one.";
     MaxTransactionTimeoutMs "max_transaction_timeout_ms" 900_000     1     86_400_000      false false

@@ -50,8 +50,8 @@ pub fn read_set(group: &[Request]) -> BTreeMap<LogId, Dependency> {
         request.dedups.iter().for_each(|dedup| stand(dedup.journal, Dependency::Fence));
         let journals = request.whole.iter().flat_map(|whole| &whole.journals);
         journals.for_each(|(journal, _)| stand(*journal, Dependency::Fence));
-        // the bases of a numbered topic append go into its provenance, those of a transaction into its
-        // outcome, those of a request with a key into what is remembered
+        // the bases of a numbered topic append go into its provenance, those of a transaction into
+        // its outcome, those of a request with a key into what is remembered
         let is_placed = numbered || request.whole.is_some() || request.is_keyed();
         let parts = if is_placed { Dependency::Position } else { Dependency::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));

@@ -99,8 +99,8 @@ impl From<Refusal> for Stopped {
 }
 
 impl SingleRequestTxn {
-    /// Whether a statement can verify the assumption of the fast path (`TxnContext::optimistic`). It
-    /// does not lock the heads that the first commit in a partition must lock.
+    /// Whether a statement can verify the assumption of the fast path (`TxnContext::optimistic`).
+    /// It does not lock the heads that the first commit in a partition must lock.
     pub fn may_be_assumed(&self) -> bool {
         let by = self.committer();
         let is_first = |claimed: &Claimed| claimed.bases(by).any(|base| base.is_none());

@@ -128,8 +128,9 @@ macro_rules! transactions {
     };
 }
 
-/// The result of a batch with transactions. An incomplete one undoes all of it. Their ids are checked last: what was forgotten before a row could be inserted has advanced
-/// the horizon, which is visible here.
+/// The result of a batch with transactions. An incomplete one undoes all of it. Their ids are
+/// checked last: what was forgotten before a row could be inserted has advanced the horizon, which
+/// is visible here.
 macro_rules! undone_unless_complete {
     () => {
         r" select r.log_id, r.base_offset, m.appended_at, pg_postmaster_start_time() as started_at, (select min(created_at) from done) as ended_at,
@@ -206,9 +207,9 @@ type Returned = (Option<i64>, Option<i64>, Instant, Instant);
 /// Writes a batch if every head matches and its transactions are as expected; None, with nothing
 /// written, otherwise (or if something no longer exists). `records` holds the lines of every row
 /// that has some, in the order of the writes and their rows. `ended`: the transactions of the plan,
-/// except those whose rows, groups and offsets are locked: `one_request::finish` and `group::offsets::commit`
-/// write them. (Similarly, on the slow path, `load::register` and `write_states` write states;
-/// the fast path registers no producer.)
+/// except those whose rows, groups and offsets are locked: `one_request::finish` and
+/// `group::offsets::commit` write them. (Similarly, on the slow path, `load::register` and
+/// `write_states` write states; the fast path registers no producer.)
 pub async fn append_if(
     connection: &mut PgConnection,
     tenant: TenantId,

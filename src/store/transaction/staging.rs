@@ -27,7 +27,8 @@ statements! {
     /// Stages the calls of many transactions. Each succeeds or fails on its own, and is returned if
     /// it succeeded: its transaction is ongoing, before its timeout and begun by this session, its
     /// sequence is the next one, and its topics are as they were when the records were spread. (The
-    /// packed ids start with the number of appends before the call: rules::transaction::record_ids.)
+    /// packed ids start with the number of appends before the call:
+    /// rules::transaction::record_ids.)
     STAGE = concat!(r"with want as materialized (
             select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $19::bigint[])
                 as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)),

@@ -1,4 +1,5 @@
-//! `txn`, and `produce --transaction-size`: whole transactions, each once, whatever is killed or lost.
+//! `txn`, and `produce --transaction-size`: whole transactions, each once, whatever is killed or
+//! lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -94,8 +95,8 @@ async fn committed(client: &Client) -> Option<usize> {
     Some(list["transactions"].as_array()?.len())
 }
 
-/// The server, its PostgreSQL (which flushes) and the producer are killed in the middle of it: where,
-/// the log's own progress decides.
+/// The server, its PostgreSQL (which flushes) and the producer are killed in the middle of it:
+/// where, the log's own progress decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_transaction_is_there_once_and_whole_whatever_is_killed() {
     let seed: u64 = rand::random();

@@ -25,8 +25,8 @@ async fn hold(server: &Server, rows: &str) -> PgConnection {
     connection
 }
 
-/// Waits for the same rows as long as a statement of oncelog's would, from now on. What is done while
-/// it waits has waited for none that came later.
+/// Waits for the same rows as long as a statement of oncelog's would, from now on. What is done
+/// while it waits has waited for none that came later.
 async fn yardstick(server: &Server, rows: &str) -> JoinHandle<()> {
     let mut connection = server.options.connect().await.unwrap();
     let rows = format!("begin; set local lock_timeout = '5s'; {rows} for no key update");
@@ -105,7 +105,8 @@ async fn the_janitor_passes_by_a_group_that_somebody_is_at() {
     assert_eq!(left, ["a", "c"]);
 }
 
-/// Who waits with more than its share, and has come first, is answered when another needs the place.
+/// Who waits with more than its share, and has come first, is answered when another needs the
+/// place.
 #[tokio::test]
 async fn waiting_reads_make_room_for_other_tenants() {
     let settings = ServiceConfig { max_waiting_reads: 4, ..ServiceConfig::default() };

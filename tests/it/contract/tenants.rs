@@ -205,7 +205,8 @@ async fn maxima_are_the_tenants_alone() {
     assert_eq!(problem["required_scope"], "operator");
 }
 
-/// At once where it was said, and soon on other replicas; whatever tenant the operator's token names.
+/// At once where it was said, and soon on other replicas; whatever tenant the operator's token
+/// names.
 #[tokio::test]
 async fn a_tenant_is_suspended_and_resumed_on_all_replicas() {
     let (here, operator) = (Server::signed().await, token("acme", "operator"));

@@ -40,8 +40,8 @@ struct Exchange {
     answer: Option<Value>,
 }
 
-/// The fenced blocks, in order, which must all be examples, or drawings; those of one block, divided
-/// by `---`, are sent at the same time.
+/// The fenced blocks, in order, which must all be examples, or drawings; those of one block,
+/// divided by `---`, are sent at the same time.
 fn examples(document: &str) -> Vec<Vec<Exchange>> {
     let blocks: Vec<&str> = document.split("```http\n").skip(1).collect();
     let count = blocks.len() + document.matches("```text\n").count();
@@ -177,7 +177,8 @@ fn is_instant(text: &str) -> bool {
     text.len() == 24 && chrono::DateTime::parse_from_rfc3339(text).is_ok()
 }
 
-/// Sends all examples of a document to a fresh server; answers the codes of the problems, each once.
+/// Sends all examples of a document to a fresh server; answers the codes of the problems, each
+/// once.
 async fn answered_as_it_says(name: &str) -> BTreeSet<String> {
     let dir = support::open_dir();
     let data_dir = dir.path().join("data");

@@ -1,5 +1,5 @@
-//! What a newcomer sees first: the lines that the program prints work as they stand, as often as one
-//! likes.
+//! What a newcomer sees first: the lines that the program prints work as they stand, as often as
+//! one likes.
 
 use std::{
     io::{BufRead, BufReader},

@@ -1,5 +1,5 @@
-//! The real program, killed again and again under load: whatever dies, what was acknowledged is there
-//! once, at the acknowledged offset and in order.
+//! The real program, killed again and again under load: whatever dies, what was acknowledged is
+//! there once, at the acknowledged offset and in order.
 
 use std::{
     collections::BTreeMap,
@@ -131,8 +131,8 @@ impl Load {
         );
     }
 
-    /// Everything stored was acknowledged, everything acknowledged is stored where it was said to be,
-    /// once, and in order.
+    /// Everything stored was acknowledged, everything acknowledged is stored where it was said to
+    /// be, once, and in order.
     async fn judge(&self) {
         let mut stored: BTreeMap<(i64, i64), BTreeMap<i64, (i64, i64)>> = BTreeMap::new();
         for partition in 0..PARTITIONS {

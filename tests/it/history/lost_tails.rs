@@ -1,7 +1,8 @@
 //! A failover to a server that was behind loses the last commits, and others take their offsets and
-//! ids. Here the tail is lost by hand, in SQL: once with all connections cut, as when the server has
-//! gone, and once with all of them kept, as behind a pooler, where nothing but the instant at which the
-//! server was started is another. What a replica remembers of before must not be seen any more.
+//! ids. Here the tail is lost by hand, in SQL: once with all connections cut, as when the server
+//! has gone, and once with all of them kept, as behind a pooler, where nothing but the instant at
+//! which the server was started is another. What a replica remembers of before must not be seen any
+//! more.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -194,8 +195,8 @@ async fn until_waiting(served: &Served, count: usize) {
     until("reads to wait", async || (waiting() == count).then_some(())).await;
 }
 
-/// Who waits where the log ended learns that it does not reach there any more, and who waits where it
-/// ends now is woken though others have known more of it.
+/// Who waits where the log ended learns that it does not reach there any more, and who waits where
+/// it ends now is woken though others have known more of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_what_was_lost() {
     for connections in [Cut, Kept] {
@@ -296,7 +297,8 @@ async fn no_tenant_outlives_its_history() {
     }
 }
 
-/// What a round of compaction has read tells nothing of rows that another server has in their places.
+/// What a round of compaction has read tells nothing of rows that another server has in their
+/// places.
 #[tokio::test]
 async fn no_round_of_compaction_outlives_its_history() {
     let mut world = World::new(Kept).await;
@@ -329,8 +331,8 @@ async fn no_round_of_compaction_outlives_its_history() {
     assert!(!change(&mut connection).await.unwrap());
 }
 
-/// Another's row lies where a lost one lay, and an append that compares nothing lands just where the
-/// cache of before ends: nothing but the server tells that the cache is of another history.
+/// Another's row lies where a lost one lay, and an append that compares nothing lands just where
+/// the cache of before ends: nothing but the server tells that the cache is of another history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_repeat_is_answered_over_a_foreign_row() {
     let mut world = World::new(Kept).await;

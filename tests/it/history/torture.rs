@@ -1,6 +1,6 @@
 //! Exactly-once, proved by history: producers that retry, overtake themselves, die and wake as
-//! zombies, over three brokers that forget, lose their connections and take snapshots; then the logs
-//! are read and held against everything that was acknowledged.
+//! zombies, over three brokers that forget, lose their connections and take snapshots; then the
+//! logs are read and held against everything that was acknowledged.
 //!
 //! `make torture SEED=... ROUNDS=...` runs it for longer.
 

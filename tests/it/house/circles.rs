@@ -1,4 +1,5 @@
-//! No import circle, also none inside a room: who reads a file finds everything it stands on below it.
+//! No import circle, also none inside a room: who reads a file finds everything it stands on below
+//! it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! What roles of the database may do: the one that owns the schema everything, others what they were
-//! granted.
+//! What roles of the database may do: the one that owns the schema everything, others what they
+//! were granted.
 
 use oncelog::store::Store;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
@@ -85,7 +85,8 @@ async fn the_role_that_owns_the_schema_does_all_of_it() {
     Store::new(owned.clone(), 1).migrate().await.unwrap();
     let server = Server::on(&owned, Setup::default()).await;
     server.topic("t", 1).await;
-    // ids of the client's, judged by the horizon; keys, whose ring turns; and offsets, which are counted
+    // ids of the client's, judged by the horizon; keys, whose ring turns; and offsets, which are
+    // counted
     let id = uuid::Uuid::now_v7();
     let whole = serde_json::json!({"transaction_id": id, "commit": true,
         "appends": [{"topic": "t", "records": [{"id": "a", "value": 1}]}]});

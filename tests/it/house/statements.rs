@@ -163,8 +163,8 @@ async fn plan(connection: &mut PgConnection, name: &str, sql: &str) -> String {
     plan.into_iter().map(|(line,)| line + "\n").collect()
 }
 
-/// A plain row costs a read nothing of what is staged: it is looked up only for a row that points to
-/// it, by its key. And what is shown of open transactions is found by them, never among what
+/// A plain row costs a read nothing of what is staged: it is looked up only for a row that points
+/// to it, by its key. And what is shown of open transactions is found by them, never among what
 /// committed ones have staged.
 #[tokio::test]
 async fn what_is_staged_is_looked_up_by_key() {
@@ -225,9 +225,9 @@ async fn chunks_of_a_tenant_are_read_in_order() {
 #[test]
 fn rule_15_no_statement_locks_for_update() {
     for (name, sql) in all().filter(|(_, sql)| sql.contains("for update")) {
-        // a delete of heads has to wait for a prepare's key share, and no foreign key refers to them;
-        // that of a group for those that make offsets in it
-        // that of whatever a deleted tenant has, which is passed by if it is held
+        // a delete of heads has to wait for a prepare's key share, and no foreign key refers to
+        // them; that of a group for those that make offsets in it that of whatever a deleted tenant
+        // has, which is passed by if it is held
         let exempt = [
             "group_admin_lock",
             "group_admin_lock_unless_held",
@@ -306,9 +306,10 @@ fn every_statement_is_of_one_tenant() {
     }
 }
 
-/// Guarantee 1: whatever the server or the role says, what is committed was flushed: a statement that
-/// commits by itself asks `durable!`, a transaction says so as it begins. What is stronger is kept.
-/// (That no statement was forgotten, the triggers of `support::database` see to in every test.)
+/// Guarantee 1: whatever the server or the role says, what is committed was flushed: a statement
+/// that commits by itself asks `durable!`, a transaction says so as it begins. What is stronger is
+/// kept. (That no statement was forgotten, the triggers of `support::database` see to in every
+/// test.)
 #[tokio::test]
 async fn every_commit_is_flushed() {
     let options = support::database().await;

@@ -1,5 +1,5 @@
-//! A client of HTTP/2 that asks and does not read: with it the window of each answer is as small as a
-//! test wants it.
+//! A client of HTTP/2 that asks and does not read: with it the window of each answer is as small as
+//! a test wants it.
 
 use std::net::SocketAddr;
 

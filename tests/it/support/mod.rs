@@ -30,8 +30,8 @@ use oncelog::{
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 use tokio::sync::OnceCell;
 
-/// Tests of durability start their own server: this one does not flush. It says so, too: what oncelog
-/// writes is to be flushed all the same, and `FLUSHES` sees to that in every test.
+/// Tests of durability start their own server: this one does not flush. It says so, too: what
+/// oncelog writes is to be flushed all the same, and `FLUSHES` sees to that in every test.
 const SERVER_OPTIONS: &[(&str, &str)] = &[
     ("fsync", "off"),
     ("full_page_writes", "off"),

@@ -23,7 +23,8 @@ const PORT: u16 = 6432;
 /// Connections that it has to the server, for each database and user.
 pub const POOL_SIZE: usize = 6;
 
-/// What holds if a test says nothing else. Each client's next transaction runs in another connection.
+/// What holds if a test says nothing else. Each client's next transaction runs in another
+/// connection.
 const SETTINGS: [(&str, &str); 7] = [
     ("pool_mode", "transaction"),
     ("max_prepared_statements", "200"),
@@ -41,7 +42,8 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// In front of the server that these reach by a Unix socket; `settings` win over the usual ones.
+    /// In front of the server that these reach by a Unix socket; `settings` win over the usual
+    /// ones.
     pub async fn start(server: &PgConnectOptions, settings: &[(&str, &str)]) -> Self {
         let socket_dir = server.get_socket().expect("a Unix socket");
         let dir = support::open_dir();

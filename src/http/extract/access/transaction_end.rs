@@ -22,8 +22,8 @@ const OPERATE: &[Word] = &[Word::Operator];
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EndQuery {
-    /// Acts as an operator, which needs the `operator` scope; name no session, even if one began the
-    /// transaction.
+    /// Acts as an operator, which needs the `operator` scope; name no session, even if one began
+    /// the transaction.
     #[serde(rename = "as")]
     #[param(inline)]
     role: Option<Role>,

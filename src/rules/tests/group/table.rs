@@ -10,8 +10,9 @@
 //! who                    -> c0 a1, c1 b2, and what goes where: c1 a1>b (told: c1 a1>>b)
 //! ```
 //!
-//! Further: `leave a`, `late a` (its lease runs out), `pass 100` (time), `settle`, `lease a`, `starts`,
-//! `reset`. A join's words: topics, `/pattern/`, `as pod`, `latest`, `for 30` (session timeout).
+//! Further: `leave a`, `late a` (its lease runs out), `pass 100` (time), `settle`, `lease a`,
+//! `starts`, `reset`. A join's words: topics, `/pattern/`, `as pod`, `latest`, `for 30` (session
+//! timeout).
 
 use super::world::{World, a_join, name};
 use crate::{

@@ -1,5 +1,5 @@
-//! The real program, three replicas of it, killed again and again while clients send with ids and keys
-//! until they are answered: each record is stored once, where it was said to lie.
+//! The real program, three replicas of it, killed again and again while clients send with ids and
+//! keys until they are answered: each record is stored once, where it was said to lie.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! Rings of keys turn when their periods are over, and what has expired goes as a whole. Nobody waits
-//! for that here: instants in the database are moved.
+//! Rings of keys turn when their periods are over, and what has expired goes as a whole. Nobody
+//! waits for that here: instants in the database are moved.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,5 +1,6 @@
-//! Random appends through three brokers against an oracle that remembers everything in the plainest way:
-//! what it says of every record, every request and the logs at the end is what clients are told.
+//! Random appends through three brokers against an oracle that remembers everything in the plainest
+//! way: what it says of every record, every request and the logs at the end is what clients are
+//! told.
 
 use std::collections::BTreeMap;
 
@@ -152,8 +153,8 @@ impl Oracle {
         Ok(wanted)
     }
 
-    /// What a first answer says is held against what was wanted, and remembered. `maybe_done`: it was
-    /// sent before, and its answer lost.
+    /// What a first answer says is held against what was wanted, and remembered. `maybe_done`: it
+    /// was sent before, and its answer lost.
     fn learn(
         &mut self,
         sent: &[Sent],

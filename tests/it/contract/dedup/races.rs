@@ -1,5 +1,5 @@
-//! One wins and the others learn where its record lies, through whichever of three brokers, and also
-//! where answers are lost.
+//! One wins and the others learn where its record lies, through whichever of three brokers, and
+//! also where answers are lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -133,8 +133,8 @@ impl Learned {
     }
 }
 
-/// Random batches of few ids, from everywhere at once: plain ones and those of a session, to the topic and
-/// to its partitions.
+/// Random batches of few ids, from everywhere at once: plain ones and those of a session, to the
+/// topic and to its partitions.
 async fn storm(seed: u64, cuts_per_million: u32) {
     println!("seed {seed}, {cuts_per_million} cuts");
     const IDS: usize = 150;
@@ -358,8 +358,8 @@ async fn a_key_from_ahead_lies_in_the_partition_that_takes_new_keys() {
     assert_eq!(server.stored().await, 1);
 }
 
-/// Transactions of one request over several topics in any order, beside appends, all with the same few
-/// ids: nobody waits in a circle.
+/// Transactions of one request over several topics in any order, beside appends, all with the same
+/// few ids: nobody waits in a circle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_and_appends_with_ids_do_not_wait_in_a_circle() {
     const TOPICS: [&str; 3] = ["a", "b", "c"];

@@ -242,8 +242,8 @@ async fn what_a_prepared_transaction_is_to_commit_keeps_its_group() {
     assert_eq!(server.number(ROWS).await, 0);
 }
 
-/// What is staged is not prepared: its group may go. Its commit is judged by what there is then, and
-/// makes the group anew.
+/// What is staged is not prepared: its group may go. Its commit is judged by what there is then,
+/// and makes the group anew.
 #[tokio::test]
 async fn a_staged_offset_of_a_deleted_group_is_judged_at_its_commit() {
     let server = Server::start().await;

@@ -1,5 +1,5 @@
-//! What deleted tenants have is removed, whatever goes on meanwhile, and nothing of anybody else; and
-//! what deleted topics leave for ever.
+//! What deleted tenants have is removed, whatever goes on meanwhile, and nothing of anybody else;
+//! and what deleted topics leave for ever.
 
 use std::{
     collections::BTreeMap,
@@ -547,7 +547,8 @@ async fn a_deleted_topic_leaves_no_keys_for_ever() {
     let keys = |slot: i16| format!("select count(*) from oncelog.dedup_keys where slot = {slot}");
     world.sweep().await;
     assert_eq!(world.number("select count(*) from oncelog.doomed_topics").await, 0);
-    // those of shorter windows expire with their partitions; what never used the last ring is not looked for in it
+    // those of shorter windows expire with their partitions; what never used the last ring is not
+    // looked for in it
     assert_eq!(world.number(keys(0)).await, 6 * 2_500);
     assert_eq!(world.number(keys(slot)).await, 5 * 2_500);
     let of_gone = format!("{} and tenant_id = {}", keys(slot), gone.0);

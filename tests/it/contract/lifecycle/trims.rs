@@ -66,8 +66,8 @@ enum Loss {
     Topic,
 }
 
-/// The rows go between a read's look at the head and its reading of rows: the read must neither fail
-/// nor show later records under the offsets of the vanished ones.
+/// The rows go between a read's look at the head and its reading of rows: the read must neither
+/// fail nor show later records under the offsets of the vanished ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_go_in_the_middle_of_a_read() {
     for loss in [Loss::OldestRow, Loss::Topic] {

@@ -53,8 +53,8 @@ fn filled(head: &str, element: &str, separator: &str, tail: &str) -> String {
 
 const SHORTEST: [&str; 6] = ["0", "\"\"", "{}", "[]", "null", "{\"\":0}"];
 
-/// The worst that may be sent in the place of an object of this schema; `head` and `tail` stand around
-/// it.
+/// The worst that may be sent in the place of an object of this schema; `head` and `tail` stand
+/// around it.
 fn worst(schema: &'static Value, head: &str, tail: &str, depth: usize) -> Vec<String> {
     let long = |name: &str, end: &str| {
         filled(&format!("{head}{{\"{name}"), "x", "", &format!("{end}}}{tail}"))
@@ -182,7 +182,8 @@ async fn no_operation_answers_much_or_takes_much_for_any_mistake() {
     assert!(most < MOST_TIMES * BODY_BYTES, "{} MiB: {what}", most / MIB);
 }
 
-/// As they were found: a list of names, each of them bad, and one more often than the list may be long.
+/// As they were found: a list of names, each of them bad, and one more often than the list may be
+/// long.
 #[tokio::test]
 async fn a_few_bytes_of_empty_names_are_answered_by_few() {
     let server = Server::start().await;

@@ -119,8 +119,8 @@ async fn a_header_takes_8_kib_and_no_more() {
     is_too_long(&lines, "Accept", "application/json");
 }
 
-/// Nearly all partitions that a tenant may have by default, far apart: the cursor is longer than any
-/// head of a request.
+/// Nearly all partitions that a tenant may have by default, far apart: the cursor is longer than
+/// any head of a request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_with_9_900_partitions_goes_on_by_cursor() {
     const PARTITIONS: i32 = 9_900;

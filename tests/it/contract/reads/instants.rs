@@ -1,6 +1,6 @@
 //! One answer shows one state: what it has of several partitions, and their watermarks, are of one
-//! instant, though transactions are committed all the time. Each of them adds as many records to every
-//! partition, so at every instant all partitions are equally long.
+//! instant, though transactions are committed all the time. Each of them adds as many records to
+//! every partition, so at every instant all partitions are equally long.
 
 use std::{
     collections::BTreeMap,
@@ -157,8 +157,8 @@ async fn an_answer_of_several_partitions_is_of_one_instant() {
     println!("{} answers, {} of them whole", count(&counts.answers), count(&counts.whole));
 }
 
-/// A look at more logs than are looked at together is one all the same: 1,200 partitions, of which the
-/// first and the last grow together.
+/// A look at more logs than are looked at together is one all the same: 1,200 partitions, of which
+/// the first and the last grow together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_many_partitions_there_are() {
     const LAST: i32 = 1_199;
@@ -190,8 +190,8 @@ async fn however_many_partitions_there_are() {
     assert!(page["high_watermark"].as_i64().unwrap() > 0);
 }
 
-/// Guarantee 13: who asks after a topic was made elsewhere finds it, though another who asked before
-/// is still told that there is none.
+/// Guarantee 13: who asks after a topic was made elsewhere finds it, though another who asked
+/// before is still told that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_told_what_was_found_before_he_came() {
     const TOPIC: &str = "newcomer";

@@ -1,4 +1,5 @@
-//! Reading all partitions of a topic: where it starts and goes on, who gets how much, what wakes it.
+//! Reading all partitions of a topic: where it starts and goes on, who gets how much, what wakes
+//! it.
 
 use std::{
     collections::BTreeMap,

@@ -122,8 +122,8 @@ async fn a_commit_that_has_begun_when_offsets_come_does_not_drop_them() {
     assert_eq!(left_behind(&server).await, 0);
 }
 
-/// Offsets are added to many transactions, here and there, while one statement commits them all: each
-/// call comes before the commit, and is taken along, or after it, and is refused.
+/// Offsets are added to many transactions, here and there, while one statement commits them all:
+/// each call comes before the commit, and is taken along, or after it, and is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_commits_beside_offsets_none_drops_any() {
     const ROUNDS: u64 = 6;

@@ -88,7 +88,8 @@ async fn numbered_calls_may_overtake_each_other_and_be_repeated() {
         call(&here, id, "records", &numbered(5, 5)).await.refused(Code::OutOfOrderSequence);
     assert_eq!((&problem["expected"], &problem["received"]), (&json!(0), &json!(5)));
     for first in [0, 5] {
-        // one replica's patience is a tenth of a second: those before are sent again until all are in
+        // one replica's patience is a tenth of a second: those before are sent again until all are
+        // in
         let mut missing: Vec<i64> = (first..first + 5).rev().collect();
         while !missing.is_empty() {
             let sent = missing.iter().map(|n| {

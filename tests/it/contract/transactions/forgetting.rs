@@ -96,7 +96,8 @@ async fn a_memory_that_shrinks_and_grows_runs_nothing_twice() {
         assert_eq!(whole(&here, *id, value).await.ok()["duplicate"], true);
         assert_eq!(see(&here, *id).await["state"], "committed");
     }
-    // one that never ran is refused by its age alone; nothing was dropped, so that is no secret kept
+    // one that never ran is refused by its age alone; nothing was dropped, so that is no secret
+    // kept
     let idle = id_at(-3 * HOUR_MS);
     is_forgotten(&here, idle, &json!("idle")).await;
     assert_eq!(horizon(&here).await, 0);
@@ -419,8 +420,8 @@ async fn a_repeat_overtaken_by_forgetting_at_any_step_does_not_run() {
     assert_eq!(stored, ran);
 }
 
-/// The database's clock was a year ahead for a moment: an operator brings the horizon back, and what lies
-/// before the instant at which he does stays refused.
+/// The database's clock was a year ahead for a moment: an operator brings the horizon back, and
+/// what lies before the instant at which he does stays refused.
 #[tokio::test]
 async fn a_horizon_from_ahead_is_brought_back_to_now() {
     let server = served().await;

@@ -50,8 +50,8 @@ enum At {
     Text(&'static str),
 }
 
-/// That the answer of a statement that was looked for was lost, whatever the client was told: a lane
-/// asks again by itself.
+/// That the answer of a statement that was looked for was lost, whatever the client was told: a
+/// lane asks again by itself.
 const ANSWER_LOST: &str = "answer lost";
 
 /// In every record.
@@ -207,7 +207,8 @@ impl Run<'_> {
         let end = if form == "commit with work" { form } else { "commit" };
         let ended = self.call(end, "commit", commit).await;
         if ended.status == 409 {
-            // a call without a number was done, and done again: that is seen, and costs the transaction
+            // a call without a number was done, and done again: that is seen, and costs the
+            // transaction
             let problem = ended.refused(Code::AppendsMissing);
             let counts = (&problem["expected"], &problem["received"]);
             assert_eq!((form, counts), ("records", (&json!(1), &json!(2))));

@@ -1,6 +1,6 @@
-//! Transactions of one request whose offsets a member commits: one statement, as long as it owns what
-//! it commits; and whoever does not is refused, also by a pass that did not look before it wrote.
-//! Members are put into the tables, as a join would.
+//! Transactions of one request whose offsets a member commits: one statement, as long as it owns
+//! what it commits; and whoever does not is refused, also by a pass that did not look before it
+//! wrote. Members are put into the tables, as a join would.
 
 use futures_util::future::join_all;
 use oncelog::model::Code;
@@ -23,8 +23,8 @@ struct World {
     server: Server,
 }
 
-/// Topics `orders` and `carts`, with a hundred records in each partition of `carts`; group `g` is in
-/// generation 5, its member `m1` has the even partitions since 3, and `m2` the odd ones since 4.
+/// Topics `orders` and `carts`, with a hundred records in each partition of `carts`; group `g` is
+/// in generation 5, its member `m1` has the even partitions since 3, and `m2` the odd ones since 4.
 async fn world() -> World {
     let server = Server::start().await;
     let proxy = Proxy::start(&server.options, 1).await;

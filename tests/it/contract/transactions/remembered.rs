@@ -1,5 +1,5 @@
-//! What became of a transaction is told to who begins it again, before anything else of the request is
-//! judged: who has lost the answer always learns it, whatever has changed since.
+//! What became of a transaction is told to who begins it again, before anything else of the request
+//! is judged: who has lost the answer always learns it, whatever has changed since.
 
 use oncelog::model::Code;
 use serde_json::{Value, json};

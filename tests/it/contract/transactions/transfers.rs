@@ -264,8 +264,9 @@ impl Bank {
         entries
     }
 
-    /// Looks again and again, through whatever replica. A view is all transactions of which anything
-    /// is seen: one that was committed before the next look begins is seen whole by its end.
+    /// Looks again and again, through whatever replica. A view is all transactions of which
+    /// anything is seen: one that was committed before the next look begins is seen whole by its
+    /// end.
     async fn watch(&self, seed: u64) -> u64 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut next, mut views) = ([0; ACCOUNTS], 0);

@@ -1,5 +1,5 @@
-//! One member: it fetches, processes and commits, through any broker each time, and joins again when
-//! it is told that it is none any more.
+//! One member: it fetches, processes and commits, through any broker each time, and joins again
+//! when it is told that it is none any more.
 
 use std::{
     collections::BTreeMap,

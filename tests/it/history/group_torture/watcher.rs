@@ -79,7 +79,8 @@ impl Look {
         )
     }
 
-    /// Both groups have committed all there is, and every partition has the owner that it is to have.
+    /// Both groups have committed all there is, and every partition has the owner that it is to
+    /// have.
     pub fn is_quiet(&self, ends: &BTreeMap<At, i64>, members: usize) -> bool {
         let is_settled = |group: &Group, at: &At, end: i64| {
             group.places.get(at).is_some_and(|place| {

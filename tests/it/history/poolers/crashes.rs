@@ -1,7 +1,7 @@
-//! Postgres crashes right after its answers, behind PgBouncer in transaction mode, with two replicas
-//! that share its connections: nothing acknowledged is lost. The server flushes nothing by itself
-//! (`synchronous_commit = off`, and the next time in ten seconds), so that whatever was acknowledged
-//! unflushed is gone.
+//! Postgres crashes right after its answers, behind PgBouncer in transaction mode, with two
+//! replicas that share its connections: nothing acknowledged is lost. The server flushes nothing by
+//! itself (`synchronous_commit = off`, and the next time in ten seconds), so that whatever was
+//! acknowledged unflushed is gone.
 //!
 //! `make crashes [ROUNDS=n]` does it for longer.
 

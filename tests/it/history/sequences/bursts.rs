@@ -1,6 +1,6 @@
-//! Requests sent together, two or more in flight at all times, mostly to the same replica: kinds that
-//! meet in one pass, calls and their own repeats, rivals. Nobody can foretell the answers; what came of
-//! it all is judged (`judge`).
+//! Requests sent together, two or more in flight at all times, mostly to the same replica: kinds
+//! that meet in one pass, calls and their own repeats, rivals. Nobody can foretell the answers;
+//! what came of it all is judged (`judge`).
 
 use futures_util::future::join_all;
 use rand::{RngExt, rngs::StdRng, seq::IndexedRandom};
@@ -435,8 +435,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Sends all bursts, in tenants of their own, and judges what came of them. Answers how many requests it
-/// took, or why it is wrong.
+/// Sends all bursts, in tenants of their own, and judges what came of them. Answers how many
+/// requests it took, or why it is wrong.
 pub async fn run(fleet: &Fleet, bursts: &[Burst], now_ms: u64) -> Result<usize, String> {
     let mut run = Run::start(fleet, now_ms).await;
     for burst in bursts {

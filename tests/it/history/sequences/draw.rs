@@ -1,5 +1,5 @@
-//! Random operations: small numbers of everything, so that they meet; nearly always what makes sense,
-//! and else something just beside it.
+//! Random operations: small numbers of everything, so that they meet; nearly always what makes
+//! sense, and else something just beside it.
 
 use rand::{RngExt, rngs::StdRng, seq::IndexedRandom};
 use serde_json::{Map, Value, json};

@@ -1,5 +1,5 @@
-//! What members fetch, and what their cursors say: where each partition goes on, where the run began
-//! in it, and what the answer told the member to let go of.
+//! What members fetch, and what their cursors say: where each partition goes on, where the run
+//! began in it, and what the answer told the member to let go of.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,8 +138,8 @@ impl World {
         self.pin(group, log_id).map(|(_, offset)| offset)
     }
 
-    /// What else belongs to the run: what was fetched of partitions that are to be let go of, and is not
-    /// committed; of a run that continues also of those that are lost.
+    /// What else belongs to the run: what was fetched of partitions that are to be let go of, and
+    /// is not committed; of a run that continues also of those that are lost.
     fn unsettled(&self, fetching: &Fetching<'_>, kept: &[Owned], revoked: &[&Owned]) -> Positions {
         let mut unsettled = Positions::new();
         for owned in revoked {
@@ -199,8 +199,8 @@ impl World {
         want
     }
 
-    /// What a fetch takes of each place is its own affair: learnt from the answer; but as much as the
-    /// limit permits comes, in order. Answers the records, and where each place goes on.
+    /// What a fetch takes of each place is its own affair: learnt from the answer; but as much as
+    /// the limit permits comes, in order. Answers the records, and where each place goes on.
     fn taken(&self, places: &Positions, limit: usize, reply: &Reply) -> (Vec<Value>, Positions) {
         let mut next = places.clone();
         let (mut records, mut left) = (Vec::new(), 0);

@@ -81,8 +81,8 @@ impl World {
         Ok(Want::no_content())
     }
 
-    /// A sign of life. `shown`: the generation of an answer; what that told the member to let go of, it
-    /// does.
+    /// A sign of life. `shown`: the generation of an answer; what that told the member to let go
+    /// of, it does.
     pub fn beat(
         &mut self,
         group: &str,

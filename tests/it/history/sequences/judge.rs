@@ -109,8 +109,8 @@ fn no_failure(fact: &Fact) -> Result<(), String> {
     failed.map_or(Ok(()), |reply| Err(format!("{}", reply.body)))
 }
 
-/// Of all answers that say it was done: the first and its repeats say the same, and one only that it
-/// was done now.
+/// Of all answers that say it was done: the first and its repeats say the same, and one only that
+/// it was done now.
 fn same_answers<'a>(fact: &'a Fact, what: &[&str]) -> Result<Option<&'a Reply>, String> {
     let done: Vec<&Reply> = fact.replies.iter().filter(is_done).collect();
     let Some(first) = done.first() else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! What is to be done, in words that keep their sense when others are left out: "the session of name
-//! 1", "the transaction that operation 7 began", "one below the next sequence".
+//! What is to be done, in words that keep their sense when others are left out: "the session of
+//! name 1", "the transaction that operation 7 began", "one below the next sequence".
 
 use serde_json::{Map, Value};
 

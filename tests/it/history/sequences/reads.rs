@@ -15,8 +15,8 @@ use super::{
 const LIMIT: usize = 500;
 
 impl World {
-    /// A record as it is shown; `said`: as it was, which tells what is not known of it (and, by what it
-    /// has, whether the topic and the partition are to be named).
+    /// A record as it is shown; `said`: as it was, which tells what is not known of it (and, by
+    /// what it has, whether the topic and the partition are to be named).
     pub fn shown(&self, log: &Log, offset: i64, said: &Value) -> Option<Value> {
         let stored = log.records.get(offset as usize)?;
         let mut shown = stored.record.json();
@@ -104,8 +104,9 @@ impl World {
         }
     }
 
-    /// Whether this may be what is staged in a partition, as far as there is room for it: of each open
-    /// transaction all that was meant for it. Where records without a key went nobody has been told.
+    /// Whether this may be what is staged in a partition, as far as there is room for it: of each
+    /// open transaction all that was meant for it. Where records without a key went nobody has been
+    /// told.
     fn may_be_staged(&self, read: &Read, room: i64, staged: &Value) -> bool {
         let life = self.topics[&read.topic].life;
         let Some(listed) = staged.as_array() else { return false };
@@ -218,7 +219,8 @@ fn cursor(reply: &Reply) -> Option<&str> {
     places.into_iter().find_map(Value::as_str)
 }
 
-/// What an append has staged in a partition, where its records without a key are there, or elsewhere.
+/// What an append has staged in a partition, where its records without a key are there, or
+/// elsewhere.
 type Ways = [Vec<Value>; 2];
 
 /// `fates`: of a prepared one, that has not to store all of it any more.

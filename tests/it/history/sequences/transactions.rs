@@ -90,8 +90,8 @@ impl World {
         Ok(Want::ok(self.told(id, None)))
     }
 
-    /// `first`: how many appends the transaction holds before these. `in_pass`: that the offsets lie
-    /// in their logs is judged later.
+    /// `first`: how many appends the transaction holds before these. `in_pass`: that the offsets
+    /// lie in their logs is judged later.
     fn resolve(&self, work: &Work, first: i64, in_pass: bool) -> Result<Resolved, Want> {
         let claims = self.claims(&work.offsets)?;
         if !in_pass {

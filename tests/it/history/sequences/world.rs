@@ -1,7 +1,7 @@
 //! The contract as a world in memory: everything is kept, nothing is folded, cached or forgotten. A
-//! call is judged when its answer is there: what nobody can foretell (instants, ids of the server's,
-//! the partition that records without a key go to) is learnt from it, the rest has to be as the world
-//! says.
+//! call is judged when its answer is there: what nobody can foretell (instants, ids of the
+//! server's, the partition that records without a key go to) is learnt from it, the rest has to be
+//! as the world says.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

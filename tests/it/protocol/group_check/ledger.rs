@@ -1,5 +1,5 @@
-//! A stand-in for the database, and what the broker does over it with the real rules: a group that is
-//! changed as a whole, and offsets that are judged where they are committed.
+//! A stand-in for the database, and what the broker does over it with the real rules: a group that
+//! is changed as a whole, and offsets that are judged where they are committed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -195,8 +195,8 @@ impl Ledger {
         self.change(let_go).unwrap();
     }
 
-    /// The next record of every partition that the member is given, in which generation; with what it
-    /// has fetched before, if it goes on behind that.
+    /// The next record of every partition that the member is given, in which generation; with what
+    /// it has fetched before, if it goes on behind that.
     pub fn fetched(&self, member_id: &str, before: &[Range]) -> (i64, Vec<Range>) {
         let told = self.group.0.membership(member_id);
         let of = |(log_id, place): (&LogId, &oncelog::rules::group::GroupPartition)| {

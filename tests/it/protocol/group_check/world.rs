@@ -141,8 +141,8 @@ impl World {
         }
     }
 
-    /// Nobody loses anything but what it was told to let go of, in an answer that has come, by a call of
-    /// its own. `by`: who has called, and the newest of such answers.
+    /// Nobody loses anything but what it was told to let go of, in an answer that has come, by a
+    /// call of its own. `by`: who has called, and the newest of such answers.
     fn check_group(&mut self, before: &GroupState, by: Option<(&str, Option<i64>)>) {
         let after = self.ledger.group.0.clone();
         self.breaks(Broken::GenerationFell, after.generation < before.generation);
@@ -178,8 +178,8 @@ impl World {
         }
     }
 
-    /// An answer is of no more use once all is let go of that it told of: what is taken later is told
-    /// later.
+    /// An answer is of no more use once all is let go of that it told of: what is taken later is
+    /// told later.
     fn forget_the_irrelevant(&mut self) {
         let places = &self.ledger.group.0.places;
         for Client { member, told, .. } in &mut self.clients {

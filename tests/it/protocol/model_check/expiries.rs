@@ -1,5 +1,6 @@
-//! Expiries (`broker::janitor::producers`) in small steps. There is no time here: when one begins, the limit
-//! has just passed since all that happened before, and not since anything that happens from then on.
+//! Expiries (`broker::janitor::producers`) in small steps. There is no time here: when one begins,
+//! the limit has just passed since all that happened before, and not since anything that happens
+//! from then on.
 
 use std::collections::BTreeMap;
 

@@ -120,8 +120,8 @@ impl Loader<'_> {
         self.heads.iter().filter_map(first).collect()
     }
 
-    /// One statement: the rows. Of a cache of another history nothing is folded: it is cold, and its
-    /// strangers are to be loaded.
+    /// One statement: the rows. Of a cache of another history nothing is folded: it is cold, and
+    /// its strangers are to be loaded.
     pub fn load_tails(&mut self, starts: &Starts) -> Result<(), Corrupt> {
         for (log_id, first) in self.lacking(starts) {
             let head = self.heads.iter().find(|head| head.log_id == log_id);

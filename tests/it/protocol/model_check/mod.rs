@@ -146,8 +146,8 @@ pub enum Rule {
     ThrowAwayNoPrefix,
     /// 3: a stranger is its state and all rows from there on.
     AllRowsOfAStranger,
-    /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it counts
-    /// already are then read with it, so that none of them is counted again under the lock.
+    /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it
+    /// counts already are then read with it, so that none of them is counted again under the lock.
     StateAheadOfTheHead,
     /// 3: a producer whose mark is old is a stranger.
     ReloadOldMarks,
@@ -191,6 +191,7 @@ pub enum Rule {
     TrimBelowSnapshot,
     /// 26: what was lost is redone in a slow path.
     RedoWhatWasLost,
-    /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no more.
+    /// 26: a redo that writes nothing raises the fences, so that the lost statement compares no
+    /// more.
     FenceWhatWasLost,
 }

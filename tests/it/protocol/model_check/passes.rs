@@ -1,4 +1,5 @@
-//! The replicas: `broker::append::lane` and `broker::append::writer` in small steps, with the real rules.
+//! The replicas: `broker::append::lane` and `broker::append::writer` in small steps, with the real
+//! rules.
 //!
 //! A pass keeps the cache as it was *before* it decided and decides again when its statement
 //! takes effect: deciding is a pure function, so this is the same plan, and the state stays small.

@@ -68,7 +68,8 @@ pub struct Config {
     pub pairs: bool,
     /// Unsequenced appends to the first partition.
     pub plain: bool,
-    /// The record of this sequence is known by its id: the request uses its number and stores nothing.
+    /// The record of this sequence is known by its id: the request uses its number and stores
+    /// nothing.
     pub known: Option<Sequence>,
     /// Opens of producer 0 may reset.
     pub reset: bool,

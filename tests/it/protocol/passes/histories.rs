@@ -1,5 +1,6 @@
-//! A database that has lost its last commits (a failover to an asynchronous standby, a restore), and has gone
-//! on since, behind a pooler that kept the replicas' connections: no cache of what was lost decides anything.
+//! A database that has lost its last commits (a failover to an asynchronous standby, a restore),
+//! and has gone on since, behind a pooler that kept the replicas' connections: no cache of what was
+//! lost decides anything.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Each kind of request in one pass with each other kind, quick and full, each repeated: what a pass decides
-//! is written whole, whatever else is in it.
+//! Each kind of request in one pass with each other kind, quick and full, each repeated: what a
+//! pass decides is written whole, whatever else is in it.
 
 use std::{collections::BTreeMap, future::IntoFuture};
 
@@ -164,8 +164,8 @@ impl Sender {
     }
 }
 
-/// What an answer says of where things are. (Of records one by one, if they have ids; then the rest is of what
-/// it stored.)
+/// What an answer says of where things are. (Of records one by one, if they have ids; then the rest
+/// is of what it stored.)
 fn places(answer: &Answer) -> Value {
     let mut answer = answer.json();
     if let Some(offsets) =
@@ -206,8 +206,8 @@ impl World {
         Self { server, other, sql, senders, round: 0 }
     }
 
-    /// Sends both while the lane waits for a head of the topic `plug`, so that one pass takes both; then
-    /// repeats each, here and elsewhere. False: they came into two passes.
+    /// Sends both while the lane waits for a head of the topic `plug`, so that one pass takes both;
+    /// then repeats each, here and elsewhere. False: they came into two passes.
     async fn round(
         &mut self,
         kinds: [Kind; 2],

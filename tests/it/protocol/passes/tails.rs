@@ -1,5 +1,5 @@
-//! Logs that nobody numbers: their rows are folded into snapshots like others, and whoever numbers the first
-//! request in them reads none of them.
+//! Logs that nobody numbers: their rows are folded into snapshots like others, and whoever numbers
+//! the first request in them reads none of them.
 
 use serde_json::{Value, json};
 use sqlx::{ConnectOptions, PgConnection};

@@ -117,8 +117,8 @@ async fn the_repeat_of_a_fetch_lets_go_of_nothing_that_its_answer_told() {
     assert_eq!(records(&taken), [format!("{}@1", revoked(&lost))]);
 }
 
-/// It commits all that was fetched until then, and then lets go: alone, or in a transaction that comes
-/// with it.
+/// It commits all that was fetched until then, and then lets go: alone, or in a transaction that
+/// comes with it.
 #[tokio::test]
 async fn a_commit_of_the_cursor_that_came_with_it_settles_all_and_lets_go() {
     for how in ["alone", "whole", "at the end", "staged", "by number"] {

@@ -1,4 +1,5 @@
-//! Where a member reads on: cursors, committed offsets, and what becomes of both as partitions move.
+//! Where a member reads on: cursors, committed offsets, and what becomes of both as partitions
+//! move.
 
 use std::collections::BTreeMap;
 

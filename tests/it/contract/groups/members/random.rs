@@ -1,6 +1,6 @@
-//! Two workers that transform inputs into outputs, over calls that are lost, late, repeated, cut short
-//! and sent once more under other ids; that fetch ahead, gather, forget, restart, leave and come back.
-//! In the end there is one output for each input.
+//! Two workers that transform inputs into outputs, over calls that are lost, late, repeated, cut
+//! short and sent once more under other ids; that fetch ahead, gather, forget, restart, leave and
+//! come back. In the end there is one output for each input.
 
 use std::collections::BTreeMap;
 
@@ -152,8 +152,8 @@ impl World {
         }
     }
 
-    /// Sends the calls in order, up to one that is refused. (What is added to one that has ended says
-    /// only that it has: its commit is answered as before.)
+    /// Sends the calls in order, up to one that is refused. (What is added to one that has ended
+    /// says only that it has: its commit is answered as before.)
     async fn deliver(&mut self, calls: &[Sent]) -> Outcome {
         for (n, call) in calls.iter().enumerate() {
             let answer = self.send(call).await;

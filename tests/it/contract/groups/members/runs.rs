@@ -1,4 +1,5 @@
-//! Runs: what a member has processed between two commits is committed once, in whatever transaction.
+//! Runs: what a member has processed between two commits is committed once, in whatever
+//! transaction.
 
 use futures_util::future::join_all;
 use uuid::Uuid;

@@ -72,7 +72,8 @@ async fn commits_of_many_partitions_in_any_order_do_not_deadlock() {
     }
 }
 
-/// As transactions do: several groups and logs at once, rows made and locked, some held for a while.
+/// As transactions do: several groups and logs at once, rows made and locked, some held for a
+/// while.
 #[tokio::test]
 async fn places_of_many_groups_are_locked_without_deadlock() {
     let server = Server::start().await;
@@ -170,7 +171,8 @@ async fn a_commit_in_a_topic_that_vanishes_meanwhile_leaves_nothing() {
     }
 }
 
-/// A first commit that is about to be acknowledged holds the deletion up, so that the janitor sees its row.
+/// A first commit that is about to be acknowledged holds the deletion up, so that the janitor sees
+/// its row.
 #[tokio::test]
 async fn a_deletion_waits_for_the_first_commit_in_a_partition() {
     let server = Server::start().await;

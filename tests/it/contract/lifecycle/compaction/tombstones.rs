@@ -37,8 +37,8 @@ async fn tombstones_go_after_their_delay() {
     assert_eq!(world.read_all(10).await, [1, 2, 4]);
 }
 
-/// However old a tombstone is when compaction first meets it: who has just read what it speaks of has
-/// to read it, too.
+/// However old a tombstone is when compaction first meets it: who has just read what it speaks of
+/// has to read it, too.
 #[tokio::test]
 async fn the_delay_begins_when_what_is_gone_has_gone() {
     let mut world = world().await;

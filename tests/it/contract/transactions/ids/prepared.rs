@@ -75,8 +75,8 @@ async fn what_was_stored_elsewhere_leaves_a_transaction_when_it_is_prepared() {
     assert_eq!(count(&server, "staged_batches").await, 2);
 }
 
-/// A prepared transaction has no timeout: windows and rings go on meanwhile, and what holds when it is
-/// committed counts.
+/// A prepared transaction has no timeout: windows and rings go on meanwhile, and what holds when it
+/// is committed counts.
 #[tokio::test]
 async fn a_prepared_transaction_is_committed_by_the_windows_and_rings_of_then() {
     let server = server().await;
@@ -103,7 +103,8 @@ async fn a_prepared_transaction_is_committed_by_the_windows_and_rings_of_then() 
     assert_eq!(plain(&server, &[known("b", 3)]).await.ok()["record_count"], 1);
 }
 
-/// The id was known when the transaction was prepared; that its window is over later changes nothing.
+/// The id was known when the transaction was prepared; that its window is over later changes
+/// nothing.
 #[tokio::test]
 async fn what_a_prepare_has_left_out_stays_out() {
     let server = server().await;

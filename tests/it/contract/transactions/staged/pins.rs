@@ -90,7 +90,8 @@ async fn a_delete_waits_for_a_prepare_and_is_refused() {
     }
 }
 
-/// The delete was first: a prepare cannot hold the head; when the delete has come to nothing, it can.
+/// The delete was first: a prepare cannot hold the head; when the delete has come to nothing, it
+/// can.
 #[tokio::test]
 async fn what_is_being_deleted_cannot_be_held() {
     for is_pinned in [false, true] {

@@ -59,7 +59,8 @@ enum Action {
 /// What can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ground {
-    /// Offsets are counted in the transaction's row: without, a commit looks whether any are staged.
+    /// Offsets are counted in the transaction's row: without, a commit looks whether any are
+    /// staged.
     OffsetCount,
     /// A commit compares the batches it sees with the count in the row.
     BatchCount,

@@ -1,5 +1,5 @@
-//! The rows that calls of one transaction meet at, what each call holds and has written, and what must
-//! be true after each of its steps.
+//! The rows that calls of one transaction meet at, what each call holds and has written, and what
+//! must be true after each of its steps.
 
 use std::collections::BTreeSet;
 
@@ -81,7 +81,8 @@ pub struct Tables {
     pub stored: i64,
 }
 
-/// What a database transaction has written and not committed: rows that it has locked, and new ones.
+/// What a database transaction has written and not committed: rows that it has locked, and new
+/// ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Written {
     pub epoch: Option<Epoch>,
