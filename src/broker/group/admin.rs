@@ -120,7 +120,7 @@ impl Broker {
     ) -> Result<Vec<CommittedOffset>, Error> {
         let asked = Arc::new(asked);
         for attempt in 0..ATTEMPTS {
-            let targets = self.targets(tenant, group, &asked, attempt > 0).await?;
+            let targets = self.targets(tenant, group, &asked).await?;
             let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
             let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
             let reset = self.store.of(tenant).transaction(move |connection| {
@@ -154,7 +154,6 @@ impl Broker {
         tenant: TenantId,
         group: &Name,
         asked: &OffsetsReset,
-        anew: bool,
     ) -> Result<Vec<Target>, Error> {
         // before its topics: as the path comes before the body
         let found = self.group_ids.find(tenant, group, |_, _| false).await?;
@@ -171,7 +170,8 @@ impl Broker {
         };
         let mut targets = Vec::new();
         for name in topics {
-            let topic = self.topics.resolve(tenant, name, anew).await?;
+            // not as cached: it may have grown through another replica
+            let topic = self.topics.resolve(tenant, name, true).await?;
             let partitions = (0..).zip(&topic.logs);
             targets.extend(partitions.map(|(n, log_id)| target((*log_id, name.clone(), n))));
         }

@@ -166,3 +166,16 @@ async fn what_is_wrong_with_a_reset_is_named() {
     let least = json!({"to": {"by": -9_007_199_254_740_991_i64}});
     assert_eq!(told(&server.reset("g", least).await), "orders/0 2, orders/1 0");
 }
+
+/// The replica that resets knows the topic as it was before it grew through another.
+#[tokio::test]
+async fn a_partition_that_another_replica_made_is_reset_with_the_others() {
+    let server = world().await;
+    let other = Server::on(&server.options, Setup::default()).await;
+    let commit = json!({"offsets": [{"topic": "orders", "partition": 0, "offset": 5}]});
+    server.commit("g", commit).await.ok();
+    let all = json!({"topics": ["orders"], "to": "earliest"});
+    assert_eq!(told(&server.reset("g", all.clone()).await), "orders/0 2, orders/1 0");
+    other.patch("/v1/topics/orders").json(json!({"partition_count": 3})).await.ok();
+    assert_eq!(told(&server.reset("g", all).await), "orders/0 2, orders/1 0, orders/2 0");
+}
