@@ -80,7 +80,8 @@ async fn over_http_1_they_cost_next_to_nothing() {
     let idle = join_all(idle).await;
     let connections = measured.process.memory_bytes("VmRSS").saturating_sub(before);
     drop(idle);
-    let most = before + connections + CONNECTIONS * UNREAD_BYTES;
+    // and the few texts of /metrics that a slow machine writes while they come
+    let most = before + connections + CONNECTIONS * UNREAD_BYTES + 4 * MIB;
     println!("{CONNECTIONS} connections: {} KiB", connections >> 10);
     for path in open_paths() {
         let unread = ENCODINGS.iter().cycle().take(CONNECTIONS);
