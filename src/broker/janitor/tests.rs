@@ -74,3 +74,36 @@ async fn a_round_whose_time_is_over_leaves_the_rest_to_the_next() {
         assert_eq!(rounds(due, Duration::ZERO, 4).await, want, "{due:?}");
     }
 }
+
+/// What is logged while it lives, by this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_first_failure_is_logged_and_ever_fewer_of_those_that_follow() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    let logged = {
+        let _guard = tracing::subscriber::set_default(subscriber.finish());
+        rounds(&["a!", "b!", "c!", "d!", "e!", "f."], Duration::MAX, 7).await;
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    };
+    let failures = |word: &str| -> Vec<String> {
+        let of = logged.lines().filter(|line| line.contains(word));
+        of.filter_map(|line| Some(line.split_once("failures=")?.1.to_owned())).collect()
+    };
+    assert_eq!(failures("a janitor task failed"), ["1", "2", "4"], "{logged}");
+    assert_eq!(failures("succeeds again"), ["5"], "{logged}");
+}
