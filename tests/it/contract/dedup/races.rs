@@ -321,11 +321,12 @@ async fn numbers_that_store_nothing_are_known_to_all_brokers() {
         assert_eq!(records(&answer)[0].duplicate, id == 0, "{sequence}");
         first.push(answer);
         for replica in 0..3 {
+            // first: a broker that does not know of the number would store it
+            let other = send(replica, sequence as i64, id + 100).await.unwrap_err();
+            assert_eq!(other.code, Code::SequenceReused);
             let again = send(replica, sequence as i64, id).await.unwrap();
             assert!(again.duplicate);
             assert_eq!(again.placed, first.last().unwrap().placed, "{sequence} at {replica}");
-            let other = send(replica, sequence as i64, id + 100).await.unwrap_err();
-            assert_eq!(other.code, Code::SequenceReused);
             let beyond = send(replica, sequence as i64 + 9, id + 100).await.unwrap_err();
             assert_eq!(beyond.code, Code::OutOfOrderSequence);
         }
