@@ -1,6 +1,8 @@
 //! Validation errors of a request, by JSON pointer. They stay small whatever a client sends: their
 //! number is limited, and their texts are truncated.
 
+use serde::Serialize;
+
 use super::Code;
 
 /// Maximum number of errors listed; the others are counted.
@@ -10,7 +12,7 @@ pub const MAX_FAULT_TEXT_BYTES: usize = 256;
 
 /// One error: where (RFC 6901 pointer into the body, `?name` for a query parameter, `/path/name`
 /// for a path segment) and what was expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fault {
     pub pointer: String,
     pub detail: String,
