@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    model::{Code, Invalid, Name, Partition, invalid::TooLarge},
+    model::{Code, Name, Partition, ValidationErrors, validation::TooLarge},
     rules::Refusal,
     store,
     telemetry::{self, LineLimit},
@@ -32,7 +32,7 @@ impl Error {
 
     /// A malformed field, named by its JSON pointer.
     pub fn invalid(pointer: &str, detail: &str) -> Self {
-        Invalid::at(pointer, detail).into()
+        ValidationErrors::at(pointer, detail).into()
     }
 
     pub fn topic_not_found(topic: &Name) -> Self {
@@ -99,10 +99,10 @@ impl Error {
     }
 }
 
-impl From<Invalid> for Error {
-    fn from(invalid: Invalid) -> Self {
-        let Invalid { faults, unlisted, too_large } = invalid;
-        let (pointer, detail) = match faults.first() {
+impl From<ValidationErrors> for Error {
+    fn from(invalid: ValidationErrors) -> Self {
+        let ValidationErrors { listed, unlisted, too_large } = invalid;
+        let (pointer, detail) = match listed.first() {
             Some(first) => (&*first.pointer, &*first.detail),
             None => ("", "the request is malformed"),
         };
@@ -110,13 +110,13 @@ impl From<Invalid> for Error {
         if let Some(TooLarge { code, limit }) = too_large {
             return Error::new(code, format!("{place}: {detail}")).fact("limit", limit);
         }
-        let more = match (faults.len(), unlisted) {
+        let more = match (listed.len(), unlisted) {
             (0 | 1, 0) => String::new(),
-            (listed, 0) => format!(" (and {} more, see errors)", listed - 1),
+            (count, 0) => format!(" (and {} more, see errors)", count - 1),
             (_, unlisted) => format!(" (see errors, and {unlisted} more)"),
         };
         let detail = format!("{place}: {detail}{more}");
-        Error::new(Code::InvalidRequest, detail).fact("errors", json!(faults))
+        Error::new(Code::InvalidRequest, detail).fact("errors", json!(listed))
     }
 }
 

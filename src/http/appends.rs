@@ -10,7 +10,6 @@ use super::{
     extract::{
         access::{PartitionPath, Produce, TopicAccess},
         body::{Records, Sent, count},
-        json::Faults,
         media::{AnswersJson, Media},
         query::NoParameters,
     },
@@ -19,7 +18,7 @@ use super::{
 use crate::{
     broker::{Error, Held},
     model::{
-        Batch, Code, Envelope, Invalid, Name, ProducerId,
+        Batch, Code, Envelope, Name, ProducerId, ValidationErrors,
         append::{Append, Appended, Placed, PlacedRecord, ProducerSeq, Scope},
         batch::OnDuplicate,
     },
@@ -111,7 +110,7 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     if request_key.is_some() && numbered.is_some() {
         let why = "the request has a sequence, which already makes it safe to repeat; omit the sequence \
              or the key";
-        return Err(Invalid::at("Idempotency-Key", why).into());
+        return Err(ValidationErrors::at("Idempotency-Key", why).into());
     }
     Ok(Append {
         numbered,
@@ -127,8 +126,8 @@ fn numbered(
     envelope: &Envelope,
     scope: Scope,
     prefix: &str,
-) -> Result<Option<ProducerSeq>, Invalid> {
-    let mut faults = Faults::default();
+) -> Result<Option<ProducerSeq>, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
     let at = |name: &str| format!("{prefix}{name}");
     let parts = [
         ("producer_id", envelope.producer_id),
@@ -136,17 +135,17 @@ fn numbered(
         ("sequence", envelope.sequence),
     ];
     for (name, value) in parts {
-        faults.count(&at(name), value);
+        errors.count(&at(name), value);
         if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
             let why = "missing: give producer_id, epoch and sequence together, or none of them";
-            faults.add(&at(name), why);
+            errors.add(&at(name), why);
         }
     }
-    faults.count(&at("expected_offset"), envelope.expected_offset);
+    errors.count(&at("expected_offset"), envelope.expected_offset);
     if envelope.expected_offset.is_some() && scope == Scope::Topic {
-        faults.add(&at("expected_offset"), "only allowed in an append to one partition");
+        errors.add(&at("expected_offset"), "only allowed in an append to one partition");
     }
-    faults.finish()?;
+    errors.finish()?;
     let (Some(producer_id), Some(epoch), Some(sequence)) =
         (envelope.producer_id, envelope.epoch, envelope.sequence)
     else {
@@ -361,8 +360,8 @@ mod tests {
             ([None, None, None, Some(-5)], partition, "/", &["/expected_offset"]),
         ];
         for (parts, scope, prefix, want) in table {
-            let faults = numbered(&envelope(parts), scope, prefix).unwrap_err().faults;
-            let pointers: Vec<_> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
+            let errors = numbered(&envelope(parts), scope, prefix).unwrap_err().listed;
+            let pointers: Vec<_> = errors.iter().map(|error| error.pointer.as_str()).collect();
             assert_eq!(pointers, want, "{parts:?}");
         }
     }

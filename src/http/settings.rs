@@ -23,7 +23,6 @@ use super::{
     extract::{
         access::{Access, Admin, TenantAccess},
         body::JsonBody,
-        json::Faults,
         media::AnswersJson,
         query::{NoParameters, Query},
     },
@@ -32,6 +31,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
+        ValidationErrors,
         settings::{Change, Changes, IfMatch, Key, TenantSettings, Value},
         tenant::MaximaChanges,
     },
@@ -43,15 +43,13 @@ pub struct SentChanges(Changes);
 
 impl SentChanges {
     /// Returns the changes if every value is allowed. `at` is their pointer in the body.
-    pub fn checked(self, at: &str, of_a_topic: bool, faults: &mut Faults) -> Changes {
+    pub fn checked(self, at: &str, of_a_topic: bool, errors: &mut ValidationErrors) -> Changes {
         for (key, change) in &self.0 {
             let pointer = format!("{at}/{}", key.name());
             if of_a_topic && !key.setting().of_topics {
-                faults.add(&pointer, "this is a setting of tenants, not of topics");
-            } else if let Change::Set(value) = change
-                && let Err(why) = key.check(*value)
-            {
-                faults.add(&pointer, why);
+                errors.add(&pointer, "this is a setting of tenants, not of topics");
+            } else if let Change::Set(value) = change {
+                errors.parsed(&pointer, key.check(*value));
             }
         }
         self.0
@@ -59,7 +57,7 @@ impl SentChanges {
 
     /// Returns the maxima if every setting may have that maximum. `at` is their pointer in the
     /// body.
-    pub fn maxima(self, at: &str, faults: &mut Faults) -> MaximaChanges {
+    pub fn maxima(self, at: &str, errors: &mut ValidationErrors) -> MaximaChanges {
         let mut maxima = MaximaChanges::new();
         for (key, change) in self.0 {
             let most = match change {
@@ -70,9 +68,8 @@ impl SentChanges {
                 }
                 Change::Set(_) => Err("null is not a maximum; \"default\" removes one".into()),
             };
-            match most {
-                Ok(most) => drop(maxima.insert(key, most)),
-                Err(why) => faults.add(&format!("{at}/{}", key.name()), why),
+            if let Some(most) = errors.parsed(&format!("{at}/{}", key.name()), most) {
+                maxima.insert(key, most);
             }
         }
         maxima
@@ -281,9 +278,9 @@ pub async fn patch_settings(
     headers: HeaderMap,
     sent: JsonBody<SentChanges>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
-    let changes = sent.body.checked("", false, &mut faults);
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    let changes = sent.body.checked("", false, &mut errors);
+    errors.finish()?;
     let if_match = validators(&headers, IF_MATCH);
     answer(&access.broker.patch_settings(access.tenant, changes, if_match).await?)
 }

@@ -16,7 +16,7 @@ use super::{
     extract::{
         access::{OperatorAccess, TenantPath},
         body::JsonBody,
-        json::{Faults, Object},
+        json::Object,
         list::{self, ListQuery},
         media::AnswersJson,
         query::{NoParameters, Query},
@@ -26,6 +26,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
+        ValidationErrors,
         settings::{Maxima, OwnSettings},
         tenant::{Tenant, TenantDescription, TenantPatch},
         topic::Listed,
@@ -224,9 +225,9 @@ pub async fn put_tenant(
     _: AnswersJson,
     sent: JsonBody<PutTenant>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
-    let maxima = sent.body.maxima.map(|Object(sent)| sent.maxima("/maxima", &mut faults));
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    let maxima = sent.body.maxima.map(|Object(sent)| sent.maxima("/maxima", &mut errors));
+    errors.finish()?;
     let (described, created) = access.broker.put_tenant(&tenant, maxima).await?;
     answer(if created { StatusCode::CREATED } else { StatusCode::OK }, described)
 }
@@ -275,10 +276,10 @@ pub async fn patch_tenant(
     headers: HeaderMap,
     sent: JsonBody<PatchTenant>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
+    let mut errors = ValidationErrors::default();
     let PatchTenant { maxima, suspended } = sent.body;
-    let maxima = maxima.map(|Object(sent)| sent.maxima("/maxima", &mut faults));
-    faults.finish()?;
+    let maxima = maxima.map(|Object(sent)| sent.maxima("/maxima", &mut errors));
+    errors.finish()?;
     let patch = TenantPatch { maxima: maxima.unwrap_or_default(), suspended };
     let if_match = validators(&headers, IF_MATCH);
     answer(StatusCode::OK, access.broker.patch_tenant(&tenant, patch, if_match).await?)

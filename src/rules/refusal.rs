@@ -5,10 +5,10 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use crate::model::{
-    Code, Epoch, Fault, Invalid, Name, Offset, ProducerId, Sequence,
-    invalid::MAX_FAULTS,
+    Code, Epoch, Name, Offset, ProducerId, Sequence, ValidationError, ValidationErrors,
     settings::{Key, Value},
     transaction::{Reason, State},
+    validation::MAX_LISTED,
 };
 
 /// Why a request was refused, in a sentence for people: what is wrong and what to do.
@@ -281,25 +281,27 @@ impl Refusal {
                 ]
             }
             Self::IllegalGeneration { generation } => vec![("generation", json!(generation))],
-            _ => self.errors().into_iter().map(|errors| ("errors", json!(errors.faults))).collect(),
+            _ => self.errors().into_iter().map(|errors| ("errors", json!(errors.listed))).collect(),
         }
     }
 
     /// What is wrong with parts of the request, each by its pointer.
-    pub fn errors(&self) -> Option<Invalid> {
-        let at = |pointer: &str| Some(Invalid::at(pointer, self.to_string()));
+    pub fn errors(&self) -> Option<ValidationErrors> {
+        let at = |pointer: &str| Some(ValidationErrors::at(pointer, self.to_string()));
         let of_records = |records: &[String], detail: &str| {
-            Some(Invalid::of(records.iter().map(|pointer| Fault::new(pointer, detail))))
+            Some(ValidationErrors::of(
+                records.iter().map(|pointer| ValidationError::new(pointer, detail)),
+            ))
         };
         match self {
             Self::RecordIdReused { records } => of_records(records, "another record has this id"),
             Self::DuplicateRecord { records } => of_records(records, "already stored"),
             Self::AboveMaxima { at, settings } => {
-                Some(Invalid::of(settings.iter().map(|(key, value, maximum)| {
+                Some(ValidationErrors::of(settings.iter().map(|(key, value, maximum)| {
                     let detail = format!(
                         "{value} exceeds {maximum}, the operator's maximum for this tenant"
                     );
-                    Fault::new(format!("{at}/{}", key.name()), detail)
+                    ValidationError::new(format!("{at}/{}", key.name()), detail)
                 })))
             }
             Self::IdempotencyKeyAhead => at("Idempotency-Key"),
@@ -314,7 +316,7 @@ impl Refusal {
 
 /// How many of the records are not in the list of errors.
 fn unlisted(records: &[String]) -> String {
-    match records.len().saturating_sub(MAX_FAULTS) {
+    match records.len().saturating_sub(MAX_LISTED) {
         0 => String::new(),
         more => format!(" (See errors, and {more} more.)"),
     }

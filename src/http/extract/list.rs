@@ -8,11 +8,11 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
-use super::{json::Faults, query::escape};
+use super::query::escape;
 use crate::{
     broker::Error,
     model::{
-        Invalid, Name,
+        Name, ValidationErrors,
         topic::{Listed, Page},
     },
 };
@@ -36,21 +36,21 @@ pub struct ListQuery {
 }
 
 impl ListQuery {
-    pub fn page(self) -> Result<Page, Invalid> {
+    pub fn page(self) -> Result<Page, ValidationErrors> {
         page(self.limit, self.after)
     }
 }
 
-pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Invalid> {
-    let mut faults = Faults::default();
-    faults.range("?limit", limit, 1..=MAX_LIMIT);
+pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
+    errors.range("?limit", limit, 1..=MAX_LIMIT);
     let visible = |text: &String| {
         (1..=MAX_AFTER_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
     };
     if after.as_ref().is_some_and(|text| !visible(text)) {
-        faults.add("?after", "not a next_after of this list");
+        errors.add("?after", "not a next_after of this list");
     }
-    faults.finish()?;
+    errors.finish()?;
     Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
 }
 
@@ -110,7 +110,7 @@ mod tests {
             [(0, "a", "?limit"), (1001, "a", "?limit"), (1, "", "?after"), (1, "\0", "?after")]
         {
             let invalid = page(Some(limit), Some(after.into())).unwrap_err();
-            assert_eq!(invalid.faults[0].pointer, pointer);
+            assert_eq!(invalid.listed[0].pointer, pointer);
         }
     }
 

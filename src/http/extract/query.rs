@@ -9,7 +9,7 @@ use serde::{
 };
 
 use super::json::named_by;
-use crate::{broker::Error, model::Invalid};
+use crate::{broker::Error, model::ValidationErrors};
 
 /// The parameters of an operation without a body.
 pub struct Query<T>(pub T);
@@ -44,12 +44,12 @@ impl ParameterPlace {
 #[serde(deny_unknown_fields)]
 pub struct NoParameters {}
 
-pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
+pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, ValidationErrors> {
     let mut pairs = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let name = unescape(name).map_err(|why| Invalid::at("?", why))?;
-        let value = unescape(value).map_err(|why| Invalid::at(format!("?{name}"), why))?;
+        let name = unescape(name).map_err(|why| ValidationErrors::at("?", why))?;
+        let value = unescape(value).map_err(|why| ValidationErrors::at(format!("?{name}"), why))?;
         pairs.push((name, Text(value)));
     }
     let pairs = value::MapDeserializer::new(pairs.into_iter());
@@ -58,7 +58,7 @@ pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
         let detail = error.into_inner().to_string();
         // Serde names a missing or repeated field in its words only.
         let name = if path == "." { named_by(&detail).unwrap_or_default() } else { &path };
-        Invalid::at(format!("?{name}"), detail.clone())
+        ValidationErrors::at(format!("?{name}"), detail.clone())
     })
 }
 
@@ -192,12 +192,12 @@ mod tests {
             ("before=1&isolation=none", "?isolation", "unknown variant"),
         ];
         for (query, pointer, detail) in table {
-            let fault = parse::<Parameters>(Some(query)).unwrap_err().faults.remove(0);
-            assert_eq!(fault.pointer, pointer, "{query}");
-            assert!(fault.detail.contains(detail), "{query}: {}", fault.detail);
+            let error = parse::<Parameters>(Some(query)).unwrap_err().listed.remove(0);
+            assert_eq!(error.pointer, pointer, "{query}");
+            assert!(error.detail.contains(detail), "{query}: {}", error.detail);
         }
-        let fault = parse::<NoParameters>(Some("limit=1")).err().unwrap().faults.remove(0);
-        assert_eq!(fault.pointer, "?limit");
+        let error = parse::<NoParameters>(Some("limit=1")).err().unwrap().listed.remove(0);
+        assert_eq!(error.pointer, "?limit");
     }
 
     #[test]

@@ -19,7 +19,6 @@ use crate::{
             access::{Admission, Group, GroupAccess, MemberPath},
             auth::Word,
             body::JsonBody,
-            json::Faults,
             media::{AnswersRecords, Media},
             query::{ParameterPlace, Query},
         },
@@ -31,7 +30,7 @@ use crate::{
         },
     },
     model::{
-        Invalid, Name,
+        Name, ValidationErrors,
         read::{self, Fetch, GroupFetched, PartitionRecords},
     },
 };
@@ -74,20 +73,20 @@ enum Run {
 }
 
 impl FetchParameters {
-    fn checked(self, place: ParameterPlace) -> Result<Fetch, Invalid> {
-        let mut faults = Faults::default();
+    fn checked(self, place: ParameterPlace) -> Result<Fetch, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
         let run = match self.run {
             None => read::Run::SinceCommit,
             Some(Run::Continue) => read::Run::Continue,
             Some(Run::New) => read::Run::New,
         };
         if run == read::Run::Continue && self.cursor.is_none() {
-            faults.add("?run", "run=continue requires a cursor");
+            errors.add("?run", "run=continue requires a cursor");
         }
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
-        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
-        faults.finish()?;
+            Bounds::checked(&mut errors, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut errors, place, self.cursor.as_deref(), LONG_CURSORS);
+        errors.finish()?;
         Ok(Fetch { cursor: self.cursor, run, limit, max_bytes, wait_ms })
     }
 }
@@ -278,7 +277,7 @@ mod tests {
         },
     };
 
-    fn fetch(text: &str) -> Result<Fetch, Invalid> {
+    fn fetch(text: &str) -> Result<Fetch, ValidationErrors> {
         query::parse::<FetchParameters>(Some(text))?.checked(ParameterPlace::Query)
     }
 
@@ -311,7 +310,7 @@ mod tests {
             ("cursor=c&run=since_commit", "?run"),
             ("cursor=c&run=", "?run"),
         ] {
-            assert_eq!(fetch(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+            assert_eq!(fetch(text).unwrap_err().listed[0].pointer, pointer, "{text}");
         }
     }
 

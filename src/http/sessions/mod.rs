@@ -14,7 +14,6 @@ use uuid::Uuid;
 use super::extract::{
     access::{Access, Produce, ProducerPath},
     body::KeyedBody,
-    json::Faults,
     list::{self, ListQuery},
     media::AnswersJson,
     query::{self, NoParameters, Query, escape},
@@ -23,7 +22,7 @@ use crate::http::openapi::examples::sessions as examples;
 use crate::{
     broker::{Answer, Error},
     model::{
-        Invalid, MAX_INTEGER, Name, ProducerId,
+        MAX_INTEGER, Name, ProducerId, ValidationErrors,
         session::{self, Open, Opened},
         uuid_v7,
     },
@@ -72,23 +71,23 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    fn checked(self) -> Result<Open, Invalid> {
-        let mut faults = Faults::default();
-        let transactional_id = faults.name("/transactional_id", self.transactional_id.as_deref());
-        let producer_id = faults.count("/producer_id", self.producer_id);
-        let epoch = faults.count("/epoch", self.epoch);
+    fn checked(self) -> Result<Open, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let transactional_id = errors.name("/transactional_id", self.transactional_id.as_deref());
+        let producer_id = errors.count("/producer_id", self.producer_id);
+        let epoch = errors.count("/epoch", self.epoch);
         match (self.producer_id, self.epoch) {
-            (Some(_), None) => faults.add("/epoch", "producer_id requires epoch"),
-            (None, Some(_)) => faults.add("/producer_id", "epoch requires producer_id"),
+            (Some(_), None) => errors.add("/epoch", "producer_id requires epoch"),
+            (None, Some(_)) => errors.add("/producer_id", "epoch requires producer_id"),
             _ => {}
         }
         let open_id = self.open_id.as_deref().and_then(uuid_v7);
         if self.open_id.is_some() && open_id.is_none() {
-            faults.add("/open_id", "expected a UUIDv7");
+            errors.add("/open_id", "expected a UUIDv7");
         }
         let transaction_timeout_ms = self.transaction_timeout_ms;
-        faults.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
-        faults.finish()?;
+        errors.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
+        errors.finish()?;
         Ok(Open {
             transactional_id,
             condition: producer_id.map(ProducerId).zip(epoch),
@@ -306,14 +305,14 @@ pub struct SessionsQuery {
 }
 
 impl SessionsQuery {
-    fn name(&self) -> Result<Option<Name>, Invalid> {
-        let mut faults = Faults::default();
-        let name = faults.name("?transactional_id", self.transactional_id.as_deref());
+    fn name(&self) -> Result<Option<Name>, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let name = errors.name("?transactional_id", self.transactional_id.as_deref());
         let id = self.after.as_deref().map(query::integer);
         if id.is_some_and(|id| !id.is_ok_and(|id| (0..=MAX_INTEGER).contains(&id))) {
-            faults.add("?after", "expected a producer id");
+            errors.add("?after", "expected a producer id");
         }
-        faults.finish()?;
+        errors.finish()?;
         Ok(name)
     }
 }

@@ -13,7 +13,7 @@ use super::{
     extract::{
         access::{Access, Admin, PartitionPath, See, TopicAccess},
         body::JsonBody,
-        json::{Faults, Object},
+        json::Object,
         list::{self, ListQuery, covered},
         media::AnswersJson,
         query::{NoParameters, Query},
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Invalid, MAX_INTEGER, Partition,
+        MAX_INTEGER, Partition, ValidationErrors,
         settings::OwnSettings,
         topic::{
             Listed, MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch,
@@ -59,14 +59,14 @@ pub struct PatchTopic {
 fn checked(
     partition_count: Option<i64>,
     settings: Option<Object<SentChanges>>,
-) -> Result<TopicPatch, Invalid> {
-    let mut faults = Faults::default();
+) -> Result<TopicPatch, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
     let partition_count =
-        faults.range("/partition_count", partition_count, 1..=MAX_PARTITION_COUNT);
+        errors.range("/partition_count", partition_count, 1..=MAX_PARTITION_COUNT);
     let partition_count = partition_count.and_then(|count| Partition::try_from(count).ok());
     let settings = settings.map(|Object(settings)| settings).unwrap_or_default();
-    let settings = settings.checked("/settings", true, &mut faults);
-    faults.finish()?;
+    let settings = settings.checked("/settings", true, &mut errors);
+    errors.finish()?;
     Ok(TopicPatch { partition_count, settings })
 }
 
@@ -305,9 +305,9 @@ pub async fn trim_partition(
     PartitionPath(partition): PartitionPath,
     Query(query): Query<TrimQuery>,
 ) -> Result<StatusCode, Error> {
-    let mut faults = Faults::default();
-    faults.range("?before", Some(query.before), 0..=MAX_INTEGER);
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    errors.range("?before", Some(query.before), 0..=MAX_INTEGER);
+    errors.finish()?;
     access.broker.trim(access.tenant, &access.topic, partition, query.before).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -29,7 +29,6 @@ use super::extract::{
         Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
     },
     body::TransactionBody,
-    json::Faults,
     list,
     media::AnswersJson,
     query::{NoParameters, Query},
@@ -38,7 +37,7 @@ use crate::http::openapi::examples::transactions as examples;
 use crate::{
     broker::{Broker, Error, Taken},
     model::{
-        Invalid, ProducerId, TenantId,
+        ProducerId, TenantId, ValidationErrors,
         transaction::{self, Filter},
         uuid_v7,
     },
@@ -274,14 +273,14 @@ pub struct TransactionsQuery {
 }
 
 impl TransactionsQuery {
-    fn filter(&self) -> Result<Filter, Invalid> {
-        let mut faults = Faults::default();
-        let older_than_ms = faults.count("?older_than_ms", self.older_than_ms);
-        let producer_id = faults.count("?producer_id", self.producer_id);
+    fn filter(&self) -> Result<Filter, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let older_than_ms = errors.count("?older_than_ms", self.older_than_ms);
+        let producer_id = errors.count("?producer_id", self.producer_id);
         if self.after.as_deref().is_some_and(|after| uuid_v7(after).is_none()) {
-            faults.add("?after", "expected a transaction id");
+            errors.add("?after", "expected a transaction id");
         }
-        faults.finish()?;
+        errors.finish()?;
         let state = self.state.map(transaction::State::from);
         Ok(Filter { state, older_than_ms, producer_id: producer_id.map(ProducerId) })
     }

@@ -25,7 +25,7 @@ use crate::{
         Limits,
         exposition::{Exposition, MetricsText},
     },
-    model::{Code, Invalid, Name, TenantId},
+    model::{Code, Name, TenantId, ValidationErrors},
     telemetry,
 };
 
@@ -311,7 +311,8 @@ async fn admit_to(
 ) -> Result<(Arc<Grant>, Name), Error> {
     let grant = admit(gate, parts, any_of).await?;
     let text = paths::segment(parts, kind).await?;
-    let name = Name::parse(&text).map_err(|why| Invalid::at(format!("/path/{kind}"), why))?;
+    let name =
+        Name::parse(&text).map_err(|why| ValidationErrors::at(format!("/path/{kind}"), why))?;
     if !grant.covers(any_of, &name) {
         return Err(forbidden(any_of, Some(&name)));
     }

@@ -13,7 +13,7 @@ use crate::{
         auth::{Grant, Word},
         query,
     },
-    model::{Invalid, TenantId},
+    model::{TenantId, ValidationErrors},
 };
 
 const OPERATE: &[Word] = &[Word::Operator];
@@ -40,14 +40,14 @@ pub struct EndAccess {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
     pub grant: Arc<Grant>,
-    asked: Result<EndQuery, Invalid>,
+    asked: Result<EndQuery, ValidationErrors>,
 }
 
 impl EndAccess {
     /// Whether the request asks for operator access. A malformed query is refused later, not by the
     /// scope check.
-    pub fn by_operator(&self) -> Result<bool, Invalid> {
-        let asked = self.asked.as_ref().map_err(Invalid::clone)?;
+    pub fn by_operator(&self) -> Result<bool, ValidationErrors> {
+        let asked = self.asked.as_ref().map_err(ValidationErrors::clone)?;
         Ok(asked.role.is_some())
     }
 }
@@ -56,7 +56,7 @@ impl FromRequestParts<AppState> for EndAccess {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let asked: Result<EndQuery, Invalid> = query::parse(parts.uri.query());
+        let asked: Result<EndQuery, ValidationErrors> = query::parse(parts.uri.query());
         let by_operator = asked.as_ref().map(|asked| asked.role.is_some());
         let any_of = match by_operator {
             Ok(true) => OPERATE,

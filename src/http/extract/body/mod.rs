@@ -40,7 +40,7 @@ use super::{
 use crate::{
     broker::{Error, Taken},
     model::{
-        Code, Invalid,
+        Code, ValidationErrors,
         dedup::{IdempotencyKey, RequestKey},
     },
     telemetry,
@@ -151,7 +151,7 @@ impl Sent {
         Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
     }
 
-    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
+    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, ValidationErrors> {
         query::parse(self.query.as_deref())
     }
 }
@@ -221,12 +221,16 @@ enum KeyPolicy {
 }
 
 impl KeyPolicy {
-    fn of(self, method: &Method, headers: &HeaderMap) -> Result<Option<IdempotencyKey>, Invalid> {
+    fn of(
+        self,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Option<IdempotencyKey>, ValidationErrors> {
         let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
         let Some(value) = values.next().filter(|_| method == Method::POST) else {
             return Ok(None);
         };
-        let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
+        let invalid = |why: &str| ValidationErrors::at("Idempotency-Key", why);
         match self {
             KeyPolicy::Refused(why) => Err(invalid(why)),
             KeyPolicy::Taken if values.next().is_some() => Err(invalid("give it only once")),
@@ -245,7 +249,7 @@ impl Received {
     fn text(&self) -> Result<&str, Error> {
         std::str::from_utf8(&self.bytes).map_err(|error| {
             let at = error.valid_up_to();
-            Invalid::at("", format!("invalid UTF-8 at byte {at}")).into()
+            ValidationErrors::at("", format!("invalid UTF-8 at byte {at}")).into()
         })
     }
 
@@ -302,11 +306,11 @@ async fn receive(
         Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
         Ok(Err(BodyFailure::Busy)) => return Err(busy()),
         Ok(Err(BodyFailure::Broken)) if encoding == Encoding::Identity => {
-            return Err(Invalid::at("", "the body is incomplete").into());
+            return Err(ValidationErrors::at("", "the body is incomplete").into());
         }
         Ok(Err(BodyFailure::Broken)) => {
             let why = "the body is incomplete or does not match its Content-Encoding";
-            return Err(Invalid::at("", why).into());
+            return Err(ValidationErrors::at("", why).into());
         }
         Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
     }

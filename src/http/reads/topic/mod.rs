@@ -22,14 +22,13 @@ use crate::{
         extract::{
             access::{Admission, Consume, TopicAccess},
             body::JsonBody,
-            json::Faults,
             media::{AnswersRecords, Media},
             query::{ParameterPlace, Query},
         },
         openapi::schemas::TopicReadAnswer,
     },
     model::{
-        Invalid, Name, Timestamp,
+        Name, Timestamp, ValidationErrors,
         read::{PartitionEnds, TopicFetched, TopicRead, TopicStart},
     },
 };
@@ -93,31 +92,28 @@ impl<'de> Deserialize<'de> for Committed {
 }
 
 impl TopicReadParameters {
-    fn checked(self, place: ParameterPlace) -> Result<TopicRead, Invalid> {
+    fn checked(self, place: ParameterPlace) -> Result<TopicRead, ValidationErrors> {
         // there is nothing else
         let (None | Some(Committed::ReadCommitted)) = self.isolation;
-        let mut faults = Faults::default();
+        let mut errors = ValidationErrors::default();
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
-        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
+            Bounds::checked(&mut errors, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut errors, place, self.cursor.as_deref(), LONG_CURSORS);
         let start = match (self.cursor, self.offset, self.timestamp) {
             (None, None | Some(Beginning::Earliest), None) => TopicStart::Earliest,
             (None, Some(Beginning::Latest), None) => TopicStart::Latest,
             (Some(cursor), None, None) => TopicStart::Cursor(cursor),
-            (None, None, Some(instant)) => match Timestamp::parse(&instant) {
-                Ok(instant) => TopicStart::Timestamp(instant),
-                Err(why) => {
-                    faults.add(&place.of("timestamp"), why);
-                    TopicStart::Earliest
-                }
-            },
+            (None, None, Some(instant)) => {
+                let instant = errors.parsed(&place.of("timestamp"), Timestamp::parse(&instant));
+                instant.map_or(TopicStart::Earliest, TopicStart::Timestamp)
+            }
             (cursor, ..) => {
                 let pointer = place.of(if cursor.is_some() { "cursor" } else { "timestamp" });
-                faults.add(&pointer, "cursor, offset and timestamp exclude each other");
+                errors.add(&pointer, "cursor, offset and timestamp exclude each other");
                 TopicStart::Earliest
             }
         };
-        faults.finish()?;
+        errors.finish()?;
         Ok(TopicRead { start, limit, max_bytes, wait_ms })
     }
 }

@@ -85,7 +85,7 @@ fn the_room_is_made_once() {
     }
 }
 
-fn read(query: &str) -> Result<TopicRead, Invalid> {
+fn read(query: &str) -> Result<TopicRead, ValidationErrors> {
     query::parse::<TopicReadParameters>(Some(query))?.checked(ParameterPlace::Query)
 }
 
@@ -124,7 +124,7 @@ fn bad_parameters_are_named() {
         ("partition=0", "?partition"),
     ];
     for (query, pointer) in table {
-        assert_eq!(read(query).unwrap_err().faults[0].pointer, pointer, "{query}");
+        assert_eq!(read(query).unwrap_err().listed[0].pointer, pointer, "{query}");
     }
     let read_body = |text: &str| {
         http::extract::json::parse::<TopicReadParameters>(text)?.checked(ParameterPlace::Body)
@@ -141,7 +141,7 @@ fn bad_parameters_are_named() {
         (r#"{"isolation":"read_uncommitted"}"#, "/isolation"),
         (r#"{"partition":0}"#, "/partition"),
     ] {
-        assert_eq!(read_body(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+        assert_eq!(read_body(text).unwrap_err().listed[0].pointer, pointer, "{text}");
     }
     for (text, query) in [
         ("{}", ""),
@@ -154,5 +154,5 @@ fn bad_parameters_are_named() {
         assert_eq!(read_body(text), read(query), "{text}");
     }
     let refused = read("isolation=read_uncommitted").unwrap_err();
-    assert!(refused.faults[0].detail.contains("one partition"), "{refused:?}");
+    assert!(refused.listed[0].detail.contains("one partition"), "{refused:?}");
 }
