@@ -19,6 +19,7 @@ pub mod time;
 pub mod topic;
 pub mod transaction;
 pub mod validation;
+pub mod varint;
 
 pub use batch::{Batch, Envelope};
 pub use code::{Code, Retry, SideEffects};
