@@ -52,13 +52,18 @@ const ZSTD_WINDOW_LOG: u32 = 23;
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// A JSON object (an empty body counts as `{}`), without query parameters.
-pub struct JsonBody<T> {
+pub struct JsonBody<T, const KEYED: bool = false> {
     pub body: T,
+    /// Only of a `KEYED` body.
+    pub idempotency_key: Option<IdempotencyKey>,
     /// The memory reservation, held until the handler is done with what it parsed.
     _held: Taken,
 }
 
-impl<T, S> FromRequest<S> for JsonBody<T>
+/// A JSON object of a call that may carry an `Idempotency-Key`.
+pub type KeyedBody<T> = JsonBody<T, true>;
+
+impl<T, S, const KEYED: bool> FromRequest<S> for JsonBody<T, KEYED>
 where
     T: DeserializeOwned,
     S: Send + Sync,
@@ -68,32 +73,9 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
-        let key = KeyPolicy::Refused(NOT_NEEDED);
+        let key = if KEYED { KeyPolicy::Taken } else { KeyPolicy::Refused(NOT_NEEDED) };
         let gate = Arc::from_ref(state);
         let (received, held) = receive(&gate, request, &[Media::Json], key).await?;
-        Ok(Self { body: received.object(query.as_deref())?, _held: held })
-    }
-}
-
-/// A JSON object of a call that may carry an `Idempotency-Key`.
-pub struct KeyedBody<T> {
-    pub body: T,
-    pub idempotency_key: Option<IdempotencyKey>,
-    _held: Taken,
-}
-
-impl<T, S> FromRequest<S> for KeyedBody<T>
-where
-    T: DeserializeOwned,
-    S: Send + Sync,
-    Arc<Admission>: FromRef<S>,
-{
-    type Rejection = Error;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let query = request.uri().query().map(str::to_owned);
-        let gate = Arc::from_ref(state);
-        let (received, held) = receive(&gate, request, &[Media::Json], KeyPolicy::Taken).await?;
         let body = received.object(query.as_deref())?;
         Ok(Self { body, idempotency_key: received.idempotency_key, _held: held })
     }
