@@ -29,7 +29,6 @@ use crate::{
         ValidationErrors,
         settings::{Maxima, OwnSettings},
         tenant::{Tenant, TenantDescription, TenantPatch},
-        topic::Listed,
     },
 };
 
@@ -195,11 +194,11 @@ pub async fn list_tenants(
 ) -> Result<Response, Error> {
     let page = query.page()?;
     let limit = page.limit;
-    let Listed { items, next_after } = access.broker.list_tenants(page).await?;
-    let tenants = items.into_iter().map(TenantItem::from).collect();
-    let next = next_after.clone();
-    let list = TenantList { tenants, next_after };
-    Ok(list::answer(list, "/v1/tenants?", limit, next.as_deref()))
+    let listed = access.broker.list_tenants(page).await?;
+    Ok(list::answer(listed, "/v1/tenants?", limit, |tenants, next_after| TenantList {
+        tenants,
+        next_after,
+    }))
 }
 
 /// Create a tenant

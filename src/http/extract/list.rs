@@ -85,17 +85,21 @@ where
     }
 }
 
-/// The page with its link to the next one. `base` is the URL with its other parameters, ready for
-/// one more.
-pub fn answer(list: impl Serialize, base: &str, limit: i64, next_after: Option<&str>) -> Response {
-    let mut answer = Json(list).into_response();
-    if let Some(after) = next_after {
+/// The page, made of its items and its `next_after`, with a link to the next one. `base` is the URL
+/// with its other parameters, ready for one more.
+pub fn answer<T, I: From<T>, L: Serialize>(
+    listed: Listed<T>,
+    base: &str,
+    limit: i64,
+    page: impl FnOnce(Vec<I>, Option<String>) -> L,
+) -> Response {
+    let Listed { items, next_after } = listed;
+    let link = next_after.as_deref().and_then(|after| {
         let link = format!("<{base}limit={limit}&after={}>; rel=\"next\"", escape(after));
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            answer.headers_mut().insert(LINK, link);
-        }
-    }
-    answer
+        HeaderValue::try_from(link).ok()
+    });
+    let items = items.into_iter().map(I::from).collect();
+    (link.map(|link| [(LINK, link)]), Json(page(items, next_after))).into_response()
 }
 
 #[cfg(test)]
@@ -116,7 +120,8 @@ mod tests {
 
     #[test]
     fn the_next_page_is_linked() {
-        let answer = answer((), "/v1/topics?", 2, Some("a/1"));
+        let listed = Listed { items: vec![7], next_after: Some("a/1".into()) };
+        let answer = answer(listed, "/v1/topics?", 2, |items: Vec<i64>, after| (items, after));
         assert_eq!(answer.headers()[LINK], "</v1/topics?limit=2&after=a%2F1>; rel=\"next\"");
     }
 }

@@ -342,10 +342,10 @@ pub async fn list_sessions(
         Some(name) => format!("/v1/sessions?transactional_id={}&", escape(name.as_str())),
         None => "/v1/sessions?".to_owned(),
     };
-    let next = listed.next_after.clone();
-    let sessions = listed.items.into_iter().map(SessionItem::from).collect();
-    let list = SessionList { sessions, next_after: listed.next_after };
-    Ok(list::answer(list, &base, limit, next.as_deref()))
+    Ok(list::answer(listed, &base, limit, |sessions, next_after| SessionList {
+        sessions,
+        next_after,
+    }))
 }
 
 /// List a session's sequences
@@ -367,10 +367,10 @@ pub async fn list_session_sequences(
     let limit = page.limit;
     let listed = access.broker.session_sequences(access.tenant, id, page).await?;
     let base = format!("/v1/sessions/{}/sequences?", id.0);
-    let next = listed.next_after.clone();
-    let sequences = listed.items.into_iter().map(NextSequence::from).collect();
-    let list = SequenceList { sequences, next_after: listed.next_after };
-    Ok(list::answer(list, &base, limit, next.as_deref()))
+    Ok(list::answer(listed, &base, limit, |sequences, next_after| SequenceList {
+        sequences,
+        next_after,
+    }))
 }
 
 #[cfg(test)]

@@ -26,8 +26,7 @@ use crate::{
         MAX_INTEGER, Partition, ValidationErrors,
         settings::OwnSettings,
         topic::{
-            Listed, MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch,
-            TopicSummary,
+            MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch, TopicSummary,
         },
     },
 };
@@ -236,12 +235,11 @@ pub async fn list_topics(
     let page = query.page()?;
     let look = |page| access.broker.topics(access.tenant, page);
     let name = |topic: &TopicSummary| topic.topic.clone();
-    let Listed { items, next_after } =
-        covered(&page, look, name, |name| access.covers(name)).await?;
-    let topics = items.into_iter().map(TopicItem::from).collect();
-    let next = next_after.clone();
-    let list = TopicList { topics, next_after };
-    Ok(list::answer(list, "/v1/topics?", page.limit, next.as_deref()))
+    let listed = covered(&page, look, name, |name| access.covers(name)).await?;
+    Ok(list::answer(listed, "/v1/topics?", page.limit, |topics, next_after| TopicList {
+        topics,
+        next_after,
+    }))
 }
 
 /// Change a topic

@@ -38,7 +38,7 @@ use crate::{
     broker::{Broker, Error, Taken},
     model::{
         ProducerId, TenantId, ValidationErrors,
-        transaction::{self, Filter},
+        transaction::{Filter, State},
         uuid_v7,
     },
 };
@@ -257,8 +257,8 @@ pub async fn get_transaction(
 #[into_params(parameter_in = Query)]
 pub struct TransactionsQuery {
     /// Only those in this state.
-    #[param(inline)]
-    state: Option<TransactionState>,
+    #[param(inline, value_type = Option<TransactionState>)]
+    state: Option<State>,
     /// Only those begun at least this long ago.
     #[param(minimum = 0)]
     older_than_ms: Option<i64>,
@@ -281,8 +281,8 @@ impl TransactionsQuery {
             errors.add("?after", "expected a transaction id");
         }
         errors.finish()?;
-        let state = self.state.map(transaction::State::from);
-        Ok(Filter { state, older_than_ms, producer_id: producer_id.map(ProducerId) })
+        let producer_id = producer_id.map(ProducerId);
+        Ok(Filter { state: self.state, older_than_ms, producer_id })
     }
 }
 
@@ -319,8 +319,8 @@ pub async fn list_transactions(
     let page = list::page(query.limit, after)?;
     let limit = page.limit;
     let listed = access.broker.transactions(access.tenant, filter, page).await?;
-    let next = listed.next_after.clone();
-    let transactions = listed.items.into_iter().map(Transaction::from).collect();
-    let list = TransactionList { transactions, next_after: listed.next_after };
-    Ok(list::answer(list, &base(&filter), limit, next.as_deref()))
+    Ok(list::answer(listed, &base(&filter), limit, |transactions, next_after| TransactionList {
+        transactions,
+        next_after,
+    }))
 }

@@ -310,7 +310,7 @@ async fn the_traceparent_goes_into_the_records() {
 #[test]
 fn lists_are_filtered_and_linked() {
     let query = TransactionsQuery {
-        state: Some(TransactionState::Prepared),
+        state: Some(State::Prepared),
         older_than_ms: Some(0),
         producer_id: Some(17),
         limit: None,

@@ -28,22 +28,13 @@ use crate::{
 
 /// Where the group starts in a partition without a committed offset: at the log start (`earliest`),
 /// at the high watermark (`latest`), or not at all, which is an error (`error`).
-#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only describes")]
 pub enum AutoOffsetReset {
     Earliest,
     Latest,
     Error,
-}
-
-impl From<AutoOffsetReset> for group::AutoOffsetReset {
-    fn from(reset: AutoOffsetReset) -> Self {
-        match reset {
-            AutoOffsetReset::Earliest => Self::Earliest,
-            AutoOffsetReset::Latest => Self::Latest,
-            AutoOffsetReset::Error => Self::Error,
-        }
-    }
 }
 
 /// What a member subscribes to: `topics`, `topic_pattern`, or both.
@@ -67,7 +58,8 @@ pub struct JoinGroup {
     /// default 45000.
     #[schema(minimum = 1)]
     session_timeout_ms: Option<i64>,
-    auto_offset_reset: Option<AutoOffsetReset>,
+    #[schema(value_type = Option<AutoOffsetReset>)]
+    auto_offset_reset: Option<group::AutoOffsetReset>,
 }
 
 impl JoinGroup {
@@ -92,7 +84,7 @@ impl JoinGroup {
             subscription: Subscription { topics: topics.unwrap_or_default(), pattern },
             instance_id: self.instance_id,
             session_timeout_ms: self.session_timeout_ms,
-            auto_offset_reset: self.auto_offset_reset.map(Into::into),
+            auto_offset_reset: self.auto_offset_reset,
         })
     }
 }
