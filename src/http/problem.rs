@@ -94,9 +94,9 @@ fn status(code: Code) -> StatusCode {
 }
 
 fn document(error: &Error, request_id: &str) -> Vec<u8> {
-    let whole = written(error, request_id);
-    if whole.len() <= MAX_PROBLEM_BYTES {
-        return whole;
+    let full = written(error, request_id);
+    if full.len() <= MAX_PROBLEM_BYTES {
+        return full;
     }
     // Escapes may make a text six times as long.
     let cut = Error::new(error.code, shown(error.detail.clone()));

@@ -198,12 +198,12 @@ fn changes_example() -> serde_json::Value {
 
 /// The settings of a new tenant after that patch.
 fn changed_example() -> serde_json::Value {
-    let mut example = example();
+    let mut changed = example();
     for (name, value) in CHANGED {
-        example["settings"][name] = json!(value);
-        example["origins"][name] = json!("tenant");
+        changed["settings"][name] = json!(value);
+        changed["origins"][name] = json!("tenant");
     }
-    example
+    changed
 }
 
 fn answer(settings: &TenantSettings) -> Result<Response, Error> {
@@ -246,13 +246,13 @@ pub async fn get_settings(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let settings = access.broker.settings(access.tenant).await?;
-    let mut answer = answer(&settings)?;
+    let mut response = answer(&settings)?;
     if validators(&headers, IF_NONE_MATCH).is_some_and(|known| known.holds(&settings.etag())) {
-        let etag = answer.headers_mut().remove(ETAG);
-        answer = StatusCode::NOT_MODIFIED.into_response();
-        answer.headers_mut().extend(etag.map(|etag| (ETAG, etag)));
+        let etag = response.headers_mut().remove(ETAG);
+        response = StatusCode::NOT_MODIFIED.into_response();
+        response.headers_mut().extend(etag.map(|etag| (ETAG, etag)));
     }
-    Ok(answer)
+    Ok(response)
 }
 
 /// Change the settings

@@ -171,11 +171,11 @@ fn example() -> serde_json::Value {
 
 /// The same tenant after the example of a patch.
 fn patched_example() -> serde_json::Value {
-    let mut example = example();
-    example["maxima"] = json!({"max_topics": 50});
-    example["suspended"] = json!(true);
-    example["suspended_at"] = example["created_at"].clone();
-    example
+    let mut patched = example();
+    patched["maxima"] = json!({"max_topics": 50});
+    patched["suspended"] = json!(true);
+    patched["suspended_at"] = patched["created_at"].clone();
+    patched
 }
 
 /// List tenants

@@ -16,7 +16,7 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ValidationEr
     let mut json = serde_json::Deserializer::from_str(text);
     let parsed = serde_path_to_error::deserialize::<_, Object<T>>(&mut json);
     let Object(value) = parsed.map_err(|error| {
-        let mut pointer = pointer(error.path());
+        let mut pointer = pointer_of(error.path());
         let detail = error.into_inner().to_string();
         if let Some(name) = named_by(&detail) {
             push(&mut pointer, name);
@@ -35,7 +35,7 @@ pub fn named_by(detail: &str) -> Option<&str> {
     rest.split_once('`').map(|(name, _)| name)
 }
 
-fn pointer(path: &Path) -> String {
+fn pointer_of(path: &Path) -> String {
     let mut pointer = String::new();
     for segment in path {
         match segment {

@@ -72,7 +72,7 @@ impl CommitOffsets {
     fn checked(self) -> Result<OffsetCommit, Error> {
         let mut errors = ValidationErrors::default();
         let by_member = self.member_id.is_some();
-        let member = member(self.member_id, self.generation, &mut errors);
+        let member = parse_member(self.member_id, self.generation, &mut errors);
         let mut items = Vec::new();
         match (self.offsets, &self.cursor) {
             (None, None) => errors.add("/offsets", "missing: give offsets or a cursor"),
@@ -101,7 +101,7 @@ impl CommitOffsets {
 }
 
 /// Requires `member_id` and `generation` together or not at all.
-fn member(
+fn parse_member(
     member_id: Option<String>,
     generation: Option<i64>,
     errors: &mut ValidationErrors,

@@ -165,14 +165,14 @@ impl ReadQuery {
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     PartitionPath(partition): PartitionPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<ReadQuery>,
 ) -> Result<Response, Error> {
     let read = query.checked(media)?;
     let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
-    let body = gate.answer(capacity(&fetched), || match media {
+    let body = admission.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, partition, &fetched),
         Media::Ndjson => ndjson_body(&fetched),
     })?;

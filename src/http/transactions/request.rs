@@ -123,9 +123,9 @@ impl BeginTransaction<'_> {
         held: &mut Taken,
     ) -> Result<Begin, Error> {
         let mut errors = ValidationErrors::default();
-        let session = session(self.producer_id, self.epoch, &mut errors);
+        let session = parse_session(self.producer_id, self.epoch, &mut errors);
         let timeout_ms = errors.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
-        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
+        let work = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
         errors.finish()?;
         let named = self.transaction_id.as_deref();
         let id = named.map(|text| uuid_v7(text).ok_or_else(Error::invalid_transaction_id));
@@ -133,7 +133,7 @@ impl BeginTransaction<'_> {
             transaction_id: id.transpose()?,
             session,
             timeout_ms,
-            work: asked.permitted(grant)?,
+            work: work.permitted(grant)?,
             commit: self.commit.unwrap_or_default(),
         })
     }
@@ -155,9 +155,9 @@ impl AppendToTransaction<'_> {
         if self.appends.as_ref().is_none_or(AtMost::is_empty) {
             errors.add("/appends", "missing or empty; expected an array of at least one append");
         }
-        let asked = ParsedWork::read((self.appends, None), traceparent, held, &mut errors)?;
+        let work = ParsedWork::read((self.appends, None), traceparent, held, &mut errors)?;
         errors.finish()?;
-        let Work { appends, .. } = asked.permitted(grant)?;
+        let Work { appends, .. } = work.permitted(grant)?;
         Ok((caller, Call::Records { sequence, appends }))
     }
 }
@@ -169,9 +169,9 @@ impl AddOffsetsToTransaction<'_> {
         if self.offsets.as_ref().is_none_or(AtMost::is_empty) {
             errors.add("/offsets", "missing or empty; expected an array of at least one offset");
         }
-        let asked = ParsedWork::read((None, self.offsets), None, held, &mut errors)?;
+        let work = ParsedWork::read((None, self.offsets), None, held, &mut errors)?;
         errors.finish()?;
-        let Work { offsets, .. } = asked.permitted(grant)?;
+        let Work { offsets, .. } = work.permitted(grant)?;
         Ok((caller, Call::Offsets(offsets)))
     }
 }
@@ -219,13 +219,13 @@ impl CommitTransaction<'_> {
             client(self.producer_id, self.epoch, &mut errors)
         };
         let expected_appends = errors.count("/expected_appends", self.expected_appends);
-        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
+        let work = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
         errors.finish()?;
-        Ok((caller, Call::Commit { expected_appends, work: asked.permitted(grant)? }))
+        Ok((caller, Call::Commit { expected_appends, work: work.permitted(grant)? }))
     }
 }
 
-fn session(
+fn parse_session(
     producer_id: Option<i64>,
     epoch: Option<i64>,
     errors: &mut ValidationErrors,
@@ -241,7 +241,7 @@ fn session(
 }
 
 fn client(producer_id: Option<i64>, epoch: Option<i64>, errors: &mut ValidationErrors) -> Caller {
-    match session(producer_id, epoch, errors) {
+    match parse_session(producer_id, epoch, errors) {
         Some((producer_id, epoch)) => Caller::Session(producer_id, epoch),
         None => Caller::Bearer,
     }

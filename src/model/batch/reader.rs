@@ -141,8 +141,8 @@ impl<'a> Reader<'a> {
         match token.parse() {
             Ok(number @ 0..=MAX_INTEGER) if digits => Ok(Some(number)),
             _ => {
-                let found = found(token);
-                let detail = format!("expected an integer from 0 to {MAX_INTEGER}, found {found}");
+                let what = found(token);
+                let detail = format!("expected an integer from 0 to {MAX_INTEGER}, found {what}");
                 Err(self.refuse(None, detail))
             }
         }

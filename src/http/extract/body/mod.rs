@@ -74,8 +74,8 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
         let key = if KEYED { KeyPolicy::Taken } else { KeyPolicy::Refused(NOT_NEEDED) };
-        let gate = Arc::from_ref(state);
-        let (received, held) = receive(&gate, request, &[Media::Json], key).await?;
+        let admission = Arc::from_ref(state);
+        let (received, held) = receive(&admission, request, &[Media::Json], key).await?;
         let body = received.object(query.as_deref())?;
         Ok(Self { body, idempotency_key: received.idempotency_key, _held: held })
     }
@@ -104,14 +104,14 @@ pub struct Sent {
 
 impl Sent {
     async fn receive(
-        gate: &Admission,
+        admission: &Admission,
         request: Request,
         taken: &[Media],
         key: KeyPolicy,
     ) -> Result<(Self, Taken), Error> {
         let query = request.uri().query().map(str::to_owned);
-        let traceparent = traceparent(request.headers());
-        let (received, held) = receive(gate, request, taken, key).await?;
+        let traceparent = parse_traceparent(request.headers());
+        let (received, held) = receive(admission, request, taken, key).await?;
         Ok((Self { received, query, traceparent }, held))
     }
 
@@ -150,8 +150,8 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let taken = [Media::Json, Media::Ndjson];
-        let gate = Arc::from_ref(state);
-        let (sent, held) = Sent::receive(&gate, request, &taken, KeyPolicy::Taken).await?;
+        let admission = Arc::from_ref(state);
+        let (sent, held) = Sent::receive(&admission, request, &taken, KeyPolicy::Taken).await?;
         Ok(Self(sent, held))
     }
 }
@@ -167,15 +167,15 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let gate = Arc::from_ref(state);
+        let admission = Arc::from_ref(state);
         let key = KeyPolicy::Refused(NO_KEY);
-        let (sent, held) = Sent::receive(&gate, request, &[Media::Json], key).await?;
+        let (sent, held) = Sent::receive(&admission, request, &[Media::Json], key).await?;
         Ok(Self(sent, held))
     }
 }
 
 /// W3C Trace Context, version 00 and compatible ones; anything else is ignored.
-fn traceparent(headers: &HeaderMap) -> Option<String> {
+fn parse_traceparent(headers: &HeaderMap) -> Option<String> {
     let mut values = headers.get_all("traceparent").iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let text = value.to_str().ok()?;
@@ -244,7 +244,7 @@ impl Received {
 }
 
 async fn receive(
-    gate: &Admission,
+    admission: &Admission,
     request: Request,
     taken: &[Media],
     key: KeyPolicy,
@@ -253,12 +253,12 @@ async fn receive(
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
     // Without a media type only an empty body is taken: the first byte is one too many.
-    let limit = if named.is_some() { gate.limits.max_body_bytes } else { 0 };
+    let limit = if named.is_some() { admission.limits.max_body_bytes } else { 0 };
     let refuse = || if named.is_some() { too_large(limit) } else { media::untaken(taken) };
     if encoding == Encoding::Identity && announced(&parts.headers).is_some_and(|n| n > limit) {
         return Err(refuse());
     }
-    let held = gate.requests.take(0).ok_or_else(busy)?;
+    let held = admission.requests.take(0).ok_or_else(busy)?;
     let mut intake = Intake { limit, held, bytes: BytesMut::new() };
     let stream = body.into_data_stream();
     let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), BodyFailure>> + Send + '_>> =
@@ -276,13 +276,13 @@ async fn receive(
                 Box::pin(intake.decode_all(zstd))
             }
         };
-    let deadline = Duration::from_millis(gate.limits.body_timeout_ms);
+    let deadline = Duration::from_millis(admission.limits.body_timeout_ms);
     let begun = Instant::now();
     let read = timeout(deadline, reading).await;
     let waited = begun.elapsed();
     telemetry::waited(waited);
-    gate.body_duration.record(waited.as_secs_f64());
-    gate.request_bytes.increment(intake.bytes.len() as u64);
+    admission.body_duration.record(waited.as_secs_f64());
+    admission.request_bytes.increment(intake.bytes.len() as u64);
     match read {
         Ok(Ok(())) => {}
         Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
@@ -294,7 +294,7 @@ async fn receive(
             let why = "the body is incomplete or does not match its Content-Encoding";
             return Err(ValidationErrors::at("", why).into());
         }
-        Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
+        Err(_) => return Err(too_slow(admission.limits.body_timeout_ms)),
     }
     let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);

@@ -234,8 +234,9 @@ pub async fn heartbeat(
     let mut errors = ValidationErrors::default();
     let shown = errors.count("/generation", sent.body.generation);
     errors.finish()?;
-    let told = access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
-    Ok(Json(told.into()))
+    let membership =
+        access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
+    Ok(Json(membership.into()))
 }
 
 /// Leave a group

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     bounds::Bounds,
     cursors,
-    records::{self, drop_last, write_records},
+    records::{drop_last, ndjson, total_capacity, write_list},
 };
 use crate::{
     broker::Error,
@@ -175,11 +175,11 @@ fn nothing_new() -> Value {
     security(("bearer" = ["consume"])))]
 pub async fn read_topic(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, query.checked(ParameterPlace::Query)?).await
+    answer(access, &admission, media, query.checked(ParameterPlace::Query)?).await
 }
 
 /// Read a topic with a long cursor
@@ -200,23 +200,23 @@ pub async fn read_topic(
     security(("bearer" = ["consume"])))]
 pub async fn read_topic_by_body(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     sent: JsonBody<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, sent.body.checked(ParameterPlace::Body)?).await
+    answer(access, &admission, media, sent.body.checked(ParameterPlace::Body)?).await
 }
 
 async fn answer(
     access: TopicAccess<Consume>,
-    gate: &Admission,
+    admission: &Admission,
     media: Media,
     read: TopicRead,
 ) -> Result<Response, Error> {
     let fetched = access.broker.read_topic(access.tenant, &access.topic, read).await?;
-    let body = gate.answer(capacity(&fetched), || match media {
+    let body = admission.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, &fetched),
-        Media::Ndjson => ndjson_body(&fetched),
+        Media::Ndjson => ndjson(&fetched.parts),
     })?;
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
@@ -236,10 +236,7 @@ fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {
     let mut body = Vec::with_capacity(topic.as_str().len() + capacity(fetched));
     // Names are plain ASCII, and cursors base64: they need no escapes.
     body.extend_from_slice(format!("{{\"topic\":\"{topic}\",\"records\":[").as_bytes());
-    for part in &fetched.parts {
-        write_records(&mut body, &part.origin, &part.slices, b',');
-    }
-    drop_last(&mut body, b',');
+    write_list(&mut body, &fetched.parts);
     body.extend_from_slice(b"],\"partitions\":[");
     for ends in &fetched.partitions {
         let PartitionEnds { partition, next_offset, log_start_offset, high_watermark } = ends;
@@ -254,19 +251,9 @@ fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {
     body
 }
 
-fn ndjson_body(fetched: &TopicFetched) -> Vec<u8> {
-    let mut body = Vec::with_capacity(capacity(fetched));
-    for part in &fetched.parts {
-        write_records(&mut body, &part.origin, &part.slices, b'\n');
-    }
-    body
-}
-
 fn capacity(fetched: &TopicFetched) -> usize {
-    let parts = fetched.parts.iter();
-    let records: usize = parts.map(|part| records::capacity(&part.origin, &part.slices)).sum();
     let partitions = fetched.partitions.len() * PARTITION_BYTES;
-    records + partitions + fetched.cursor.len() + ENVELOPE_BYTES
+    total_capacity(&fetched.parts) + partitions + fetched.cursor.len() + ENVELOPE_BYTES
 }
 
 #[cfg(test)]

@@ -50,12 +50,12 @@ fn every_record_says_its_partition() {
 
 #[test]
 fn lines_are_the_records_alone() {
-    let body = String::from_utf8(ndjson_body(&fetched())).unwrap();
+    let body = String::from_utf8(ndjson(&fetched().parts)).unwrap();
     let lines: Vec<_> = body.lines().collect();
     assert_eq!(lines[0], format!("{{\"partition\":1,\"offset\":8,{AT},\"value\":\"\\n\"}}"));
     assert!(body.ends_with('\n') && lines.len() == 6);
     let none = TopicFetched { parts: Vec::new(), ..fetched() };
-    assert!(ndjson_body(&none).is_empty());
+    assert!(ndjson(&none.parts).is_empty());
     let topic = Name::parse("o").unwrap();
     let empty: Value = serde_json::from_slice(&json_body(&topic, &none)).unwrap();
     assert_eq!(empty["records"], json!([]));
@@ -81,7 +81,7 @@ fn the_room_is_made_once() {
     for fetched in [fetched(), far, none] {
         let body = json_body(&topic, &fetched);
         assert!(body.len() <= topic.as_str().len() + capacity(&fetched));
-        assert!(ndjson_body(&fetched).len() <= capacity(&fetched));
+        assert!(ndjson(&fetched.parts).len() <= capacity(&fetched));
     }
 }
 
