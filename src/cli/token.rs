@@ -90,7 +90,7 @@ struct KeyFlags {
 }
 
 impl KeyFlags {
-    fn read(self) -> Result<Config, config::Mistakes> {
+    fn read(self) -> Result<Config, config::ConfigErrors> {
         Config::read(&config::Flags::of(
             self.config,
             [

@@ -13,7 +13,7 @@ use crate::{
         settings::{Changes, OwnSettings},
         topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
     },
-    rules::{self, Refusal},
+    rules,
     store::{self, Connection, History, Store, catalog::topics::StoredTopic},
 };
 
@@ -277,7 +277,7 @@ async fn put(
         if existing.is_none() {
             check_quota(connection, tenant, &limits, (1, wanted)).await?;
             let changes = settings.unwrap_or_default();
-            check_maxima(&changes, &limits)?;
+            rules::settings::check_maxima("/settings", &changes, &limits)?;
             let settings = own(&changes);
             store::catalog::topics::insert(connection, tenant, name, wanted, &settings).await?;
             store::catalog::tenants::topics_changed(connection, tenant).await?;
@@ -294,17 +294,11 @@ async fn put(
     }
     let settings = settings.map(|changes| (own(&changes), changes));
     if let Some((settings, changes)) = settings.filter(|(settings, _)| *settings != former) {
-        check_maxima(&changes, &store::catalog::tenants::settings(connection, tenant).await?.0)?;
+        let (limits, _) = store::catalog::tenants::settings(connection, tenant).await?;
+        rules::settings::check_maxima("/settings", &changes, &limits)?;
         store::catalog::topics::update(connection, tenant, id, count, &settings).await?;
     }
     Ok(false)
-}
-
-fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Error> {
-    rules::settings::check_maxima(changes, tenant).map_err(|refusal| match refusal {
-        Refusal::AboveMaxima { settings } => Error::above_maxima("/settings", &settings),
-        other => other.into(),
-    })
 }
 
 /// The settings of a new topic after these changes.
@@ -356,7 +350,7 @@ async fn patch_locked(
         store::catalog::topics::add_partitions(connection, tenant, id, count, wanted).await?;
         store::catalog::tenants::topics_changed(connection, tenant).await?;
     }
-    check_maxima(&patch.settings, &limits)?;
+    rules::settings::check_maxima("/settings", &patch.settings, &limits)?;
     let settings = rules::settings::patched(&former, &patch.settings);
     store::catalog::topics::update(connection, tenant, id, wanted, &settings).await?;
     Ok(())

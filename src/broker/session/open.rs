@@ -235,13 +235,8 @@ async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), E
 /// The timeout of the session's transactions. It is checked only once the open is known to be no
 /// repeat, whose answer does not depend on the current settings.
 fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
-    let asked = open.transaction_timeout_ms;
-    rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
-        Refusal::TimeoutTooLong { maximum, received } => {
-            Error::timeout_too_long("/transaction_timeout_ms", maximum, received)
-        }
-        other => other.into(),
-    })
+    rules::transaction::timeout_ms(open.transaction_timeout_ms, None, tenant)
+        .map_err(|refusal| Error::invalid("/transaction_timeout_ms", &refusal.to_string()))
 }
 
 /// Serializes opens with a key, so that each sees the key stored by the one before it.

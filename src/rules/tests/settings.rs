@@ -147,9 +147,9 @@ fn a_patch_stays_within_the_operators_maxima() {
     for (maxima, patch, want) in table {
         // what the tenant has of its own does not matter
         let tenant = below("max_topics=9 retention_ms=null", maxima);
-        let got = match check_maxima(&changes(patch), &tenant) {
+        let got = match check_maxima("", &changes(patch), &tenant) {
             Ok(()) => Vec::new(),
-            Err(Refusal::AboveMaxima { settings }) => settings,
+            Err(Refusal::AboveMaxima { settings, .. }) => settings,
             Err(other) => panic!("{other:?}"),
         };
         let got = got.iter().map(|(key, value, most)| format!("{}={value}/{most}", key.name()));
