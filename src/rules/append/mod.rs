@@ -108,7 +108,7 @@ impl Request {
         };
         match &self.whole {
             _ if self.numbered.is_some() => true,
-            // of an id of the client's its instant tells
+            // (an id chosen by the client carries an instant, by which it is refused when forgotten)
             Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
             None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! open P1 [reset] [monotonic]    -> e0
-//! P1 e0 s0; P1 e0 s1             -> quick: ok 0; ok 1
+//! P1 e0 s0; P1 e0 s1             -> fast: ok 0; ok 1
 //! ```
 //!
 //! A row of requests is one batch (`;` between). Words of a request: `P1 e0 s0` or `anon`, then
@@ -12,7 +12,7 @@
 //! partition, that of partition 0 as a bare number. Further events: `close P1`, `grow`, `snapshot`,
 //! `trim`, `forget`; a row that begins with `B` belongs to another replica.
 
-use super::ledger::{Ledger, Way};
+use super::ledger::Ledger;
 use crate::{
     model::{LogId, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
@@ -22,7 +22,10 @@ use crate::{
             cache::LogCaches,
             producer_state::{Placement, Remembered},
         },
-        tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
+        tests::{
+            Answer, JOURNAL, answers, digest, log_of, numbered,
+            text::{rows, show_refusal},
+        },
     },
 };
 
@@ -45,9 +48,9 @@ pub fn check(table: &str) {
 pub fn check_in(scope: Scope, table: &str) {
     let mut world =
         World { ledger: Ledger::new(2), replicas: [LogCaches::new(), LogCaches::new()], scope };
-    for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
-        let (event, want) = line.split_once("->").unwrap_or((line, ""));
-        let (want, at) = (want.trim(), format!("{scope:?} row {number}: {line}"));
+    for (number, row) in rows(table).enumerate() {
+        let (event, want) = row.split_once("->").unwrap_or((row, ""));
+        let (want, at) = (want.trim(), format!("{scope:?} row {number}: {row}"));
         let got = world.event(event.trim(), &at);
         let got = if want.contains(": ") { got } else { got.split(": ").last().unwrap().into() };
         assert_eq!(got, want, "{at}");
@@ -93,12 +96,8 @@ impl World {
         self.ledger.now.0 += 1;
         let passed = self.ledger.pass(&mut self.replicas[replica], &group, &ids, false);
         let answers = answers(&group, &passed.plan, passed.written.as_ref());
-        let way = match passed.way {
-            Way::Quick => "quick",
-            Way::Full if passed.overtaken => "overtaken",
-            Way::Full => "full",
-        };
-        format!("{way}: {}", answers.iter().map(show).collect::<Vec<_>>().join("; "))
+        let answers: Vec<String> = answers.iter().map(show).collect();
+        format!("{}: {}", passed.path, answers.join("; "))
     }
 
     fn request(&self, words: &str, at: &str) -> Request {
@@ -179,25 +178,4 @@ fn show_place(placed: &Remembered) -> String {
         _ => format!("p{partition}+{base}"),
     };
     bases.iter().map(show).collect::<Vec<_>>().join(" ")
-}
-
-fn show_refusal(refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::UnknownProducer { producer_id } => format!("unknown P{}", producer_id.0),
-        Refusal::ProducerFenced { current_epoch } => format!("fenced by e{current_epoch}"),
-        Refusal::InvalidProducerEpoch { current_epoch } => format!("not issued, e{current_epoch}"),
-        Refusal::UnknownProducerState { received } => format!("no state for s{received}"),
-        Refusal::OutOfOrderSequence { expected, received } => {
-            format!("s{received} want s{expected}")
-        }
-        Refusal::SequenceReused { sequence } => format!("reused s{sequence}"),
-        Refusal::OffsetMismatch { expected_offset, next_offset } => {
-            format!("at {next_offset} not {expected_offset}")
-        }
-        Refusal::BatchTooLarge { .. } => "too large".into(),
-        Refusal::PreconditionFailed { .. } => "precondition failed".into(),
-        Refusal::OpenIdReused => "open id reused".into(),
-        Refusal::InvalidOpenId => "invalid open id".into(),
-        other => format!("{other:?}"),
-    }
 }
