@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::table::{Scope, TOO_LARGE, check, check_in};
+use super::table::{Scope, TOO_LARGE, check, check_in, part, plain};
 use crate::{
-    model::{LogId, Offset, Partition, ProducerId, Timestamp},
+    model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            Request, RequestPart, Spread,
+            Request, Spread,
             cache::{LogCache, LogCaches, Producer},
             decide,
             draft::ROW_TARGET_BYTES,
@@ -16,7 +16,7 @@ use crate::{
             producer_state::ProducerState,
             read_set::{ExpectedHead, dependency_logs, is_known, may_join, touched_logs},
         },
-        tests::{JOURNAL, digest, log_of, numbered, open_session},
+        tests::{JOURNAL, log_of, numbered, open_session},
         transaction::one_request::TxnContext,
     },
 };
@@ -224,25 +224,6 @@ pub fn caches() -> LogCaches {
     let journal = LogCache { partition_count: 2, ..log(5, &[(1, true), (2, false)]) };
     let p0 = log(40, &[(1, true), (2, false)]);
     [(log_of(0), p0), (log_of(1), log(50, &[(1, true)])), (JOURNAL, journal)].into()
-}
-
-pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> RequestPart {
-    RequestPart { log_id: log_of(partition), partition, record_count, size_bytes }
-}
-
-/// To partition 0: one record of 100 bytes.
-pub fn plain() -> Request {
-    Request {
-        home: log_of(0),
-        numbered: None,
-        digest: digest("plain"),
-        expected_offset: None,
-        parts: vec![part(0, 1, 100)],
-        spread: None,
-        too_large: None,
-        whole: None,
-        dedups: Vec::new(),
-    }
 }
 
 pub fn of(producer: i64, sequence: i64) -> Request {

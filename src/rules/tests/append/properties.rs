@@ -8,7 +8,7 @@ use proptest::{collection::vec, option, prelude::*, test_runner::TestCaseError};
 use super::{
     ledger::{Ledger, Passed, StoredRow},
     oracle::Oracle,
-    table::TOO_LARGE,
+    table::{TOO_LARGE, part, plain},
 };
 use crate::{
     model::{LogId, Offset, Partition, ProducerId, session::Sequencing},
@@ -268,19 +268,14 @@ impl Life {
             numbered(id, (epoch + shot.epoch).max(0), sequence)
         });
         let count = self.ledger.partition_count - i32::from(shot.stale);
-        let part = |partition: Partition, record_count: i64| RequestPart {
-            log_id: log_of(partition),
-            partition,
-            record_count,
-            size_bytes: shot.size_bytes,
-        };
+        let of_size = |partition, record_count| part(partition, record_count, shot.size_bytes);
         let mut parts: Vec<RequestPart> = match shot.partition {
-            Some(partition) => vec![part(partition, shot.records[0] + 1)],
-            None => (0..count).zip(&shot.records).map(|(p, n)| part(p, *n)).rev().collect(),
+            Some(partition) => vec![of_size(partition, shot.records[0] + 1)],
+            None => (0..count).zip(&shot.records).map(|(p, n)| of_size(p, *n)).rev().collect(),
         };
         parts.retain(|part| part.record_count > 0);
         if parts.is_empty() {
-            parts.push(part(0, 1));
+            parts.push(of_size(0, 1));
         }
         let what = (of.map(|of| of.sequence), shot.other);
         let next_offset = self.oracle.next_offset(home);
@@ -294,8 +289,7 @@ impl Life {
                 .then(|| Spread { partition_count: count, keyless: Some(parts[0].partition) }),
             parts,
             too_large: shot.too_large.then_some(TOO_LARGE),
-            whole: None,
-            dedups: Vec::new(),
+            ..plain()
         }
     }
 

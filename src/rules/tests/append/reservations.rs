@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    decide::{caches, fence, of, plain, position, spread},
+    decide::{caches, fence, of, position, spread},
     dedup::{TOPIC, dedup_of, record, seen},
-    table::TOO_LARGE,
+    table::{TOO_LARGE, plain},
 };
 use crate::{
     model::{

@@ -32,6 +32,25 @@ use crate::{
 pub const TOO_LARGE: Refusal =
     Refusal::BatchTooLarge { limit_name: "max_batch_records", limit: 1, received: 2 };
 
+pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> RequestPart {
+    RequestPart { log_id: log_of(partition), partition, record_count, size_bytes }
+}
+
+/// To partition 0: one record of 100 bytes.
+pub fn plain() -> Request {
+    Request {
+        home: log_of(0),
+        numbered: None,
+        digest: digest("plain"),
+        expected_offset: None,
+        parts: vec![part(0, 1, 100)],
+        spread: None,
+        too_large: None,
+        whole: None,
+        dedups: Vec::new(),
+    }
+}
+
 /// The default target of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
@@ -134,22 +153,15 @@ impl World {
         let is_topic = scope == Scope::Topic;
         let keyless = Some(parts[0]);
         let parts = if is_topic { parts } else { vec![partition] };
-        let part = |partition: Partition| RequestPart {
-            log_id: log_of(partition),
-            partition,
-            record_count: records,
-            size_bytes: bytes,
-        };
         Request {
             home: if is_topic { JOURNAL } else { log_of(partition) },
             numbered: id.and_then(|id| numbered(id, epoch, sequence)),
             digest: digest(&format!("{what} {sequence}")),
             expected_offset,
-            parts: parts.into_iter().map(part).collect(),
+            parts: parts.into_iter().map(|partition| part(partition, records, bytes)).collect(),
             spread: is_topic.then_some(Spread { partition_count: count, keyless }),
             too_large,
-            whole: None,
-            dedups: Vec::new(),
+            ..plain()
         }
     }
 }

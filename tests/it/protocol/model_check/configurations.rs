@@ -138,8 +138,10 @@ without! {
         sends(3).snapshots(1, 1);
     without_rule_3_all_rows_of_a_new_producer: AllRowsOfANewProducer breaks StoredTwice in
         sends(3).scopes(&SAME);
-    without_reload_under_a_new_fence: ReloadUnderANewFence breaks StoredTwice in sends(4).per_run(3).known(1);
-    without_fence_of_a_number_that_stores_nothing: FenceSilent breaks StoredTwice in sends(4).per_run(3).known(1);
+    without_reload_under_a_new_fence: ReloadUnderANewFence breaks StoredTwice in
+        sends(4).per_run(3).known(1);
+    without_fence_of_a_number_that_stores_nothing: FenceSilent breaks StoredTwice in
+        sends(4).per_run(3).known(1);
     without_rule_12_state_ahead_of_the_head: StateAheadOfTheHead breaks WronglyAnswered in
         sends(2).stored_before(5).per_run(1).snapshots(2, 0).early_steps();
     without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in

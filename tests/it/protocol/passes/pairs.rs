@@ -1,5 +1,5 @@
-//! Each kind of request in one pass with each other kind, on the fast and the slow path, each repeated: what a
-//! pass decides is written whole, whatever else is in it.
+//! Each kind of request in one batch with each other kind, on the fast and the slow path, each
+//! repeated: what a batch decides is written as a whole, whatever else is in it.
 
 use std::{collections::BTreeMap, future::IntoFuture};
 

@@ -250,7 +250,10 @@ async fn staged_records_are_shown_as_they_are() {
 async fn calls_with_ids_are_numbered_and_repeated_as_others() {
     let server = server().await;
     let id = begun(&server, json!({})).await;
-    let body = |sequence: i64, record: Value| json!({"sequence": sequence, "appends": [to("t", &[record])]});
+    let body = |sequence: i64, record: Value| {
+        let appends = [to("t", &[record])];
+        json!({"sequence": sequence, "appends": appends})
+    };
     for _ in 0..2 {
         call(&server, id, "records", &body(0, known("a", 1))).await.ok();
         call(&server, id, "records", &body(1, json!({"value": 2}))).await.ok();
