@@ -108,7 +108,7 @@ impl Request {
         };
         match &self.whole {
             _ if self.numbered.is_some() => true,
-            // of an id of the client's its instant tells
+            // a forgotten id of the client's is refused by its instant
             Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
             None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
         }

@@ -156,7 +156,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
 }
 
 #[tokio::test]
-async fn an_expired_producer_is_unknown_everywhere_and_its_name_begins_anew() {
+async fn an_expired_producer_is_unknown_everywhere_and_its_name_starts_over() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
     let (p, q) = (a.producer("p").await, a.producer("q").await);
@@ -234,7 +234,7 @@ async fn a_row_in_any_log_keeps_a_producer() {
 }
 
 #[tokio::test]
-async fn each_kind_has_its_limit_and_null_is_for_ever() {
+async fn each_kind_has_its_limit_and_null_is_none() {
     let world = world(1).await;
     let [a, _] = &world.replicas[..] else { panic!() };
     let named = a.producer("p").await;

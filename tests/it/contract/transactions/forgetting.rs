@@ -79,7 +79,7 @@ async fn is_forgotten(server: &Server, id: Uuid, value: &Value) {
 }
 
 #[tokio::test]
-async fn a_memory_that_shrinks_and_grows_runs_nothing_twice() {
+async fn a_retention_that_shrinks_and_grows_runs_nothing_twice() {
     let here = served().await;
     let there = replica_of(&here).await;
     // one an hour
