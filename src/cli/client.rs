@@ -250,6 +250,34 @@ impl Client {
         }
     }
 
+    /// Passes all items of a list to `each`, page by page, until it returns false.
+    pub async fn list(
+        &self,
+        path: &[&str],
+        filter: &[(&str, &str)],
+        mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let collection = path.last().copied().unwrap_or_default();
+        let mut after: Option<String> = None;
+        loop {
+            let mut query = [&[("limit", "1000")], filter].concat();
+            query.extend(after.as_deref().map(|after| ("after", after)));
+            let answer = self.send(self.request(Method::GET, path, &query)).await?;
+            let page: HashMap<String, Box<RawValue>> = answer.json()?;
+            let items = page.get(collection).context("the response has no such list")?;
+            for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
+                if !each(item)? {
+                    return Ok(());
+                }
+            }
+            let next = page.get("next_after").map(|next| serde_json::from_str(next.get()));
+            after = next.transpose()?.flatten();
+            if after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
     /// Reports an outage once, and only if the command waits for its end.
     fn is_away(&self, what: &str) {
         let waits = self.patience.is_none_or(|patience| patience > LONGEST_PAUSE);
@@ -306,39 +334,4 @@ fn cause(error: &anyhow::Error) -> String {
     let cause = error.root_cause().to_string();
     // the error number is noise to people
     cause.split(" (os error").next().unwrap_or_default().to_owned()
-}
-
-/// `1 record`, `2 records`.
-pub(super) fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-impl Client {
-    /// Passes all items of a list to `each`, page by page, until it returns false.
-    pub async fn list(
-        &self,
-        path: &[&str],
-        filter: &[(&str, &str)],
-        member: &str,
-        mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
-    ) -> anyhow::Result<()> {
-        let mut after: Option<String> = None;
-        loop {
-            let mut query = [&[("limit", "1000")], filter].concat();
-            query.extend(after.as_deref().map(|after| ("after", after)));
-            let answer = self.send(self.request(Method::GET, path, &query)).await?;
-            let page: HashMap<String, Box<RawValue>> = answer.json()?;
-            let items = page.get(member).context("the response has no such list")?;
-            for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
-                if !each(item)? {
-                    return Ok(());
-                }
-            }
-            let next = page.get("next_after").map(|next| serde_json::from_str(next.get()));
-            after = next.transpose()?.flatten();
-            if after.is_none() {
-                return Ok(());
-            }
-        }
-    }
 }

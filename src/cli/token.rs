@@ -10,7 +10,11 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 
-use super::{block_on, common::name, output::print};
+use super::{
+    block_on,
+    common::{duration, name, seconds_in_words},
+    output::print,
+};
 use crate::{
     app,
     config::{self, Config},
@@ -20,7 +24,6 @@ use crate::{
 
 /// The limit of what is read from stdin; no server accepts tokens that long.
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
-const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 86_400);
 
 pub(super) const EXAMPLE: &str = "\
 Example:
@@ -55,7 +58,7 @@ pub(super) struct Mint {
     #[arg(long, value_parser = scope)]
     scope: String,
     /// Lifetime of the token, such as 90s, 15m, 12h or 30d
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = life)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     expires_in: Duration,
     #[command(flatten)]
     keys: KeyFlags,
@@ -117,21 +120,6 @@ fn scope(text: &str) -> Result<String, String> {
         }
     }
     if words.is_empty() { Err("the scope is empty".into()) } else { Ok(words.join(" ")) }
-}
-
-/// Parses a duration such as 90s.
-pub(super) fn life(text: &str) -> Result<Duration, String> {
-    let wrong = || "a time is a number with s, m, h or d, such as 90s, at most 3650d".to_owned();
-    let unit_s = match text.chars().last() {
-        Some('s') => 1,
-        Some('m') => 60,
-        Some('h') => 3600,
-        Some('d') => 86_400,
-        _ => return Err(wrong()),
-    };
-    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    let life = Duration::from_secs(count.checked_mul(unit_s).ok_or_else(wrong)?);
-    if (Duration::from_secs(1)..=LONGEST_LIFE).contains(&life) { Ok(life) } else { Err(wrong()) }
 }
 
 pub(super) fn run(command: TokenCommand) -> anyhow::Result<()> {
@@ -238,35 +226,14 @@ fn word<'a>(object: &'a Map<String, Value>, member: &str) -> &'a str {
 /// `in 59 minutes, 2026-11-21T08:00:00.000Z`
 fn in_words(seconds: i64) -> String {
     let distance = seconds.saturating_sub(now_s());
-    let count = lapse(distance.unsigned_abs());
+    let count = seconds_in_words(distance.unsigned_abs());
     let at = Timestamp(seconds.saturating_mul(1000));
     if distance < 0 { format!("{count} ago, {at}") } else { format!("in {count}, {at}") }
-}
-
-/// `59 minutes`
-pub(super) fn lapse(seconds: u64) -> String {
-    let (count, unit) = match seconds {
-        s @ 0..120 => (s, "second"),
-        s @ 120..7_200 => (s / 60, "minute"),
-        s @ 7_200..172_800 => (s / 3600, "hour"),
-        s => (s / 86_400, "day"),
-    };
-    super::client::counted(count, unit)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lives() {
-        for (text, seconds) in [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)] {
-            assert_eq!(life(text), Ok(Duration::from_secs(seconds)));
-        }
-        for text in ["", "1", "h", "0s", "-1h", "1w", "1é", "3651d", "99999999999999999999d"] {
-            assert!(life(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn scopes() {

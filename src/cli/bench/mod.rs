@@ -31,8 +31,8 @@ use self::{
 };
 use super::{
     WrongUsage, block_on,
-    client::{DEFAULT_URL, counted, url},
-    common::name,
+    client::{DEFAULT_URL, url},
+    common::{counted, name},
     output::print,
 };
 use crate::model::{Name, topic::MAX_PARTITION_COUNT};

@@ -29,8 +29,8 @@ use super::{
     Interrupted, WrongUsage,
     admin::txn,
     block_on,
-    client::{Client, ServerFlags, counted},
-    common::name,
+    client::{Client, ServerFlags},
+    common::{counted, name},
     interrupted,
 };
 use crate::model::Name;

@@ -91,7 +91,7 @@ async fn next_sequence(
             found = Some(serde_json::from_str(item.get())?).filter(|item| is_of(scope, item));
             Ok(found.is_none())
         };
-        client.list(&path, &[], "sequences", each).await?;
+        client.list(&path, &[], each).await?;
     }
     found.as_ref().map_or(Ok(0), number)
 }
