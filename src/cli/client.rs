@@ -73,7 +73,6 @@ pub(super) struct Client {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub status: StatusCode,
-    pub headers: HeaderMap,
     pub body: Bytes,
 }
 
@@ -302,7 +301,7 @@ async fn attempt(request: RequestBuilder) -> Result<Answer, Trouble> {
     let (status, headers) = (answer.status(), answer.headers().clone());
     let body = answer.bytes().await.map_err(lost)?;
     if status.is_success() {
-        return Ok(Answer { status, headers, body });
+        return Ok(Answer { status, body });
     }
     if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
         let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());

@@ -99,10 +99,10 @@ struct WrongUsage(String);
 
 /// A signal interrupted a command that reports what it had done.
 #[derive(Debug, thiserror::Error)]
-#[error("{told}")]
+#[error("{message}")]
 struct Interrupted {
     signal: SignalKind,
-    told: String,
+    message: String,
 }
 
 /// Waits for the first Ctrl-C or SIGTERM.

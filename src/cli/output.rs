@@ -28,7 +28,7 @@ pub(super) fn print(bytes: &[u8]) -> anyhow::Result<()> {
 /// Returns when the reader of stdout has closed it: a command that waits for records would
 /// otherwise notice only when it prints the next one.
 pub(super) async fn closed() -> Closed {
-    let (tell, told) = oneshot::channel();
+    let (sender, hung_up) = oneshot::channel();
     std::thread::spawn(move || {
         let stdout = io::stdout();
         // no events requested: poll always reports errors and hang-ups, and only these end it
@@ -36,10 +36,10 @@ pub(super) async fn closed() -> Closed {
         while poll(&mut watched, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
         let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
         if watched[0].revents().is_some_and(|events| events.intersects(gone)) {
-            let _ = tell.send(());
+            let _ = sender.send(());
         }
     });
-    match told.await {
+    match hung_up.await {
         Ok(()) => Closed,
         // stdout is a file or a device that never hangs up
         Err(_) => std::future::pending().await,

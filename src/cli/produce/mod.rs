@@ -218,17 +218,17 @@ async fn produce(flags: ProduceFlags) -> anyhow::Result<()> {
         client.notice(&stored);
         return Ok(());
     };
-    let mut told = format!("{error:#}");
+    let mut message = format!("{error:#}");
     if tally.requests > 0 {
-        told += &format!("\nbefore that it {stored}");
+        message += &format!("\nbefore that it {stored}");
     }
-    let Some(signal) = signal else { return Err(anyhow!(told)) };
-    told += &if identity.is_lasting() {
+    let Some(signal) = signal else { return Err(anyhow!(message)) };
+    message += &if identity.is_lasting() {
         "\nrun the same command again to resume where the log ends, with no line twice".to_owned()
     } else {
         format!("\nwithout {} the run cannot be resumed", words.id)
     };
-    Err(Interrupted { signal, told }.into())
+    Err(Interrupted { signal, message }.into())
 }
 
 async fn send_all(
