@@ -168,9 +168,7 @@ impl Crowd {
             // consecutive indexes belong to different groups
             let index = member * self.groups + number;
             let begun = Instant::now();
-            let joined = self.send(index, |server| {
-                format!("{}{}\r\n\r\n{}", server.post_head(&path), self.join.len(), self.join)
-            });
+            let joined = self.send(index, |server| server.request_with("POST", &path, &self.join));
             let joined = joined.await.context("cannot join the group")?;
             joined_in.push(begun.elapsed());
             let JoinAnswer { member_id } = serde_json::from_slice(&joined)?;
@@ -226,10 +224,7 @@ impl Crowd {
 
     async fn beat(&self, member: &HeartbeatMember) -> Result<Vec<u8>, Failure> {
         let path = format!("{}/heartbeat", member.path);
-        let request = |server: &Server| {
-            format!("{}{}\r\n\r\n{}", server.post_head(&path), member.shown.len(), member.shown)
-        };
-        self.send(member.index, request).await
+        self.send(member.index, |server| server.request_with("POST", &path, &member.shown)).await
     }
 
     async fn leave(&self, group: &HeartbeatGroup) -> anyhow::Result<()> {
@@ -254,7 +249,7 @@ impl Crowd {
             None => line.server.connect().await?,
         };
         let request = request(&line.server);
-        let answer = connection.exchange(request.as_bytes()).await.map(<[u8]>::to_vec);
+        let answer = connection.exchange(&request).await.map(<[u8]>::to_vec);
         if answer.as_ref().err().is_none_or(Failure::leaves_connection) {
             line.connection = Some(connection);
         }

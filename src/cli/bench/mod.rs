@@ -15,6 +15,7 @@ mod session;
 mod transaction;
 mod transform;
 mod wake;
+mod workers;
 
 use std::{sync::Arc, time::Duration};
 
@@ -245,13 +246,18 @@ impl Stage {
         Ok(())
     }
 
-    fn first(&self) -> &Server {
+    fn first(&self) -> &Arc<Server> {
         &self.servers[0]
     }
 
     /// The server of a connection.
     fn server(&self, connection: usize) -> Arc<Server> {
         self.servers[connection % self.servers.len()].clone()
+    }
+
+    /// The partition of a connection: those to one server are spread over all partitions.
+    fn partition_of(&self, connection: usize) -> i64 {
+        (connection / self.servers.len()) as i64 % self.partitions
     }
 
     fn topic_path(&self) -> String {
