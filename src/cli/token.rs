@@ -38,18 +38,18 @@ Audience and issuer come from the configuration, so a server with the same one a
 Example:
   export ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\"
   oncelog token mint --tenant acme --scope 'produce consume:orders.*' --expires-in 12h")]
-    Mint(Mint),
+    Mint(MintArgs),
     /// Show the claims of a token, when it expires, and whether it is valid for the configured key
     #[command(after_help = "\
 The exit code is 0 if the token is accepted or no key is configured, else 1.
 
 Example:
   echo \"$ONCELOG_TOKEN\" | oncelog token inspect")]
-    Inspect(Inspect),
+    Inspect(InspectArgs),
 }
 
 #[derive(Args)]
-pub(super) struct Mint {
+pub(super) struct MintArgs {
     /// Tenant that the token gives access to
     #[arg(long, value_parser = name)]
     tenant: Name,
@@ -65,7 +65,7 @@ pub(super) struct Mint {
 }
 
 #[derive(Args)]
-pub(super) struct Inspect {
+pub(super) struct InspectArgs {
     /// The token; read from stdin if absent or `-`
     token: Option<SecretString>,
     #[command(flatten)]
@@ -124,8 +124,8 @@ fn scope(text: &str) -> Result<String, String> {
 
 pub(super) fn run(command: TokenCommand) -> anyhow::Result<()> {
     match command {
-        TokenCommand::Mint(mint) => self::mint(mint),
-        TokenCommand::Inspect(asked) => block_on(inspect(asked)),
+        TokenCommand::Mint(args) => mint(args),
+        TokenCommand::Inspect(args) => block_on(inspect(args)),
     }
 }
 
@@ -133,52 +133,52 @@ fn now_s() -> i64 {
     Timestamp::from(chrono::Utc::now()).0 / 1000
 }
 
-fn mint(asked: Mint) -> anyhow::Result<()> {
-    let config = asked.keys.read()?;
+fn mint(args: MintArgs) -> anyhow::Result<()> {
+    let config = args.keys.read()?;
     let Some(secret) = &config.token_hs256_secret else {
         bail!(
             "no signing secret is configured: set ONCELOG_TOKEN_HS256_SECRET to that of the \
              server, at least 32 bytes. (Only its issuer can sign tokens for a JWKS.)"
         );
     };
-    let life_s = i64::try_from(asked.expires_in.as_secs())?;
+    let lifetime_s = i64::try_from(args.expires_in.as_secs())?;
     let claims = json!({"aud": config.token_audience, "iss": config.token_issuer,
-        "tenant": asked.tenant.as_str(), "scope": asked.scope,
-        "iat": now_s(), "exp": now_s() + life_s});
+        "tenant": args.tenant.as_str(), "scope": args.scope,
+        "iat": now_s(), "exp": now_s() + lifetime_s});
     let key = EncodingKey::from_secret(secret.expose_secret().as_bytes());
     let token = encode(&Header::default(), &claims, &key).context("cannot sign the token")?;
     print(format!("{token}\n").as_bytes())
 }
 
-async fn inspect(asked: Inspect) -> anyhow::Result<()> {
-    let config = asked.keys.read()?;
-    let mut token = match asked.token {
+async fn inspect(args: InspectArgs) -> anyhow::Result<()> {
+    let config = args.keys.read()?;
+    let mut token = match args.token {
         Some(token) if token.expose_secret() != "-" => token.expose_secret().to_owned(),
         _ => {
-            let mut text = String::new();
-            let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut text);
+            let mut input = String::new();
+            let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut input);
             read.context("cannot read the token from stdin")?;
-            text
+            input
         }
     };
     token = token.trim().to_owned();
-    let (header, claims) = parts(&token)?;
-    let mut shown = format!("signed with {}\n", word(&header, "alg"));
+    let (header, claims) = decode(&token)?;
+    let mut text = format!("signed with {}\n", word(&header, "alg"));
     for (name, value) in &claims {
         let instant = ["exp", "nbf", "iat"].contains(&name.as_str()).then(|| value.as_f64());
         let instant = instant.flatten().map(|seconds| in_words(seconds as i64));
         let words = instant.map(|words| format!("  ({words})")).unwrap_or_default();
-        shown += &format!("{name} = {value}{words}\n");
+        text += &format!("{name} = {value}{words}\n");
     }
-    let verdict = verdict(&config, &token).await?;
+    let verdict = check(&config, &token).await?;
     match verdict {
-        TokenVerdict::NoKey => shown += "no key is configured to check it against\n",
+        TokenVerdict::NoKey => text += "no key is configured to check it against\n",
         TokenVerdict::Accepted => {
-            shown += "accepted: the configured key signed it, and it is valid\n"
+            text += "accepted: the configured key signed it, and it is valid\n"
         }
         TokenVerdict::Refused(_) => {}
     }
-    print(shown.as_bytes())?;
+    print(text.as_bytes())?;
     match verdict {
         TokenVerdict::Refused(why) => Err(anyhow!("not accepted: {why}")),
         _ => Ok(()),
@@ -192,7 +192,7 @@ enum TokenVerdict {
 }
 
 /// Whether a server with this configuration would accept the token.
-async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
+async fn check(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     if !config.has_token_key() {
         return Ok(TokenVerdict::NoKey);
     }
@@ -205,15 +205,15 @@ async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
 }
 
 /// Decodes header and claims without checking the signature.
-fn parts(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
+fn decode(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
     let segments: Vec<&str> = token.split('.').collect();
     let [header, claims, _] = segments.as_slice() else {
         bail!("not a JWT: it has {} parts between dots, not 3", segments.len());
     };
-    Ok((part(header, "header")?, part(claims, "claims")?))
+    Ok((decode_part(header, "header")?, decode_part(claims, "claims")?))
 }
 
-fn part(segment: &str, what: &str) -> anyhow::Result<Map<String, Value>> {
+fn decode_part(segment: &str, what: &str) -> anyhow::Result<Map<String, Value>> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(segment).ok();
     let object = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     object.ok_or_else(|| anyhow!("not a JWT: its {what} are no JSON object in base64url"))

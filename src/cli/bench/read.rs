@@ -141,7 +141,7 @@ pub(super) struct PageAnswer {
 }
 
 /// Checks every offset of a page: they count up from `offset` without a hole. The events come from
-/// `events`, and contain nothing that looks like an offset.
+/// `events`, and contain nothing that resembles an offset.
 pub(super) fn check_page(answer: &[u8], offset: u64) -> anyhow::Result<PageAnswer> {
     let mut end_offset = offset;
     for at in memmem::find_iter(answer, b"{\"offset\":") {

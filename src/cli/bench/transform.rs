@@ -43,7 +43,7 @@ pub(super) async fn run(flags: &TransformFlags, stage: &Stage) -> anyhow::Result
     for index in 0..usize::from(flags.members) {
         members.push(TransformMember::join(flags, stage, &group, &source, index).await?);
     }
-    settle(&members, stage.partitions).await?;
+    wait_for_balance(&members, stage.partitions).await?;
     let run = Run::measure(members, stage).await?;
 
     let mut report = stage.report("transform", run.finished.len());
@@ -55,7 +55,7 @@ pub(super) async fn run(flags: &TransformFlags, stage: &Stage) -> anyhow::Result
         let left = member.connection.server.call("DELETE", &member.path, None).await;
         left.context("cannot leave the group")?;
     }
-    if stage.made {
+    if stage.is_created {
         stage.first().call("DELETE", &group, None).await.context("cannot delete the group")?;
         stage.first().call("DELETE", &format!("/topics/{source}"), None).await?;
     }
@@ -84,17 +84,17 @@ async fn store_events(flags: &TransformFlags, stage: &Stage, source: &str) -> an
 }
 
 /// Waits until every partition has an owner, and the load is balanced.
-async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
+async fn wait_for_balance(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
     let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
-    let mut shown = vec![json!({}); members.len()];
+    let mut bodies = vec![json!({}); members.len()];
     for _ in 0..REBALANCE_ROUNDS {
         let mut owned = Vec::new();
-        for (member, shown) in members.iter().zip(&mut shown) {
+        for (member, body) in members.iter().zip(&mut bodies) {
             let path = format!("{}/heartbeat", member.path);
-            let told = member.connection.server.call("POST", &path, Some(shown)).await?;
+            let answer = member.connection.server.call("POST", &path, Some(body)).await?;
             // nothing was fetched yet, so every revoked partition can be released
-            *shown = json!({"generation": told["generation"]});
-            let assignment = told["assignment"].as_array().context("no assignment")?.iter();
+            *body = json!({"generation": answer["generation"]});
+            let assignment = answer["assignment"].as_array().context("no assignment")?.iter();
             let count = |topic: &Value| topic["partitions"].as_array().map_or(0, Vec::len) as u64;
             owned.push(assignment.map(count).sum::<u64>());
         }
@@ -192,7 +192,7 @@ struct FetchedBatch<'a> {
 
 impl<'a> FetchedBatch<'a> {
     /// Parses a response. The events come from `events`: they have one size, and contain nothing
-    /// that looks like a member.
+    /// that resembles a member.
     fn parse(answer: &'a [u8], record_bytes: usize) -> anyhow::Result<Self> {
         let answer = str::from_utf8(answer)?;
         let after = |name: &str| {

@@ -58,8 +58,8 @@ pub(super) async fn run(flags: &WakeFlags, stage: &Stage) -> anyhow::Result<Repo
     }
 
     let period = Duration::from_secs(1) / u32::from(flags.rate);
-    let whole = stage.phases.warmup + stage.phases.measured;
-    let count = (whole.as_nanos() / period.as_nanos()).try_into().unwrap_or(usize::MAX);
+    let total = stage.phases.warmup + stage.phases.measured;
+    let count = (total.as_nanos() / period.as_nanos()).try_into().unwrap_or(usize::MAX);
     let clock = stage.phases.clock();
     let tally = SharedTally::new(clock)?;
     let mut tasks = JoinSet::new();
@@ -138,7 +138,7 @@ fn compare(
     let mut before_answer: u64 = 0;
     let arrivals = arrived.iter().flat_map(|arrived| sent.iter().zip(arrived));
     for (sent, arrived) in arrivals {
-        if clock.metrics(sent.at) {
+        if clock.measures(sent.at) {
             from_send.note(arrived.saturating_duration_since(sent.at));
             from_answer.note(arrived.saturating_duration_since(sent.answered));
             before_answer += u64::from(*arrived < sent.answered);

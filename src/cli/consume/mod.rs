@@ -131,8 +131,8 @@ pub(super) fn run(flags: ConsumeFlags) -> anyhow::Result<()> {
             return group::consume(flags).await;
         }
         tokio::select! {
-            done = consume(flags) => done,
-            closed = closed() => Err(closed.into()),
+            result = consume(flags) => result,
+            error = closed() => Err(error.into()),
         }
     })
 }

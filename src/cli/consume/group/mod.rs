@@ -121,8 +121,8 @@ impl Consumer {
         let stop = CancellationToken::new();
         let mut work = pin!(self.run(&stop));
         tokio::select! {
-            done = &mut work => done,
-            closed = closed() => Err(closed.into()),
+            result = &mut work => result,
+            error = closed() => Err(error.into()),
             signal = interrupted() => {
                 stop.cancel();
                 // records that have arrived may still be printed and committed
