@@ -18,7 +18,8 @@ const ORIGINS: &str = "\
 the default exceeds the maximum that an operator has set, and the maximum applies instead.";
 
 const SET: &str = "\
-A value is a number, `default`, which removes the tenant's own value, or `null` for no limit.";
+A value is a number or a word, `default`, which removes the tenant's own value, or `null` for no
+limit.";
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum SettingsCommand {
@@ -31,6 +32,7 @@ pub(in crate::cli) enum SettingsCommand {
         &format!("{SET}\n{OUTPUT}\n\n{}", explain_settings()),
         &["oncelog settings set max_batch_records=5000 producer_expiry_ms=null max_topics=default"]))]
     Set {
+        /// Settings to change
         #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
         changes: Vec<(Key, Value)>,
         #[command(flatten)]

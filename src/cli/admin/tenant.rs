@@ -57,6 +57,7 @@ pub(in crate::cli) enum TenantCommand {
         /// Its name
         #[arg(value_parser = name)]
         name: Name,
+        /// The largest values that its settings may take
         #[arg(required = true, value_name = "KEY=MAXIMUM", value_parser = maximum)]
         maxima: Vec<(Key, Value)>,
         #[command(flatten)]

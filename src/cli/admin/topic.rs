@@ -51,7 +51,7 @@ pub(in crate::cli) enum TopicCommand {
     /// Show a topic and its partitions
     #[command(after_help = help(OUTPUT, &["oncelog topic describe orders"]))]
     Describe(NameArgs),
-    /// Change settings of a topic, or its number of partitions, all or nothing
+    /// Change settings of a topic, or its number of partitions, all or none
     #[command(after_help = help(
         &format!("{SET}\n{OUTPUT}\n\n{}", settings::explain_topic_settings()),
         &["oncelog topic set orders retention_ms=86400000 dedup=content",
@@ -60,6 +60,7 @@ pub(in crate::cli) enum TopicCommand {
         /// Its name
         #[arg(value_parser = name)]
         name: Name,
+        /// Settings to change
         #[arg(value_name = "KEY=VALUE", value_parser = settings::topic_change,
             required_unless_present = "partitions")]
         settings: Vec<(Key, Value)>,
