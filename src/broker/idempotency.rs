@@ -74,18 +74,16 @@ impl Broker {
             return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
         }
         // (what it may write says where keys may lie, as often as it is said)
-        let look = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let (rings, now) = store::dedup::call_rings(connection, tenant).await?;
-                let lifetime_ms = request.lifetime_ms(window_ms, now);
-                let ring = Ring::of(lifetime_ms);
-                if rings & ring.bit() == 0 {
-                    store::dedup::add_call_ring(connection, tenant, ring).await?;
-                }
-                let slot = ring.slots()[0];
-                let claim = PendingKey { request, window_ms, lifetime_ms, ring, now, slot };
-                IdempotentCall(Some(claim)).look(connection, tenant).await
-            })
+        let look = self.store.of(tenant).run(async move |connection| {
+            let (rings, now) = store::dedup::call_rings(connection, tenant).await?;
+            let lifetime_ms = request.lifetime_ms(window_ms, now);
+            let ring = Ring::of(lifetime_ms);
+            if rings & ring.bit() == 0 {
+                store::dedup::add_call_ring(connection, tenant, ring).await?;
+            }
+            let slot = ring.slots()[0];
+            let claim = PendingKey { request, window_ms, lifetime_ms, ring, now, slot };
+            IdempotentCall(Some(claim)).look(connection, tenant).await
         });
         look.await
     }

@@ -89,19 +89,17 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<GroupSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let after = after.unwrap_or_default();
-                store::group::admin::list(connection, tenant, &after, limit + 1).await
-            })
+        let list = self.store.of(tenant).run(async move |connection| {
+            let after = after.unwrap_or_default();
+            store::group::admin::list(connection, tenant, &after, limit + 1).await
         });
         Ok(Listed::cut(list.await?, limit, |group| group.group.to_string()))
     }
 
     pub async fn group(&self, tenant: TenantId, group: &Name) -> Result<GroupDescription, Error> {
         let name = group.clone();
-        let describe = self.store.of(tenant).snapshot(move |connection| {
-            Box::pin(async move { store::group::admin::describe(connection, tenant, &name).await })
+        let describe = self.store.of(tenant).snapshot(async move |connection| {
+            store::group::admin::describe(connection, tenant, &name).await
         });
         let found = describe.await?.ok_or_else(|| Error::group_not_found(group))?;
         let (mut description, grounds) = found;
@@ -123,10 +121,8 @@ impl Broker {
             let targets = self.targets(tenant, group, &asked).await?;
             let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
             let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
-            let reset = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(
-                    async move { reset(connection, tenant, &name, &targets, to, dry_run).await },
-                )
+            let reset = self.store.of(tenant).transaction(async move |connection| {
+                reset(connection, tenant, &name, &targets, to, dry_run).await
             });
             match reset.await {
                 Ok(offsets) => {
@@ -161,10 +157,8 @@ impl Broker {
         let target = |(log_id, topic, partition)| Target { log_id, topic, partition, found: None };
         let Some(topics) = &asked.topics else {
             let name = group.clone();
-            let subscribed = self.store.of(tenant).run(move |connection| {
-                Box::pin(
-                    async move { store::group::admin::subscribed(connection, tenant, &name).await },
-                )
+            let subscribed = self.store.of(tenant).run(async move |connection| {
+                store::group::admin::subscribed(connection, tenant, &name).await
             });
             return Ok(subscribed.await?.into_iter().map(target).collect());
         };
@@ -187,20 +181,18 @@ impl Broker {
         to: ResetTo,
     ) -> Result<Option<Vec<Target>>, Error> {
         let ResetTo::Timestamp(instant) = to else { return Ok(Some(targets)) };
-        let search = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
-                let ends = ends(connection, tenant, &logs).await?;
-                for target in &mut targets {
-                    let log = target.log_id;
-                    let Some((start, end)) = ends.get(&log).copied() else { return Ok(None) };
-                    let found =
-                        store::read::search(connection, tenant, log, start, end, instant).await?;
-                    let Some(found) = found else { return Ok(None) };
-                    target.found = Some(found);
-                }
-                Ok::<_, store::Error>(Some(targets))
-            })
+        let search = self.store.of(tenant).run(async move |connection| {
+            let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
+            let ends = ends(connection, tenant, &logs).await?;
+            for target in &mut targets {
+                let log = target.log_id;
+                let Some((start, end)) = ends.get(&log).copied() else { return Ok(None) };
+                let found =
+                    store::read::search(connection, tenant, log, start, end, instant).await?;
+                let Some(found) = found else { return Ok(None) };
+                target.found = Some(found);
+            }
+            Ok::<_, store::Error>(Some(targets))
         });
         Ok(search.await?)
     }
@@ -210,9 +202,10 @@ impl Broker {
         let mut attempt = 0;
         loop {
             let name = group.clone();
-            let delete = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { delete(connection, tenant, &name).await })
-            });
+            let delete = self
+                .store
+                .of(tenant)
+                .transaction(async move |connection| delete(connection, tenant, &name).await);
             match delete.await {
                 Ok(()) => {
                     tracing::info!(tenant_id = tenant.0, %group, "group deleted");

@@ -253,13 +253,11 @@ impl Broker {
             (group.clone(), self.store.of(tenant), self.notifier.clone());
         // goes with the work: a client that hangs up keeps no member waiting
         let change = self.tasks.spawn(async move {
-            let work = store.transaction(move |connection| {
-                Box::pin(async move {
-                    if hurries {
-                        store::janitor::hurry(connection).await?;
-                    }
-                    decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
-                })
+            let work = store.transaction(async move |connection| {
+                if hurries {
+                    store::janitor::hurry(connection).await?;
+                }
+                decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
             });
             let changed = work.await?;
             let generation = changed.after.generation;

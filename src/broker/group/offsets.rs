@@ -113,8 +113,8 @@ impl Broker {
             let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
             let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
             let group = group.clone();
-            let write = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
+            let write = self.store.of(tenant).transaction(async move |connection| {
+                write(connection, tenant, &group, wanted, once).await
             });
             match write.await {
                 Ok(committed) => return Ok(committed),
@@ -217,8 +217,8 @@ impl Broker {
         group: &Name,
     ) -> Result<Vec<CommittedOffset>, Error> {
         let name = group.clone();
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move { store::group::offsets::list(connection, tenant, &name).await })
+        let list = self.store.of(tenant).run(async move |connection| {
+            store::group::offsets::list(connection, tenant, &name).await
         });
         list.await?.ok_or_else(|| Error::group_not_found(group))
     }

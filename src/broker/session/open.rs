@@ -165,10 +165,8 @@ impl Broker {
         whole.opened.next_sequences =
             next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
         let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
-        let complete = self.store.of(tenant).write(move |connection| {
-            Box::pin(async move {
-                idempotency::complete(connection, tenant, &key, (&attempt, &whole)).await
-            })
+        let complete = self.store.of(tenant).write(async move |connection| {
+            idempotency::complete(connection, tenant, &key, (&attempt, &whole)).await
         });
         if complete.await? {
             return Ok(opened);
@@ -191,13 +189,11 @@ impl Broker {
             return Ok(attempt);
         }
         let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
-        let attempt = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let once = take_turn(connection, tenant, once).await?;
-                let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
-                once.remember(connection, tenant, &attempt).await?;
-                Ok(attempt)
-            })
+        let attempt = self.store.of(tenant).transaction(async move |connection| {
+            let once = take_turn(connection, tenant, once).await?;
+            let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
+            once.remember(connection, tenant, &attempt).await?;
+            Ok(attempt)
         });
         attempt.await
     }
@@ -213,13 +209,13 @@ impl Broker {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
         if once.is_keyed() {
-            let make = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+            let make = self.store.of(tenant).transaction(async move |connection| {
+                open_new(connection, tenant, &open, timeout_ms, once).await
             });
             return make.await;
         }
-        let make = self.store.of(tenant).write(move |connection| {
-            Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+        let make = self.store.of(tenant).write(async move |connection| {
+            open_new(connection, tenant, &open, timeout_ms, once).await
         });
         make.await
     }

@@ -95,18 +95,14 @@ impl Broker {
             }
         }
         let asked = asked.clone();
-        let judge = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
-                if let Some(sequence) = sequence
-                    && let Some(known) = number(connection, tenant, &row, sequence, &asked).await?
-                {
-                    return Ok(known);
-                }
-                stage(connection, tenant, &row, sequence, &asked, &settings)
-                    .await
-                    .map(CallResult::now)
-            })
+        let judge = self.store.of(tenant).transaction(async move |connection| {
+            let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+            if let Some(sequence) = sequence
+                && let Some(known) = number(connection, tenant, &row, sequence, &asked).await?
+            {
+                return Ok(known);
+            }
+            stage(connection, tenant, &row, sequence, &asked, &settings).await.map(CallResult::now)
         });
         judge.await
     }
@@ -119,12 +115,10 @@ impl Broker {
         asked: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let asked = asked.clone();
-        let add = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
-                staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
-                Ok(CallResult::now(row))
-            })
+        let add = self.store.of(tenant).transaction(async move |connection| {
+            let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+            staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+            Ok(CallResult::now(row))
         });
         add.await
     }

@@ -68,8 +68,8 @@ impl Broker {
     ) -> Result<CallResult, Error> {
         for _ in 0..RESOLVE_ATTEMPTS {
             let (new, refusal) = (new.clone(), refusal.clone());
-            let find = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { remembered(connection, tenant, &new, refusal).await })
+            let find = self.store.of(tenant).transaction(async move |connection| {
+                remembered(connection, tenant, &new, refusal).await
             });
             match find.await {
                 Ok(row) => return Ok(CallResult::before(row)),
@@ -130,26 +130,22 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.of(tenant).write(move |connection| {
-                Box::pin(async move {
-                    store::transaction::begin_new(connection, tenant, &begun, &limits).await
-                })
+            let begin = self.store.of(tenant).write(async move |connection| {
+                store::transaction::begin_new(connection, tenant, &begun, &limits).await
             });
             if let Some(row) = begin.await? {
                 return Ok(CallResult::now(row));
             }
         }
         let new = new.clone();
-        let begin = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
-                match begun {
-                    Begun::Before(row) => Ok(CallResult::before(row)),
-                    Begun::Now(row) => {
-                        add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
-                    }
+        let begin = self.store.of(tenant).transaction(async move |connection| {
+            let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            match begun {
+                Begun::Before(row) => Ok(CallResult::before(row)),
+                Begun::Now(row) => {
+                    add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
                 }
-            })
+            }
         });
         begin.await
     }

@@ -106,18 +106,15 @@ impl Broker {
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let new = new.clone();
-        let run = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let begun =
-                    begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
-                match begun {
-                    begin::Begun::Before(row) => Ok(CallResult::before(row)),
-                    begin::Begun::Now(row) => {
-                        let row = begin::add(connection, tenant, row, &asked, &settings).await?;
-                        end::finish(connection, tenant, row, None, &settings).await
-                    }
+        let run = self.store.of(tenant).transaction(async move |connection| {
+            let begun = begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            match begun {
+                begin::Begun::Before(row) => Ok(CallResult::before(row)),
+                begin::Begun::Now(row) => {
+                    let row = begin::add(connection, tenant, row, &asked, &settings).await?;
+                    end::finish(connection, tenant, row, None, &settings).await
                 }
-            })
+            }
         });
         run.await
     }
