@@ -29,7 +29,7 @@ use self::{
     batch::{Job, Lines, Outcome, Ticket},
     outcome::records,
 };
-use super::{Broker, Error, memory_budget::Held};
+use super::{Broker, Error, memory_budget::Held, retry::ATTEMPTS};
 use crate::{
     model::{
         Batch, Name, Partition, TenantId, Timestamp,
@@ -45,9 +45,6 @@ use crate::{
     },
     store::catalog::topics::StoredTopic,
 };
-
-/// How often an append resolves its topic again because the topic has changed.
-pub const RESOLVE_ATTEMPTS: usize = 8;
 
 /// Keyless topic appends rotate over the partitions in steps of the golden ratio, so that they stay
 /// evenly spread whichever of them are repeats.
@@ -78,7 +75,7 @@ impl Broker {
         held: Held,
     ) -> Result<Appended, Error> {
         let arrived_at = Instant::now();
-        for attempt in 0..RESOLVE_ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let anew = attempt > 0;
             let resolved = match scope {
                 Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,

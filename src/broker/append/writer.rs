@@ -118,7 +118,9 @@ impl Writer {
         let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
             Ok(PlanStanding::Yes(written)) => {
-                Ok(FastOutcome::Passed(self.confirm(group.tenant, plan, written)))
+                let mut passed = Box::new(Passed { plan, written });
+                self.confirm(group.tenant, &mut passed);
+                Ok(FastOutcome::Passed(passed))
             }
             Ok(PlanStanding::No) => {
                 if writes {
@@ -178,27 +180,21 @@ impl Writer {
                 return Ok(SlowOutcome::Behind(log));
             }
             let attempt = slow_attempt(connection, caches, group, queue, early).await?;
-            match attempt {
-                Attempt::Again => early = true,
-                Attempt::Vanished(logs) => return Ok(SlowOutcome::Vanished(logs)),
-                Attempt::Behind(log) => return Ok(SlowOutcome::Behind(log)),
-                Attempt::Held(plan, written) => {
-                    return Ok(SlowOutcome::Passed(self.confirm(group.tenant, *plan, written)));
+            if let Some(mut outcome) = attempt {
+                if let SlowOutcome::Passed(passed) = &mut outcome {
+                    self.confirm(group.tenant, passed);
                 }
+                return Ok(outcome);
             }
+            early = true;
         }
         Err(store::Error::Unexpected("the slow path did not terminate".into()))
     }
 
-    fn confirm(
-        &mut self,
-        tenant: TenantId,
-        mut plan: Plan,
-        written: Option<Written>,
-    ) -> Box<Passed> {
-        if let Some(written) = &written {
+    fn confirm(&mut self, tenant: TenantId, passed: &mut Passed) {
+        if let Some(written) = &passed.written {
             let caches = self.caches.of(tenant);
-            plan.confirm(caches, written.appended_at, &written.bases);
+            passed.plan.confirm(caches, written.appended_at, &written.bases);
             // a write without a compare says nothing of the rows before it: on another server these
             // may be of another history, which no connection tells of behind a pooler
             if let Some(server) = written.server
@@ -207,7 +203,6 @@ impl Writer {
                 self.caches.clear();
             }
         }
-        Box::new(Passed { plan, written })
     }
 
     /// A pass that failed here, not in the database, has left its transaction open: dropping it
@@ -247,22 +242,14 @@ impl Writer {
     }
 }
 
-/// Whether a plan was applied.
-enum Attempt {
-    Held(Box<Plan>, Option<Written>),
-    Vanished(BTreeSet<LogId>),
-    Behind(LogId),
-    Again,
-}
-
-/// `early` is what could be loaded before the lock.
+/// `early`: what could be loaded before the lock is loaded. None: it must be, first.
 async fn slow_attempt(
     connection: &mut Connection,
     caches: &mut LogCaches,
     group: &mut RequestBatch,
     queue: &mut Queue,
     early: bool,
-) -> Result<Attempt, store::Error> {
+) -> Result<Option<SlowOutcome>, store::Error> {
     let RequestBatch { tenant, requests, .. } = &*group;
     let touched = read_set::touched_logs(requests);
     let dependencies = read_set::dependency_logs(requests);
@@ -282,7 +269,8 @@ async fn slow_attempt(
     if heads.len() < touched.len() {
         store::rollback(transaction).await?;
         let found: BTreeSet<LogId> = heads.iter().map(|head| head.log_id).collect();
-        return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
+        let vanished = touched.into_iter().filter(|log| !found.contains(log)).collect();
+        return Ok(Some(SlowOutcome::Vanished(vanished)));
     }
     heads.retain(|head| dependencies.binary_search(&head.log_id).is_ok());
     let is_near = |head: &Head| caches.get(&head.log_id).is_some_and(|log| log.is_near(head));
@@ -292,12 +280,12 @@ async fn slow_attempt(
     };
     if !early && (!heads.iter().all(is_near) || shared.iter().any(may_be_long)) {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Again);
+        return Ok(None);
     }
     let loaded = load(&mut transaction, caches, *tenant, &heads, requests, &held).await?;
     if let Loaded::Behind(log) = loaded {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Behind(log));
+        return Ok(Some(SlowOutcome::Behind(log)));
     }
     let now_at = positions(caches, &dependencies);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
@@ -305,7 +293,7 @@ async fn slow_attempt(
     }
     if !unregistered(caches, requests).is_subset(&shared) {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Again);
+        return Ok(None);
     }
     for (log_id, position) in &now_at {
         if let Some(log) = caches.get_mut(log_id) {
@@ -321,7 +309,7 @@ async fn slow_attempt(
         dedup::learn(&mut transaction, group.tenant, caches, &group.requests).await?;
     let plan = append::decide(caches, &group.requests, &mut whole.standing);
     let written = write_locked(transaction, caches, group, &plan, &now_at, &whole).await?;
-    Ok(Attempt::Held(Box::new(plan), written))
+    Ok(Some(SlowOutcome::Passed(Box::new(Passed { plan, written }))))
 }
 
 fn positions(caches: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {

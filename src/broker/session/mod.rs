@@ -116,18 +116,12 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
     ) -> Result<(SessionRow, Vec<ScopePosition>), Error> {
-        loop {
-            let read = self.store.of(tenant).run(async move |connection| {
-                let Some(row) = store::session::read(connection, tenant, id).await? else {
-                    return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
-                };
-                Ok((row, store::session::standings(connection, tenant, id).await?))
-            });
-            match read.await? {
-                (row, Standings::Known(standings)) => return Ok((row, standings)),
-                (_, Standings::Behind(logs)) => self.catch_up(tenant, logs).await?,
-            }
-        }
+        let read = self
+            .store
+            .of(tenant)
+            .run(async move |connection| store::session::read(connection, tenant, id).await);
+        let row = read.await?.ok_or(Refusal::UnknownProducer { producer_id: id })?;
+        Ok((row, self.standings(tenant, id).await?))
     }
 
     /// Takes snapshots of logs whose tails are too long to be read at once.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{CallResult, ResolvedRequest, Stop, add, hold_session};
 use crate::{
-    broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, group::offsets::count_fenced},
+    broker::{Broker, Error, Held, group::offsets::count_fenced},
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
@@ -66,19 +66,13 @@ impl Broker {
         new: &Arc<New>,
         refusal: Error,
     ) -> Result<CallResult, Error> {
-        for _ in 0..RESOLVE_ATTEMPTS {
+        let found = self.retry(tenant, |_| {
             let (new, refusal) = (new.clone(), refusal.clone());
-            let find = self.store.of(tenant).transaction(async move |connection| {
-                remembered(connection, tenant, &new, refusal).await
-            });
-            match find.await {
-                Ok(row) => return Ok(CallResult::before(row)),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(_) => break,
-            }
-        }
-        Err(refusal)
+            self.store.of(tenant).transaction(async move |connection| {
+                remembered(connection, tenant, &new, refusal).await.map(CallResult::before)
+            })
+        });
+        found.await?.ok_or(refusal)
     }
 
     async fn attempts(
@@ -90,28 +84,22 @@ impl Broker {
     ) -> Result<CallResult, Error> {
         let work = &begin.work;
         let in_pass = begin.commit && !work.appends.is_empty();
-        for attempt in 0..RESOLVE_ATTEMPTS {
+        let begun = self.retry(tenant, |attempt| async move {
             let asked = (&*work.appends, &*work.offsets);
             let asked = self.ask(tenant, asked, held, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
-            let begun = if begin.commit {
+            if begin.commit {
                 self.whole(tenant, new, begin.timeout_ms, asked, settings).await
             } else {
                 self.try_begin(tenant, new, begin.timeout_ms, asked, settings).await
-            };
-            match begun {
-                Ok(done) => return Ok(done),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(Stop::Ahead { expected, received }) => {
-                    return Err(Refusal::OutOfOrderSequence { expected, received }.into());
-                }
-                Err(Stop::Stale | Stop::Again) => {}
             }
-        }
-        let detail = "Too many begins of this transaction at once. Nothing was changed; retry.";
-        Err(Error::unavailable(detail))
+        });
+        begun.await?.ok_or_else(|| {
+            Error::unavailable(
+                "Too many begins of this transaction at once. Nothing was changed; retry.",
+            )
+        })
     }
 
     async fn try_begin(

@@ -84,7 +84,7 @@ impl Broker {
     }
 
     /// Aborts transactions past their deadlines.
-    pub(super) async fn expire_transactions(
+    pub(in crate::broker) async fn expire_transactions(
         &self,
         tenant: TenantId,
         ids: Vec<Uuid>,

@@ -90,7 +90,7 @@ impl Broker {
             Outcome::Committed { row, duplicate: true } => Ok(CallResult::before(*row)),
             Outcome::Refused(refusal) => Err(refusal.into()),
             Outcome::Failed(error) => Err(error.into()),
-            Outcome::TopicChanged => Err(Stop::Stale),
+            Outcome::TopicChanged => Err(Stop::Again),
             Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => {
                 Err(Error::internal().into())
             }
