@@ -18,8 +18,8 @@ use super::{
     load::{Loaded, load, load_early},
     log_caches::TenantLogCaches,
     queue::Queue,
-    txn::{self, wholes},
-    write::{PlanStanding, write_if, write_locked},
+    txn::{self, transactions},
+    write::{PlanResult, write_if, write_locked},
 };
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
@@ -94,74 +94,74 @@ impl Writer {
     }
 
     /// The fast path: decides from the caches, and writes if they are current.
-    pub async fn try_fast(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
-        let caches = self.caches.of(group.tenant);
+    pub async fn try_fast(&mut self, batch: &RequestBatch) -> Result<FastOutcome, store::Error> {
+        let caches = self.caches.of(batch.tenant);
         let Some(connection) = &mut self.connection else { return Ok(FastOutcome::Unknown) };
-        if !read_set::is_known(caches, &group.requests) {
+        if !read_set::is_known(caches, &batch.requests) {
             return Ok(FastOutcome::Unknown);
         }
-        let Some(mut standing) = TxnContext::optimistic(wholes(&group.requests)) else {
+        let Some(mut context) = TxnContext::optimistic(transactions(&batch.requests)) else {
             return Ok(FastOutcome::Unknown);
         };
-        let look = dedup::recall(connection, group.tenant, caches, &group.requests);
-        match timeout(PASS_TIMEOUT, look).await {
-            Ok(Ok(known)) => standing.known = known,
-            Ok(Err(error)) => return Err(self.fail(group, error)),
-            Err(_) => return Err(self.fail(group, store::Error::silent_peer())),
+        let lookup = dedup::look_up_cached(connection, batch.tenant, caches, &batch.requests);
+        match timeout(PASS_TIMEOUT, lookup).await {
+            Ok(Ok(keys)) => context.known = keys,
+            Ok(Err(error)) => return Err(self.fail(batch, error)),
+            Err(_) => return Err(self.fail(batch, store::Error::silent_peer())),
         }
-        let plan = append::decide(caches, &group.requests, &mut standing);
+        let plan = append::decide(caches, &batch.requests, &mut context);
         if !plan.silent.is_empty() {
-            self.forget(group.tenant, &group.requests);
+            self.forget(batch.tenant, &batch.requests);
             return Ok(FastOutcome::Unknown);
         }
         let writes = plan.writes_anything();
-        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
+        let result = timeout(PASS_TIMEOUT, write_if(connection, batch, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
-            Ok(PlanStanding::Yes(written)) => {
+            Ok(PlanResult::Applied(written)) => {
                 let mut passed = Box::new(Passed { plan, written });
-                self.confirm(group.tenant, &mut passed);
+                self.confirm(batch.tenant, &mut passed);
                 Ok(FastOutcome::Passed(passed))
             }
-            Ok(PlanStanding::No) => {
+            Ok(PlanResult::Stale) => {
                 if writes {
-                    self.forget(group.tenant, &group.requests);
+                    self.forget(batch.tenant, &batch.requests);
                 }
                 Ok(FastOutcome::Overtaken(plan.compares().collect()))
             }
             Err(store::Error::Unavailable(error)) if writes => {
-                Err(self.fail(group, store::Error::OutcomeUnknown(error)))
+                Err(self.fail(batch, store::Error::OutcomeUnknown(error)))
             }
-            Err(error) => Err(self.fail(group, error)),
+            Err(error) => Err(self.fail(batch, error)),
         }
     }
 
     /// The slow path: locks, loads, decides, writes, commits.
     pub async fn run_slow(
         &mut self,
-        group: &mut RequestBatch,
+        batch: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        match timeout(PASS_TIMEOUT, self.slow_attempts(group, queue)).await {
-            Ok(Ok(full)) => {
-                if let SlowOutcome::Behind(_) = &full {
-                    self.forget(group.tenant, &group.requests);
+        match timeout(PASS_TIMEOUT, self.slow_attempts(batch, queue)).await {
+            Ok(Ok(outcome)) => {
+                if let SlowOutcome::Behind(_) = &outcome {
+                    self.forget(batch.tenant, &batch.requests);
                 }
-                Ok(full)
+                Ok(outcome)
             }
             Ok(Err(error)) => {
                 self.settle(&error).await;
-                Err(self.fail(group, error))
+                Err(self.fail(batch, error))
             }
-            Err(_) => Err(self.fail(group, store::Error::silent_peer())),
+            Err(_) => Err(self.fail(batch, store::Error::silent_peer())),
         }
     }
 
     async fn slow_attempts(
         &mut self,
-        group: &mut RequestBatch,
+        batch: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        let caches = self.caches.of(group.tenant);
+        let caches = self.caches.of(batch.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
             closed => {
@@ -170,19 +170,19 @@ impl Writer {
                 connection
             }
         };
-        let mut early = !read_set::remembers(caches, &group.requests);
+        let mut early = !read_set::remembers(caches, &batch.requests);
         for _ in 0..SLOW_ATTEMPTS {
-            let RequestBatch { tenant, requests, .. } = &*group;
+            let RequestBatch { tenant, requests, .. } = &*batch;
             if early
                 && let Loaded::Behind(log) =
                     load_early(connection, caches, *tenant, requests).await?
             {
                 return Ok(SlowOutcome::Behind(log));
             }
-            let attempt = slow_attempt(connection, caches, group, queue, early).await?;
+            let attempt = slow_attempt(connection, caches, batch, queue, early).await?;
             if let Some(mut outcome) = attempt {
                 if let SlowOutcome::Passed(passed) = &mut outcome {
-                    self.confirm(group.tenant, passed);
+                    self.confirm(batch.tenant, passed);
                 }
                 return Ok(outcome);
             }
@@ -226,7 +226,7 @@ impl Writer {
         }
     }
 
-    fn fail(&mut self, group: &RequestBatch, error: store::Error) -> store::Error {
+    fn fail(&mut self, batch: &RequestBatch, error: store::Error) -> store::Error {
         match &error {
             store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
                 if self.connection.take().is_some() {
@@ -236,7 +236,7 @@ impl Writer {
             }
             store::Error::Contended(_)
             | store::Error::Unexpected(_)
-            | store::Error::Unsuitable(_) => self.forget(group.tenant, &group.requests),
+            | store::Error::Unsuitable(_) => self.forget(batch.tenant, &batch.requests),
         }
         error
     }
@@ -246,14 +246,14 @@ impl Writer {
 async fn slow_attempt(
     connection: &mut Connection,
     caches: &mut LogCaches,
-    group: &mut RequestBatch,
+    batch: &mut RequestBatch,
     queue: &mut Queue,
     early: bool,
 ) -> Result<Option<SlowOutcome>, store::Error> {
-    let RequestBatch { tenant, requests, .. } = &*group;
+    let RequestBatch { tenant, requests, .. } = &*batch;
     let touched = read_set::touched_logs(requests);
     let dependencies = read_set::dependency_logs(requests);
-    let known = positions(caches, &dependencies);
+    let before = positions(caches, &dependencies);
 
     let mut transaction = store::begin(connection).await?;
     let shared = unregistered(caches, requests);
@@ -264,7 +264,7 @@ async fn slow_attempt(
         let producers: Vec<ProducerId> = producers.into_iter().collect();
         held = store::append::load::share_sessions(&mut transaction, *tenant, &producers).await?;
     }
-    let mut whole = txn::hold(&mut transaction, *tenant, requests, &held).await?;
+    let mut rows = txn::hold(&mut transaction, *tenant, requests, &held).await?;
     let mut heads = store::catalog::logs::lock(&mut transaction, *tenant, &touched).await?;
     if heads.len() < touched.len() {
         store::rollback(transaction).await?;
@@ -297,18 +297,18 @@ async fn slow_attempt(
     }
     for (log_id, position) in &now_at {
         if let Some(log) = caches.get_mut(log_id) {
-            let moved = known.get(log_id).is_some_and(|known| known != position);
-            let compared = group.compared.get(log_id);
+            let moved = before.get(log_id).is_some_and(|before| before != position);
+            let compared = batch.compared.get(log_id);
             log.looked(moved || compared.is_some_and(|compare| !compare.holds(log)));
         }
     }
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
-    queue.join(group, |request| read_set::may_join(caches, &touched, &dependencies, request));
-    whole.standing.known =
-        dedup::learn(&mut transaction, group.tenant, caches, &group.requests).await?;
-    let plan = append::decide(caches, &group.requests, &mut whole.standing);
-    let written = write_locked(transaction, caches, group, &plan, &now_at, &whole).await?;
+    queue.join(batch, |request| read_set::may_join(caches, &touched, &dependencies, request));
+    rows.context.known =
+        dedup::refresh_and_look_up(&mut transaction, batch.tenant, caches, &batch.requests).await?;
+    let plan = append::decide(caches, &batch.requests, &mut rows.context);
+    let written = write_locked(transaction, caches, batch, &plan, &now_at, &rows).await?;
     Ok(Some(SlowOutcome::Passed(Box::new(Passed { plan, written }))))
 }
 

@@ -83,9 +83,9 @@ impl Broker {
         join: Join,
         key: Option<RequestKey>,
     ) -> Result<Answer<Joined>, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(joined) => return Ok(replayed(joined)),
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(joined) => return Ok(replayed(joined)),
+            Begun::Fresh(once) => once,
         };
         let settings = self.settings.of(tenant).await?;
         let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
@@ -307,9 +307,9 @@ async fn decide(
     };
     let before = locked.state;
     let once = match joins {
-        Some(joining) => match joining.once.look(connection, tenant).await? {
-            Begun::Before(joined) => return Err(Stop::Done(Box::new(joined))),
-            Begun::New(once) => Some(once),
+        Some(joining) => match joining.once.look_up(connection, tenant).await? {
+            Begun::Replay(joined) => return Err(Stop::Done(Box::new(joined))),
+            Begun::Fresh(once) => Some(once),
         },
         None => None,
     };

@@ -55,7 +55,7 @@ impl Broker {
         commit: OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
-        let committed = self.commit_whole(tenant, group, &commit, key).await;
+        let committed = self.commit_once(tenant, group, &commit, key).await;
         let outcome = match &committed {
             Ok(CommitResult { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -73,16 +73,16 @@ impl Broker {
         Ok(committed.offsets)
     }
 
-    async fn commit_whole(
+    async fn commit_once(
         &self,
         tenant: TenantId,
         group: &Name,
         commit: &OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<CommitResult, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(offsets) => return Ok(CommitResult::before(offsets)),
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(offsets) => return Ok(CommitResult::before(offsets)),
+            Begun::Fresh(once) => once,
         };
         // all with a key wait for the group's row
         let _turn = match once.is_keyed() {
@@ -236,11 +236,11 @@ async fn write(
         let held = store::group::admin::hold(connection, tenant, group).await?;
         held.ok_or(Stop::Again)?;
     }
-    let once = match once.look(connection, tenant).await? {
-        Begun::Before(offsets) => {
+    let once = match once.look_up(connection, tenant).await? {
+        Begun::Replay(offsets) => {
             return Err(Stop::Done(Box::new(CommitResult::before(offsets))));
         }
-        Begun::New(once) => once,
+        Begun::Fresh(once) => once,
     };
     let place = |wanted: &Wanted| OffsetPlace { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<OffsetPlace> = wanted.iter().map(place).collect();

@@ -67,9 +67,9 @@ impl Broker {
         open: Open,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(stored) => return self.opened_before(tenant, stored, key).await,
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(stored) => return self.opened_before(tenant, stored, key).await,
+            Begun::Fresh(once) => once,
         };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
@@ -126,20 +126,20 @@ impl Broker {
         let producer = stored.opened.session.producer_id;
         self.fence_in_chunks(tenant, producer, stored.opened.session.epoch).await?;
         let standings = self.standings(tenant, producer).await?;
-        let mut whole = StoredOpen { is_fencing: false, ..stored.clone() };
-        whole.opened.next_sequences =
+        let mut fenced = StoredOpen { is_fencing: false, ..stored.clone() };
+        fenced.opened.next_sequences =
             next_sequences(stored.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
-        let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
+        let (Some(key), opened) = (key, fenced.opened.clone()) else { return Ok(fenced.opened) };
         let complete = self.store.of(tenant).write(async move |connection| {
-            idempotency::complete(connection, tenant, &key, (&stored, &whole)).await
+            idempotency::complete(connection, tenant, &key, (&stored, &fenced)).await
         });
         if complete.await? {
             return Ok(opened);
         }
-        Ok(match self.look_once(tenant, Some(key)).await? {
-            Begun::Before(StoredOpen { opened, is_fencing: false, .. }) => opened,
+        Ok(match self.begin_once(tenant, Some(key)).await? {
+            Begun::Replay(StoredOpen { opened, is_fencing: false, .. }) => opened,
             // forgotten meanwhile
-            Begun::Before(_) | Begun::New(_) => opened,
+            Begun::Replay(_) | Begun::Fresh(_) => opened,
         })
     }
 
@@ -214,9 +214,9 @@ async fn take_turn(
     if once.is_keyed() {
         store::catalog::tenants::lock(connection, tenant).await?;
     }
-    match once.look(connection, tenant).await? {
-        Begun::Before(value) => Err(Stop::Done(Box::new(Answer { value, is_replay: true }))),
-        Begun::New(once) => Ok(once),
+    match once.look_up(connection, tenant).await? {
+        Begun::Replay(value) => Err(Stop::Done(Box::new(Answer { value, is_replay: true }))),
+        Begun::Fresh(once) => Ok(once),
     }
 }
 

@@ -37,7 +37,7 @@ impl Broker {
             session: begin.session,
             digest: begin.digest(),
         });
-        let mut begun = self.attempts(tenant, &begin, &new, &held).await;
+        let mut begun = self.begin_anew(tenant, &begin, &new, &held).await;
         if let Err(error) = &begun
             && new.chosen
             && error.code.status() < 500
@@ -75,7 +75,7 @@ impl Broker {
         found.await?.ok_or(refusal)
     }
 
-    async fn attempts(
+    async fn begin_anew(
         &self,
         tenant: TenantId,
         begin: &Begin,
@@ -90,7 +90,7 @@ impl Broker {
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
             if begin.commit {
-                self.whole(tenant, new, begin.timeout_ms, asked, settings).await
+                self.commit_in_one_request(tenant, new, begin.timeout_ms, asked, settings).await
             } else {
                 self.try_begin(tenant, new, begin.timeout_ms, asked, settings).await
             }
@@ -206,12 +206,12 @@ pub(super) async fn judge(
             }
             Ok(Begun::Now(row))
         }
-        None => known(connection, tenant, new).await.map(Begun::Before),
+        None => existing(connection, tenant, new).await.map(Begun::Before),
     }
 }
 
 /// Why a new row is not allowed.
-async fn known(
+async fn existing(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
