@@ -31,6 +31,7 @@ mod idempotency;
 mod janitor;
 mod memory_budget;
 mod read;
+mod retry;
 mod row_locks;
 mod session;
 mod transaction;

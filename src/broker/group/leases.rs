@@ -110,8 +110,8 @@ impl Leases {
                 lot.iter().map(|call| (call.group.clone(), call.member_id.clone())).collect();
             // a heartbeat reads nothing
             let with_watermarks = begins == When::AtOnce;
-            let look = self.store.of(tenant).write(move |connection| {
-                Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
+            let look = self.store.of(tenant).write(async move |connection| {
+                look(connection, tenant, &members, with_watermarks).await
             });
             match look.await {
                 Ok(seen) => {

@@ -204,8 +204,8 @@ impl Broker {
             Start::Timestamp(_) if log_start_offset == high_watermark => Ok(Some(high_watermark)),
             Start::Timestamp(instant) => {
                 let (low, high) = (log_start_offset, high_watermark);
-                let search = self.store.of(tenant).run(move |connection| {
-                    Box::pin(store::read::search(connection, tenant, log, low, high, instant))
+                let search = self.store.of(tenant).run(async move |connection| {
+                    store::read::search(connection, tenant, log, low, high, instant).await
                 });
                 Ok(search.await?)
             }
@@ -250,8 +250,8 @@ impl Broker {
         }
         let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
         let (max_bytes, limit) = (number(room.free_bytes()), number(room.free_records()));
-        let read = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::read::staged(connection, tenant, log, max_bytes, limit))
+        let read = self.store.of(tenant).run(async move |connection| {
+            store::read::staged(connection, tenant, log, max_bytes, limit).await
         });
         for mut row in read.await? {
             let (stored_bytes, fitting_bytes) = (row.lines.len(), room.take_lines(&row.lines));

@@ -158,8 +158,8 @@ impl Pages {
         }
         // compacted; or trimmed or deleted since the watermarks were seen
         let LogOf { history: History { server, .. }, tenant, log: id } = log;
-        let read = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::read::is_compacted(connection, tenant, id, from, server))
+        let read = self.store.of(tenant).run(async move |connection| {
+            store::read::is_compacted(connection, tenant, id, from, server).await
         });
         if !read.await? {
             return Ok(None);
@@ -183,9 +183,9 @@ impl Pages {
         limit: i64,
     ) -> Result<Read, store::Error> {
         let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
-        let read = self.store.of(tenant).run(move |connection| {
+        let read = self.store.of(tenant).run(async move |connection| {
             let most = (bytes, limit);
-            Box::pin(store::read::rows(connection, tenant, log, (from, to), most, server))
+            store::read::rows(connection, tenant, log, (from, to), most, server).await
         });
         let rows = read.await?;
         let size_bytes = size_of(&rows);

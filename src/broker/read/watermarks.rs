@@ -163,10 +163,8 @@ impl WatermarkReader {
         let mut numbers: HashMap<LogId, i64> =
             seen.into_iter().map(|(log, watermarks)| (log, watermarks.high_watermark)).collect();
         if !groups.is_empty() {
-            let read = self.store.run(move |connection| {
-                Box::pin(async move {
-                    store::group::leases::generations(connection, tenant, &groups).await
-                })
+            let read = self.store.run(async move |connection| {
+                store::group::leases::generations(connection, tenant, &groups).await
             });
             let number = |(group, generation): (GroupId, i64)| (LogId(group.0), generation);
             numbers.extend(read.await?.into_iter().map(number));
@@ -180,10 +178,8 @@ impl WatermarkReader {
         tenant: TenantId,
         logs: Vec<LogId>,
     ) -> Result<HashMap<LogId, Watermarks>, store::Error> {
-        let read = self.store.run(move |connection| {
-            Box::pin(
-                async move { store::catalog::logs::watermarks(connection, tenant, &logs).await },
-            )
+        let read = self.store.run(async move |connection| {
+            store::catalog::logs::watermarks(connection, tenant, &logs).await
         });
         let seen = |(log, log_start_offset, high_watermark, server)| {
             let history = self.store.saw(server);

@@ -395,11 +395,9 @@ async fn a_repeat_overtaken_by_forgetting_at_any_step_does_not_run() {
             }
             age(&server).await;
             let answer = {
-                let forgets = store.transaction(move |connection| {
-                    Box::pin(async move {
-                        forgets(connection, tenant, id).await;
-                        Ok::<_, store::Error>(())
-                    })
+                let forgets = store.transaction(async move |connection| {
+                    forgets(connection, tenant, id).await;
+                    Ok::<_, store::Error>(())
                 });
                 let call = begin(&slow, &body);
                 let (answer, forgotten) = held_while(&proxy, steps, call, forgets, &server).await;
