@@ -22,7 +22,7 @@ use crate::{
         settings::OwnSettings,
         transaction::Reason,
     },
-    rules::{self, Refusal, session::SessionRow},
+    rules::{self, session::SessionRow},
     store::{
         self, Connection,
         session::{ScopePosition, Standings},
