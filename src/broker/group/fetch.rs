@@ -101,7 +101,7 @@ impl Broker {
         while attempts.next().is_some() {
             let patience = if is_first { begun } else { deadline };
             let seen_at = Instant::now();
-            let beat = patient(patience, || self.beats.beat(tenant, group, member_id)).await?;
+            let beat = patient(patience, || self.leases.check(tenant, group, member_id)).await?;
             let Some(beat) = beat else { return Err(self.no_member(tenant, group).await) };
             if is_first && let Some(text) = &fetch.cursor {
                 fetching.begin(text, fetch.run, beat.group_id)?;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use self::{budget::ReadBudget, fair::Source, watermarks::Watermarks};
 use super::{
     Broker, Error,
+    coalesce::When,
     wakeup::{
         Awaited, Wake, patient,
         watch::{Change, Observed, Watch},
@@ -134,8 +135,8 @@ impl Broker {
             let joined = self.join_crowd(tenant, &mut watch, read.start, deadline).await?;
             let seen_at = Instant::now();
             let seen = match joined {
-                Some(_) => self.looks.look_in_crowd(tenant, log).await?,
-                None => self.looks.look(tenant, log).await?,
+                Some(_) => self.watermarks.read_when(tenant, log, When::AfterWindow).await?,
+                None => self.watermarks.read(tenant, log).await?,
             };
             // under another history the name may mean another log
             let is_same = |seen: &Watermarks| seen.history.server == resolved.server;

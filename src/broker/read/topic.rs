@@ -109,7 +109,7 @@ impl Broker {
             let watched = logs.iter().filter(|_| may_wait);
             let watches: Vec<_> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
             let seen_at = Instant::now();
-            let seen = self.looks.look_at_all(tenant, logs).await?;
+            let seen = self.watermarks.read_all(tenant, logs).await?;
             let Some(mut watermarks) = seen.into_iter().collect::<Option<Vec<_>>>() else {
                 continue;
             };

@@ -67,7 +67,7 @@ impl Observed {
 type WatchKey = (TenantId, LogId);
 
 pub struct Watches {
-    looks: WatermarkReader,
+    watermarks: WatermarkReader,
     logs: Mutex<HashMap<WatchKey, Watched>>,
 }
 
@@ -113,8 +113,8 @@ impl Watch {
 }
 
 impl Watches {
-    pub fn new(looks: WatermarkReader) -> Self {
-        Self { looks, logs: Mutex::default() }
+    pub fn new(watermarks: WatermarkReader) -> Self {
+        Self { watermarks, logs: Mutex::default() }
     }
 
     pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
@@ -176,7 +176,7 @@ impl Watches {
         }
         for (tenant, logs) in by_tenant {
             // away: the next poll looks again
-            let Ok(seen) = self.looks.numbers(tenant, logs.clone()).await else { return };
+            let Ok(seen) = self.watermarks.numbers(tenant, logs.clone()).await else { return };
             for log in logs {
                 let news = seen.get(&log).map_or(Change::Gone, |now| Change::HighWatermark(*now));
                 self.heard(tenant, log, Observed { news, source, since });
