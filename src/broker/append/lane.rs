@@ -321,7 +321,7 @@ impl Lane {
                 && !is_journal
             {
                 let news = Change::HighWatermark(base + write.record_count);
-                self.watches.tell(tenant, write.log_id, news);
+                self.watches.publish(tenant, write.log_id, news);
             }
             let log = self.writer.caches(tenant).get_mut(&write.log_id);
             if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {

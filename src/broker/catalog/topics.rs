@@ -232,7 +232,7 @@ impl Broker {
             let resolved = self.topics.partition(tenant, topic, partition, anew).await?;
             let log = resolved.logs[partition as usize];
             anew = true;
-            let Some(seen) = self.looks.look(tenant, log).await? else { continue };
+            let Some(seen) = self.watermarks.read(tenant, log).await? else { continue };
             let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
             if before > high_watermark {
                 let detail =

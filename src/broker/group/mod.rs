@@ -119,7 +119,7 @@ impl Broker {
         member_id: &str,
         shown: Option<i64>,
     ) -> Result<Membership, Error> {
-        let Some(beat) = self.beats.heartbeat(tenant, group, member_id).await? else {
+        let Some(beat) = self.leases.heartbeat(tenant, group, member_id).await? else {
             return Err(self.no_member(tenant, group).await);
         };
         self.membership(tenant, group, member_id, &beat, shown).await

@@ -161,7 +161,7 @@ impl Broker {
         tenant: TenantId,
         wanted: Vec<Wanted>,
     ) -> Result<Vec<Wanted>, Stop> {
-        let looks = wanted.iter().map(|wanted| self.looks.look(tenant, wanted.log_id));
+        let looks = wanted.iter().map(|wanted| self.watermarks.read(tenant, wanted.log_id));
         let looks = try_join_all(looks).await?;
         let mut within = Vec::with_capacity(wanted.len());
         for (wanted, seen) in wanted.into_iter().zip(looks) {

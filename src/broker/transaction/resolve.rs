@@ -132,7 +132,7 @@ impl Broker {
             return Ok(last.into_values().map(|(claimed, _)| claimed).collect());
         }
         let logs = last.keys().map(|place| place.log_id).collect();
-        let seen = self.looks.read(tenant, logs).await?;
+        let seen = self.watermarks.query(tenant, logs).await?;
         let mut claims = Vec::with_capacity(last.len());
         for (claimed, topic) in last.into_values() {
             match (seen.get(&claimed.place.log_id), topic) {
