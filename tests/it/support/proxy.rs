@@ -50,6 +50,8 @@ struct Orphans {
 #[derive(Default)]
 struct Gate {
     closed: AtomicBool,
+    /// The next message that holds this text closes the gate, and waits at it.
+    closing: Mutex<Option<&'static str>>,
     passes: Notify,
     allowed: AtomicU64,
     held: AtomicU64,
@@ -99,8 +101,11 @@ impl Gate {
         cutting.take_if(|(text, _)| holds(message, text)).map(|(_, arrives)| arrives)
     }
 
-    async fn pass(&self) {
-        self.held.fetch_add(1, Ordering::SeqCst);
+    async fn pass(&self, message: &[u8]) {
+        if self.closing.lock().unwrap().take_if(|text| holds(message, text)).is_some() {
+            self.closed.store(true, Ordering::SeqCst);
+        }
+        let mut is_held = false;
         loop {
             let woken = self.passes.notified();
             let mut woken = std::pin::pin!(woken);
@@ -109,9 +114,14 @@ impl Gate {
             if !self.closed.load(Ordering::SeqCst) || allowed {
                 break;
             }
+            if !std::mem::replace(&mut is_held, true) {
+                self.held.fetch_add(1, Ordering::SeqCst);
+            }
             woken.await;
         }
-        self.held.fetch_sub(1, Ordering::SeqCst);
+        if is_held {
+            self.held.fetch_sub(1, Ordering::SeqCst);
+        }
         self.passed.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -178,6 +188,12 @@ impl Proxy {
     pub fn close_gate(&self) {
         self.gate.allowed.store(0, Ordering::SeqCst);
         self.gate.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// The gate closes when a message comes that holds this text: of a statement that its
+    /// connection has prepared before, no message does.
+    pub fn close_gate_at(&self, text: &'static str) {
+        *self.gate.closing.lock().unwrap() = Some(text);
     }
 
     pub fn let_through(&self, messages: u64) {
@@ -269,7 +285,7 @@ impl Line {
             tokio::select! {
                 read = client.read(&mut sent) => {
                     let Ok(n @ 1..) = read else { return };
-                    self.gate.pass().await;
+                    self.gate.pass(&sent[..n]).await;
                     if let Some(arrives) = self.gate.cuts(&sent[..n]) {
                         if arrives {
                             let _ = server.write_all(&sent[..n]).await;

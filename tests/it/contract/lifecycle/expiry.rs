@@ -513,7 +513,8 @@ async fn an_expiry_sees_or_refuses_what_is_in_flight_at_every_step() {
         for expiry_is_stopped in [true, false] {
             // until the stopped side has no more messages
             for step in 0.. {
-                let (kept, stopped) = race(&world, racer, expiry_is_stopped, step).await;
+                let (kept, stopped) =
+                    race(&world, racer, expiry_is_stopped, Stop::AfterMessages(step)).await;
                 outcomes[usize::from(kept)] += 1;
                 stopped_there += u64::from(stopped);
                 if !stopped {
@@ -526,9 +527,34 @@ async fn an_expiry_sees_or_refuses_what_is_in_flight_at_every_step() {
     assert!(stopped_there >= 40, "only {stopped_there} races were stopped in the middle");
 }
 
+/// Where the first of two that race is stopped.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    AfterMessages(u64),
+    /// Before it sends a statement with this text for the first time.
+    BeforeStatement(&'static str),
+}
+
+/// An append comes after the expiry has found the producer idle, and before it holds the heads: it
+/// is seen. One that comes when it has looked again under the locks is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_expiry_sees_or_refuses_what_comes_around_its_locks() {
+    let locks = "order by log_id for no key update";
+    let fences = "update oncelog.logs set fence = ";
+    for (statement, want) in [(locks, true), (fences, false)] {
+        // what a connection has prepared comes without its text
+        let world = world(1).await;
+        let stop = Stop::BeforeStatement(statement);
+        let (kept, stopped) = race(&world, Racer::Append, true, stop).await;
+        assert!(stopped);
+        assert_eq!(kept, want, "{statement}");
+    }
+}
+
 /// (the producer was kept, the stopped side was really in the middle when the other began)
-async fn race(world: &World, racer: Racer, expiry_is_stopped: bool, step: u64) -> (bool, bool) {
+async fn race(world: &World, racer: Racer, expiry_is_stopped: bool, stop: Stop) -> (bool, bool) {
     let [a, b] = &world.replicas[..] else { panic!() };
+    let step = if let Stop::AfterMessages(messages) = stop { messages } else { 0 };
     let id = format!("p-{racer:?}-{expiry_is_stopped}-{step}");
     let p = a.producer(&id).await;
     if racer == Racer::Append {
@@ -540,8 +566,13 @@ async fn race(world: &World, racer: Racer, expiry_is_stopped: bool, step: u64) -
     }
     let rows = world.number("select next_offset from oncelog.logs where partition = 0").await;
     let (stopped, other) = if expiry_is_stopped { (b, a) } else { (a, b) };
-    stopped.proxy.close_gate();
-    stopped.proxy.let_through(step);
+    match stop {
+        Stop::AfterMessages(messages) => {
+            stopped.proxy.close_gate();
+            stopped.proxy.let_through(messages);
+        }
+        Stop::BeforeStatement(text) => stopped.proxy.close_gate_at(text),
+    }
     let sequence = i64::from(racer == Racer::Append);
     let run = async |replica: &Replica| -> Option<Result<ProducerId, Error>> {
         if std::ptr::eq(replica, b) {
@@ -574,7 +605,7 @@ async fn race(world: &World, racer: Racer, expiry_is_stopped: bool, step: u64) -
     let (first, second) = tokio::join!(rest_of_first, rest_of_second);
     let came = first.or(second).expect("one of them was no expiry");
     let kept = world.is_known(p).await;
-    let at = format!("{racer:?} {expiry_is_stopped} {step}: kept {kept}, {came:?}");
+    let at = format!("{racer:?} {expiry_is_stopped} {stop:?}: kept {kept}, {came:?}");
     match came {
         Ok(id) => assert_eq!(id == p, kept, "{at}"),
         Err(error) => assert!(error.code == Code::UnknownProducer && !kept, "{at}"),
