@@ -3,7 +3,7 @@
 
 use sqlx::{PgConnection, postgres::PgListener};
 
-use super::{Error, Store, route::Route, statements};
+use super::{Error, Store, execute, route::Route, statements};
 
 /// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
@@ -15,8 +15,7 @@ statements! {
 }
 
 pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), Error> {
-    sqlx::query(NOTIFY).bind(CHANNEL).bind(payload).execute(connection).await?;
-    Ok(())
+    execute(connection, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
 }
 
 /// A listener with its own connection. None behind a pooler that shares connections: it would miss

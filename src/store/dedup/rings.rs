@@ -1,17 +1,25 @@
 //! Statements on rings of tables for keys, and on their rotation.
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, postgres::PgBindIterExt};
 
 use crate::{
     model::{Timestamp, dedup::Ring},
     rules::key_rings::RingRow,
-    store::{Error, Instant, statements},
+    store::{Error, execute, statements},
 };
 
+macro_rules! rings {
+    ($which:literal) => {
+        concat!(
+            "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings ",
+            $which
+        )
+    };
+}
+
 statements! {
-    READ = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings order by ring";
-    LOCK = r"select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1
-        for no key update skip locked";
+    READ = rings!("order by ring");
+    LOCK = rings!("where ring = $1 for no key update skip locked");
     /// Keys in the emptied table were reserved before the ring last rotated.
     TURN = r"update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3
         where ring = $1";
@@ -23,16 +31,17 @@ statements! {
     /// Estimated rows, and bytes, of each ring with its tables.
     MEASURE = r"select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint,
             sum(pg_total_relation_size(c.oid))::bigint
-        from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s
-        join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot) group by s.ring";
+        from (
+            select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s
+        join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot)
+        group by s.ring";
 }
 
-type RingColumns = (i16, Option<i64>, i16, Instant, Instant);
+type RingColumns = (Ring, Option<i64>, i16, Timestamp, Timestamp);
 
 /// A ring, and the current time.
 fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, Timestamp) {
-    let row = RingRow { ring: Ring(ring), period_ms, slot, turned_at: turned_at.into() };
-    (row, now.into())
+    (RingRow { ring, period_ms, slot, turned_at }, now)
 }
 
 /// All rings.
@@ -47,7 +56,7 @@ pub async fn lock(
     ring: Ring,
 ) -> Result<Option<(RingRow, Timestamp)>, Error> {
     let row: Option<RingColumns> =
-        sqlx::query_as(LOCK).bind(ring.0).fetch_optional(connection).await?;
+        sqlx::query_as(LOCK).bind(ring).fetch_optional(connection).await?;
     Ok(row.map(ring_row))
 }
 
@@ -59,14 +68,13 @@ pub async fn turn(
     slot: i16,
     now: Timestamp,
 ) -> Result<u64, Error> {
-    let query = sqlx::query(TURN).bind(ring.0).bind(slot).bind(now.to_chrono());
-    query.execute(&mut *connection).await?;
+    execute(connection, sqlx::query(TURN).bind(ring).bind(slot).bind(now)).await?;
     let query = sqlx::query_as(FILLED).bind(slot);
     let (filled, rows): (bool, i64) = query.fetch_one(&mut *connection).await?;
     if !filled {
         return Ok(0);
     }
-    sqlx::query(EMPTY).bind(slot).execute(connection).await?;
+    execute(connection, sqlx::query(EMPTY).bind(slot)).await?;
     Ok(rows.unsigned_abs())
 }
 
@@ -79,10 +87,9 @@ pub struct Size {
 }
 
 pub async fn measure(connection: &mut PgConnection) -> Result<Vec<Size>, Error> {
-    let slots = Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring.0, slot)));
-    let (rings, slots): (Vec<i16>, Vec<i16>) = slots.unzip();
-    let query = sqlx::query_as(MEASURE).bind(rings).bind(slots);
-    let rows: Vec<(i16, i64, i64)> = query.fetch_all(connection).await?;
-    let size = |(ring, keys, bytes)| Size { ring: Ring(ring), keys, bytes };
-    Ok(rows.into_iter().map(size).collect())
+    let slots = || Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring, slot)));
+    let query = sqlx::query_as(MEASURE).bind(slots().map(|(ring, _)| ring).bind_iter());
+    let query = query.bind(slots().map(|(_, slot)| slot).bind_iter());
+    let rows: Vec<(Ring, i64, i64)> = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(ring, keys, bytes)| Size { ring, keys, bytes }).collect())
 }

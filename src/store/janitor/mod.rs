@@ -11,67 +11,108 @@ pub mod transactions;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, statements};
+use super::{Error, execute, statements};
 use crate::model::{LogId, Offset, TenantId};
+
+/// How many rows are gone, and the staged data that they referred to.
+macro_rules! gone {
+    ($columns:literal) => {
+        concat!(
+            "select count(*), ",
+            $columns,
+            r"
+            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'),
+            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}')
+        from gone"
+        )
+    };
+}
+
+/// A journal keeps no rows before its snapshot; a partition none before its start either.
+macro_rules! trimmable_offset {
+    () => {
+        r"case when partition is null then snapshot_offset
+            else least(snapshot_offset, log_start_offset) end"
+    };
+}
 
 statements! {
     DOOMED = "select tenant_id, log_id from oncelog.doomed_logs order by doomed_at limit $1";
     LOCK_DOOMED = r"select log_id from oncelog.doomed_logs where tenant_id = $1 and log_id = $2
         for update skip locked";
-    /// Returns the staged data that the rows referred to. (A range, found first: with arbitrary
-    /// offsets, a plan for a short log would read all of it for each chunk.)
-    DROP_ROWS = r"with gone as (
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <= (select max(base_offset) from (
-                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 order by base_offset limit $3) c)
+    DROP_ROWS = concat!(
+        r"with gone as (
+            delete from oncelog.batches
+            -- A range, found first: with arbitrary offsets, a plan for a short log would read all
+            -- of it for each chunk.
+            where tenant_id = $1 and log_id = $2 and base_offset <= (
+                select max(base_offset) from (
+                    select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2
+                    order by base_offset limit $3) c)
             returning transaction_id, staged_ordinal)
-        select count(*), coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'),
-            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
-    DROP_STATES = r"delete from oncelog.producer_states where tenant_id = $1 and log_id = $2 and producer_id = any (array(
-        select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2 order by producer_id limit $3))";
+        ", gone!("")
+    );
+    DROP_STATES = r"delete from oncelog.producer_states
+        where tenant_id = $1 and log_id = $2 and producer_id = any (array(
+            select producer_id from oncelog.producer_states where tenant_id = $1 and log_id = $2
+            order by producer_id limit $3))";
     /// Locked in order, as by commits in flight.
-    DROP_OFFSETS = r"delete from oncelog.group_offsets where tenant_id = $1 and log_id = $2 and group_name in (
-        select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2
-        order by group_name limit $3 for no key update)";
+    DROP_OFFSETS = r"delete from oncelog.group_offsets
+        where tenant_id = $1 and log_id = $2 and group_name in (
+            select group_name from oncelog.group_offsets where tenant_id = $1 and log_id = $2
+            order by group_name limit $3 for no key update)";
     DROP_COMPACTION = "delete from oncelog.compactions where tenant_id = $1 and log_id = $2";
     DROP_DOOMED = "delete from oncelog.doomed_logs where tenant_id = $1 and log_id = $2";
-    /// A journal keeps no rows before its snapshot; a partition none before its start either.
-    TRIMMABLE = r"select tenant_id, log_id from oncelog.logs
-        where kept_offset < case when partition is null then snapshot_offset
-            else least(snapshot_offset, log_start_offset) end limit $1";
-    /// (It waits for the lock, because a log with constant appends is hardly ever free.)
-    LOCK_TRIMMABLE = r"select case when partition is null then snapshot_offset
-            else least(snapshot_offset, log_start_offset) end, kept_offset
-        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update";
-    /// Deletes whole rows before an offset, oldest first; returns where the last of them ends, and
-    /// the staged data they referred to. It does not scan rows deleted before.
-    TRIM_ROWS = r"with first as materialized (
-            select coalesce((select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2 and base_offset <=
-                (select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2)
+    TRIMMABLE = concat!(
+        "select tenant_id, log_id from oncelog.logs where kept_offset < ", trimmable_offset!(),
+        " limit $1"
+    );
+    /// It waits for the lock, because a log with constant appends is hardly ever free.
+    LOCK_TRIMMABLE = concat!(
+        "select ", trimmable_offset!(), r", kept_offset
+        from oncelog.logs where tenant_id = $1 and log_id = $2 for no key update"
+    );
+    /// Deletes whole rows before an offset, oldest first; returns where the last of them ends.
+    TRIM_ROWS = concat!(
+        r"with first as materialized (
+            -- Rows that were deleted before are not scanned.
+            select coalesce((
+                select base_offset from oncelog.batches
+                where tenant_id = $1 and log_id = $2 and base_offset <= (
+                    select kept_offset from oncelog.logs where tenant_id = $1 and log_id = $2)
                 order by base_offset desc limit 1), 0) as base_offset),
         last as materialized (
             select max(base_offset) as base_offset from (
-                select base_offset from oncelog.batches where tenant_id = $1 and log_id = $2
+                select base_offset from oncelog.batches
+                where tenant_id = $1 and log_id = $2
                     and base_offset >= (select base_offset from first)
-                    and base_offset < $3 and base_offset + record_count <= $3 order by base_offset limit $4) c),
+                    and base_offset < $3 and base_offset + record_count <= $3
+                order by base_offset limit $4) c),
         gone as (
-            delete from oncelog.batches where tenant_id = $1 and log_id = $2
-                and base_offset >= (select base_offset from first) and base_offset <= (select base_offset from last)
+            delete from oncelog.batches
+            where tenant_id = $1 and log_id = $2
+                and base_offset >= (select base_offset from first)
+                and base_offset <= (select base_offset from last)
             returning base_offset + record_count as end_offset, octet_length(records) as size_bytes,
                 transaction_id, staged_ordinal)
-        select count(*), max(end_offset), coalesce(sum(size_bytes), 0)::bigint,
-            coalesce(array_agg(transaction_id) filter (where staged_ordinal is not null), '{}'),
-            coalesce(array_agg(staged_ordinal) filter (where staged_ordinal is not null), '{}') from gone";
+        ", gone!("max(end_offset), coalesce(sum(size_bytes), 0)::bigint,")
+    );
     /// Deletes the staged data that rows referred to, one item each; returns its size.
     DROP_STAGED = r"with gone as (
-            delete from oncelog.staged_batches s using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal)
+            delete from oncelog.staged_batches s
+            using unnest($2::uuid[], $3::bigint[]) as p (transaction_id, ordinal)
             where s.tenant_id = $1 and s.transaction_id = p.transaction_id and s.ordinal = p.ordinal
             returning octet_length(s.records) as size_bytes)
         select coalesce(sum(size_bytes), 0)::bigint from gone";
     MOVE_KEPT = r"update oncelog.logs set kept_offset = $3, size_bytes = size_bytes - $4
         where tenant_id = $1 and log_id = $2";
-    OUTGROWN = r"select exists (select from pg_class where relnamespace = 'oncelog'::regnamespace
-        and relname = any ('{topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[])
-        and pg_relation_size(oid) / current_setting('block_size')::bigint > 10 * greatest(relpages, 1))";
+    OUTGROWN = r"select exists (
+        select from pg_class
+        where relnamespace = 'oncelog'::regnamespace and relname = any ('{
+                topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,
+                staged_offsets,groups,group_members,group_offsets,held_ids}'::name[])
+            and pg_relation_size(oid) / current_setting('block_size')::bigint
+                > 10 * greatest(relpages, 1))";
     /// Applies to this transaction: others wait for the locks it holds.
     HURRY = "select set_config('lock_timeout', '20ms', true)";
     /// A trim by hand waits for a snapshot.
@@ -79,7 +120,8 @@ statements! {
         where partition is not null and snapshot_offset < log_start_offset limit $1";
     /// Lists the next logs, and whether more than the limit lies after their snapshots.
     UNFOLDED = r"select tenant_id, log_id, next_offset - snapshot_offset > $3 from oncelog.logs
-        where (tenant_id, log_id) > ($1, $2) order by tenant_id, log_id limit $4";
+        where (tenant_id, log_id) > ($1, $2)
+        order by tenant_id, log_id limit $4";
 }
 
 /// What one chunk did.
@@ -110,8 +152,7 @@ pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
 
 /// Limits lock waits in this transaction to a few milliseconds.
 pub async fn hurry(connection: &mut PgConnection) -> Result<(), Error> {
-    sqlx::query(HURRY).execute(connection).await?;
-    Ok(())
+    execute(connection, sqlx::query(HURRY)).await
 }
 
 /// A log, with its tenant.
@@ -122,8 +163,7 @@ async fn due(
     sql: &'static str,
     limit: i64,
 ) -> Result<Vec<Due>, Error> {
-    let rows: Vec<(i64, i64)> = sqlx::query_as(sql).bind(limit).fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(tenant, log)| (TenantId(tenant), LogId(log))).collect())
+    Ok(sqlx::query_as(sql).bind(limit).fetch_all(connection).await?)
 }
 
 /// Lists logs of deleted topics.
@@ -149,10 +189,9 @@ pub async fn unfolded(
     offsets: i64,
     limit: i64,
 ) -> Result<Vec<(Due, bool)>, Error> {
-    let query = sqlx::query_as(UNFOLDED).bind(after_tenant.0).bind(after_log.0).bind(offsets);
-    let rows: Vec<(i64, i64, bool)> = query.bind(limit).fetch_all(connection).await?;
-    let log = |(tenant, log, is_due)| ((TenantId(tenant), LogId(log)), is_due);
-    Ok(rows.into_iter().map(log).collect())
+    let query = sqlx::query_as(UNFOLDED).bind(after_tenant).bind(after_log).bind(offsets);
+    let rows: Vec<(TenantId, LogId, bool)> = query.bind(limit).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|(tenant, log, is_due)| ((tenant, log), is_due)).collect())
 }
 
 /// Deletes one chunk of a deleted log, unless another replica is working on it.
@@ -161,15 +200,11 @@ pub async fn remove_doomed(
     (tenant, log): Due,
     chunk: i64,
 ) -> Result<Chunk, Error> {
-    let locked: Option<i64> = sqlx::query_scalar(LOCK_DOOMED)
-        .bind(tenant.0)
-        .bind(log.0)
-        .fetch_optional(&mut *connection)
-        .await?;
-    if locked.is_none() {
+    let query = sqlx::query(LOCK_DOOMED).bind(tenant).bind(log);
+    if query.fetch_optional(&mut *connection).await?.is_none() {
         return Ok(Chunk::default());
     }
-    let query = sqlx::query_as(DROP_ROWS).bind(tenant.0).bind(log.0).bind(chunk);
+    let query = sqlx::query_as(DROP_ROWS).bind(tenant).bind(log).bind(chunk);
     let (count, transactions, ordinals): (i64, Vec<Uuid>, Vec<i64>) =
         query.fetch_one(&mut *connection).await?;
     if count > 0 {
@@ -177,14 +212,14 @@ pub async fn remove_doomed(
         return Ok(Chunk { rows: count.unsigned_abs(), more: true });
     }
     for sql in [DROP_STATES, DROP_OFFSETS] {
-        let query = sqlx::query(sql).bind(tenant.0).bind(log.0).bind(chunk);
+        let query = sqlx::query(sql).bind(tenant).bind(log).bind(chunk);
         let rows = query.execute(&mut *connection).await?.rows_affected();
         if rows > 0 {
             return Ok(Chunk { rows, more: true });
         }
     }
     for sql in [DROP_COMPACTION, DROP_DOOMED] {
-        sqlx::query(sql).bind(tenant.0).bind(log.0).execute(&mut *connection).await?;
+        execute(connection, sqlx::query(sql).bind(tenant).bind(log)).await?;
     }
     Ok(Chunk::default())
 }
@@ -195,7 +230,7 @@ pub async fn lock_trimmable(
     connection: &mut PgConnection,
     (tenant, log): Due,
 ) -> Result<Option<(Offset, Offset)>, Error> {
-    let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant.0).bind(log.0);
+    let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant).bind(log);
     Ok(query.fetch_optional(connection).await?)
 }
 
@@ -206,7 +241,7 @@ pub async fn trim_rows(
     before: Offset,
     chunk: i64,
 ) -> Result<Chunk, Error> {
-    let query = sqlx::query_as(TRIM_ROWS).bind(tenant.0).bind(log.0).bind(before).bind(chunk);
+    let query = sqlx::query_as(TRIM_ROWS).bind(tenant).bind(log).bind(before).bind(chunk);
     type Gone = (i64, Option<i64>, i64, Vec<Uuid>, Vec<i64>);
     let (count, end, own_bytes, transactions, ordinals): Gone =
         query.fetch_one(&mut *connection).await?;
@@ -214,8 +249,8 @@ pub async fn trim_rows(
     let more = count == chunk;
     // a row that reaches past `before` stays; nothing else before it is left
     let kept_offset = if more { end.unwrap_or(before) } else { before };
-    let query = sqlx::query(MOVE_KEPT).bind(tenant.0).bind(log.0).bind(kept_offset);
-    query.bind(size_bytes).execute(connection).await?;
+    let query = sqlx::query(MOVE_KEPT).bind(tenant).bind(log).bind(kept_offset).bind(size_bytes);
+    execute(connection, query).await?;
     Ok(Chunk { rows: count.unsigned_abs(), more })
 }
 
@@ -229,6 +264,6 @@ pub(super) async fn drop_staged(
     if transactions.is_empty() {
         return Ok(0);
     }
-    let query = sqlx::query_scalar(DROP_STAGED).bind(tenant.0).bind(transactions).bind(ordinals);
+    let query = sqlx::query_scalar(DROP_STAGED).bind(tenant).bind(transactions).bind(ordinals);
     Ok(query.fetch_one(connection).await?)
 }

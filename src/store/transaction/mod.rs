@@ -5,116 +5,121 @@ pub mod one_request;
 pub mod record_ids;
 pub mod staging;
 
-use sqlx::{FromRow, Row as _};
-use sqlx::{PgConnection, postgres::PgRow, types::Json};
+use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
 use uuid::Uuid;
 
-use super::{Error, Instant, durable, statements};
+use super::{Error, durable, statements};
 use crate::{
     model::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
-        transaction::{Filter, PlacedAppend, Reason, State},
+        transaction::{Filter, PlacedAppend, State},
     },
     rules::transaction::TransactionRow,
 };
 
+/// The columns of a `TransactionRow`, except `appends`, of the table as `t`.
+macro_rules! transaction_columns {
+    () => {
+        r"t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at,
+            t.prepared_at, t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence"
+    };
+}
+
+/// A page of a list, without the locations of appends.
+macro_rules! page {
+    ($condition:literal) => {
+        concat!(
+            "select ", transaction_columns!(), r", null::jsonb as appends
+        from oncelog.transactions t
+        where tenant_id = $1 and transaction_id > $2 and ", $condition, r"
+            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
+        order by transaction_id limit $5"
+        )
+    };
+}
+
 statements! {
-    READ = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, appends
-        from oncelog.transactions where tenant_id = $1 and transaction_id = $2";
-    LOCK = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, appends
-        from oncelog.transactions where tenant_id = $1 and transaction_id = any($2)
-        order by transaction_id for no key update";
+    READ = concat!("select ", transaction_columns!(), r", t.appends
+        from oncelog.transactions t where tenant_id = $1 and transaction_id = $2");
+    LOCK = concat!("select ", transaction_columns!(), r", t.appends
+        from oncelog.transactions t where tenant_id = $1 and transaction_id = any($2)
+        order by transaction_id for no key update");
     HORIZON = "select forgotten_horizon, clock_timestamp() from oncelog.tenants where tenant_id = $1";
     /// The common begin in one round trip: a new transaction, of a session that is current if it
-    /// names one. No row: some condition does not hold. An id chosen by the client ($8) must not be
-    /// so old that it may have run and been forgotten since this statement began; otherwise the
-    /// statement fails.
-    BEGIN_NEW = concat!(r"with session as materialized (
+    /// names one. No row: some condition does not hold.
+    BEGIN_NEW = concat!(
+        r"with session as materialized (
             select transaction_timeout_ms from oncelog.sessions
-            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share),
+            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed
+            for share),
         made as (
-            insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
+            insert into oncelog.transactions as t
+                (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
             select $1, $2, 'ongoing', $3, $4, $5, c.now, c.now + interval '1 millisecond'
                 * least(coalesce($6, (select transaction_timeout_ms from session), $7), $9)
             from (select date_trunc('milliseconds', clock_timestamp()) as now) c
             where ", durable!(), r" and ($3 is null or exists (select from session))
             on conflict do nothing
-            returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at,
-                t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends)
-        select *, case when not (not $8 or oncelog.instant_of(transaction_id) between greatest(
-                oncelog.forgotten_horizon($1), created_at - interval '1 millisecond' * $10::bigint)
-            and created_at + interval '24 hours') then oncelog.undo_statement() else 0 end as undone from made");
-    INSERT = r"insert into oncelog.transactions as t (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
-        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing
-        returning t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at, t.prepared_at,
-            t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence, t.appends";
-    LOCK_ONGOING = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, appends
-        from oncelog.transactions where tenant_id = $1 and producer_id = $2 and state = 'ongoing' for no key update";
-    ONGOING = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, appends
-        from oncelog.transactions where tenant_id = $1 and producer_id = $2 and state = 'ongoing'";
+            returning ", transaction_columns!(), r", t.appends)
+        select *,
+            -- An id chosen by the client ($8) must not be so old that it may have run and been
+            -- forgotten since this statement began. The function has a snapshot of its own.
+            case when not (not $8 or oncelog.instant_of(transaction_id)
+                    between greatest(oncelog.forgotten_horizon($1),
+                        created_at - interval '1 millisecond' * $10::bigint)
+                    and created_at + interval '24 hours')
+                then oncelog.undo_statement() else 0 end as undone
+        from made"
+    );
+    INSERT = concat!(
+        r"insert into oncelog.transactions as t
+            (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
+        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7)
+        on conflict do nothing
+        returning ", transaction_columns!(), ", t.appends"
+    );
+    ONGOING = concat!("select ", transaction_columns!(), r", t.appends
+        from oncelog.transactions t where tenant_id = $1 and producer_id = $2 and state = 'ongoing'");
+    LOCK_ONGOING = concat!("select ", transaction_columns!(), r", t.appends
+        from oncelog.transactions t where tenant_id = $1 and producer_id = $2 and state = 'ongoing'
+        for no key update");
     PREPARED = r"select transaction_id from oncelog.transactions
-        where tenant_id = $1 and producer_id = $2 and state = 'prepared' order by transaction_id";
+        where tenant_id = $1 and producer_id = $2 and state = 'prepared'
+        order by transaction_id";
     FENCED = r"select transaction_id from oncelog.transactions
         where tenant_id = $1 and producer_id = $2 and reason = 'fenced' and ended_at = $3";
     LATE = r"select transaction_id from oncelog.transactions
-        where tenant_id = $1 and state = 'ongoing' and expires_at <= clock_timestamp() order by transaction_id limit $2";
-    LIST = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends
-        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3)
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
-        order by transaction_id limit $5";
-    LIST_OPEN = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends
-        from oncelog.transactions
-        where tenant_id = $1 and transaction_id > $2 and state in ('ongoing', 'prepared') and state = $3
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
-        order by transaction_id limit $5";
-    LIST_OF_PRODUCER = r"select transaction_id, state, producer_id, epoch, digest, created_at, expires_at, prepared_at, ended_at,
-            reason, append_count, batch_count, next_sequence, null::jsonb as appends
-        from oncelog.transactions where tenant_id = $1 and transaction_id > $2 and ($3::text is null or state = $3)
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4) and producer_id = $6
-        order by transaction_id limit $5";
+        where tenant_id = $1 and state = 'ongoing' and expires_at <= clock_timestamp()
+        order by transaction_id limit $2";
+    LIST = page!("($3::text is null or state = $3)");
+    LIST_OPEN = page!("state in ('ongoing', 'prepared') and state = $3");
+    LIST_OF_PRODUCER = page!("($3::text is null or state = $3) and producer_id = $6");
     /// Covers all tenants.
     OPEN = r"select state, count(*), min(coalesce(prepared_at, created_at)) from oncelog.transactions
-        where state in ('ongoing', 'prepared') group by state";
+        where state in ('ongoing', 'prepared')
+        group by state";
 }
+use transaction_columns;
 
-/// A row as returned by the statements above.
-pub struct TransactionColumns(pub TransactionRow);
-
-impl<'r> FromRow<'r, PgRow> for TransactionColumns {
-    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
-        let unknown = |what: &str| sqlx::Error::Decode(format!("an unknown {what}").into());
-        let instant = |name: &str| -> Result<Option<Timestamp>, sqlx::Error> {
-            Ok(row.try_get::<Option<Instant>, _>(name)?.map(Timestamp::from))
-        };
-        let session: (Option<i64>, Option<Epoch>) =
-            (row.try_get("producer_id")?, row.try_get("epoch")?);
-        let state: &str = row.try_get("state")?;
-        let reason: Option<&str> = row.try_get("reason")?;
-        let digest: &[u8] = row.try_get("digest")?;
+impl FromRow<'_, PgRow> for TransactionRow {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let producer_id: Option<ProducerId> = row.try_get("producer_id")?;
         let appends: Option<Json<Vec<PlacedAppend>>> = row.try_get("appends")?;
-        Ok(Self(TransactionRow {
+        Ok(TransactionRow {
             transaction_id: row.try_get("transaction_id")?,
-            state: State::parse(state).ok_or_else(|| unknown("state"))?,
-            session: session.0.map(ProducerId).zip(session.1),
-            digest: digest.try_into().map_err(|_| unknown("digest"))?,
-            created_at: row.try_get::<Instant, _>("created_at")?.into(),
-            expires_at: row.try_get::<Instant, _>("expires_at")?.into(),
-            prepared_at: instant("prepared_at")?,
-            ended_at: instant("ended_at")?,
-            reason: reason
-                .map(|text| Reason::parse(text).ok_or_else(|| unknown("reason")))
-                .transpose()?,
+            state: row.try_get("state")?,
+            session: producer_id.zip(row.try_get("epoch")?),
+            digest: row.try_get("digest")?,
+            created_at: row.try_get("created_at")?,
+            expires_at: row.try_get("expires_at")?,
+            prepared_at: row.try_get("prepared_at")?,
+            ended_at: row.try_get("ended_at")?,
+            reason: row.try_get("reason")?,
             append_count: row.try_get("append_count")?,
             batch_count: row.try_get("batch_count")?,
             next_sequence: row.try_get("next_sequence")?,
-            appends: appends.map(|appends| appends.0),
-        }))
+            appends: appends.map(|Json(appends)| appends),
+        })
     }
 }
 
@@ -124,8 +129,7 @@ pub async fn read(
     tenant: TenantId,
     id: Uuid,
 ) -> Result<Option<TransactionRow>, Error> {
-    let query = sqlx::query_as(READ).bind(tenant.0).bind(id);
-    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
+    Ok(sqlx::query_as(READ).bind(tenant).bind(id).fetch_optional(connection).await?)
 }
 
 /// Locks rows in the order of their ids; omits missing ones.
@@ -134,12 +138,7 @@ pub async fn lock(
     tenant: TenantId,
     ids: &[Uuid],
 ) -> Result<Vec<TransactionRow>, Error> {
-    rows(sqlx::query_as(LOCK).bind(tenant.0).bind(ids).fetch_all(connection).await?)
-}
-
-/// Converts the rows of statements.
-pub fn rows(stored: Vec<TransactionColumns>) -> Result<Vec<TransactionRow>, Error> {
-    Ok(stored.into_iter().map(|TransactionColumns(row)| row).collect())
+    Ok(sqlx::query_as(LOCK).bind(tenant).bind(ids).fetch_all(connection).await?)
 }
 
 /// The horizon: ids without a row and with an earlier timestamp may have run; and the clock.
@@ -147,9 +146,7 @@ pub async fn horizon(
     connection: &mut PgConnection,
     tenant: TenantId,
 ) -> Result<(Timestamp, Timestamp), Error> {
-    let query = sqlx::query_as(HORIZON).bind(tenant.0);
-    let (horizon, now): (Instant, Instant) = query.fetch_one(connection).await?;
-    Ok((horizon.into(), now.into()))
+    Ok(sqlx::query_as(HORIZON).bind(tenant).fetch_one(connection).await?)
 }
 
 /// A transaction to begin.
@@ -178,10 +175,10 @@ pub async fn begin_new(
     limits: &Limits,
 ) -> Result<Option<TransactionRow>, Error> {
     let (producer_id, epoch) = new.session.unzip();
-    let made: Result<Option<TransactionColumns>, sqlx::Error> = sqlx::query_as(BEGIN_NEW)
-        .bind(tenant.0)
+    let begun = sqlx::query_as(BEGIN_NEW)
+        .bind(tenant)
         .bind(new.id)
-        .bind(producer_id.map(|id| id.0))
+        .bind(producer_id)
         .bind(epoch)
         .bind(new.digest)
         .bind(limits.asked_timeout_ms)
@@ -191,10 +188,9 @@ pub async fn begin_new(
         .bind(limits.retention_ms)
         .fetch_optional(connection)
         .await;
-    match made.map_err(Error::from) {
-        Ok(made) => Ok(made.map(|TransactionColumns(row)| row)),
+    match begun.map_err(Error::from) {
         Err(Error::Contended(_)) => Ok(None),
-        Err(error) => Err(error.of_a_write()),
+        begun => begun.map_err(Error::of_a_write),
     }
 }
 
@@ -209,17 +205,9 @@ pub async fn insert(
     expires_at: Timestamp,
 ) -> Result<Option<TransactionRow>, Error> {
     let (producer_id, epoch) = new.session.unzip();
-    let made: Option<TransactionColumns> = sqlx::query_as(INSERT)
-        .bind(tenant.0)
-        .bind(new.id)
-        .bind(producer_id.map(|id| id.0))
-        .bind(epoch)
-        .bind(new.digest)
-        .bind(created_at.to_chrono())
-        .bind(expires_at.to_chrono())
-        .fetch_optional(connection)
-        .await?;
-    Ok(made.map(|TransactionColumns(row)| row))
+    let query = sqlx::query_as(INSERT).bind(tenant).bind(new.id).bind(producer_id).bind(epoch);
+    let query = query.bind(new.digest).bind(created_at).bind(expires_at);
+    Ok(query.fetch_optional(connection).await?)
 }
 
 /// The ongoing transaction of a producer.
@@ -228,8 +216,7 @@ pub async fn ongoing(
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<TransactionRow>, Error> {
-    let query = sqlx::query_as(ONGOING).bind(tenant.0).bind(producer.0);
-    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
+    Ok(sqlx::query_as(ONGOING).bind(tenant).bind(producer).fetch_optional(connection).await?)
 }
 
 /// Locks the ongoing transaction of a producer whose session is locked, so that no other can begin.
@@ -238,8 +225,7 @@ pub async fn lock_ongoing(
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<TransactionRow>, Error> {
-    let query = sqlx::query_as(LOCK_ONGOING).bind(tenant.0).bind(producer.0);
-    Ok(query.fetch_optional(connection).await?.map(|TransactionColumns(row)| row))
+    Ok(sqlx::query_as(LOCK_ONGOING).bind(tenant).bind(producer).fetch_optional(connection).await?)
 }
 
 /// The prepared transactions of a producer.
@@ -248,8 +234,7 @@ pub async fn prepared(
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Vec<Uuid>, Error> {
-    let query = sqlx::query_scalar(PREPARED).bind(tenant.0).bind(producer.0);
-    Ok(query.fetch_all(connection).await?)
+    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(producer).fetch_all(connection).await?)
 }
 
 /// The transaction that an open at this instant aborted.
@@ -259,8 +244,8 @@ pub async fn fenced_at(
     producer: ProducerId,
     instant: Timestamp,
 ) -> Result<Option<Uuid>, Error> {
-    let query = sqlx::query_scalar(FENCED).bind(tenant.0).bind(producer.0);
-    Ok(query.bind(instant.to_chrono()).fetch_optional(connection).await?)
+    let query = sqlx::query_scalar(FENCED).bind(tenant).bind(producer);
+    Ok(query.bind(instant).fetch_optional(connection).await?)
 }
 
 /// Lists ongoing transactions past their timeout.
@@ -269,8 +254,7 @@ pub async fn late(
     tenant: TenantId,
     limit: i64,
 ) -> Result<Vec<Uuid>, Error> {
-    let query = sqlx::query_scalar(LATE).bind(tenant.0).bind(limit);
-    Ok(query.fetch_all(connection).await?)
+    Ok(sqlx::query_scalar(LATE).bind(tenant).bind(limit).fetch_all(connection).await?)
 }
 
 /// Lists the transactions after an id, by id, without the locations of their appends.
@@ -288,22 +272,18 @@ pub async fn list(
         None => LIST,
     };
     let mut query = sqlx::query_as(sql)
-        .bind(tenant.0)
+        .bind(tenant)
         .bind(after)
-        .bind(filter.state.map(State::as_str))
+        .bind(filter.state)
         .bind(filter.older_than_ms)
         .bind(limit);
     if let Some(producer) = filter.producer_id {
-        query = query.bind(producer.0);
+        query = query.bind(producer);
     }
-    rows(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// Counts ongoing and prepared transactions of all tenants, with the age of the oldest.
 pub async fn open(connection: &mut PgConnection) -> Result<Vec<(State, i64, Timestamp)>, Error> {
-    let rows: Vec<(String, i64, Instant)> = sqlx::query_as(OPEN).fetch_all(connection).await?;
-    let open = |(state, count, since): (String, i64, Instant)| {
-        Some((State::parse(&state)?, count, since.into()))
-    };
-    Ok(rows.into_iter().filter_map(open).collect())
+    Ok(sqlx::query_as(OPEN).fetch_all(connection).await?)
 }

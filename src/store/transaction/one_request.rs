@@ -1,25 +1,31 @@
 //! Statements on one-request transactions whose ids a batch has reserved. (A batch on the fast path
 //! writes them with its appends.)
 
-use sqlx::{PgConnection, types::Json};
+use sqlx::{PgConnection, postgres::PgBindIterExt, types::Json};
 use uuid::Uuid;
 
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
     rules::transaction::one_request::SingleRequestTxn,
-    store::{Error, statements},
+    store::{Error, execute, statements},
 };
 
 statements! {
     /// Waits for an id that runs elsewhere. A row inserted here is finished or deleted before the
     /// database transaction ends.
-    CLAIM = r"insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at, expires_at)
+    CLAIM = r"insert into oncelog.transactions
+            (tenant_id, transaction_id, state, digest, created_at, expires_at)
         select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now
         from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest)
         cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c
-        order by t.transaction_id on conflict do nothing returning transaction_id";
-    FINISH = r"update oncelog.transactions t set state = 'committed', producer_id = f.producer_id, epoch = f.epoch, created_at = $7, expires_at = $7, ended_at = $7,
-            append_count = f.append_count, appends = f.appends, remembered_from = greatest($7, oncelog.instant_of(t.transaction_id))
+        order by t.transaction_id
+        on conflict do nothing
+        returning transaction_id";
+    FINISH = r"update oncelog.transactions t
+        set state = 'committed', producer_id = f.producer_id, epoch = f.epoch,
+            created_at = $7, expires_at = $7, ended_at = $7,
+            append_count = f.append_count, appends = f.appends,
+            remembered_from = greatest($7, oncelog.instant_of(t.transaction_id))
         from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[])
             as f (transaction_id, producer_id, epoch, append_count, appends)
         where t.tenant_id = $1 and t.transaction_id = any($2) and t.transaction_id = f.transaction_id";
@@ -40,8 +46,9 @@ pub async fn insert_placeholders(
     tenant: TenantId,
     wholes: &[(Uuid, Digest)],
 ) -> Result<Vec<Uuid>, Error> {
-    let (ids, digests): (Vec<Uuid>, Vec<Digest>) = wholes.iter().copied().unzip();
-    let query = sqlx::query_scalar(CLAIM).bind(tenant.0).bind(ids).bind(digests);
+    let query = sqlx::query_scalar(CLAIM).bind(tenant);
+    let query = query.bind(wholes.iter().map(|(id, _)| id).bind_iter());
+    let query = query.bind(wholes.iter().map(|(_, digest)| *digest).bind_iter());
     Ok(query.fetch_all(connection).await?)
 }
 
@@ -52,15 +59,14 @@ pub async fn finish(
     ended: &[Ended<'_>],
     ended_at: Timestamp,
 ) -> Result<(), Error> {
-    let session = |e: &Ended<'_>| e.whole.session;
     let finished = sqlx::query(FINISH)
-        .bind(tenant.0)
-        .bind(ended.iter().map(|e| e.whole.transaction_id).collect::<Vec<_>>())
-        .bind(ended.iter().map(|e| session(e).map(|(id, _)| id.0)).collect::<Vec<_>>())
-        .bind(ended.iter().map(|e| session(e).map(|(_, epoch)| epoch)).collect::<Vec<_>>())
-        .bind(ended.iter().map(|e| e.whole.append_count).collect::<Vec<_>>())
-        .bind(ended.iter().map(|e| Json(&e.appends)).collect::<Vec<_>>())
-        .bind(ended_at.to_chrono())
+        .bind(tenant)
+        .bind(ended.iter().map(|e| e.whole.transaction_id).bind_iter())
+        .bind(ended.iter().map(|e| Some(e.whole.session?.0)).bind_iter())
+        .bind(ended.iter().map(|e| Some(e.whole.session?.1)).bind_iter())
+        .bind(ended.iter().map(|e| e.whole.append_count).bind_iter())
+        .bind(ended.iter().map(|e| Json(&e.appends)).bind_iter())
+        .bind(ended_at)
         .execute(connection)
         .await?;
     if finished.rows_affected() == ended.len() as u64 { Ok(()) } else { Err(Error::overtaken()) }
@@ -72,6 +78,5 @@ pub async fn drop_claims(
     tenant: TenantId,
     ids: &[Uuid],
 ) -> Result<(), Error> {
-    sqlx::query(DROP_CLAIMS).bind(tenant.0).bind(ids).execute(connection).await?;
-    Ok(())
+    execute(connection, sqlx::query(DROP_CLAIMS).bind(tenant).bind(ids)).await
 }
