@@ -112,12 +112,11 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("transaction_staging", transaction::staging::STATEMENTS),
 ];
 
-/// Runs a statement that returns no rows.
-async fn execute(
-    connection: &mut PgConnection,
-    query: Query<'_, Postgres, PgArguments>,
-) -> Result<(), Error> {
-    query.execute(connection).await?;
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Runs a statement for its effect.
+async fn execute(conn: &mut PgConnection, query: Query<'_, Postgres, PgArguments>) -> Result<()> {
+    query.execute(conn).await?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use sqlx::{PgConnection, postgres::PgListener};
 
-use super::{Error, Store, execute, route::Route, statements};
+use super::{Result, Store, execute, route::Route, statements};
 
 /// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
@@ -14,13 +14,13 @@ statements! {
     NOTIFY = "select pg_notify($1, $2), set_config('synchronous_commit', 'off', true)";
 }
 
-pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), Error> {
-    execute(connection, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
+pub async fn notify(conn: &mut PgConnection, payload: &str) -> Result<()> {
+    execute(conn, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
 }
 
 /// A listener with its own connection. None behind a pooler that shares connections: it would miss
 /// notifications, and leave a LISTEN in the connection of others.
-pub async fn listen(store: &Store) -> Result<Option<PgListener>, Error> {
+pub async fn listen(store: &Store) -> Result<Option<PgListener>> {
     if store.route().await? == Route::Shared {
         return Ok(None);
     }

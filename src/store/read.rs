@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, Server, statements};
+use super::{Error, Result, Server, statements};
 use crate::model::{
     LogId, Offset, TenantId, Timestamp,
     read::{BatchRow, Staged},
@@ -95,13 +95,13 @@ statements! {
 /// `max_bytes` of lines (the first row is always returned), or `limit` rows. `Contended` if another
 /// server than `server` answers.
 pub async fn rows(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     (from, to): (Offset, Offset),
     (max_bytes, limit): (i64, i64),
     server: Server,
-) -> Result<Vec<Arc<BatchRow>>, Error> {
+) -> Result<Vec<Arc<BatchRow>>> {
     let rows: Vec<BatchColumns> = sqlx::query_as(ROWS)
         .bind(tenant)
         .bind(log)
@@ -110,7 +110,7 @@ pub async fn rows(
         .bind(max_bytes)
         .bind(limit)
         .bind(server)
-        .fetch_all(connection)
+        .fetch_all(conn)
         .await?;
     rows.into_iter().map(row).collect()
 }
@@ -118,7 +118,7 @@ pub async fn rows(
 /// `base_offset, record_count, appended_at, transaction_id, kept, records`.
 type BatchColumns = (Offset, i64, Timestamp, Option<Uuid>, Option<Vec<u8>>, String);
 
-fn row(stored: BatchColumns) -> Result<Arc<BatchRow>, Error> {
+fn row(stored: BatchColumns) -> Result<Arc<BatchRow>> {
     let (base_offset, record_count, appended_at, transaction_id, kept, lines) = stored;
     let decode = |bytes: Vec<u8>| {
         let kept = Kept::decode(&bytes, record_count);
@@ -134,27 +134,27 @@ fn row(stored: BatchColumns) -> Result<Arc<BatchRow>, Error> {
 /// Whether an offset without a record, and what is missing after it, may be a hole; if not, the log
 /// has been trimmed or deleted.
 pub async fn is_compacted(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     offset: Offset,
     server: Server,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let query = sqlx::query_scalar(IS_COMPACTED).bind(tenant).bind(log).bind(offset);
-    Ok(query.bind(server).fetch_one(connection).await?)
+    Ok(query.bind(server).fetch_one(conn).await?)
 }
 
 /// Reads what open transactions have staged for a log, by transaction and ordinal, until about
 /// `max_bytes` of lines, or `limit` rows; one item per row.
 pub async fn staged(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     max_bytes: i64,
     limit: i64,
-) -> Result<Vec<Staged>, Error> {
+) -> Result<Vec<Staged>> {
     let query = sqlx::query_as(STAGED).bind(tenant).bind(log).bind(max_bytes).bind(limit);
-    let rows: Vec<(Uuid, State, String)> = query.fetch_all(connection).await?;
+    let rows: Vec<(Uuid, State, String)> = query.fetch_all(conn).await?;
     let staged = |(transaction_id, state, lines)| Staged { transaction_id, state, lines };
     Ok(rows.into_iter().map(staged).collect())
 }
@@ -162,13 +162,13 @@ pub async fn staged(
 /// The first offset in `[start, end]` whose record was appended at or after `instant`. None if rows
 /// of that range were deleted meanwhile.
 pub async fn search(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     start: Offset,
     end: Offset,
     instant: Timestamp,
-) -> Result<Option<Offset>, Error> {
+) -> Result<Option<Offset>> {
     let query = sqlx::query_scalar(SEARCH).bind(tenant).bind(log).bind(start).bind(end);
-    Ok(query.bind(instant).fetch_optional(connection).await?)
+    Ok(query.bind(instant).fetch_optional(conn).await?)
 }

@@ -4,7 +4,7 @@
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Error, append::load, durable, execute, statements};
+use super::{Error, Result, append::load, durable, execute, statements};
 use crate::{
     model::{
         Epoch, LogId, Name, Partition, ProducerId, TenantId, Timestamp,
@@ -78,8 +78,7 @@ statements! {
     FENCED = r"update oncelog.sessions set fencing = false
         where tenant_id = $1 and producer_id = $2 and epoch = $3";
     INSERT_OPEN = r"insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch)
-        values ($1, $2, $3, $4)
-        on conflict do nothing";
+        values ($1, $2, $3, $4) on conflict do nothing";
     OLD_OPENS = r"select open_id from oncelog.session_opens where tenant_id = $1 and producer_id = $2
         order by epoch desc offset $3";
     DROP_OPENS = "delete from oncelog.session_opens where tenant_id = $1 and open_id = any($2)";
@@ -124,55 +123,55 @@ impl FromRow<'_, PgRow> for SessionRow {
 }
 
 /// The database's clock.
-pub async fn clock(connection: &mut PgConnection) -> Result<Timestamp, Error> {
-    Ok(sqlx::query_scalar(CLOCK).fetch_one(connection).await?)
+pub async fn clock(conn: &mut PgConnection) -> Result<Timestamp> {
+    Ok(sqlx::query_scalar(CLOCK).fetch_one(conn).await?)
 }
 
 /// The producer and epoch that an open id created, if it is remembered.
 pub async fn find_open(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     open_id: Uuid,
-) -> Result<Option<(ProducerId, Epoch)>, Error> {
-    Ok(sqlx::query_as(FIND_OPEN).bind(tenant).bind(open_id).fetch_optional(connection).await?)
+) -> Result<Option<(ProducerId, Epoch)>> {
+    Ok(sqlx::query_as(FIND_OPEN).bind(tenant).bind(open_id).fetch_optional(conn).await?)
 }
 
 /// Locks a session row against appends that register, and against other opens.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, Error> {
-    Ok(sqlx::query_as(LOCK_BY_ID).bind(tenant).bind(producer).fetch_optional(connection).await?)
+) -> Result<Option<SessionRow>> {
+    Ok(sqlx::query_as(LOCK_BY_ID).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 pub async fn lock_by_name(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     transactional_id: &Name,
-) -> Result<Option<SessionRow>, Error> {
+) -> Result<Option<SessionRow>> {
     let query = sqlx::query_as(LOCK_BY_NAME).bind(tenant).bind(transactional_id);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 pub async fn read(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, Error> {
-    Ok(sqlx::query_as(READ).bind(tenant).bind(producer).fetch_optional(connection).await?)
+) -> Result<Option<SessionRow>> {
+    Ok(sqlx::query_as(READ).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 /// Lists sessions after a producer id, by id; those of one transactional id, if given.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     transactional_id: Option<&Name>,
     after: i64,
     limit: i64,
-) -> Result<Vec<Session>, Error> {
+) -> Result<Vec<Session>> {
     let query = sqlx::query_as(LIST).bind(tenant).bind(after).bind(transactional_id).bind(limit);
-    let rows: Vec<SessionRow> = query.fetch_all(connection).await?;
+    let rows: Vec<SessionRow> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().map(session).collect())
 }
 
@@ -192,18 +191,18 @@ pub fn session(row: SessionRow) -> Session {
 /// Creates a producer at epoch 0, and remembers its open. None if its name or open id is known, or
 /// is just being stored.
 pub async fn open_new(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     open: &Open,
     transaction_timeout_ms: i64,
-) -> Result<Option<SessionRow>, Error> {
+) -> Result<Option<SessionRow>> {
     let opened = sqlx::query_as(OPEN_NEW)
         .bind(tenant)
         .bind(&open.transactional_id)
         .bind(open.sequencing)
         .bind(transaction_timeout_ms)
         .bind(open.open_id)
-        .fetch_optional(connection)
+        .fetch_optional(conn)
         .await;
     match opened.map_err(Error::from) {
         Err(Error::Contended(_)) => Ok(None),
@@ -212,11 +211,7 @@ pub async fn open_new(
 }
 
 /// Writes the new epoch of a locked session.
-pub async fn advance(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    row: &SessionRow,
-) -> Result<(), Error> {
+pub async fn advance(conn: &mut PgConnection, tenant: TenantId, row: &SessionRow) -> Result<()> {
     let query = sqlx::query(UPDATE)
         .bind(tenant)
         .bind(row.producer_id)
@@ -226,62 +221,58 @@ pub async fn advance(
         .bind(row.transaction_timeout_ms)
         .bind(row.opened_at)
         .bind(row.fencing);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Closes a locked session: the next epoch has no owner.
 pub async fn close(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     fencing: bool,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(CLOSE).bind(tenant).bind(producer).bind(fencing)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(CLOSE).bind(tenant).bind(producer).bind(fencing)).await
 }
 
 /// Notes that every log has been fenced for this epoch.
 pub async fn fenced(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     epoch: Epoch,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(FENCED).bind(tenant).bind(producer).bind(epoch)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(FENCED).bind(tenant).bind(producer).bind(epoch)).await
 }
 
 /// Remembers an open of a locked session, and forgets the oldest; false if the id is known already.
 pub async fn remember_open(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     open_id: Uuid,
     producer: ProducerId,
     epoch: Epoch,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let query = sqlx::query(INSERT_OPEN).bind(tenant).bind(open_id).bind(producer).bind(epoch);
-    if query.execute(&mut *connection).await?.rows_affected() == 0 {
+    if query.execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
     let query = sqlx::query_scalar(OLD_OPENS).bind(tenant).bind(producer);
-    let old: Vec<Uuid> = query.bind(REMEMBERED_OPEN_IDS).fetch_all(&mut *connection).await?;
+    let old: Vec<Uuid> = query.bind(REMEMBERED_OPEN_IDS).fetch_all(&mut *conn).await?;
     if let Some(horizon) = old.iter().filter_map(Timestamp::of_uuid).max() {
         let query = sqlx::query(RAISE_OPEN_HORIZON).bind(tenant).bind(producer).bind(horizon);
-        execute(connection, query).await?;
-        execute(connection, sqlx::query(DROP_OPENS).bind(tenant).bind(old)).await?;
+        execute(conn, query).await?;
+        execute(conn, sqlx::query(DROP_OPENS).bind(tenant).bind(old)).await?;
     }
     Ok(true)
 }
 
 /// The logs that an open of this producer must fence, by id.
 pub async fn registered_logs(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Vec<LogId>, Error> {
-    Ok(sqlx::query_scalar(REGISTERED_LOGS)
-        .bind(tenant)
-        .bind(producer)
-        .fetch_all(connection)
-        .await?)
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(REGISTERED_LOGS).bind(tenant).bind(producer).fetch_all(conn).await?)
 }
 
 /// The state of a producer in one scope.
@@ -300,14 +291,14 @@ pub enum Standings {
 }
 
 pub async fn standings(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Standings, Error> {
+) -> Result<Standings> {
     let query = sqlx::query(STANDINGS).bind(tenant).bind(producer).bind(FAR_OFFSETS);
     let mut standings: Vec<(LogId, ScopePosition)> = Vec::new();
     let mut behind: Vec<LogId> = Vec::new();
-    for row in query.fetch_all(connection).await? {
+    for row in query.fetch_all(conn).await? {
         let log_id: LogId = row.try_get("log_id")?;
         if row.try_get("is_behind")? {
             behind.push(log_id);

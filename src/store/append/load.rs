@@ -13,7 +13,7 @@ use crate::{
     rules::append::{
         encoding, producer_state::ProducerState, sequence::SessionFacts, snapshot::TailRow,
     },
-    store::{Error, execute, statements},
+    store::{Result, execute, statements},
 };
 
 macro_rules! session_facts {
@@ -67,8 +67,7 @@ statements! {
             (tenant_id, log_id, producer_id, epoch, as_of_offset)
         select $1, log_id, producer_id, 0, as_of_offset
         from unnest($2::bigint[], $3::bigint[], $4::bigint[]) as w (log_id, producer_id, as_of_offset)
-        order by producer_id, log_id
-        on conflict do nothing";
+        order by producer_id, log_id on conflict do nothing";
 }
 
 /// A producer's snapshot in a log.
@@ -112,59 +111,58 @@ pub fn state(row: &PgRow) -> Result<ProducerState, sqlx::Error> {
 }
 
 pub async fn states(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     wanted: &[(LogId, ProducerId)],
-) -> Result<Vec<StoredState>, Error> {
+) -> Result<Vec<StoredState>> {
     let query = sqlx::query_as(STATES).bind(tenant);
     let query = query.bind(wanted.iter().map(|(log_id, _)| log_id).bind_iter());
     let query = query.bind(wanted.iter().map(|(_, producer)| producer).bind_iter());
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Reads every row of each log from its offset on, and the one before, in order.
 pub async fn tails(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     from: &[(LogId, Offset)],
-) -> Result<Vec<StoredRow>, Error> {
+) -> Result<Vec<StoredRow>> {
     let query = sqlx::query_as(TAILS).bind(tenant);
     let query = query.bind(from.iter().map(|(log_id, _)| log_id).bind_iter());
     let query = query.bind(from.iter().map(|(_, offset)| offset).bind_iter());
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Reads session rows; omits producers that do not exist.
 pub async fn session_facts(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
-    facts(connection, SESSION_FACTS, tenant, producers).await
+) -> Result<Facts> {
+    facts(conn, SESSION_FACTS, tenant, producers).await
 }
 
 /// Locks session rows in the order of their ids, shared with other appends, against opens: they do
 /// not change until the transaction ends.
 pub async fn share_sessions(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
-    facts(connection, SHARE_SESSIONS, tenant, producers).await
+) -> Result<Facts> {
+    facts(conn, SHARE_SESSIONS, tenant, producers).await
 }
 
 /// Session rows by producer.
 pub type Facts = HashMap<ProducerId, SessionFacts>;
 
 async fn facts(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     sql: &'static str,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
+) -> Result<Facts> {
     let query = sqlx::query_as(sql).bind(tenant).bind(producers);
-    let rows: Vec<(ProducerId, Epoch, bool, Epoch, Sequencing)> =
-        query.fetch_all(connection).await?;
+    let rows: Vec<(ProducerId, Epoch, bool, Epoch, Sequencing)> = query.fetch_all(conn).await?;
     let facts = rows.into_iter().map(|(id, epoch, closed, reset_epoch, sequencing)| {
         (id, SessionFacts { epoch, closed, reset_epoch, sequencing })
     });
@@ -174,25 +172,25 @@ async fn facts(
 /// Registers these producers, so that an open of them fences these logs. The offset is the log's
 /// next one.
 pub async fn register(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     registrations: &[(LogId, ProducerId, Offset)],
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(REGISTER)
         .bind(tenant)
         .bind(registrations.iter().map(|(log_id, ..)| log_id).bind_iter())
         .bind(registrations.iter().map(|(_, producer, _)| producer).bind_iter())
         .bind(registrations.iter().map(|(.., next_offset)| next_offset).bind_iter());
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Writes states that no row implies; their heads must be locked, and their fences raised.
 pub async fn write_states(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     states: &[(LogId, ProducerId, Offset, ProducerState)],
     last_appended_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(WRITE_STATES)
         .bind(tenant)
         .bind(states.iter().map(|(log_id, ..)| log_id).bind_iter())
@@ -202,7 +200,7 @@ pub async fn write_states(
         .bind(states.iter().map(|(.., state)| encoding::encode_recent(&state.recent)).bind_iter())
         .bind(states.iter().map(|(.., offset, _)| offset).bind_iter())
         .bind(last_appended_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 impl StoredRow {

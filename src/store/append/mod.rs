@@ -13,7 +13,7 @@ use sqlx::{
 };
 
 use super::{
-    Error, Server, dedup::insert_keys, durable, statements, transaction::one_request::Ended,
+    Error, Result, Server, dedup::insert_keys, durable, statements, transaction::one_request::Ended,
 };
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
@@ -197,12 +197,12 @@ type Query<'q> = QueryAs<'q, Postgres, WrittenRow, PgArguments>;
 /// `group::offsets::commit` write them. (Similarly, on the slow path, `load::register` and
 /// `write_states` write states; the fast path registers no producer.)
 pub async fn append_if(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     plan: &Plan,
     records: &[Option<&str>],
     ended: &[Ended<'_>],
-) -> Result<Option<Written>, Error> {
+) -> Result<Option<Written>> {
     let Plan { writes, claims, offsets, .. } = plan;
     let begun = |sql: &'static str| -> Query<'_> { sqlx::query_as(sql).bind(tenant) };
     let query: Query<'_> = match (writes.as_slice(), claims.as_slice(), ended) {
@@ -218,7 +218,7 @@ pub async fn append_if(
             if claims.is_empty() { query } else { bind_keys(query, claims) }
         }
     };
-    match query.fetch_all(connection).await.map_err(Error::from) {
+    match query.fetch_all(conn).await.map_err(Error::from) {
         Ok(rows) => Ok(written(rows)),
         // a statement with transactions undoes itself if a condition fails
         Err(Error::Contended(_)) if !ended.is_empty() => Ok(None),
@@ -298,10 +298,10 @@ fn bind_keys<'q>(query: Query<'q>, keys: &'q [KeyReservation]) -> Query<'q> {
 /// Whether every compared head matches the cache, without a lock: enough for a batch that writes
 /// nothing, if it starts after its requests arrived.
 pub async fn confirm(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     writes: &[LogWrite],
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let compared = || writes.iter().filter(|write| write.compare.is_some());
     let matching: i64 = sqlx::query_scalar(CONFIRM)
         .bind(tenant)
@@ -310,7 +310,7 @@ pub async fn confirm(
         .bind(compared().map(|w| expected(w).1).bind_iter())
         .bind(compared().map(|w| expected(w).2).bind_iter())
         .bind(compared().map(|w| w.claims).bind_iter())
-        .fetch_one(connection)
+        .fetch_one(conn)
         .await?;
     Ok(matching == compared().count() as i64)
 }

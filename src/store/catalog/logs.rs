@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::append::cache::Head,
-    store::{Error, Server, execute, statements},
+    store::{Result, Server, execute, statements},
 };
 
 macro_rules! heads {
@@ -41,32 +41,23 @@ statements! {
 }
 
 /// Reads heads without locks; omits those that no longer exist.
-pub async fn read(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<Vec<Head>, Error> {
-    heads(connection, READ, tenant, logs).await
+pub async fn read(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
+    heads(conn, READ, tenant, logs).await
 }
 
 /// Locks heads in the order of their ids; omits those that no longer exist.
-pub async fn lock(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<Vec<Head>, Error> {
-    heads(connection, LOCK, tenant, logs).await
+pub async fn lock(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
+    heads(conn, LOCK, tenant, logs).await
 }
 
 async fn heads(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     sql: &'static str,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Vec<Head>, Error> {
+) -> Result<Vec<Head>> {
     let query = sqlx::query_as(sql).bind(tenant).bind(logs);
-    let rows: Vec<(LogId, Offset, i64, Timestamp, Offset, Offset)> =
-        query.fetch_all(connection).await?;
+    let rows: Vec<(LogId, Offset, i64, Timestamp, Offset, Offset)> = query.fetch_all(conn).await?;
     let heads = rows.into_iter().map(
         |(log_id, next_offset, fence, last_appended_at, snapshot_offset, kept_offset)| Head {
             log_id,
@@ -82,31 +73,23 @@ async fn heads(
 
 /// Keeps logs from being deleted until the transaction ends, without waiting. False if one is
 /// deleted or being deleted.
-pub async fn hold(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<bool, Error> {
+pub async fn hold(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<bool> {
     let query = sqlx::query(HOLD).bind(tenant).bind(logs);
-    Ok(query.fetch_all(connection).await?.len() == logs.len())
+    Ok(query.fetch_all(conn).await?.len() == logs.len())
 }
 
 /// Raises the fences of locked heads.
-pub async fn raise_fences(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(RAISE_FENCES).bind(tenant).bind(logs)).await
+pub async fn raise_fences(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
+    execute(conn, sqlx::query(RAISE_FENCES).bind(tenant).bind(logs)).await
 }
 
 /// The partition counts of the topics of these logs; the heads of their journals must be locked.
 pub async fn partition_counts(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Vec<(LogId, i32)>, Error> {
-    Ok(sqlx::query_as(PARTITION_COUNTS).bind(tenant).bind(logs).fetch_all(connection).await?)
+) -> Result<Vec<(LogId, i32)>> {
+    Ok(sqlx::query_as(PARTITION_COUNTS).bind(tenant).bind(logs).fetch_all(conn).await?)
 }
 
 /// (log start offset, high watermark) of a log, as read from this server; for a journal the
@@ -115,9 +98,9 @@ pub type Watermarks = (LogId, Offset, Offset, Server);
 
 /// Reads the watermarks of logs as one snapshot; omits those that no longer exist.
 pub async fn watermarks(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Vec<Watermarks>, Error> {
-    Ok(sqlx::query_as(WATERMARKS).bind(tenant).bind(logs).fetch_all(connection).await?)
+) -> Result<Vec<Watermarks>> {
+    Ok(sqlx::query_as(WATERMARKS).bind(tenant).bind(logs).fetch_all(conn).await?)
 }

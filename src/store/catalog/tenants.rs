@@ -9,7 +9,7 @@ use crate::{
         settings::{Maxima, OwnSettings},
         tenant::Tenant,
     },
-    store::{Error, execute, statements},
+    store::{Result, execute, statements},
 };
 
 macro_rules! tenants {
@@ -73,114 +73,107 @@ impl FromRow<'_, PgRow> for Tenant {
 }
 
 /// Finds the tenant of that name, or creates it: whoever signs tokens decides which tenants exist.
-pub async fn find_or_make(connection: &mut PgConnection, name: &Name) -> Result<TenantId, Error> {
+pub async fn find_or_make(conn: &mut PgConnection, name: &Name) -> Result<TenantId> {
     loop {
         let query = sqlx::query_scalar(FIND).bind(name);
-        if let Some(tenant) = query.fetch_optional(&mut *connection).await? {
+        if let Some(tenant) = query.fetch_optional(&mut *conn).await? {
             return Ok(tenant);
         }
-        make(connection, name).await?;
+        make(conn, name).await?;
     }
 }
 
 /// Creates a tenant; false if it exists.
-pub async fn make(connection: &mut PgConnection, name: &Name) -> Result<bool, Error> {
-    let made = sqlx::query(MAKE).bind(name).execute(connection).await?;
+pub async fn make(conn: &mut PgConnection, name: &Name) -> Result<bool> {
+    let made = sqlx::query(MAKE).bind(name).execute(conn).await?;
     Ok(made.rows_affected() == 1)
 }
 
-pub async fn settings(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<StoredSettings, Error> {
-    let row = sqlx::query(SETTINGS).bind(tenant).fetch_one(connection).await?;
+pub async fn settings(conn: &mut PgConnection, tenant: TenantId) -> Result<StoredSettings> {
+    let row = sqlx::query(SETTINGS).bind(tenant).fetch_one(conn).await?;
     Ok((settings_of(&row)?, row.try_get("settings_version")?))
 }
 
 /// None if the tenant has been removed.
-pub async fn read(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    Ok(sqlx::query_as(READ).bind(id).fetch_optional(connection).await?)
+pub async fn read(conn: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>> {
+    Ok(sqlx::query_as(READ).bind(id).fetch_optional(conn).await?)
 }
 
 pub async fn read_named(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     name: &Name,
-) -> Result<Option<(TenantId, Tenant)>, Error> {
-    named(connection, READ_NAMED, name).await
+) -> Result<Option<(TenantId, Tenant)>> {
+    named(conn, READ_NAMED, name).await
 }
 
 /// Locks the tenant's row. None if the tenant has been removed.
-pub async fn lock(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    Ok(sqlx::query_as(LOCK).bind(id).fetch_optional(connection).await?)
+pub async fn lock(conn: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>> {
+    Ok(sqlx::query_as(LOCK).bind(id).fetch_optional(conn).await?)
 }
 
 /// Locks the tenant's row.
 pub async fn lock_named(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     name: &Name,
-) -> Result<Option<(TenantId, Tenant)>, Error> {
-    named(connection, LOCK_NAMED, name).await
+) -> Result<Option<(TenantId, Tenant)>> {
+    named(conn, LOCK_NAMED, name).await
 }
 
 async fn named(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     sql: &'static str,
     name: &Name,
-) -> Result<Option<(TenantId, Tenant)>, Error> {
-    let row = sqlx::query(sql).bind(name).fetch_optional(connection).await?;
+) -> Result<Option<(TenantId, Tenant)>> {
+    let row = sqlx::query(sql).bind(name).fetch_optional(conn).await?;
     row.map(|row| Ok((row.try_get("tenant_id")?, Tenant::from_row(&row)?))).transpose()
 }
 
 /// Lists the tenants after a name, by name.
-pub async fn list(
-    connection: &mut PgConnection,
-    after: &str,
-    limit: i64,
-) -> Result<Vec<Tenant>, Error> {
-    Ok(sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(connection).await?)
+pub async fn list(conn: &mut PgConnection, after: &str, limit: i64) -> Result<Vec<Tenant>> {
+    Ok(sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Notes that partitions were created or deleted, so that groups which subscribe to them are
 /// reassigned. Locks the tenant's row.
-pub async fn topics_changed(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    execute(connection, sqlx::query(TOPICS_CHANGED).bind(tenant)).await
+pub async fn topics_changed(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(TOPICS_CHANGED).bind(tenant)).await
 }
 
 /// Writes the settings of a locked tenant.
 pub async fn update(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     settings: &OwnSettings,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(UPDATE).bind(tenant).bind(settings)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(UPDATE).bind(tenant).bind(settings)).await
 }
 
 /// Writes an operator's settings of a locked tenant.
 pub async fn operate(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     maxima: &Maxima,
     suspended: bool,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(OPERATE).bind(tenant).bind(maxima).bind(suspended)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(OPERATE).bind(tenant).bind(maxima).bind(suspended)).await
 }
 
 /// Marks a locked tenant as deleted; the janitor removes its data.
-pub async fn delete(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    execute(connection, sqlx::query(DELETE).bind(tenant)).await
+pub async fn delete(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(DELETE).bind(tenant)).await
 }
 
 /// Lists the tenants after one, by id, with their own settings.
 pub async fn page(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     after: TenantId,
     limit: i64,
-) -> Result<Vec<(TenantId, OwnSettings)>, Error> {
-    let rows = sqlx::query(PAGE).bind(after).bind(limit).fetch_all(connection).await?;
+) -> Result<Vec<(TenantId, OwnSettings)>> {
+    let rows = sqlx::query(PAGE).bind(after).bind(limit).fetch_all(conn).await?;
     rows.iter().map(|row| Ok((row.try_get("tenant_id")?, settings_of(row)?))).collect()
 }
 
 /// Counts the tenants that are active, suspended and being deleted.
-pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Error> {
-    Ok(sqlx::query_as(COUNT).fetch_one(connection).await?)
+pub async fn count(conn: &mut PgConnection) -> Result<(i64, i64, i64)> {
+    Ok(sqlx::query_as(COUNT).fetch_one(conn).await?)
 }

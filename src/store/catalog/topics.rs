@@ -9,7 +9,7 @@ use crate::{
         settings::OwnSettings,
         topic::{PartitionDescription, TopicSummary},
     },
-    store::{Error, Server, durable, execute, statements},
+    store::{Error, Result, Server, durable, execute, statements},
 };
 
 /// The logs of a topic, by id: the order in which they are locked.
@@ -59,8 +59,7 @@ statements! {
             least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records)
         from oncelog.logs l left join lateral (
             select cleaned_offset, left_records from oncelog.compactions
-            where tenant_id = $1 and log_id = l.log_id
-            offset 0) c on true
+            where tenant_id = $1 and log_id = l.log_id offset 0) c on true
         where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null
         order by l.partition";
     /// The log start only grows and stays within the log.
@@ -83,13 +82,13 @@ pub struct StoredTopic {
 }
 
 pub async fn find(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     name: &Name,
-) -> Result<Option<StoredTopic>, Error> {
+) -> Result<Option<StoredTopic>> {
     type Found = (TopicId, Partition, OwnSettings, Timestamp, Vec<LogId>, Server);
     let found: Option<Found> =
-        sqlx::query_as(FIND).bind(tenant).bind(name).fetch_optional(connection).await?;
+        sqlx::query_as(FIND).bind(tenant).bind(name).fetch_optional(conn).await?;
     let Some((topic_id, partition_count, settings, created_at, log_ids, server)) = found else {
         return Ok(None);
     };
@@ -101,114 +100,110 @@ pub async fn find(
 
 /// Locks a topic's row; none if the topic does not exist.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     name: &Name,
-) -> Result<Option<(TopicId, Partition, OwnSettings)>, Error> {
-    Ok(sqlx::query_as(LOCK).bind(tenant).bind(name).fetch_optional(connection).await?)
+) -> Result<Option<(TopicId, Partition, OwnSettings)>> {
+    Ok(sqlx::query_as(LOCK).bind(tenant).bind(name).fetch_optional(conn).await?)
 }
 
 /// Counts topics and partitions; the tenant's row must be locked.
-pub async fn counts(connection: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64), Error> {
-    Ok(sqlx::query_as(COUNT).bind(tenant).fetch_one(connection).await?)
+pub async fn counts(conn: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64)> {
+    Ok(sqlx::query_as(COUNT).bind(tenant).fetch_one(conn).await?)
 }
 
 pub async fn insert(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     name: &Name,
     partition_count: Partition,
     settings: &OwnSettings,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query_scalar(INSERT).bind(tenant).bind(name);
     let query = query.bind(partition_count).bind(settings);
-    let topic: TopicId = query.fetch_one(&mut *connection).await?;
-    execute(connection, sqlx::query(ADD_JOURNAL).bind(tenant).bind(topic)).await?;
-    add_partitions(connection, tenant, topic, 0, partition_count).await
+    let topic: TopicId = query.fetch_one(&mut *conn).await?;
+    execute(conn, sqlx::query(ADD_JOURNAL).bind(tenant).bind(topic)).await?;
+    add_partitions(conn, tenant, topic, 0, partition_count).await
 }
 
 /// Adds the logs of partitions `from` to `to` - 1.
 pub async fn add_partitions(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
     to: Partition,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(ADD_PARTITIONS).bind(tenant).bind(topic).bind(from).bind(to);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 pub async fn update(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
     settings: &OwnSettings,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(UPDATE).bind(tenant).bind(topic);
-    execute(connection, query.bind(partition_count).bind(settings)).await
+    execute(conn, query.bind(partition_count).bind(settings)).await
 }
 
 /// The logs of a topic, by id: the order in which they are locked.
 pub async fn log_ids(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<LogId>, Error> {
-    Ok(sqlx::query_scalar(LOG_IDS).bind(tenant).bind(topic).fetch_all(connection).await?)
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(LOG_IDS).bind(tenant).bind(topic).fetch_all(conn).await?)
 }
 
 /// Locks the heads of a topic to delete them, in the order of their ids.
 pub async fn lock_logs(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<LogId>, Error> {
-    Ok(sqlx::query_scalar(LOCK_LOGS).bind(tenant).bind(topic).fetch_all(connection).await?)
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(LOCK_LOGS).bind(tenant).bind(topic).fetch_all(conn).await?)
 }
 
 /// Finds a prepared transaction that pins one of these logs; their heads must be locked.
 pub async fn pinned_by(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Option<Uuid>, Error> {
-    Ok(sqlx::query_scalar(PINNED_BY).bind(tenant).bind(logs).fetch_optional(connection).await?)
+) -> Result<Option<Uuid>> {
+    Ok(sqlx::query_scalar(PINNED_BY).bind(tenant).bind(logs).fetch_optional(conn).await?)
 }
 
 /// Deletes a topic and its heads, which must be locked; the janitor deletes its rows later.
 pub async fn delete(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     logs: &[LogId],
-) -> Result<(), Error> {
-    doom(connection, tenant, logs).await?;
+) -> Result<()> {
+    doom(conn, tenant, logs).await?;
     for sql in [DOOM_KEYS, DELETE_LOGS, DELETE] {
-        execute(connection, sqlx::query(sql).bind(tenant).bind(topic)).await?;
+        execute(conn, sqlx::query(sql).bind(tenant).bind(topic)).await?;
     }
     Ok(())
 }
 
 /// Queues the rows of deleted logs for the janitor.
-pub async fn doom(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(DOOM_LOGS).bind(tenant).bind(logs)).await
+pub async fn doom(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
+    execute(conn, sqlx::query(DOOM_LOGS).bind(tenant).bind(logs)).await
 }
 
 /// Lists the topics after a name, by name.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     after: &str,
     limit: i64,
-) -> Result<Vec<TopicSummary>, Error> {
+) -> Result<Vec<TopicSummary>> {
     let query = sqlx::query_as(LIST).bind(tenant).bind(after).bind(limit);
-    let rows: Vec<(Name, Partition, OwnSettings, Timestamp)> = query.fetch_all(connection).await?;
+    let rows: Vec<(Name, Partition, OwnSettings, Timestamp)> = query.fetch_all(conn).await?;
     let topics = rows.into_iter().map(|(topic, partition_count, settings, created_at)| {
         TopicSummary { topic, partition_count, settings, created_at }
     });
@@ -216,12 +211,12 @@ pub async fn list(
 }
 
 pub async fn partitions(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<PartitionDescription>, Error> {
+) -> Result<Vec<PartitionDescription>> {
     let rows: Vec<(Partition, Offset, Offset, i64, i64)> =
-        sqlx::query_as(PARTITIONS).bind(tenant).bind(topic).fetch_all(connection).await?;
+        sqlx::query_as(PARTITIONS).bind(tenant).bind(topic).fetch_all(conn).await?;
     let describe = |(partition, log_start_offset, high_watermark, size_bytes, record_count)| {
         PartitionDescription {
             partition,
@@ -236,11 +231,11 @@ pub async fn partitions(
 
 /// Advances the log start; false if the log no longer exists.
 pub async fn trim(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     before: Offset,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let query = sqlx::query(TRIM).bind(tenant).bind(log).bind(before);
-    Ok(query.execute(connection).await?.rows_affected() == 1)
+    Ok(query.execute(conn).await?.rows_affected() == 1)
 }

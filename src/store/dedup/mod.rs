@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use sqlx::{PgConnection, postgres::PgBindIterExt};
 use uuid::Uuid;
 
-use super::{Error, durable, execute, statements};
+use super::{Error, Result, durable, execute, statements};
 use crate::{
     model::{
         LogId, Offset, TenantId, Timestamp, TopicId,
@@ -78,12 +78,10 @@ statements! {
             select h.key, h.digest, null, null, null, null, null, h.transaction_id
             from unnest($3::uuid[]) as w (key) cross join lateral (
                 select key, digest, transaction_id from oncelog.held_ids
-                where tenant_id = $1 and topic_id = $2 and key = w.key
-                offset 0) as h) k on true
+                where tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as h) k on true
         left join lateral (
             select partition, log_start_offset from oncelog.logs
-            where tenant_id = $1 and log_id = k.log_id
-            offset 0) l on true
+            where tenant_id = $1 and log_id = k.log_id offset 0) l on true
         order by is_live nulls first, k.first_seen_at nulls last"
     );
     REMEMBER = insert_keys!(
@@ -138,24 +136,24 @@ pub struct NewKey {
 /// Reads the counters of journals; omits those that no longer exist. A lookup after this is
 /// complete as long as the counters stay the same.
 pub async fn journals(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     journals: &[LogId],
-) -> Result<HashMap<LogId, JournalKeys>, Error> {
+) -> Result<HashMap<LogId, JournalKeys>> {
     let query = sqlx::query_as(JOURNALS).bind(tenant).bind(journals);
-    let rows: Vec<(LogId, i64, i32)> = query.fetch_all(connection).await?;
+    let rows: Vec<(LogId, i64, i32)> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().map(|(id, claims, rings)| (id, JournalKeys { claims, rings })).collect())
 }
 
 /// Looks up keys of a topic in a ring. `now` is the database's clock. Expired record ids are
 /// omitted; expired requests are not.
 pub async fn find(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     ring: Ring,
     keys: &[DedupKey],
-) -> Result<FoundKeys, Error> {
+) -> Result<FoundKeys> {
     let [one, two, three] = ring.slots();
     let rows: Vec<FoundRow> = sqlx::query_as(FIND)
         .bind(tenant)
@@ -165,7 +163,7 @@ pub async fn find(
         .bind(one)
         .bind(two)
         .bind(three)
-        .fetch_all(connection)
+        .fetch_all(conn)
         .await?;
     let first = rows.first().ok_or_else(|| Error::Unexpected(format!("no ring {}", ring.0)))?;
     let mut found = FoundKeys {
@@ -216,11 +214,11 @@ impl FoundRow {
 /// Stores keys that are new, or whose windows have passed; the caller holds the lock that
 /// serialises them.
 pub async fn remember(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     keys: &[NewKey],
     first_seen_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(REMEMBER)
         .bind(tenant)
         .bind(keys.iter().map(|key| key.slot).bind_iter())
@@ -232,48 +230,41 @@ pub async fn remember(
         .bind(keys.iter().map(|key| Some(key.record?.1)).bind_iter())
         .bind(keys.iter().map(|key| key.answer.as_deref()).bind_iter())
         .bind(first_seen_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Tells all lookups in these journals' topics that there are new keys, in these rings; the
 /// journals' heads must be locked.
 pub async fn claimed(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     journals: &[(LogId, i32)],
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(CLAIMED).bind(tenant);
     let query = query.bind(journals.iter().map(|(log_id, _)| log_id).bind_iter());
-    execute(connection, query.bind(journals.iter().map(|(_, rings)| rings).bind_iter())).await
+    execute(conn, query.bind(journals.iter().map(|(_, rings)| rings).bind_iter())).await
 }
 
 /// The rings that may hold keys of a tenant's calls other than appends, one bit each; and the
 /// database's clock.
-pub async fn call_rings(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<(i32, Timestamp), Error> {
-    Ok(sqlx::query_as(CALL_RINGS).bind(tenant).fetch_one(connection).await?)
+pub async fn call_rings(conn: &mut PgConnection, tenant: TenantId) -> Result<(i32, Timestamp)> {
+    Ok(sqlx::query_as(CALL_RINGS).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Notes that a ring may hold keys of the tenant's calls. Locks the tenant's row.
-pub async fn add_call_ring(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    ring: Ring,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(ADD_CALL_RING).bind(tenant).bind(ring.bit())).await
+pub async fn add_call_ring(conn: &mut PgConnection, tenant: TenantId, ring: Ring) -> Result<()> {
+    execute(conn, sqlx::query(ADD_CALL_RING).bind(tenant).bind(ring.bit())).await
 }
 
 /// Replaces the response of a key if it is unchanged.
 pub async fn complete(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     (topic, key): (TopicId, DedupKey),
     answer: &[u8],
     whole: &[u8],
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let query = sqlx::query(COMPLETE).bind(tenant).bind(topic).bind(key);
-    let done = query.bind(answer).bind(whole).execute(connection).await?;
+    let done = query.bind(answer).bind(whole).execute(conn).await?;
     Ok(done.rows_affected() > 0)
 }

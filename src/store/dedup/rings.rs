@@ -5,7 +5,7 @@ use sqlx::{PgConnection, postgres::PgBindIterExt};
 use crate::{
     model::{Timestamp, dedup::Ring},
     rules::key_rings::RingRow,
-    store::{Error, execute, statements},
+    store::{Result, execute, statements},
 };
 
 macro_rules! rings {
@@ -45,36 +45,27 @@ fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, T
 }
 
 /// All rings.
-pub async fn read(connection: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>, Error> {
-    let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(connection).await?;
+pub async fn read(conn: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>> {
+    let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(conn).await?;
     Ok(rows.into_iter().map(ring_row).collect())
 }
 
 /// Locks a ring. None if another replica is rotating it.
-pub async fn lock(
-    connection: &mut PgConnection,
-    ring: Ring,
-) -> Result<Option<(RingRow, Timestamp)>, Error> {
-    let row: Option<RingColumns> =
-        sqlx::query_as(LOCK).bind(ring).fetch_optional(connection).await?;
+pub async fn lock(conn: &mut PgConnection, ring: Ring) -> Result<Option<(RingRow, Timestamp)>> {
+    let row: Option<RingColumns> = sqlx::query_as(LOCK).bind(ring).fetch_optional(conn).await?;
     Ok(row.map(ring_row))
 }
 
 /// Rotates a locked ring to an emptied table; returns an estimate of the rows it had. It empties
 /// last, because from then on nobody else can look up keys until the commit.
-pub async fn turn(
-    connection: &mut PgConnection,
-    ring: Ring,
-    slot: i16,
-    now: Timestamp,
-) -> Result<u64, Error> {
-    execute(connection, sqlx::query(TURN).bind(ring).bind(slot).bind(now)).await?;
+pub async fn turn(conn: &mut PgConnection, ring: Ring, slot: i16, now: Timestamp) -> Result<u64> {
+    execute(conn, sqlx::query(TURN).bind(ring).bind(slot).bind(now)).await?;
     let query = sqlx::query_as(FILLED).bind(slot);
-    let (filled, rows): (bool, i64) = query.fetch_one(&mut *connection).await?;
+    let (filled, rows): (bool, i64) = query.fetch_one(&mut *conn).await?;
     if !filled {
         return Ok(0);
     }
-    execute(connection, sqlx::query(EMPTY).bind(slot)).await?;
+    execute(conn, sqlx::query(EMPTY).bind(slot)).await?;
     Ok(rows.unsigned_abs())
 }
 
@@ -86,10 +77,10 @@ pub struct Size {
     pub bytes: i64,
 }
 
-pub async fn measure(connection: &mut PgConnection) -> Result<Vec<Size>, Error> {
+pub async fn measure(conn: &mut PgConnection) -> Result<Vec<Size>> {
     let slots = || Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring, slot)));
     let query = sqlx::query_as(MEASURE).bind(slots().map(|(ring, _)| ring).bind_iter());
     let query = query.bind(slots().map(|(_, slot)| slot).bind_iter());
-    let rows: Vec<(Ring, i64, i64)> = query.fetch_all(connection).await?;
+    let rows: Vec<(Ring, i64, i64)> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().map(|(ring, keys, bytes)| Size { ring, keys, bytes }).collect())
 }

@@ -22,7 +22,7 @@ use crate::{
         },
     },
     rules::group::{Starts, reset::ResetContext},
-    store::{Error, execute, statements},
+    store::{Result, execute, statements},
 };
 
 statements! {
@@ -106,14 +106,13 @@ statements! {
 
 /// Lists the groups after a name, by name.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     after: &str,
     limit: i64,
-) -> Result<Vec<GroupSummary>, Error> {
+) -> Result<Vec<GroupSummary>> {
     let query = sqlx::query_as(LIST).bind(tenant).bind(after).bind(limit);
-    let rows: Vec<(Name, i64, i32, AutoOffsetReset, Timestamp)> =
-        query.fetch_all(connection).await?;
+    let rows: Vec<(Name, i64, i32, AutoOffsetReset, Timestamp)> = query.fetch_all(conn).await?;
     let groups =
         rows.into_iter().map(|(group, generation, member_count, auto_offset_reset, created_at)| {
             GroupSummary { group, generation, member_count, auto_offset_reset, created_at }
@@ -124,21 +123,20 @@ pub async fn list(
 /// Describes a group except its lags, with what these are computed from, one row per place; call it
 /// first in a transaction. None if the group does not exist.
 pub async fn describe(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<(GroupDescription, Vec<ResetContext>)>, Error> {
+) -> Result<Option<(GroupDescription, Vec<ResetContext>)>> {
     let query = sqlx::query_as(GROUP).bind(tenant).bind(group);
-    let found: Option<(i64, AutoOffsetReset, Timestamp)> =
-        query.fetch_optional(&mut *connection).await?;
+    let found: Option<(i64, AutoOffsetReset, Timestamp)> = query.fetch_optional(&mut *conn).await?;
     let Some((generation, auto_offset_reset, created_at)) = found else { return Ok(None) };
     let query = sqlx::query(PLACES).bind(tenant).bind(group);
-    let rows = query.fetch_all(&mut *connection).await?;
+    let rows = query.fetch_all(&mut *conn).await?;
     let described: Result<Vec<(PlaceDescription, ResetContext)>, sqlx::Error> =
         rows.iter().map(|row| Ok((place(row)?, reset_context(row, auto_offset_reset)?))).collect();
     let (places, contexts): (Vec<PlaceDescription>, _) = described?.into_iter().unzip();
     let query = sqlx::query_as(MEMBERS).bind(tenant).bind(group);
-    let rows: Vec<MemberRow> = query.fetch_all(connection).await?;
+    let rows: Vec<MemberRow> = query.fetch_all(conn).await?;
     let mut owned: BTreeMap<&str, Partitions> = BTreeMap::new();
     for PlaceDescription { topic, partition, owner, .. } in &places {
         let Some(owner) = owner else { continue };
@@ -205,31 +203,31 @@ fn member(row: MemberRow, owned: &mut BTreeMap<&str, Partitions>) -> MemberDescr
 
 /// The partitions that a group subscribes to or has committed in, by topic and partition.
 pub async fn subscribed(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Vec<(LogId, Name, Partition)>, Error> {
-    Ok(sqlx::query_as(SUBSCRIBED).bind(tenant).bind(group).fetch_all(connection).await?)
+) -> Result<Vec<(LogId, Name, Partition)>> {
+    Ok(sqlx::query_as(SUBSCRIBED).bind(tenant).bind(group).fetch_all(conn).await?)
 }
 
 /// Keeps members from joining until the transaction ends, before its offsets are locked. None if
 /// the group does not exist.
 pub async fn hold(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<AutoOffsetReset>, Error> {
-    Ok(sqlx::query_scalar(HOLD).bind(tenant).bind(group).fetch_optional(connection).await?)
+) -> Result<Option<AutoOffsetReset>> {
+    Ok(sqlx::query_scalar(HOLD).bind(tenant).bind(group).fetch_optional(conn).await?)
 }
 
 /// Where a locked group starts without a committed offset.
 pub async fn starts(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<BTreeMap<LogId, Starts>, Error> {
+) -> Result<BTreeMap<LogId, Starts>> {
     let query = sqlx::query_as(STARTS).bind(tenant).bind(group);
-    let rows: Vec<(LogId, Starts)> = query.fetch_all(connection).await?;
+    let rows: Vec<(LogId, Starts)> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().collect())
 }
 
@@ -245,35 +243,31 @@ pub struct WholeGroup {
 /// Locks a group to delete it, so that no commit and no join comes between. `waits`: for those in
 /// flight. None if the group does not exist, or is locked.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     waits: bool,
-) -> Result<Option<WholeGroup>, Error> {
+) -> Result<Option<WholeGroup>> {
     let sql = if waits { LOCK } else { LOCK_UNLESS_HELD };
     let query = sqlx::query_scalar(sql).bind(tenant).bind(group);
-    let active_at: Option<Timestamp> = query.fetch_optional(&mut *connection).await?;
+    let active_at: Option<Timestamp> = query.fetch_optional(&mut *conn).await?;
     let Some(active_at) = active_at else { return Ok(None) };
     let query = sqlx::query_scalar(HAS_MEMBERS).bind(tenant).bind(group);
-    let has_members: bool = query.fetch_one(&mut *connection).await?;
+    let has_members: bool = query.fetch_one(&mut *conn).await?;
     let query = sqlx::query_as(LOCK_PLACES).bind(tenant).bind(group);
     let places: Vec<(Option<Offset>, Option<Timestamp>, Option<Uuid>)> =
-        query.fetch_all(connection).await?;
+        query.fetch_all(conn).await?;
     let pinned = places.iter().find_map(|(committed, _, pin)| Some((*committed, (*pin)?)));
     let last_committed_at = places.iter().filter_map(|(_, at, _)| *at).max();
     Ok(Some(WholeGroup { has_members, pinned, active_at, last_committed_at }))
 }
 
 /// Deletes a locked group without members; returns how many rows it had.
-pub async fn delete(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    group: &Name,
-) -> Result<u64, Error> {
+pub async fn delete(conn: &mut PgConnection, tenant: TenantId, group: &Name) -> Result<u64> {
     let mut rows = 0;
     for sql in [DROP_PLACES, DROP] {
         let query = sqlx::query(sql).bind(tenant).bind(group);
-        rows += query.execute(&mut *connection).await?.rows_affected();
+        rows += query.execute(&mut *conn).await?.rows_affected();
     }
     Ok(rows)
 }
@@ -281,38 +275,38 @@ pub async fn delete(
 /// Lists groups without members, up to a limit: those of a tenant that were last active, as far as
 /// noted, before an instant.
 pub async fn idle(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     since: &[(TenantId, Timestamp)],
     limit: i64,
-) -> Result<Vec<(TenantId, Name)>, Error> {
+) -> Result<Vec<(TenantId, Name)>> {
     let query = sqlx::query_as(IDLE)
         .bind(since.iter().map(|(tenant, _)| tenant).bind_iter())
         .bind(since.iter().map(|(_, since)| since).bind_iter())
         .bind(limit);
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Notes activity of a locked group: it is not checked again before its limit has passed since.
 pub async fn move_activity(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     active_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(MOVE_ACTIVITY).bind(tenant).bind(group).bind(active_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Counts over all tenants: groups with members, groups without, members.
-pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Error> {
-    Ok(sqlx::query_as(COUNT).fetch_one(connection).await?)
+pub async fn count(conn: &mut PgConnection) -> Result<(i64, i64, i64)> {
+    Ok(sqlx::query_as(COUNT).fetch_one(conn).await?)
 }
 
 /// The lag of the groups of all tenants in each topic: the `limit` greatest, and the sum of the
 /// others.
-pub async fn lags(connection: &mut PgConnection, limit: i64) -> Result<(Vec<Lag>, i64), Error> {
+pub async fn lags(conn: &mut PgConnection, limit: i64) -> Result<(Vec<Lag>, i64)> {
     type Row = (Option<Name>, Option<Name>, Option<Name>, i64);
-    let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(connection).await?;
+    let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(conn).await?;
     let (mut lags, mut others) = (Vec::with_capacity(rows.len()), 0);
     for row in rows {
         let (Some(tenant), Some(group), Some(topic), records) = row else {

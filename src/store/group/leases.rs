@@ -6,7 +6,7 @@ use sqlx::{FromRow, PgConnection, postgres::PgBindIterExt};
 use crate::{
     model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
     rules::group::{Revoked, Starts},
-    store::{Error, Server, durable, execute, statements},
+    store::{Result, Server, durable, execute, statements},
 };
 
 statements! {
@@ -19,8 +19,7 @@ statements! {
         -- Each lookup by key, whatever the tables were like when the statement was planned.
         cross join lateral (
             select group_id, generation, auto_offset_reset from oncelog.groups
-            where tenant_id = $1 and name = w.group_name
-            offset 0) as g
+            where tenant_id = $1 and name = w.group_name offset 0) as g
         cross join lateral (
             select session_timeout_ms, lease_expires_at from oncelog.group_members
             where tenant_id = $1 and group_name = w.group_name and member_id = w.member_id
@@ -129,17 +128,17 @@ fn at<T: Copy>(values: &Option<Vec<Option<T>>>, index: usize) -> Option<T> {
 /// Reads members, each by (group, member id), with the watermarks of their partitions where
 /// requested; None for a member that does not exist.
 pub async fn beats(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     members: &[(&Name, &str)],
     with_watermarks: bool,
-) -> Result<Vec<Option<MemberStatus>>, Error> {
+) -> Result<Vec<Option<MemberStatus>>> {
     let query = sqlx::query_as(BEATS)
         .bind(tenant)
         .bind(members.iter().map(|(group, _)| group).bind_iter())
         .bind(members.iter().map(|(_, id)| id).bind_iter())
         .bind(with_watermarks);
-    let rows: Vec<LeaseRow> = query.fetch_all(connection).await?;
+    let rows: Vec<LeaseRow> = query.fetch_all(conn).await?;
     let mut found: Vec<Option<MemberStatus>> = vec![None; members.len()];
     for row in rows {
         if let Some(place) = usize::try_from(row.n - 1).ok().and_then(|n| found.get_mut(n)) {
@@ -179,41 +178,41 @@ fn status(row: LeaseRow) -> MemberStatus {
 
 /// Renews leases: (group, member id, until when).
 pub async fn renew(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     leases: &[(&Name, &str, Timestamp)],
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(RENEW)
         .bind(tenant)
         .bind(leases.iter().map(|(group, ..)| group).bind_iter())
         .bind(leases.iter().map(|(_, id, _)| id).bind_iter())
         .bind(leases.iter().map(|(.., until)| until).bind_iter());
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// The generations of the existing ones of these groups.
 pub async fn generations(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     groups: &[GroupId],
-) -> Result<Vec<(GroupId, i64)>, Error> {
-    Ok(sqlx::query_as(GENERATIONS).bind(tenant).bind(groups).fetch_all(connection).await?)
+) -> Result<Vec<(GroupId, i64)>> {
+    Ok(sqlx::query_as(GENERATIONS).bind(tenant).bind(groups).fetch_all(conn).await?)
 }
 
 /// The id and generation of a group. None if it does not exist.
 pub async fn group_id(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<(GroupId, i64)>, Error> {
-    Ok(sqlx::query_as(GROUP_ID).bind(tenant).bind(group).fetch_optional(connection).await?)
+) -> Result<Option<(GroupId, i64)>> {
+    Ok(sqlx::query_as(GROUP_ID).bind(tenant).bind(group).fetch_optional(conn).await?)
 }
 
 /// The topics and partitions of the existing ones of these logs.
 pub async fn names(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Vec<(LogId, Name, Partition)>, Error> {
-    Ok(sqlx::query_as(NAMES).bind(tenant).bind(logs).fetch_all(connection).await?)
+) -> Result<Vec<(LogId, Name, Partition)>> {
+    Ok(sqlx::query_as(NAMES).bind(tenant).bind(logs).fetch_all(conn).await?)
 }

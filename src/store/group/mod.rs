@@ -12,7 +12,7 @@ use sqlx::{
     postgres::{PgBindIterExt, PgRow},
 };
 
-use super::{Error, catalog::logs, execute, statements};
+use super::{Error, Result, catalog::logs, execute, statements};
 use crate::{
     model::{
         GroupId, LogId, Name, Partition, TenantId, Timestamp,
@@ -44,8 +44,7 @@ macro_rules! places {
         from oncelog.group_offsets o
         cross join lateral (
             select log_id, topic_id, partition, log_start_offset, next_offset from oncelog.logs
-            where tenant_id = $1 and log_id = o.log_id
-            offset 0) l
+            where tenant_id = $1 and log_id = o.log_id offset 0) l
         cross join lateral (
             select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id
             offset 0) t
@@ -100,12 +99,10 @@ statements! {
     LATE = r"select tenant_id, group_name from oncelog.group_members where lease_expires_at < now()
         union
         select tenant_id, group_name from oncelog.group_offsets
-        where let_go_by < now() and assigned_to is distinct from member_id
-        limit $1";
+        where let_go_by < now() and assigned_to is distinct from member_id limit $1";
     OUTDATED = r"select g.tenant_id, g.name
         from oncelog.groups g join oncelog.tenants t on t.tenant_id = g.tenant_id
-        where g.member_count > 0 and g.topics_version <> t.topics_version
-        limit $1";
+        where g.member_count > 0 and g.topics_version <> t.topics_version limit $1";
 }
 
 /// A group whose row is locked, with its id.
@@ -115,28 +112,24 @@ pub struct LockedGroup {
 }
 
 /// Creates the group if it does not exist.
-pub async fn make(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    group: &Name,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(MAKE).bind(tenant).bind(group)).await
+pub async fn make(conn: &mut PgConnection, tenant: TenantId, group: &Name) -> Result<()> {
+    execute(conn, sqlx::query(MAKE).bind(tenant).bind(group)).await
 }
 
 /// Locks the group and loads all of it. None if it does not exist.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<LockedGroup>, Error> {
+) -> Result<Option<LockedGroup>> {
     type Row = (GroupId, i64, AutoOffsetReset, Vec<TopicPattern>, i64);
     let query = sqlx::query_as(LOCK).bind(tenant).bind(group);
-    let found: Option<Row> = query.fetch_optional(&mut *connection).await?;
+    let found: Option<Row> = query.fetch_optional(&mut *conn).await?;
     let Some((group_id, generation, auto_offset_reset, patterns, topics_version)) = found else {
         return Ok(None);
     };
-    let members = read_members(connection, tenant, group, &patterns).await?;
-    let places = read_places(connection, tenant, group, generation).await?;
+    let members = read_members(conn, tenant, group, &patterns).await?;
+    let places = read_places(conn, tenant, group, generation).await?;
     let state =
         GroupState { generation, auto_offset_reset, patterns, topics_version, members, places };
     Ok(Some(LockedGroup { group_id, state }))
@@ -144,14 +137,14 @@ pub async fn lock(
 
 /// `patterns`: all patterns, compiled once.
 async fn read_members(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     patterns: &[TopicPattern],
-) -> Result<BTreeMap<String, Member>, Error> {
+) -> Result<BTreeMap<String, Member>> {
     type Row = (String, Option<String>, Vec<Name>, Option<String>, i64, Timestamp, Timestamp);
     let query = sqlx::query_as(MEMBERS).bind(tenant).bind(group);
-    let rows: Vec<Row> = query.fetch_all(connection).await?;
+    let rows: Vec<Row> = query.fetch_all(conn).await?;
     let compiled: HashMap<&str, &TopicPattern> = patterns.iter().map(|p| (p.as_str(), p)).collect();
     let member = |row: Row| {
         let (id, instance_id, topics, pattern, session_timeout_ms, joined_at, lease_expires_at) =
@@ -171,13 +164,13 @@ async fn read_members(
 
 /// `newest`: the generation of the group.
 async fn read_places(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     newest: i64,
-) -> Result<BTreeMap<LogId, GroupPartition>, Error> {
+) -> Result<BTreeMap<LogId, GroupPartition>> {
     let query = sqlx::query(PLACES).bind(tenant).bind(group);
-    let rows = query.fetch_all(connection).await?;
+    let rows = query.fetch_all(conn).await?;
     rows.iter().map(|row| Ok((row.try_get("log_id")?, place(row, newest)?))).collect()
 }
 
@@ -213,17 +206,17 @@ fn stored_revoked(since: Option<i64>, let_go_by: Option<Timestamp>, newest: i64)
 
 /// The partitions of these topics, or of all topics.
 pub async fn topics(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     names: &BTreeSet<&Name>,
     all: bool,
-) -> Result<Topics, Error> {
+) -> Result<Topics> {
     // before the partitions: those made between the two are looked at again
-    let version = sqlx::query_scalar(TOPICS_VERSION).bind(tenant).fetch_one(&mut *connection);
+    let version = sqlx::query_scalar(TOPICS_VERSION).bind(tenant).fetch_one(&mut *conn);
     let version: i64 = version.await?;
     let names = names.iter().copied();
     let query = sqlx::query_as(PARTITIONS).bind(tenant).bind(names.bind_iter()).bind(all);
-    let mut partitions: Vec<(LogId, Name, Partition)> = query.fetch_all(connection).await?;
+    let mut partitions: Vec<(LogId, Name, Partition)> = query.fetch_all(conn).await?;
     // the partitions of a topic share its name
     let mut known: HashSet<Name> = HashSet::new();
     for (_, topic, _) in &mut partitions {
@@ -237,32 +230,32 @@ pub async fn topics(
 
 /// Writes the changes of a locked group.
 pub async fn write(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
     now: Timestamp,
-) -> Result<(), Error> {
-    write_group(connection, tenant, group, (before, after), now).await?;
+) -> Result<()> {
+    write_group(conn, tenant, group, (before, after), now).await?;
     let gone = before.members.keys().filter(|id| !after.members.contains_key(*id));
     let gone: Vec<&str> = gone.map(String::as_str).collect();
     if !gone.is_empty() {
         let query = sqlx::query(DROP_MEMBERS).bind(tenant).bind(group).bind(gone);
-        execute(connection, query).await?;
+        execute(conn, query).await?;
     }
     for (id, member) in after.members.iter().filter(|(id, m)| before.members.get(*id) != Some(m)) {
-        write_member(connection, tenant, group, (id, member)).await?;
+        write_member(conn, tenant, group, (id, member)).await?;
     }
-    write_places(connection, tenant, group, (before, after)).await
+    write_places(conn, tenant, group, (before, after)).await
 }
 
 async fn write_group(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
     now: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let facts = |state: &GroupState| {
         let GroupState { generation, auto_offset_reset, topics_version, .. } = *state;
         (generation, auto_offset_reset, topics_version, state.patterns.len(), state.members.len())
@@ -279,15 +272,15 @@ async fn write_group(
         .bind(after.topics_version)
         .bind(i32::try_from(after.members.len()).unwrap_or(i32::MAX))
         .bind(now);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 async fn write_member(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     (member_id, member): (&str, &Member),
-) -> Result<(), Error> {
+) -> Result<()> {
     let Subscription { topics, pattern } = &member.subscription;
     let query = sqlx::query(WRITE_MEMBERS)
         .bind(tenant)
@@ -299,17 +292,17 @@ async fn write_member(
         .bind(member.session_timeout_ms)
         .bind(member.joined_at)
         .bind(member.lease_expires_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// The janitor removes the offsets of a deleted topic that it can see. It cannot see rows inserted
 /// here until they commit, so new ones lock the heads of their logs.
 async fn write_places(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
-) -> Result<(), Error> {
+) -> Result<()> {
     let changed =
         || after.places.iter().filter(|(log_id, place)| before.places.get(log_id) != Some(*place));
     if changed().next().is_none() {
@@ -327,26 +320,20 @@ async fn write_places(
         .bind(changed().map(|(_, place)| Some(place.revoked?.since)).bind_iter())
         .bind(changed().map(|(_, place)| place.revoked?.let_go_by).bind_iter())
         .bind(changed().map(|(_, place)| place.starts).bind_iter());
-    execute(connection, query).await?;
+    execute(conn, query).await?;
     let added = changed().map(|(log_id, _)| *log_id);
     let added: Vec<LogId> = added.filter(|log_id| !before.places.contains_key(log_id)).collect();
-    let held = added.is_empty() || logs::hold(connection, tenant, &added).await?;
+    let held = added.is_empty() || logs::hold(conn, tenant, &added).await?;
     if held { Ok(()) } else { Err(Error::overtaken()) }
 }
 
 /// Lists groups with members whose lease has expired, or that have not released a partition in
 /// time.
-pub async fn late(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<(TenantId, Name)>, Error> {
-    Ok(sqlx::query_as(LATE).bind(limit).fetch_all(connection).await?)
+pub async fn late(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
+    Ok(sqlx::query_as(LATE).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists groups with members whose tenant's topics have changed since their assignment.
-pub async fn outdated(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<(TenantId, Name)>, Error> {
-    Ok(sqlx::query_as(OUTDATED).bind(limit).fetch_all(connection).await?)
+pub async fn outdated(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
+    Ok(sqlx::query_as(OUTDATED).bind(limit).fetch_all(conn).await?)
 }

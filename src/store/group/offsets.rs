@@ -10,7 +10,7 @@ use super::places;
 use crate::{
     model::{LogId, Name, Offset, Partition, TenantId, group::CommittedOffset},
     rules::group::offsets::{GroupFacts, OffsetPlace, OffsetRow},
-    store::{Error, catalog::logs, execute, statements},
+    store::{Error, Result, catalog::logs, execute, statements},
 };
 
 statements! {
@@ -35,15 +35,13 @@ statements! {
             for no key update of o) as o"#;
     MAKE_GROUPS = r#"insert into oncelog.groups (tenant_id, name)
         select $1, name from unnest($2::text[]) as w (name)
-        order by name collate "C"
-        on conflict do nothing"#;
+        order by name collate "C" on conflict do nothing"#;
     /// Keeps existing groups from being deleted meanwhile.
     HOLD_GROUPS = r"select from oncelog.groups where tenant_id = $1 and name = any($2)
         order by name for key share";
     MAKE_ROWS = r#"insert into oncelog.group_offsets (tenant_id, group_name, log_id)
         select $1, group_name, log_id from unnest($2::text[], $3::bigint[]) as w (group_name, log_id)
-        order by group_name collate "C", log_id
-        on conflict do nothing"#;
+        order by group_name collate "C", log_id on conflict do nothing"#;
     /// With the existing ones of these members, and with at least one if the group has any.
     GROUPS = r"select name, generation, array(
             select member_id from oncelog.group_members
@@ -81,48 +79,44 @@ statements! {
 /// This cannot deadlock: rows are created before any is locked, both in order, and a transaction
 /// that waits for a row being created holds only rows that others would wait for in the same way.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     places: &[OffsetPlace],
-) -> Result<BTreeMap<OffsetPlace, OffsetRow>, Error> {
+) -> Result<BTreeMap<OffsetPlace, OffsetRow>> {
     let places: BTreeSet<&OffsetPlace> = places.iter().collect();
-    let rows = lock_rows(connection, tenant, &places, false).await?;
+    let rows = lock_rows(conn, tenant, &places, false).await?;
     if !rows.is_empty() || places.is_empty() {
         return Ok(rows);
     }
     let mut groups: Vec<&Name> = places.iter().map(|place| &place.group).collect();
     groups.dedup();
-    make_groups(connection, tenant, &groups).await?;
+    make_groups(conn, tenant, &groups).await?;
     let query = sqlx::query(MAKE_ROWS)
         .bind(tenant)
         .bind(places.iter().map(|place| &place.group).bind_iter())
         .bind(places.iter().map(|place| place.log_id).bind_iter());
-    execute(connection, query).await?;
-    lock_rows(connection, tenant, &places, true).await
+    execute(conn, query).await?;
+    lock_rows(conn, tenant, &places, true).await
 }
 
 /// Creates missing groups, and keeps all from being deleted.
-async fn make_groups(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    groups: &[&Name],
-) -> Result<(), Error> {
+async fn make_groups(conn: &mut PgConnection, tenant: TenantId, groups: &[&Name]) -> Result<()> {
     loop {
-        execute(connection, sqlx::query(MAKE_GROUPS).bind(tenant).bind(groups)).await?;
+        execute(conn, sqlx::query(MAKE_GROUPS).bind(tenant).bind(groups)).await?;
         let held = sqlx::query(HOLD_GROUPS).bind(tenant).bind(groups);
         // one was being deleted when it was to be made
-        if held.fetch_all(&mut *connection).await?.len() == groups.len() {
+        if held.fetch_all(&mut *conn).await?.len() == groups.len() {
             return Ok(());
         }
     }
 }
 
 async fn lock_rows(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     places: &BTreeSet<&OffsetPlace>,
     also_some: bool,
-) -> Result<BTreeMap<OffsetPlace, OffsetRow>, Error> {
+) -> Result<BTreeMap<OffsetPlace, OffsetRow>> {
     type Found =
         (Name, LogId, Option<Offset>, Option<String>, Option<String>, Option<i64>, Option<Uuid>);
     let rows: Vec<Found> = sqlx::query_as(LOCK)
@@ -130,7 +124,7 @@ async fn lock_rows(
         .bind(places.iter().map(|place| &place.group).bind_iter())
         .bind(places.iter().map(|place| place.log_id).bind_iter())
         .bind(also_some)
-        .fetch_all(connection)
+        .fetch_all(conn)
         .await?;
     let locked =
         |(group, log_id, committed_offset, metadata, member_id, since, pinned_by): Found| {
@@ -145,14 +139,14 @@ async fn lock_rows(
 
 /// Reads whether the groups have members, and these; a missing group has none.
 pub async fn groups(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     groups: &[Name],
     members: &BTreeSet<&str>,
-) -> Result<BTreeMap<Name, GroupFacts>, Error> {
+) -> Result<BTreeMap<Name, GroupFacts>> {
     let members = members.iter().copied();
     let query = sqlx::query_as(GROUPS).bind(tenant).bind(groups).bind(members.bind_iter());
-    let rows: Vec<(Name, i64, Vec<String>)> = query.fetch_all(connection).await?;
+    let rows: Vec<(Name, i64, Vec<String>)> = query.fetch_all(conn).await?;
     let mut found: BTreeMap<Name, GroupFacts> =
         groups.iter().map(|group| (group.clone(), GroupFacts::default())).collect();
     for (name, generation, members) in rows {
@@ -174,17 +168,17 @@ pub struct OffsetWrite {
 /// The janitor removes the offsets of a deleted topic that it can see. It cannot see a row that a
 /// transaction in flight has created, so the first commit in a partition locks the log's head.
 pub async fn commit(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     commits: &[OffsetWrite],
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let written: Vec<(LogId, Option<bool>)> = sqlx::query_as(COMMIT)
         .bind(tenant)
         .bind(commits.iter().map(|commit| &commit.place.group).bind_iter())
         .bind(commits.iter().map(|commit| commit.place.log_id).bind_iter())
         .bind(commits.iter().map(|commit| commit.offset).bind_iter())
         .bind(commits.iter().map(|commit| commit.metadata.as_ref()).bind_iter())
-        .fetch_all(&mut *connection)
+        .fetch_all(&mut *conn)
         .await?;
     let mut first = BTreeSet::new();
     for (log_id, is_first) in written {
@@ -194,21 +188,20 @@ pub async fn commit(
         }
     }
     let first: Vec<LogId> = first.into_iter().collect();
-    Ok(first.is_empty() || logs::hold(connection, tenant, &first).await?)
+    Ok(first.is_empty() || logs::hold(conn, tenant, &first).await?)
 }
 
 /// The committed offsets of a group, in topics that still exist. None if the group does not exist.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     group: &Name,
-) -> Result<Option<Vec<CommittedOffset>>, Error> {
+) -> Result<Option<Vec<CommittedOffset>>> {
     let query = sqlx::query_as(LIST).bind(tenant).bind(group);
-    let rows: Vec<(Name, Partition, Offset, Option<String>)> =
-        query.fetch_all(&mut *connection).await?;
+    let rows: Vec<(Name, Partition, Offset, Option<String>)> = query.fetch_all(&mut *conn).await?;
     if rows.is_empty() {
         let query = sqlx::query_scalar(GROUP_EXISTS).bind(tenant).bind(group);
-        let exists: bool = query.fetch_one(connection).await?;
+        let exists: bool = query.fetch_one(conn).await?;
         return Ok(exists.then(Vec::new));
     }
     let offsets = rows.into_iter().map(|(topic, partition, offset, metadata)| CommittedOffset {

@@ -15,7 +15,7 @@ use super::Due;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
     rules::compaction::CompactionState,
-    store::{Error, Server, durable, execute, janitor, statements},
+    store::{Result, Server, durable, execute, janitor, statements},
 };
 
 statements! {
@@ -64,8 +64,7 @@ statements! {
     /// other rows.
     LOCK = r"select log_id from oncelog.logs
         where tenant_id = $1 and log_id = $2 and snapshot_offset >= $3
-            and pg_postmaster_start_time() = $4
-        for no key update";
+            and pg_postmaster_start_time() = $4 for no key update";
     /// The rows under the head's lock.
     STANDING = r"select base_offset, kept, transaction_id, staged_ordinal from oncelog.batches
         where tenant_id = $1 and log_id = $2 and base_offset = any($3)";
@@ -113,12 +112,12 @@ type CandidateRow = (
 
 /// Lists the logs after one, by id, that may be due.
 pub async fn candidates(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     after: LogId,
     limit: i64,
-) -> Result<Vec<Candidate>, Error> {
+) -> Result<Vec<Candidate>> {
     let query = sqlx::query_as(CANDIDATES).bind(after).bind(limit);
-    let rows: Vec<CandidateRow> = query.fetch_all(connection).await?;
+    let rows: Vec<CandidateRow> = query.fetch_all(conn).await?;
     let candidate = |row: CandidateRow| {
         let (tenant_id, log_id, topic, tenant, next_offset, cleaned_offset, left_records, ..) = row;
         let (.., tombstones, settled_offset, settled_at, now) = row;
@@ -149,10 +148,10 @@ pub struct Claimed {
 
 /// Reserves a log for this replica until an instant. None if another replica was first.
 pub async fn claim(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     candidate: &Candidate,
     until: Timestamp,
-) -> Result<Option<Claimed>, Error> {
+) -> Result<Option<Claimed>> {
     let Candidate { log: (tenant, log), standing, now, .. } = candidate;
     let claimed: Option<(Offset, Offset, Server)> = sqlx::query_as(CLAIM)
         .bind(tenant)
@@ -162,7 +161,7 @@ pub async fn claim(
         .bind(standing.cleaned_offset)
         .bind(standing.settled_offset)
         .bind(standing.tombstones)
-        .fetch_optional(connection)
+        .fetch_optional(conn)
         .await?;
     Ok(claimed.map(|(snapshot_offset, log_start_offset, server)| Claimed {
         snapshot_offset,
@@ -187,20 +186,20 @@ pub struct CompactedRow {
 /// change, if another replica or a trim has touched them, the log no longer exists, or another
 /// server answers than `server`, from which they were read.
 pub async fn change(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     server: Server,
     end: Offset,
     changes: Vec<CompactedRow>,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let locked = sqlx::query(LOCK).bind(tenant).bind(log).bind(end).bind(server);
-    if locked.fetch_optional(&mut *connection).await?.is_none() {
+    if locked.fetch_optional(&mut *conn).await?.is_none() {
         return Ok(false);
     }
     type Standing = (Offset, Option<Vec<u8>>, Option<Uuid>, Option<i64>);
     let query = sqlx::query_as(STANDING).bind(tenant).bind(log);
     let query = query.bind(changes.iter().map(|change| change.base_offset).bind_iter());
-    let standing: Vec<Standing> = query.fetch_all(&mut *connection).await?;
+    let standing: Vec<Standing> = query.fetch_all(&mut *conn).await?;
     let (mut transactions, mut ordinals) = (Vec::new(), Vec::new());
     let mut kept = HashMap::new();
     for (base_offset, bytes, transaction_id, staged_ordinal) in standing {
@@ -227,11 +226,11 @@ pub async fn change(
         }
     }
     let rewrite = sqlx::query(REWRITE).bind(tenant).bind(log);
-    execute(connection, rewrite.bind(rewritten).bind(places).bind(records)).await?;
-    execute(connection, sqlx::query(REMOVE).bind(tenant).bind(log).bind(removed)).await?;
-    janitor::drop_staged(connection, tenant, transactions, ordinals).await?;
+    execute(conn, rewrite.bind(rewritten).bind(places).bind(records)).await?;
+    execute(conn, sqlx::query(REMOVE).bind(tenant).bind(log).bind(removed)).await?;
+    janitor::drop_staged(conn, tenant, transactions, ordinals).await?;
     let query = sqlx::query(MOVE).bind(tenant).bind(log).bind(end).bind(freed_bytes);
-    execute(connection, query).await?;
+    execute(conn, query).await?;
     Ok(true)
 }
 
@@ -248,11 +247,11 @@ pub struct Finished {
 
 /// Stores the result of a round with this beginning.
 pub async fn finish(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     began: CompactionState,
     finished: Finished,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(FINISH)
         .bind(tenant)
         .bind(log)
@@ -263,5 +262,5 @@ pub async fn finish(
         .bind(finished.tombstones)
         .bind(finished.settled.map(|(offset, _)| offset))
         .bind(finished.settled.map(|(_, instant)| instant));
-    execute(connection, query).await
+    execute(conn, query).await
 }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::Chunk;
 use crate::{
     model::{LogId, Partition, ProducerId, TenantId, TopicId},
-    store::{Error, catalog::topics, execute, statements},
+    store::{Result, catalog::topics, execute, statements},
 };
 
 /// Deletes the first rows of a tenant in the order of a key. `$only`: those of a kind.
@@ -158,46 +158,42 @@ pub const SWEPT: [Swept; 15] = [
 
 /// Lists the deleted tenants after one, by id.
 pub async fn deleted(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     after: TenantId,
     limit: i64,
-) -> Result<Vec<TenantId>, Error> {
-    Ok(sqlx::query_scalar(DELETED).bind(after).bind(limit).fetch_all(connection).await?)
+) -> Result<Vec<TenantId>> {
+    Ok(sqlx::query_scalar(DELETED).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists the tables that still have rows of a tenant, except its own; call it in a transaction.
-pub async fn left(connection: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>, Error> {
-    execute(connection, sqlx::query(READ_IN_ORDER)).await?;
-    Ok(sqlx::query_scalar(LEFT).bind(tenant).fetch_one(connection).await?)
+pub async fn left(conn: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>> {
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
+    Ok(sqlx::query_scalar(LEFT).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Lists prepared transactions, up to a limit.
-pub async fn prepared(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    limit: i64,
-) -> Result<Vec<Uuid>, Error> {
-    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(limit).fetch_all(connection).await?)
+pub async fn prepared(conn: &mut PgConnection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
+    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(limit).fetch_all(conn).await?)
 }
 
 /// Locks any topic that is not locked.
 pub async fn lock_topic(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
-) -> Result<Option<(TopicId, Partition)>, Error> {
-    Ok(sqlx::query_as(LOCK_TOPIC).bind(tenant).fetch_optional(connection).await?)
+) -> Result<Option<(TopicId, Partition)>> {
+    Ok(sqlx::query_as(LOCK_TOPIC).bind(tenant).fetch_optional(conn).await?)
 }
 
 /// Locks the journal of a locked topic, and the heads of its partitions from a given one on, to
 /// delete these.
 pub async fn lock_last_logs(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
-) -> Result<(Vec<LogId>, Vec<LogId>), Error> {
+) -> Result<(Vec<LogId>, Vec<LogId>)> {
     let query = sqlx::query_as(LOCK_LAST_LOGS).bind(tenant).bind(topic).bind(from);
-    let rows: Vec<(LogId, Option<Partition>)> = query.fetch_all(connection).await?;
+    let rows: Vec<(LogId, Option<Partition>)> = query.fetch_all(conn).await?;
     let (journal, last): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, p)| p.is_none());
     let ids = |rows: Vec<(LogId, _)>| rows.into_iter().map(|(log_id, _)| log_id).collect();
     Ok((ids(journal), ids(last)))
@@ -206,89 +202,86 @@ pub async fn lock_last_logs(
 /// Deletes the last partitions of a locked topic, whose heads are locked; the janitor deletes their
 /// rows later.
 pub async fn shrink(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
     last: &[LogId],
-) -> Result<(), Error> {
-    topics::doom(connection, tenant, last).await?;
-    execute(connection, sqlx::query(DROP_LOGS).bind(tenant).bind(last)).await?;
-    execute(connection, sqlx::query(SHRINK).bind(tenant).bind(topic).bind(partition_count)).await
+) -> Result<()> {
+    topics::doom(conn, tenant, last).await?;
+    execute(conn, sqlx::query(DROP_LOGS).bind(tenant).bind(last)).await?;
+    execute(conn, sqlx::query(SHRINK).bind(tenant).bind(topic).bind(partition_count)).await
 }
 
 /// Removes a tenant's rows from a table, up to a limit; returns how many.
 pub async fn sweep(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     swept: Swept,
     chunk: i64,
-) -> Result<u64, Error> {
-    execute(connection, sqlx::query(READ_IN_ORDER)).await?;
+) -> Result<u64> {
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
     let query = match swept.how {
         How::Rows(sql) => sqlx::query(sql).bind(tenant).bind(chunk),
         How::Groups => {
             let query = sqlx::query_scalar(LOCK_GROUPS).bind(tenant).bind(chunk);
-            let names: Vec<String> = query.fetch_all(&mut *connection).await?;
+            let names: Vec<String> = query.fetch_all(&mut *conn).await?;
             sqlx::query(DROP_GROUPS).bind(tenant).bind(names)
         }
         How::Sessions => {
             let query = sqlx::query_scalar(LOCK_SESSIONS).bind(tenant).bind(chunk);
-            let ids: Vec<ProducerId> = query.fetch_all(&mut *connection).await?;
+            let ids: Vec<ProducerId> = query.fetch_all(&mut *conn).await?;
             sqlx::query(DROP_SESSIONS).bind(tenant).bind(ids)
         }
         How::Keys => {
             let query = sqlx::query_scalar(SLOT).bind(tenant);
-            let slot: Option<i16> = query.fetch_optional(&mut *connection).await?;
+            let slot: Option<i16> = query.fetch_optional(&mut *conn).await?;
             sqlx::query(DROP_KEYS).bind(tenant).bind(chunk).bind(slot)
         }
     };
-    Ok(query.execute(connection).await?.rows_affected())
+    Ok(query.execute(conn).await?.rows_affected())
 }
 
 /// Locks a tenant that was deleted long enough ago, and returns its name. None if it is younger,
 /// already removed, or locked.
 pub async fn lock_tenant(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     age_ms: i64,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<String>> {
     let query = sqlx::query_scalar(LOCK_TENANT).bind(tenant).bind(age_ms);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// Removes the locked row of a tenant without other data.
-pub async fn drop_tenant(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    execute(connection, sqlx::query(DROP_TENANT).bind(tenant)).await
+pub async fn drop_tenant(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(DROP_TENANT).bind(tenant)).await
 }
 
 /// A topic of some tenant.
 pub type Doomed = (TenantId, TopicId);
 
 /// Lists deleted topics with unexpiring keys to remove.
-pub async fn doomed_topics(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<Doomed>, Error> {
-    Ok(sqlx::query_as(DOOMED_TOPICS).bind(limit).fetch_all(connection).await?)
+pub async fn doomed_topics(conn: &mut PgConnection, limit: i64) -> Result<Vec<Doomed>> {
+    Ok(sqlx::query_as(DOOMED_TOPICS).bind(limit).fetch_all(conn).await?)
 }
 
 /// Removes one chunk of a deleted topic's unexpiring keys, unless another replica is working on it.
 pub async fn remove_keys(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, topic): Doomed,
     chunk: i64,
-) -> Result<Chunk, Error> {
+) -> Result<Chunk> {
     let query = sqlx::query(LOCK_DOOMED_TOPIC).bind(tenant).bind(topic);
-    if query.fetch_optional(&mut *connection).await?.is_none() {
+    if query.fetch_optional(&mut *conn).await?.is_none() {
         return Ok(Chunk { rows: 0, more: false });
     }
-    execute(connection, sqlx::query(READ_IN_ORDER)).await?;
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
     let query = sqlx::query(DROP_TOPIC_KEYS).bind(tenant).bind(topic).bind(chunk);
-    let rows = query.execute(&mut *connection).await?.rows_affected();
+    let rows = query.execute(&mut *conn).await?.rows_affected();
     let more = rows == chunk.unsigned_abs();
     if !more {
-        execute(connection, sqlx::query(DROP_DOOMED_TOPIC).bind(tenant).bind(topic)).await?;
+        execute(conn, sqlx::query(DROP_DOOMED_TOPIC).bind(tenant).bind(topic)).await?;
     }
     Ok(Chunk { rows, more })
 }

@@ -11,7 +11,7 @@ pub mod transactions;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, execute, statements};
+use super::{Result, execute, statements};
 use crate::model::{LogId, Offset, TenantId};
 
 /// How many rows are gone, and the staged data that they referred to.
@@ -139,87 +139,83 @@ const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, o
     oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
 
 /// Whether a table has grown far beyond its statistics, and so beyond the assumptions of all plans.
-pub async fn outgrown(connection: &mut PgConnection) -> Result<bool, Error> {
-    Ok(sqlx::query_scalar(OUTGROWN).fetch_one(connection).await?)
+pub async fn outgrown(conn: &mut PgConnection) -> Result<bool> {
+    Ok(sqlx::query_scalar(OUTGROWN).fetch_one(conn).await?)
 }
 
 /// Refreshes the statistics, and with them the plans of all connections. (A role that does not own
 /// the tables leaves this to autovacuum.)
-pub async fn analyze(connection: &mut PgConnection) -> Result<(), Error> {
-    sqlx::raw_sql(ANALYZE).execute(connection).await?;
+pub async fn analyze(conn: &mut PgConnection) -> Result<()> {
+    sqlx::raw_sql(ANALYZE).execute(conn).await?;
     Ok(())
 }
 
 /// Limits lock waits in this transaction to a few milliseconds.
-pub async fn hurry(connection: &mut PgConnection) -> Result<(), Error> {
-    execute(connection, sqlx::query(HURRY)).await
+pub async fn hurry(conn: &mut PgConnection) -> Result<()> {
+    execute(conn, sqlx::query(HURRY)).await
 }
 
 /// A log, with its tenant.
 pub type Due = (TenantId, LogId);
 
-async fn due(
-    connection: &mut PgConnection,
-    sql: &'static str,
-    limit: i64,
-) -> Result<Vec<Due>, Error> {
-    Ok(sqlx::query_as(sql).bind(limit).fetch_all(connection).await?)
+async fn due(conn: &mut PgConnection, sql: &'static str, limit: i64) -> Result<Vec<Due>> {
+    Ok(sqlx::query_as(sql).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists logs of deleted topics.
-pub async fn doomed(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
-    due(connection, DOOMED, limit).await
+pub async fn doomed(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+    due(conn, DOOMED, limit).await
 }
 
 /// Lists logs with rows before their start.
-pub async fn trimmable(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
-    due(connection, TRIMMABLE, limit).await
+pub async fn trimmable(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+    due(conn, TRIMMABLE, limit).await
 }
 
 /// Lists logs trimmed by hand beyond their snapshot.
-pub async fn unsnapped(connection: &mut PgConnection, limit: i64) -> Result<Vec<Due>, Error> {
-    due(connection, UNSNAPPED_TRIMS, limit).await
+pub async fn unsnapped(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+    due(conn, UNSNAPPED_TRIMS, limit).await
 }
 
 /// Lists the logs after one, by tenant and id, each with whether more than the given number of
 /// offsets lies after its snapshot.
 pub async fn unfolded(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (after_tenant, after_log): Due,
     offsets: i64,
     limit: i64,
-) -> Result<Vec<(Due, bool)>, Error> {
+) -> Result<Vec<(Due, bool)>> {
     let query = sqlx::query_as(UNFOLDED).bind(after_tenant).bind(after_log).bind(offsets);
-    let rows: Vec<(TenantId, LogId, bool)> = query.bind(limit).fetch_all(connection).await?;
+    let rows: Vec<(TenantId, LogId, bool)> = query.bind(limit).fetch_all(conn).await?;
     Ok(rows.into_iter().map(|(tenant, log, is_due)| ((tenant, log), is_due)).collect())
 }
 
 /// Deletes one chunk of a deleted log, unless another replica is working on it.
 pub async fn remove_doomed(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     chunk: i64,
-) -> Result<Chunk, Error> {
+) -> Result<Chunk> {
     let query = sqlx::query(LOCK_DOOMED).bind(tenant).bind(log);
-    if query.fetch_optional(&mut *connection).await?.is_none() {
+    if query.fetch_optional(&mut *conn).await?.is_none() {
         return Ok(Chunk::default());
     }
     let query = sqlx::query_as(DROP_ROWS).bind(tenant).bind(log).bind(chunk);
     let (count, transactions, ordinals): (i64, Vec<Uuid>, Vec<i64>) =
-        query.fetch_one(&mut *connection).await?;
+        query.fetch_one(&mut *conn).await?;
     if count > 0 {
-        drop_staged(connection, tenant, transactions, ordinals).await?;
+        drop_staged(conn, tenant, transactions, ordinals).await?;
         return Ok(Chunk { rows: count.unsigned_abs(), more: true });
     }
     for sql in [DROP_STATES, DROP_OFFSETS] {
         let query = sqlx::query(sql).bind(tenant).bind(log).bind(chunk);
-        let rows = query.execute(&mut *connection).await?.rows_affected();
+        let rows = query.execute(&mut *conn).await?.rows_affected();
         if rows > 0 {
             return Ok(Chunk { rows, more: true });
         }
     }
     for sql in [DROP_COMPACTION, DROP_DOOMED] {
-        execute(connection, sqlx::query(sql).bind(tenant).bind(log)).await?;
+        execute(conn, sqlx::query(sql).bind(tenant).bind(log)).await?;
     }
     Ok(Chunk::default())
 }
@@ -227,43 +223,42 @@ pub async fn remove_doomed(
 /// Locks a head for trimming and returns (rows before this can be deleted, rows before this are
 /// deleted). None if it no longer exists.
 pub async fn lock_trimmable(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
-) -> Result<Option<(Offset, Offset)>, Error> {
+) -> Result<Option<(Offset, Offset)>> {
     let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant).bind(log);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// Deletes one chunk of whole rows before `before` from a locked log.
 pub async fn trim_rows(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     before: Offset,
     chunk: i64,
-) -> Result<Chunk, Error> {
+) -> Result<Chunk> {
     let query = sqlx::query_as(TRIM_ROWS).bind(tenant).bind(log).bind(before).bind(chunk);
     type Gone = (i64, Option<i64>, i64, Vec<Uuid>, Vec<i64>);
-    let (count, end, own_bytes, transactions, ordinals): Gone =
-        query.fetch_one(&mut *connection).await?;
-    let size_bytes = own_bytes + drop_staged(connection, tenant, transactions, ordinals).await?;
+    let (count, end, own_bytes, transactions, ordinals): Gone = query.fetch_one(&mut *conn).await?;
+    let size_bytes = own_bytes + drop_staged(conn, tenant, transactions, ordinals).await?;
     let more = count == chunk;
     // a row that reaches past `before` stays; nothing else before it is left
     let kept_offset = if more { end.unwrap_or(before) } else { before };
     let query = sqlx::query(MOVE_KEPT).bind(tenant).bind(log).bind(kept_offset).bind(size_bytes);
-    execute(connection, query).await?;
+    execute(conn, query).await?;
     Ok(Chunk { rows: count.unsigned_abs(), more })
 }
 
 /// Deletes the staged data of deleted rows, one pair each. Returns its size in bytes.
 pub(super) async fn drop_staged(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     transactions: Vec<Uuid>,
     ordinals: Vec<i64>,
-) -> Result<i64, Error> {
+) -> Result<i64> {
     if transactions.is_empty() {
         return Ok(0);
     }
     let query = sqlx::query_scalar(DROP_STAGED).bind(tenant).bind(transactions).bind(ordinals);
-    Ok(query.fetch_one(connection).await?)
+    Ok(query.fetch_one(conn).await?)
 }

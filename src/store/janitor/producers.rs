@@ -8,7 +8,7 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId, Timestamp},
     rules::{append::encoding, expiry::Activity, session::SessionRow},
     store::{
-        Error, durable, execute,
+        Result, durable, execute,
         session::{session_by_id, session_columns},
         statements,
     },
@@ -73,25 +73,25 @@ pub struct IdleSince {
 
 /// Lists candidates, up to a limit.
 pub async fn idle(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     wanted: &[IdleSince],
     limit: i64,
-) -> Result<Vec<(TenantId, ProducerId)>, Error> {
+) -> Result<Vec<(TenantId, ProducerId)>> {
     let query = sqlx::query_as(IDLE)
         .bind(wanted.iter().map(|w| w.tenant).bind_iter())
         .bind(wanted.iter().map(|w| w.named).bind_iter())
         .bind(wanted.iter().map(|w| w.instant).bind_iter())
         .bind(limit);
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Locks a session as an open does. None if it no longer exists, or is locked and so not idle.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, Error> {
-    Ok(sqlx::query_as(LOCK).bind(tenant).bind(producer).fetch_optional(connection).await?)
+) -> Result<Option<SessionRow>> {
+    Ok(sqlx::query_as(LOCK).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 /// Reads what is known of the producer of a locked session, except its rows. It checks the
@@ -99,17 +99,17 @@ pub async fn lock(
 /// not be the latest transaction, as clients choose the ids; so all of them count before the
 /// producer is found idle.
 pub async fn transacted(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     since: Timestamp,
-) -> Result<Activity, Error> {
+) -> Result<Activity> {
     let query = sqlx::query_as(TRANSACTED).bind(tenant).bind(producer);
     let (noted_at, in_transaction, mut last): (_, bool, Option<Timestamp>) =
-        query.fetch_one(&mut *connection).await?;
+        query.fetch_one(&mut *conn).await?;
     if !in_transaction && last.is_some_and(|last| last < since) {
         let query = sqlx::query_scalar(LAST_TRANSACTED_AT).bind(tenant).bind(producer);
-        last = query.fetch_one(connection).await?;
+        last = query.fetch_one(conn).await?;
     }
     Ok(Activity { last_appended_at: None, last_transacted_at: last, in_transaction, noted_at })
 }
@@ -117,21 +117,21 @@ pub async fn transacted(
 /// The time of the producer's last append if it is not older than `since`; older ones only as far
 /// as known.
 pub async fn last_appended_at(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     logs: &[LogId],
     since: Timestamp,
-) -> Result<Option<Timestamp>, Error> {
+) -> Result<Option<Timestamp>> {
     let query = sqlx::query_scalar(SNAPSHOT_APPENDED_AT).bind(tenant).bind(producer);
-    let mut last: Option<Timestamp> = query.fetch_one(&mut *connection).await?;
+    let mut last: Option<Timestamp> = query.fetch_one(&mut *conn).await?;
     for logs in logs.chunks(LOGS_READ_AT_ONCE) {
         let rows: Vec<(Offset, Timestamp, Vec<u8>)> = sqlx::query_as(TAILS)
             .bind(tenant)
             .bind(producer)
             .bind(logs)
             .bind(since)
-            .fetch_all(&mut *connection)
+            .fetch_all(&mut *conn)
             .await?;
         for (base_offset, appended_at, producers) in rows {
             let entries = encoding::decode_entries(base_offset, &producers)?;
@@ -145,46 +145,46 @@ pub async fn last_appended_at(
 
 /// Notes activity of a locked session: it is not checked again before its limit has passed since.
 pub async fn move_activity(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     active_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(MOVE_ACTIVITY).bind(tenant).bind(producer).bind(active_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Removes a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
 /// stay.
 pub async fn forget(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Chunk, Error> {
-    execute(connection, sqlx::query(ORPHAN_OPENS).bind(tenant).bind(producer)).await?;
+) -> Result<Chunk> {
+    execute(conn, sqlx::query(ORPHAN_OPENS).bind(tenant).bind(producer)).await?;
     let mut rows = 0;
     for sql in [DROP_STATES, DROP_SESSION] {
         let query = sqlx::query(sql).bind(tenant).bind(producer);
-        rows += query.execute(&mut *connection).await?.rows_affected();
+        rows += query.execute(&mut *conn).await?.rows_affected();
     }
     Ok(Chunk { rows, more: false })
 }
 
 /// Lists open ids of expired producers from before an instant.
 pub async fn orphaned_opens(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     made_before: Timestamp,
     limit: i64,
-) -> Result<Vec<(TenantId, Uuid)>, Error> {
+) -> Result<Vec<(TenantId, Uuid)>> {
     let first = Uuid::from_u128(u128::from(made_before.0.max(0).unsigned_abs()) << 80);
-    Ok(sqlx::query_as(ORPHANED).bind(first).bind(limit).fetch_all(connection).await?)
+    Ok(sqlx::query_as(ORPHANED).bind(first).bind(limit).fetch_all(conn).await?)
 }
 
 pub async fn drop_orphaned_open(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     open_id: Uuid,
-) -> Result<Chunk, Error> {
+) -> Result<Chunk> {
     let query = sqlx::query(DROP_ORPHANED).bind(tenant).bind(open_id);
-    Ok(Chunk { rows: query.execute(connection).await?.rows_affected(), more: false })
+    Ok(Chunk { rows: query.execute(conn).await?.rows_affected(), more: false })
 }

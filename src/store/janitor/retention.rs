@@ -7,7 +7,7 @@ use super::Due;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
     rules::retention::{Log, LogRow},
-    store::{Error, execute, statements},
+    store::{Result, execute, statements},
 };
 
 statements! {
@@ -22,8 +22,7 @@ statements! {
             order by tenant_id, log_id limit $3) l
         cross join lateral (
             select settings from oncelog.topics t
-            where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id
-            offset 0) t
+            where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id offset 0) t
         -- Looked up by key, and only if there are records.
         left join lateral (
             select b.base_offset + b.record_count as end_offset, b.appended_at from oncelog.batches b
@@ -80,13 +79,13 @@ pub struct HeadSizes {
 
 /// Lists the logs after one, by tenant and id.
 pub async fn page(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (after_tenant, after_log): Due,
     limit: i64,
-) -> Result<Vec<HeadSizes>, Error> {
+) -> Result<Vec<HeadSizes>> {
     type Found = (TenantId, LogId, OwnSettings, Offset, i64, Option<Offset>, Option<Timestamp>);
     let query = sqlx::query_as(PAGE).bind(after_tenant).bind(after_log).bind(limit);
-    let rows: Vec<Found> = query.fetch_all(connection).await?;
+    let rows: Vec<Found> = query.fetch_all(conn).await?;
     let head = |(tenant, log, settings, next_offset, size_bytes, end, appended_at): Found| {
         let oldest = end.zip(appended_at);
         let oldest = oldest.map(|(end_offset, appended_at)| LogRow {
@@ -112,12 +111,9 @@ pub struct LockedHead {
 }
 
 /// Locks a head. None if it no longer exists.
-pub async fn lock(
-    connection: &mut PgConnection,
-    (tenant, log): Due,
-) -> Result<Option<LockedHead>, Error> {
-    execute(connection, sqlx::query(LOCK).bind(tenant).bind(log)).await?;
-    Ok(sqlx::query_as(FACTS).bind(tenant).bind(log).fetch_optional(connection).await?)
+pub async fn lock(conn: &mut PgConnection, (tenant, log): Due) -> Result<Option<LockedHead>> {
+    execute(conn, sqlx::query(LOCK).bind(tenant).bind(log)).await?;
+    Ok(sqlx::query_as(FACTS).bind(tenant).bind(log).fetch_optional(conn).await?)
 }
 
 impl FromRow<'_, PgRow> for LockedHead {
@@ -139,13 +135,13 @@ impl FromRow<'_, PgRow> for LockedHead {
 
 /// Lists the oldest existing rows of a log before an offset.
 pub async fn oldest(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     kept_offset: Offset,
     limit: i64,
-) -> Result<Vec<LogRow>, Error> {
+) -> Result<Vec<LogRow>> {
     let query = sqlx::query_as(OLDEST).bind(tenant).bind(log).bind(kept_offset).bind(limit);
-    let rows: Vec<(Offset, Timestamp, i64)> = query.fetch_all(connection).await?;
+    let rows: Vec<(Offset, Timestamp, i64)> = query.fetch_all(conn).await?;
     let row =
         |(end_offset, appended_at, size_bytes)| LogRow { end_offset, appended_at, size_bytes };
     Ok(rows.into_iter().map(row).collect())
@@ -153,9 +149,9 @@ pub async fn oldest(
 
 /// Advances the start of a locked log.
 pub async fn move_start(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, log): Due,
     log_start_offset: Offset,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(MOVE).bind(tenant).bind(log).bind(log_start_offset)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(MOVE).bind(tenant).bind(log).bind(log_start_offset)).await
 }

@@ -6,7 +6,7 @@ use sqlx::{PgConnection, postgres::PgBindIterExt};
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId, Timestamp},
     store::{
-        Error,
+        Result,
         append::load::{StoredRow, StoredState},
         execute, statements,
     },
@@ -37,36 +37,36 @@ statements! {
 
 /// Locks a head and returns (snapshot offset, next offset); none if it no longer exists.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
-) -> Result<Option<(Offset, Offset)>, Error> {
+) -> Result<Option<(Offset, Offset)>> {
     let query = sqlx::query_as(LOCK).bind(tenant).bind(log);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// The first `limit` rows of `[from, to)`.
 pub async fn rows(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     from: Offset,
     to: Offset,
     limit: i64,
-) -> Result<Vec<StoredRow>, Error> {
+) -> Result<Vec<StoredRow>> {
     let query = sqlx::query_as(ROWS).bind(tenant).bind(log).bind(from).bind(to).bind(limit);
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// The states of these producers in the log, locked.
 pub async fn states(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     producers: &[ProducerId],
-) -> Result<Vec<StoredState>, Error> {
+) -> Result<Vec<StoredState>> {
     let query = sqlx::query_as(STATES).bind(tenant).bind(log).bind(producers);
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// A producer state as of the snapshot at `as_of_offset`.
@@ -81,12 +81,12 @@ pub struct FoldedState {
 
 /// Writes the states and advances the snapshot; the head must be locked.
 pub async fn write(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     log: LogId,
     as_of_offset: Offset,
     states: &[FoldedState],
-) -> Result<(), Error> {
+) -> Result<()> {
     if !states.is_empty() {
         let query = sqlx::query(UPDATE_STATES)
             .bind(tenant)
@@ -97,7 +97,7 @@ pub async fn write(
             .bind(states.iter().map(|state| state.recent.as_slice()).bind_iter())
             .bind(as_of_offset)
             .bind(states.iter().map(|state| state.last_appended_at).bind_iter());
-        execute(connection, query).await?;
+        execute(conn, query).await?;
     }
-    execute(connection, sqlx::query(MOVE).bind(tenant).bind(log).bind(as_of_offset)).await
+    execute(conn, sqlx::query(MOVE).bind(tenant).bind(log).bind(as_of_offset)).await
 }

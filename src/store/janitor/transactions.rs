@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Chunk;
 use crate::{
     model::{ProducerId, TenantId, Timestamp},
-    store::{Error, durable, execute, statements, transaction::end::expire_transactions},
+    store::{Result, durable, execute, statements, transaction::end::expire_transactions},
 };
 
 statements! {
@@ -45,11 +45,8 @@ statements! {
 }
 
 /// Lists ongoing transactions past their timeout, by tenant.
-pub async fn late(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<BTreeMap<TenantId, Vec<Uuid>>, Error> {
-    let rows: Vec<_> = sqlx::query_as(LATE).bind(limit).fetch_all(connection).await?;
+pub async fn late(conn: &mut PgConnection, limit: i64) -> Result<BTreeMap<TenantId, Vec<Uuid>>> {
+    let rows: Vec<_> = sqlx::query_as(LATE).bind(limit).fetch_all(conn).await?;
     let mut late: BTreeMap<TenantId, Vec<Uuid>> = BTreeMap::new();
     for (tenant, id) in rows {
         late.entry(tenant).or_default().push(id);
@@ -59,12 +56,12 @@ pub async fn late(
 
 /// Aborts those of these transactions that are past their timeout and not locked; returns how many.
 pub async fn expire_unless_held(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     ids: &[Uuid],
-) -> Result<u64, Error> {
+) -> Result<u64> {
     let query = sqlx::query(EXPIRE).bind(tenant).bind(ids);
-    Ok(query.execute(connection).await?.rows_affected())
+    Ok(query.execute(conn).await?.rows_affected())
 }
 
 /// The outcomes of a tenant up to an instant, which can be removed.
@@ -77,26 +74,21 @@ pub struct Cutoff {
 }
 
 /// The tenants with outcomes to remove.
-pub async fn due(connection: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Vec<Cutoff>, Error> {
+pub async fn due(conn: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Vec<Cutoff>> {
     let query = sqlx::query_as(DUE)
         .bind(cutoffs.iter().map(|cutoff| cutoff.tenant).bind_iter())
         .bind(cutoffs.iter().map(|cutoff| cutoff.instant).bind_iter());
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Removes a chunk of a tenant's outcomes. It advances the horizon first, so that none of their ids
 /// runs again, and notes that their producers were active when they ended.
-pub async fn forget(
-    connection: &mut PgConnection,
-    cutoff: Cutoff,
-    chunk: i64,
-) -> Result<Chunk, Error> {
+pub async fn forget(conn: &mut PgConnection, cutoff: Cutoff, chunk: i64) -> Result<Chunk> {
     let Cutoff { tenant, instant } = cutoff;
     let query = sqlx::query(RAISE_HORIZON).bind(tenant).bind(instant);
-    execute(connection, query).await?;
+    execute(conn, query).await?;
     let query = sqlx::query_as(OUTCOMES).bind(tenant).bind(instant).bind(chunk);
-    let outcomes: Vec<(Uuid, Option<ProducerId>, Timestamp)> =
-        query.fetch_all(&mut *connection).await?;
+    let outcomes: Vec<(Uuid, Option<ProducerId>, Timestamp)> = query.fetch_all(&mut *conn).await?;
     let mut active: BTreeMap<ProducerId, Timestamp> = BTreeMap::new();
     for (_, producer, ended_at) in &outcomes {
         if let Some(producer) = producer {
@@ -106,13 +98,13 @@ pub async fn forget(
     }
     if !active.is_empty() {
         let query = sqlx::query(HOLD_SESSIONS).bind(tenant).bind(active.keys().bind_iter());
-        execute(connection, query).await?;
+        execute(conn, query).await?;
         let query = sqlx::query(MOVE_ACTIVITY).bind(tenant);
         let query = query.bind(active.keys().bind_iter()).bind(active.values().bind_iter());
-        execute(connection, query).await?;
+        execute(conn, query).await?;
     }
     let ids: Vec<Uuid> = outcomes.iter().map(|(id, ..)| *id).collect();
     let query = sqlx::query(FORGET).bind(tenant).bind(ids);
-    let rows = query.execute(connection).await?.rows_affected();
+    let rows = query.execute(conn).await?.rows_affected();
     Ok(Chunk { rows, more: outcomes.len() as i64 == chunk })
 }

@@ -11,7 +11,7 @@ use super::transaction_columns;
 use crate::{
     model::{Epoch, LogId, Offset, ProducerId, TenantId, Timestamp, transaction::Reason},
     rules::transaction::TransactionRow,
-    store::{Error, durable, execute, statements},
+    store::{Error, Result, durable, execute, statements},
 };
 
 /// Aborts transactions past their timeout. `$waiting`: for those that are locked, or not.
@@ -62,8 +62,7 @@ statements! {
             from t cross join lateral (
                 select ordinal, log_id, record_count, octet_length(records) as size_bytes
                 from oncelog.staged_batches
-                where tenant_id = $1 and transaction_id = t.transaction_id
-                offset 0) s),
+                where tenant_id = $1 and transaction_id = t.transaction_id offset 0) s),
         held as materialized (
             select l.log_id, l.last_appended_at from oncelog.logs l
             where l.tenant_id = $1 and l.log_id = any (array (select distinct log_id from piece))
@@ -153,11 +152,11 @@ pub struct CommittedTransactions {
 /// are unchanged. `judged`: they are locked, and everything but assigning offsets is done; this
 /// also covers prepared ones and those with offsets.
 pub async fn commit(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     commits: &[Commit],
     judged: bool,
-) -> Result<CommittedTransactions, Error> {
+) -> Result<CommittedTransactions> {
     let returned: Result<Vec<PgRow>, sqlx::Error> = sqlx::query(COMMIT)
         .bind(tenant)
         .bind(commits.iter().map(|c| c.id).bind_iter())
@@ -165,7 +164,7 @@ pub async fn commit(
         .bind(commits.iter().map(|c| Some(c.session?.1)).bind_iter())
         .bind(commits.iter().map(|c| c.expected_appends).bind_iter())
         .bind(judged)
-        .fetch_all(connection)
+        .fetch_all(conn)
         .await;
     let returned = returned.map_err(|error| Error::from(error).of_a_write())?;
     let mut high_watermarks = Vec::new();
@@ -181,32 +180,28 @@ pub async fn commit(
 
 /// Marks a locked transaction as prepared.
 pub async fn prepare(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     prepared_at: Timestamp,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(PREPARE).bind(tenant).bind(id).bind(prepared_at)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(PREPARE).bind(tenant).bind(id).bind(prepared_at)).await
 }
 
 /// Aborts a locked transaction.
 pub async fn abort(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     reason: Reason,
     ended_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(ABORT).bind(tenant).bind(id).bind(reason).bind(ended_at);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Aborts those of these transactions that are past their timeout; returns how many.
-pub async fn expire(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    ids: &[Uuid],
-) -> Result<u64, Error> {
+pub async fn expire(conn: &mut PgConnection, tenant: TenantId, ids: &[Uuid]) -> Result<u64> {
     let query = sqlx::query(EXPIRE).bind(tenant).bind(ids);
-    Ok(query.execute(connection).await?.rows_affected())
+    Ok(query.execute(conn).await?.rows_affected())
 }

@@ -8,7 +8,7 @@ pub mod staging;
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
 use uuid::Uuid;
 
-use super::{Error, durable, statements};
+use super::{Error, Result, durable, statements};
 use crate::{
     model::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
@@ -50,8 +50,7 @@ statements! {
     BEGIN_NEW = concat!(
         r"with session as materialized (
             select transaction_timeout_ms from oncelog.sessions
-            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed
-            for share),
+            where tenant_id = $1 and producer_id = $3 and epoch = $4 and not closed for share),
         made as (
             insert into oncelog.transactions as t
                 (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
@@ -74,8 +73,7 @@ statements! {
     INSERT = concat!(
         r"insert into oncelog.transactions as t
             (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
-        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7)
-        on conflict do nothing
+        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing
         returning ", transaction_columns!(), ", t.appends"
     );
     ONGOING = concat!("select ", transaction_columns!(), r", t.appends
@@ -125,28 +123,25 @@ impl FromRow<'_, PgRow> for TransactionRow {
 
 /// Reads the row without a lock.
 pub async fn read(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
-) -> Result<Option<TransactionRow>, Error> {
-    Ok(sqlx::query_as(READ).bind(tenant).bind(id).fetch_optional(connection).await?)
+) -> Result<Option<TransactionRow>> {
+    Ok(sqlx::query_as(READ).bind(tenant).bind(id).fetch_optional(conn).await?)
 }
 
 /// Locks rows in the order of their ids; omits missing ones.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     ids: &[Uuid],
-) -> Result<Vec<TransactionRow>, Error> {
-    Ok(sqlx::query_as(LOCK).bind(tenant).bind(ids).fetch_all(connection).await?)
+) -> Result<Vec<TransactionRow>> {
+    Ok(sqlx::query_as(LOCK).bind(tenant).bind(ids).fetch_all(conn).await?)
 }
 
 /// The horizon: ids without a row and with an earlier timestamp may have run; and the clock.
-pub async fn horizon(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<(Timestamp, Timestamp), Error> {
-    Ok(sqlx::query_as(HORIZON).bind(tenant).fetch_one(connection).await?)
+pub async fn horizon(conn: &mut PgConnection, tenant: TenantId) -> Result<(Timestamp, Timestamp)> {
+    Ok(sqlx::query_as(HORIZON).bind(tenant).fetch_one(conn).await?)
 }
 
 /// A transaction to begin.
@@ -169,11 +164,11 @@ pub struct Limits {
 /// Begins a transaction in one statement. None if its id is known, its session is not current or
 /// has an ongoing transaction, or its id is not allowed.
 pub async fn begin_new(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     new: &New,
     limits: &Limits,
-) -> Result<Option<TransactionRow>, Error> {
+) -> Result<Option<TransactionRow>> {
     let (producer_id, epoch) = new.session.unzip();
     let begun = sqlx::query_as(BEGIN_NEW)
         .bind(tenant)
@@ -186,7 +181,7 @@ pub async fn begin_new(
         .bind(new.chosen)
         .bind(limits.max_timeout_ms)
         .bind(limits.retention_ms)
-        .fetch_optional(connection)
+        .fetch_optional(conn)
         .await;
     match begun.map_err(Error::from) {
         Err(Error::Contended(_)) => Ok(None),
@@ -198,73 +193,69 @@ pub async fn begin_new(
 /// checks afterwards (`horizon`) whether the id is allowed, because only then what was forgotten
 /// before is visible.
 pub async fn insert(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     new: &New,
     created_at: Timestamp,
     expires_at: Timestamp,
-) -> Result<Option<TransactionRow>, Error> {
+) -> Result<Option<TransactionRow>> {
     let (producer_id, epoch) = new.session.unzip();
     let query = sqlx::query_as(INSERT).bind(tenant).bind(new.id).bind(producer_id).bind(epoch);
     let query = query.bind(new.digest).bind(created_at).bind(expires_at);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// The ongoing transaction of a producer.
 pub async fn ongoing(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<TransactionRow>, Error> {
-    Ok(sqlx::query_as(ONGOING).bind(tenant).bind(producer).fetch_optional(connection).await?)
+) -> Result<Option<TransactionRow>> {
+    Ok(sqlx::query_as(ONGOING).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 /// Locks the ongoing transaction of a producer whose session is locked, so that no other can begin.
 pub async fn lock_ongoing(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<TransactionRow>, Error> {
-    Ok(sqlx::query_as(LOCK_ONGOING).bind(tenant).bind(producer).fetch_optional(connection).await?)
+) -> Result<Option<TransactionRow>> {
+    Ok(sqlx::query_as(LOCK_ONGOING).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 /// The prepared transactions of a producer.
 pub async fn prepared(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Vec<Uuid>, Error> {
-    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(producer).fetch_all(connection).await?)
+) -> Result<Vec<Uuid>> {
+    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(producer).fetch_all(conn).await?)
 }
 
 /// The transaction that an open at this instant aborted.
 pub async fn fenced_at(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     producer: ProducerId,
     instant: Timestamp,
-) -> Result<Option<Uuid>, Error> {
+) -> Result<Option<Uuid>> {
     let query = sqlx::query_scalar(FENCED).bind(tenant).bind(producer);
-    Ok(query.bind(instant).fetch_optional(connection).await?)
+    Ok(query.bind(instant).fetch_optional(conn).await?)
 }
 
 /// Lists ongoing transactions past their timeout.
-pub async fn late(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    limit: i64,
-) -> Result<Vec<Uuid>, Error> {
-    Ok(sqlx::query_scalar(LATE).bind(tenant).bind(limit).fetch_all(connection).await?)
+pub async fn late(conn: &mut PgConnection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
+    Ok(sqlx::query_scalar(LATE).bind(tenant).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists the transactions after an id, by id, without the locations of their appends.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     filter: Filter,
     after: Uuid,
     limit: i64,
-) -> Result<Vec<TransactionRow>, Error> {
+) -> Result<Vec<TransactionRow>> {
     let is_open = matches!(filter.state, Some(State::Ongoing | State::Prepared));
     let sql = match filter.producer_id {
         Some(_) => LIST_OF_PRODUCER,
@@ -280,10 +271,10 @@ pub async fn list(
     if let Some(producer) = filter.producer_id {
         query = query.bind(producer);
     }
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Counts ongoing and prepared transactions of all tenants, with the age of the oldest.
-pub async fn open(connection: &mut PgConnection) -> Result<Vec<(State, i64, Timestamp)>, Error> {
-    Ok(sqlx::query_as(OPEN).fetch_all(connection).await?)
+pub async fn open(conn: &mut PgConnection) -> Result<Vec<(State, i64, Timestamp)>> {
+    Ok(sqlx::query_as(OPEN).fetch_all(conn).await?)
 }

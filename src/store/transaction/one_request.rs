@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
     rules::transaction::one_request::SingleRequestTxn,
-    store::{Error, execute, statements},
+    store::{Error, Result, execute, statements},
 };
 
 statements! {
@@ -18,8 +18,7 @@ statements! {
         select $1, t.transaction_id, 'ongoing', t.digest, c.now, c.now
         from unnest($2::uuid[], $3::bytea[]) as t (transaction_id, digest)
         cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c
-        order by t.transaction_id
-        on conflict do nothing
+        order by t.transaction_id on conflict do nothing
         returning transaction_id";
     FINISH = r"update oncelog.transactions t
         set state = 'committed', producer_id = f.producer_id, epoch = f.epoch,
@@ -42,23 +41,23 @@ pub struct Ended<'a> {
 /// Inserts placeholder rows for these ids, unless they exist; returns those inserted, which must be
 /// finished or deleted.
 pub async fn insert_placeholders(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     wholes: &[(Uuid, Digest)],
-) -> Result<Vec<Uuid>, Error> {
+) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar(CLAIM).bind(tenant);
     let query = query.bind(wholes.iter().map(|(id, _)| id).bind_iter());
     let query = query.bind(wholes.iter().map(|(_, digest)| *digest).bind_iter());
-    Ok(query.fetch_all(connection).await?)
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Commits transactions with placeholders: either all of them, or nothing was to be appended.
 pub async fn finish(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     ended: &[Ended<'_>],
     ended_at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<()> {
     let finished = sqlx::query(FINISH)
         .bind(tenant)
         .bind(ended.iter().map(|e| e.whole.transaction_id).bind_iter())
@@ -67,16 +66,12 @@ pub async fn finish(
         .bind(ended.iter().map(|e| e.whole.append_count).bind_iter())
         .bind(ended.iter().map(|e| Json(&e.appends)).bind_iter())
         .bind(ended_at)
-        .execute(connection)
+        .execute(conn)
         .await?;
     if finished.rows_affected() == ended.len() as u64 { Ok(()) } else { Err(Error::overtaken()) }
 }
 
 /// Deletes placeholders, so that their ids are free again.
-pub async fn drop_claims(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    ids: &[Uuid],
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(DROP_CLAIMS).bind(tenant).bind(ids)).await
+pub async fn drop_claims(conn: &mut PgConnection, tenant: TenantId, ids: &[Uuid]) -> Result<()> {
+    execute(conn, sqlx::query(DROP_CLAIMS).bind(tenant).bind(ids)).await
 }

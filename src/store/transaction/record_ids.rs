@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     model::{LogId, TenantId, TopicId, settings::OwnSettings},
     rules::transaction::record_ids::{IdTopic, NewId, StagedRow, unpack},
-    store::{Error, execute, statements},
+    store::{Error, Result, execute, statements},
 };
 
 statements! {
@@ -55,13 +55,13 @@ pub struct TopicOf {
 /// Reads the rows of a transaction whose records have ids, by ordinal, if they belong to these
 /// logs.
 pub async fn read(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     topics: &HashMap<LogId, IdTopic>,
-) -> Result<Vec<StagedRow>, Error> {
+) -> Result<Vec<StagedRow>> {
     let rows: Vec<(i64, LogId, Vec<u8>)> =
-        sqlx::query_as(IDS).bind(tenant).bind(id).fetch_all(connection).await?;
+        sqlx::query_as(IDS).bind(tenant).bind(id).fetch_all(conn).await?;
     let mut staged = Vec::new();
     for (ordinal, log_id, packed) in rows {
         let Some(topic) = topics.get(&log_id).copied() else { continue };
@@ -74,12 +74,12 @@ pub async fn read(
 
 /// The topics of these logs; omits those that no longer exist.
 pub async fn topics(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<HashMap<LogId, TopicOf>, Error> {
+) -> Result<HashMap<LogId, TopicOf>> {
     let query = sqlx::query_as(TOPICS).bind(tenant).bind(logs);
-    let rows: Vec<(LogId, TopicId, LogId, OwnSettings)> = query.fetch_all(connection).await?;
+    let rows: Vec<(LogId, TopicId, LogId, OwnSettings)> = query.fetch_all(conn).await?;
     let topics = rows.into_iter().map(|(log_id, topic_id, journal, settings)| {
         (log_id, TopicOf { topic_id, journal, settings })
     });
@@ -88,49 +88,45 @@ pub async fn topics(
 
 /// The records of rows, by ordinal.
 pub async fn lines(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     ordinals: &[i64],
-) -> Result<HashMap<i64, String>, Error> {
+) -> Result<HashMap<i64, String>> {
     let query = sqlx::query_as(LINES).bind(tenant).bind(id).bind(ordinals);
-    let rows: Vec<(i64, String)> = query.fetch_all(connection).await?;
+    let rows: Vec<(i64, String)> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().collect())
 }
 
 /// The remaining records of rows: ordinal, record count and records.
 pub async fn keep(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     rows: &[(i64, i64, String)],
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(KEEP)
         .bind(tenant)
         .bind(id)
         .bind(rows.iter().map(|(ordinal, ..)| ordinal).bind_iter())
         .bind(rows.iter().map(|(_, record_count, _)| record_count).bind_iter())
         .bind(rows.iter().map(|(.., records)| records).bind_iter());
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Deletes the rows of a committed transaction without remaining records.
-pub async fn drop_empty(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(DROP_EMPTY).bind(tenant).bind(id)).await
+pub async fn drop_empty(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<()> {
+    execute(conn, sqlx::query(DROP_EMPTY).bind(tenant).bind(id)).await
 }
 
 /// Notes that a prepared transaction holds these ids; the heads of their topics' journals must be
 /// locked.
 pub async fn hold(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     ids: &[NewId],
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(HOLD)
         .bind(tenant)
         .bind(id)
@@ -139,17 +135,13 @@ pub async fn hold(
         .bind(ids.iter().map(|id| id.digest).bind_iter())
         .bind(ids.iter().map(|id| id.ordinal).bind_iter())
         .bind(ids.iter().map(|id| id.position).bind_iter());
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Ends a prepared transaction: its held ids become free, or remembered.
-pub async fn release(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<Vec<NewId>, Error> {
+pub async fn release(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Vec<NewId>> {
     let query = sqlx::query_as(RELEASE).bind(tenant).bind(id);
-    let rows: Vec<(TopicId, Uuid, i64, LogId, i64, i32)> = query.fetch_all(connection).await?;
+    let rows: Vec<(TopicId, Uuid, i64, LogId, i64, i32)> = query.fetch_all(conn).await?;
     let released = rows.into_iter().map(|(topic_id, key, digest, log_id, ordinal, position)| {
         NewId { topic_id, key, digest, log_id, ordinal, position }
     });

@@ -14,7 +14,7 @@ use crate::{
         group::offsets::{Claimed, OffsetPlace},
         transaction::TransactionRow,
     },
-    store::{Error, durable, execute, janitor::Chunk, statements},
+    store::{Error, Result, durable, execute, janitor::Chunk, statements},
 };
 
 /// The topics that were deleted, or have another partition count than the records were spread over
@@ -157,11 +157,11 @@ pub struct StagingCall<'a> {
 
 /// Stages calls of different transactions; returns the rows of the successful ones.
 pub async fn stage(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     calls: &[StagingCall<'_>],
     max_batches: i64,
-) -> Result<Vec<TransactionRow>, Error> {
+) -> Result<Vec<TransactionRow>> {
     let spreads = || calls.iter().flat_map(|c| c.spreads.iter().map(|spread| (c.id, *spread)));
     // a call, the ordinal of a part in it, and the part
     let parts = || {
@@ -191,42 +191,38 @@ pub async fn stage(
         .bind(parts().map(|(.., part)| part.records).bind_iter())
         .bind(calls.iter().map(|c| c.id_count).bind_iter())
         .bind(parts().map(|(.., part)| part.ids).bind_iter());
-    let staged = query.fetch_all(connection).await;
+    let staged = query.fetch_all(conn).await;
     staged.map_err(|error| Error::from(error).of_a_write())
 }
 
 /// The digest of a sequenced call that was made.
 pub async fn call_digest(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     sequence: Sequence,
-) -> Result<Option<Digest>, Error> {
+) -> Result<Option<Digest>> {
     let query = sqlx::query_scalar(CALL_DIGEST).bind(tenant).bind(id).bind(sequence);
-    Ok(query.fetch_optional(connection).await?)
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// Whether one of these topics was deleted, or has another partition count.
-pub async fn moved(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    spreads: &[Spread],
-) -> Result<bool, Error> {
+pub async fn moved(conn: &mut PgConnection, tenant: TenantId, spreads: &[Spread]) -> Result<bool> {
     let query = sqlx::query_scalar(MOVED)
         .bind(tenant)
         .bind(spreads.iter().map(|(topic, _)| topic).bind_iter())
         .bind(spreads.iter().map(|(_, count)| count).bind_iter());
-    Ok(query.fetch_one(connection).await?)
+    Ok(query.fetch_one(conn).await?)
 }
 
 /// Stages offsets for a locked transaction, each for a different place; they replace those staged
 /// for it before.
 pub async fn stage_offsets<'a>(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     offsets: &'a [Claimed],
-) -> Result<(), Error> {
+) -> Result<()> {
     // member_id, generation, expected_offset, member_expected_offset, began_at_offset
     let right = |o: &'a Claimed| match &o.claim {
         CommitRight::Member { member_id, generation, expected, began } => {
@@ -245,7 +241,7 @@ pub async fn stage_offsets<'a>(
         .bind(offsets.iter().map(|o| right(o).2).bind_iter())
         .bind(offsets.iter().map(|o| right(o).3).bind_iter())
         .bind(offsets.iter().map(|o| right(o).4).bind_iter());
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// The expected committed offset, in its columns.
@@ -258,11 +254,7 @@ fn stored_base(stored: Offset) -> Option<Offset> {
 }
 
 /// Reads the offsets that a transaction will commit, by group and log.
-pub async fn offsets(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<Vec<Claimed>, Error> {
+pub async fn offsets(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Vec<Claimed>> {
     type Found = (
         Name,
         LogId,
@@ -273,8 +265,7 @@ pub async fn offsets(
         Option<Offset>,
         Option<Offset>,
     );
-    let rows: Vec<Found> =
-        sqlx::query_as(OFFSETS).bind(tenant).bind(id).fetch_all(connection).await?;
+    let rows: Vec<Found> = sqlx::query_as(OFFSETS).bind(tenant).bind(id).fetch_all(conn).await?;
     let claimed = |found: Found| {
         let (group, log_id, offset, member_id, generation, expected, by_member, began) = found;
         let claim = match member_id.zip(generation) {
@@ -298,13 +289,9 @@ pub struct Logs {
     pub with_ids: Vec<LogId>,
 }
 
-pub async fn logs(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<Logs, Error> {
+pub async fn logs(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Logs> {
     let query = sqlx::query_as(LOGS).bind(tenant).bind(id);
-    let logs: Vec<(LogId, bool)> = query.fetch_all(connection).await?;
+    let logs: Vec<(LogId, bool)> = query.fetch_all(conn).await?;
     let with_ids = logs.iter().filter(|(_, has_ids)| *has_ids).map(|(id, _)| *id).collect();
     Ok(Logs { all: logs.iter().map(|(id, _)| *id).collect(), with_ids })
 }
@@ -312,71 +299,64 @@ pub async fn logs(
 /// Pins the topics of these locked logs, and these locked places, so that nobody else commits
 /// there.
 pub async fn pin(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     logs: &[LogId],
     places: &[OffsetPlace],
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(PIN_LOGS).bind(tenant).bind(id).bind(logs)).await?;
-    pin_offsets(connection, tenant, places, Some(id)).await
+) -> Result<()> {
+    execute(conn, sqlx::query(PIN_LOGS).bind(tenant).bind(id).bind(logs)).await?;
+    pin_offsets(conn, tenant, places, Some(id)).await
 }
 
 /// Reverts `pin`; the places must be locked.
 pub async fn unpin(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     id: Uuid,
     places: &[OffsetPlace],
-) -> Result<(), Error> {
-    execute(connection, sqlx::query(UNPIN_LOGS).bind(tenant).bind(id)).await?;
-    pin_offsets(connection, tenant, places, None).await
+) -> Result<()> {
+    execute(conn, sqlx::query(UNPIN_LOGS).bind(tenant).bind(id)).await?;
+    pin_offsets(conn, tenant, places, None).await
 }
 
 async fn pin_offsets(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     tenant: TenantId,
     places: &[OffsetPlace],
     pinned_by: Option<Uuid>,
-) -> Result<(), Error> {
+) -> Result<()> {
     let query = sqlx::query(PIN_OFFSETS)
         .bind(tenant)
         .bind(places.iter().map(|place| &place.group).bind_iter())
         .bind(places.iter().map(|place| place.log_id).bind_iter())
         .bind(pinned_by);
-    execute(connection, query).await
+    execute(conn, query).await
 }
 
 /// Deletes the staged offsets of an ended transaction.
-pub async fn drop_offsets(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<u64, Error> {
+pub async fn drop_offsets(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<u64> {
     let query = sqlx::query(DROP_OFFSETS).bind(tenant).bind(id);
-    Ok(query.execute(connection).await?.rows_affected())
+    Ok(query.execute(conn).await?.rows_affected())
 }
 
 /// Lists aborted transactions with staged rows.
-pub async fn sweeping(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<(TenantId, Uuid)>, Error> {
-    Ok(sqlx::query_as(SWEEPING).bind(limit).fetch_all(connection).await?)
+pub async fn sweeping(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Uuid)>> {
+    Ok(sqlx::query_as(SWEEPING).bind(limit).fetch_all(conn).await?)
 }
 
 /// Deletes one chunk of the staged rows of an aborted transaction.
 pub async fn sweep(
-    connection: &mut PgConnection,
+    conn: &mut PgConnection,
     (tenant, id): (TenantId, Uuid),
     chunk: i64,
-) -> Result<Chunk, Error> {
+) -> Result<Chunk> {
     let query = sqlx::query(DROP_STAGED).bind(tenant).bind(id).bind(chunk);
-    let rows = query.execute(&mut *connection).await?.rows_affected();
+    let rows = query.execute(&mut *conn).await?.rows_affected();
     if rows > 0 {
         return Ok(Chunk { rows, more: true });
     }
-    let rows = drop_offsets(connection, tenant, id).await?;
-    execute(connection, sqlx::query(SWEPT).bind(tenant).bind(id)).await?;
+    let rows = drop_offsets(conn, tenant, id).await?;
+    execute(conn, sqlx::query(SWEPT).bind(tenant).bind(id)).await?;
     Ok(Chunk { rows, more: false })
 }
