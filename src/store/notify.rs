@@ -1,9 +1,9 @@
 //! NOTIFY between replicas: only a hint that logs have changed. Behind a pooler with shared
 //! connections nobody can listen, and polling alone suffices.
 
-use sqlx::{PgConnection, postgres::PgListener};
+use sqlx::postgres::PgListener;
 
-use super::{Result, Store, execute, route::Route, statements};
+use super::{Connection, Result, Store, execute, route::Route, statements};
 
 /// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
@@ -14,7 +14,7 @@ statements! {
     NOTIFY = "select pg_notify($1, $2), set_config('synchronous_commit', 'off', true)";
 }
 
-pub async fn notify(conn: &mut PgConnection, payload: &str) -> Result<()> {
+pub async fn notify(conn: &mut Connection, payload: &str) -> Result<()> {
     execute(conn, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
 }
 

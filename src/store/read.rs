@@ -1,12 +1,11 @@
-//! Reads rows of a partition's log (`batches`) below its high watermark, where they never change, and
-//! what open transactions have staged for it. Nothing is locked.
+//! Reads rows of a partition's log (`batches`) below its high watermark, where they never change,
+//! and what open transactions have staged for it. Nothing is locked.
 
 use std::sync::Arc;
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Error, Result, Server, statements};
+use super::{Connection, Error, Result, Server, statements};
 use crate::model::{
     LogId, Offset, TenantId, Timestamp,
     read::{BatchRow, Staged},
@@ -95,7 +94,7 @@ statements! {
 /// `max_bytes` of lines (the first row is always returned), or `limit` rows. `Contended` if another
 /// server than `server` answers.
 pub async fn rows(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     (from, to): (Offset, Offset),
@@ -134,7 +133,7 @@ fn row(stored: BatchColumns) -> Result<Arc<BatchRow>> {
 /// Whether an offset without a record, and what is missing after it, may be a hole; if not, the log
 /// has been trimmed or deleted.
 pub async fn is_compacted(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     offset: Offset,
@@ -147,7 +146,7 @@ pub async fn is_compacted(
 /// Reads what open transactions have staged for a log, by transaction and ordinal, until about
 /// `max_bytes` of lines, or `limit` rows; one item per row.
 pub async fn staged(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     max_bytes: i64,
@@ -162,7 +161,7 @@ pub async fn staged(
 /// The first offset in `[start, end]` whose record was appended at or after `instant`. None if rows
 /// of that range were deleted meanwhile.
 pub async fn search(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     start: Offset,

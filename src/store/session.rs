@@ -1,10 +1,10 @@
 //! Statements on `sessions`, on remembered opens (`session_opens`), and on the state of a producer
 //! in every log it appended to. They lock session rows.
 
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Error, Result, append::load, durable, execute, statements};
+use super::{Connection, Error, Result, append::load, durable, execute, statements};
 use crate::{
     model::{
         Epoch, LogId, Name, Partition, ProducerId, TenantId, Timestamp,
@@ -25,31 +25,29 @@ macro_rules! session_columns {
             transaction_timeout_ms, open_horizon, opened_at, fencing"
     };
 }
-pub(super) use session_columns;
-
-macro_rules! session_by_id {
-    () => {
+macro_rules! sessions {
+    ($which:literal) => {
         concat!(
             "select ",
             session_columns!(),
             r"
-        from oncelog.sessions where tenant_id = $1 and producer_id = $2"
+        from oncelog.sessions where tenant_id = $1 and ",
+            $which
         )
     };
 }
-pub(super) use session_by_id;
+pub(super) use {session_columns, sessions};
 
 statements! {
     CLOCK = "select clock_timestamp()";
     FIND_OPEN = "select producer_id, epoch from oncelog.session_opens where tenant_id = $1 and open_id = $2";
-    READ = session_by_id!();
-    LOCK_BY_ID = concat!(session_by_id!(), " for no key update");
-    LOCK_BY_NAME = concat!("select ", session_columns!(), r"
-        from oncelog.sessions where tenant_id = $1 and transactional_id = $2 for no key update");
-    LIST = concat!("select ", session_columns!(), r"
-        from oncelog.sessions
-        where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3)
-        order by producer_id limit $4");
+    READ = sessions!("producer_id = $2");
+    LOCK_BY_ID = sessions!("producer_id = $2 for no key update");
+    LOCK_BY_NAME = sessions!("transactional_id = $2 for no key update");
+    LIST = sessions!(
+        r"producer_id > $2 and ($3::text is null or transactional_id = $3)
+        order by producer_id limit $4"
+    );
     /// The common open in one round trip: a new producer, with its open id if it has one. No row:
     /// the name or the id is known.
     OPEN_NEW = concat!(
@@ -123,13 +121,13 @@ impl FromRow<'_, PgRow> for SessionRow {
 }
 
 /// The database's clock.
-pub async fn clock(conn: &mut PgConnection) -> Result<Timestamp> {
+pub async fn clock(conn: &mut Connection) -> Result<Timestamp> {
     Ok(sqlx::query_scalar(CLOCK).fetch_one(conn).await?)
 }
 
 /// The producer and epoch that an open id created, if it is remembered.
 pub async fn find_open(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open_id: Uuid,
 ) -> Result<Option<(ProducerId, Epoch)>> {
@@ -138,7 +136,7 @@ pub async fn find_open(
 
 /// Locks a session row against appends that register, and against other opens.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<SessionRow>> {
@@ -146,7 +144,7 @@ pub async fn lock(
 }
 
 pub async fn lock_by_name(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     transactional_id: &Name,
 ) -> Result<Option<SessionRow>> {
@@ -155,7 +153,7 @@ pub async fn lock_by_name(
 }
 
 pub async fn read(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<SessionRow>> {
@@ -164,7 +162,7 @@ pub async fn read(
 
 /// Lists sessions after a producer id, by id; those of one transactional id, if given.
 pub async fn list(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     transactional_id: Option<&Name>,
     after: i64,
@@ -191,7 +189,7 @@ pub fn session(row: SessionRow) -> Session {
 /// Creates a producer at epoch 0, and remembers its open. None if its name or open id is known, or
 /// is just being stored.
 pub async fn open_new(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open: &Open,
     transaction_timeout_ms: i64,
@@ -211,7 +209,7 @@ pub async fn open_new(
 }
 
 /// Writes the new epoch of a locked session.
-pub async fn advance(conn: &mut PgConnection, tenant: TenantId, row: &SessionRow) -> Result<()> {
+pub async fn advance(conn: &mut Connection, tenant: TenantId, row: &SessionRow) -> Result<()> {
     let query = sqlx::query(UPDATE)
         .bind(tenant)
         .bind(row.producer_id)
@@ -226,7 +224,7 @@ pub async fn advance(conn: &mut PgConnection, tenant: TenantId, row: &SessionRow
 
 /// Closes a locked session: the next epoch has no owner.
 pub async fn close(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     fencing: bool,
@@ -236,7 +234,7 @@ pub async fn close(
 
 /// Notes that every log has been fenced for this epoch.
 pub async fn fenced(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     epoch: Epoch,
@@ -246,7 +244,7 @@ pub async fn fenced(
 
 /// Remembers an open of a locked session, and forgets the oldest; false if the id is known already.
 pub async fn remember_open(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open_id: Uuid,
     producer: ProducerId,
@@ -268,7 +266,7 @@ pub async fn remember_open(
 
 /// The logs that an open of this producer must fence, by id.
 pub async fn registered_logs(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Vec<LogId>> {
@@ -291,7 +289,7 @@ pub enum Standings {
 }
 
 pub async fn standings(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Standings> {

@@ -1,5 +1,5 @@
-//! How ids, names, words, instants and settings are stored: which column a type of ours is. So
-//! statements bind them, and rows return them, without a conversion beside each.
+//! How ids, names, words, instants and settings are stored: the column of each type. Statements
+//! bind these types, and rows return them.
 
 use std::fmt::Display;
 
@@ -24,26 +24,18 @@ use crate::{
     rules::group::Starts,
 };
 
-/// `type as column: |value| the value in the column, |column| the value, or an error`.
+/// For each type: its column, the column's value of one of its values, and the reverse.
 macro_rules! stored {
     ($($type:ty as $column:ty: |$value:ident| $encode:expr, |$found:ident| $decode:expr;)*) => {$(
         impl Type<Postgres> for $type {
             fn type_info() -> PgTypeInfo {
                 <$column as Type<Postgres>>::type_info()
             }
-
-            fn compatible(info: &PgTypeInfo) -> bool {
-                <$column as Type<Postgres>>::compatible(info)
-            }
         }
 
         impl PgHasArrayType for $type {
             fn array_type_info() -> PgTypeInfo {
                 <$column as PgHasArrayType>::array_type_info()
-            }
-
-            fn array_compatible(info: &PgTypeInfo) -> bool {
-                <$column as PgHasArrayType>::array_compatible(info)
             }
         }
 
@@ -72,26 +64,29 @@ stored! {
     Ring as i16: |ring| ring.0, |ring| Ring(ring);
     Timestamp as Instant: |instant| instant.to_chrono(), |instant| instant.into();
     Server as Instant: |server| server.to_chrono(), |instant| Server::started_at(instant);
-    Name as &str: |name| name.as_str(), |text| valid(text, Name::parse(text))?;
-    TopicPattern as &str: |pattern| pattern.as_str(), |text| valid(text, TopicPattern::parse(text))?;
-    AutoOffsetReset as &str: |reset| reset.as_str(), |text| known(text, AutoOffsetReset::parse(text))?;
-    State as &str: |state| state.as_str(), |text| known(text, State::parse(text))?;
-    Reason as &str: |reason| reason.as_str(), |text| known(text, Reason::parse(text))?;
+    Name as &str: |name| name.as_str(), |text| valid(text, Name::parse)?;
+    TopicPattern as &str: |pattern| pattern.as_str(), |text| valid(text, TopicPattern::parse)?;
+    AutoOffsetReset as &str: |reset| reset.as_str(), |text| known(text, AutoOffsetReset::parse)?;
+    State as &str: |state| state.as_str(), |text| known(text, State::parse)?;
+    Reason as &str: |reason| reason.as_str(), |text| known(text, Reason::parse)?;
     Sequencing as bool:
         |sequencing| *sequencing == Sequencing::Monotonic,
         |is_monotonic| if is_monotonic { Sequencing::Monotonic } else { Sequencing::Contiguous };
-    Starts as &str: |starts| starts_text(*starts), |text| known(text, parse_starts(text))?;
+    Starts as &str: |starts| starts_text(*starts), |text| known(text, parse_starts)?;
     OwnSettings as Json<OwnSettings>: |settings| Json(settings), |settings| settings.0;
     Maxima as Json<Maxima>: |maxima| Json(maxima), |maxima| maxima.0;
 }
 
 /// What is stored was validated before.
-fn valid<T>(text: &str, parsed: Result<T, impl Display>) -> Result<T, BoxDynError> {
-    parsed.map_err(|what| format!("stored {text:?}: {what}").into())
+fn valid<T, E: Display>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<T, BoxDynError> {
+    parse(text).map_err(|what| format!("stored {text:?}: {what}").into())
 }
 
-fn known<T>(text: &str, parsed: Option<T>) -> Result<T, BoxDynError> {
-    valid(text, parsed.ok_or("an unknown word"))
+fn known<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, BoxDynError> {
+    valid(text, |text| parse(text).ok_or("an unknown word"))
 }
 
 fn starts_text(starts: Starts) -> &'static str {

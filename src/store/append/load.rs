@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use sqlx::{
-    FromRow, PgConnection, Row,
+    FromRow, Row,
     postgres::{PgBindIterExt, PgRow},
 };
 
@@ -13,7 +13,7 @@ use crate::{
     rules::append::{
         encoding, producer_state::ProducerState, sequence::SessionFacts, snapshot::TailRow,
     },
-    store::{Result, execute, statements},
+    store::{Connection, Result, execute, statements},
 };
 
 macro_rules! session_facts {
@@ -111,7 +111,7 @@ pub fn state(row: &PgRow) -> Result<ProducerState, sqlx::Error> {
 }
 
 pub async fn states(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     wanted: &[(LogId, ProducerId)],
 ) -> Result<Vec<StoredState>> {
@@ -123,7 +123,7 @@ pub async fn states(
 
 /// Reads every row of each log from its offset on, and the one before, in order.
 pub async fn tails(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     from: &[(LogId, Offset)],
 ) -> Result<Vec<StoredRow>> {
@@ -135,7 +135,7 @@ pub async fn tails(
 
 /// Reads session rows; omits producers that do not exist.
 pub async fn session_facts(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producers: &[ProducerId],
 ) -> Result<Facts> {
@@ -145,7 +145,7 @@ pub async fn session_facts(
 /// Locks session rows in the order of their ids, shared with other appends, against opens: they do
 /// not change until the transaction ends.
 pub async fn share_sessions(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producers: &[ProducerId],
 ) -> Result<Facts> {
@@ -156,7 +156,7 @@ pub async fn share_sessions(
 pub type Facts = HashMap<ProducerId, SessionFacts>;
 
 async fn facts(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     sql: &'static str,
     tenant: TenantId,
     producers: &[ProducerId],
@@ -172,7 +172,7 @@ async fn facts(
 /// Registers these producers, so that an open of them fences these logs. The offset is the log's
 /// next one.
 pub async fn register(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     registrations: &[(LogId, ProducerId, Offset)],
 ) -> Result<()> {
@@ -186,7 +186,7 @@ pub async fn register(
 
 /// Writes states that no row implies; their heads must be locked, and their fences raised.
 pub async fn write_states(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     states: &[(LogId, ProducerId, Offset, ProducerState)],
     last_appended_at: Timestamp,

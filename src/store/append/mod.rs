@@ -1,5 +1,5 @@
-//! Writes a decided batch. It takes the whole plan: the parts of the plan select the statement, and
-//! no statement leaves out a part of the plan.
+//! Writes a decided batch: locks its heads (`logs`) by id, and inserts into `batches`. It takes the
+//! whole plan: the parts of the plan select the statement, and no statement leaves out a part.
 
 pub mod load;
 pub mod transactions;
@@ -7,13 +7,14 @@ pub mod transactions;
 use std::collections::BTreeMap;
 
 use sqlx::{
-    FromRow, PgConnection, Postgres,
+    FromRow, Postgres,
     postgres::{PgArguments, PgBindIterExt},
     query::QueryAs,
 };
 
 use super::{
-    Error, Result, Server, dedup::insert_keys, durable, statements, transaction::one_request::Ended,
+    Connection, Error, Result, Server, dedup::insert_keys, durable, statements,
+    transaction::one_request::Ended,
 };
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
@@ -89,17 +90,14 @@ macro_rules! heads_and_rows {
 
 /// Reserves keys. A record lies at a distance from the first offset that the batch gets in its log.
 macro_rules! reserved_keys {
-    ($slot:literal, $topic:literal, $key:literal, $digest:literal, $lifetime:literal,
-     $log:literal, $delta:literal, $answer:literal) => {
+    ($columns:literal) => {
         concat!(
             "reserved as (",
             insert_keys!(
                 r"select k.slot, $1, k.topic_id, k.key, k.digest, m.appended_at,
                     coalesce(m.appended_at + interval '1 millisecond' * k.lifetime_ms, 'infinity'),
                     k.log_id, h.base_offset + k.delta, k.answer
-                from unnest(", $slot, "::smallint[], ", $topic, "::bigint[], ", $key, "::uuid[], ",
-                        $digest, "::bigint[], ", $lifetime, "::bigint[], ", $log, "::bigint[], ",
-                        $delta, "::bigint[], ", $answer, r"::bytea[])
+                from unnest(", $columns, r")
                     as k (slot, topic_id, key, digest, lifetime_ms, log_id, delta, answer)
                 cross join moment m left join head h on h.log_id = k.log_id
                 where m.complete"
@@ -109,9 +107,7 @@ macro_rules! reserved_keys {
     };
 }
 
-use head_is_as_expected;
-use heads_and_rows;
-use reserved_keys;
+use {head_is_as_expected, heads_and_rows, reserved_keys};
 
 /// The result of a batch; no row if a condition failed.
 macro_rules! written_if_complete {
@@ -147,7 +143,10 @@ statements! {
     /// The same with reserved keys.
     APPEND_CLAIMING = concat!(
         "with ", heads_and_rows!("", ""), ", ",
-        reserved_keys!("$16", "$17", "$18", "$19", "$20", "$21", "$22", "$23"),
+        reserved_keys!(
+            r"$16::smallint[], $17::bigint[], $18::uuid[], $19::bigint[],
+                        $20::bigint[], $21::bigint[], $22::bigint[], $23::bytea[]"
+        ),
         written_if_complete!(),
     );
     /// Checks the read set of a batch that writes nothing.
@@ -197,7 +196,7 @@ type Query<'q> = QueryAs<'q, Postgres, WrittenRow, PgArguments>;
 /// `group::offsets::commit` write them. (Similarly, on the slow path, `load::register` and
 /// `write_states` write states; the fast path registers no producer.)
 pub async fn append_if(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     plan: &Plan,
     records: &[Option<&str>],
@@ -297,11 +296,7 @@ fn bind_keys<'q>(query: Query<'q>, keys: &'q [KeyReservation]) -> Query<'q> {
 
 /// Whether every compared head matches the cache, without a lock: enough for a batch that writes
 /// nothing, if it starts after its requests arrived.
-pub async fn confirm(
-    conn: &mut PgConnection,
-    tenant: TenantId,
-    writes: &[LogWrite],
-) -> Result<bool> {
+pub async fn confirm(conn: &mut Connection, tenant: TenantId, writes: &[LogWrite]) -> Result<bool> {
     let compared = || writes.iter().filter(|write| write.compare.is_some());
     let matching: i64 = sqlx::query_scalar(CONFIRM)
         .bind(tenant)

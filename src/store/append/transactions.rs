@@ -102,7 +102,10 @@ statements! {
     /// The same with reserved keys.
     APPEND_TRANSACTIONS_CLAIMING = concat!(
         "with ", transactions!(), ", ",
-        reserved_keys!("$32", "$33", "$34", "$35", "$36", "$37", "$38", "$39"),
+        reserved_keys!(
+            r"$32::smallint[], $33::bigint[], $34::uuid[], $35::bigint[],
+                        $36::bigint[], $37::bigint[], $38::bigint[], $39::bytea[]"
+        ),
         undone_unless_complete!(),
     );
 }

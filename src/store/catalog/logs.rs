@@ -1,11 +1,9 @@
 //! Statements on the heads of logs (`logs`): reading, locking in the order of their ids, fencing.
 
-use sqlx::PgConnection;
-
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
     rules::append::cache::Head,
-    store::{Result, Server, execute, statements},
+    store::{Connection, Result, Server, execute, statements},
 };
 
 macro_rules! heads {
@@ -41,17 +39,17 @@ statements! {
 }
 
 /// Reads heads without locks; omits those that no longer exist.
-pub async fn read(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
+pub async fn read(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
     heads(conn, READ, tenant, logs).await
 }
 
 /// Locks heads in the order of their ids; omits those that no longer exist.
-pub async fn lock(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
+pub async fn lock(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<Vec<Head>> {
     heads(conn, LOCK, tenant, logs).await
 }
 
 async fn heads(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     sql: &'static str,
     tenant: TenantId,
     logs: &[LogId],
@@ -73,19 +71,19 @@ async fn heads(
 
 /// Keeps logs from being deleted until the transaction ends, without waiting. False if one is
 /// deleted or being deleted.
-pub async fn hold(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<bool> {
+pub async fn hold(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<bool> {
     let query = sqlx::query(HOLD).bind(tenant).bind(logs);
     Ok(query.fetch_all(conn).await?.len() == logs.len())
 }
 
 /// Raises the fences of locked heads.
-pub async fn raise_fences(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
+pub async fn raise_fences(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
     execute(conn, sqlx::query(RAISE_FENCES).bind(tenant).bind(logs)).await
 }
 
 /// The partition counts of the topics of these logs; the heads of their journals must be locked.
 pub async fn partition_counts(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<Vec<(LogId, i32)>> {
@@ -98,7 +96,7 @@ pub type Watermarks = (LogId, Offset, Offset, Server);
 
 /// Reads the watermarks of logs as one snapshot; omits those that no longer exist.
 pub async fn watermarks(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<Vec<Watermarks>> {

@@ -1,7 +1,7 @@
 //! Statements on `tenants`: their settings, and what an operator has set for them. Their rows are
 //! the first in the order of locks.
 
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     model::{
@@ -9,7 +9,7 @@ use crate::{
         settings::{Maxima, OwnSettings},
         tenant::Tenant,
     },
-    store::{Result, execute, statements},
+    store::{Connection, Result, execute, statements},
 };
 
 macro_rules! tenants {
@@ -26,7 +26,8 @@ macro_rules! tenants {
 statements! {
     FIND = "select tenant_id from oncelog.tenants where name = $1";
     MAKE = "insert into oncelog.tenants (name) values ($1) on conflict (name) do nothing";
-    SETTINGS = "select settings, maxima, settings_version from oncelog.tenants where tenant_id = $1";
+    SETTINGS = r"select settings, maxima, settings_version from oncelog.tenants
+        where tenant_id = $1";
     READ = tenants!("tenant_id = $1");
     READ_NAMED = tenants!("name = $1");
     LIST = tenants!("name > $1 order by name limit $2");
@@ -73,7 +74,7 @@ impl FromRow<'_, PgRow> for Tenant {
 }
 
 /// Finds the tenant of that name, or creates it: whoever signs tokens decides which tenants exist.
-pub async fn find_or_make(conn: &mut PgConnection, name: &Name) -> Result<TenantId> {
+pub async fn find_or_make(conn: &mut Connection, name: &Name) -> Result<TenantId> {
     loop {
         let query = sqlx::query_scalar(FIND).bind(name);
         if let Some(tenant) = query.fetch_optional(&mut *conn).await? {
@@ -84,43 +85,37 @@ pub async fn find_or_make(conn: &mut PgConnection, name: &Name) -> Result<Tenant
 }
 
 /// Creates a tenant; false if it exists.
-pub async fn make(conn: &mut PgConnection, name: &Name) -> Result<bool> {
+pub async fn make(conn: &mut Connection, name: &Name) -> Result<bool> {
     let made = sqlx::query(MAKE).bind(name).execute(conn).await?;
     Ok(made.rows_affected() == 1)
 }
 
-pub async fn settings(conn: &mut PgConnection, tenant: TenantId) -> Result<StoredSettings> {
+pub async fn settings(conn: &mut Connection, tenant: TenantId) -> Result<StoredSettings> {
     let row = sqlx::query(SETTINGS).bind(tenant).fetch_one(conn).await?;
     Ok((settings_of(&row)?, row.try_get("settings_version")?))
 }
 
 /// None if the tenant has been removed.
-pub async fn read(conn: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>> {
+pub async fn read(conn: &mut Connection, id: TenantId) -> Result<Option<Tenant>> {
     Ok(sqlx::query_as(READ).bind(id).fetch_optional(conn).await?)
 }
 
-pub async fn read_named(
-    conn: &mut PgConnection,
-    name: &Name,
-) -> Result<Option<(TenantId, Tenant)>> {
+pub async fn read_named(conn: &mut Connection, name: &Name) -> Result<Option<(TenantId, Tenant)>> {
     named(conn, READ_NAMED, name).await
 }
 
 /// Locks the tenant's row. None if the tenant has been removed.
-pub async fn lock(conn: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>> {
+pub async fn lock(conn: &mut Connection, id: TenantId) -> Result<Option<Tenant>> {
     Ok(sqlx::query_as(LOCK).bind(id).fetch_optional(conn).await?)
 }
 
 /// Locks the tenant's row.
-pub async fn lock_named(
-    conn: &mut PgConnection,
-    name: &Name,
-) -> Result<Option<(TenantId, Tenant)>> {
+pub async fn lock_named(conn: &mut Connection, name: &Name) -> Result<Option<(TenantId, Tenant)>> {
     named(conn, LOCK_NAMED, name).await
 }
 
 async fn named(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     sql: &'static str,
     name: &Name,
 ) -> Result<Option<(TenantId, Tenant)>> {
@@ -129,28 +124,24 @@ async fn named(
 }
 
 /// Lists the tenants after a name, by name.
-pub async fn list(conn: &mut PgConnection, after: &str, limit: i64) -> Result<Vec<Tenant>> {
+pub async fn list(conn: &mut Connection, after: &str, limit: i64) -> Result<Vec<Tenant>> {
     Ok(sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Notes that partitions were created or deleted, so that groups which subscribe to them are
 /// reassigned. Locks the tenant's row.
-pub async fn topics_changed(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+pub async fn topics_changed(conn: &mut Connection, tenant: TenantId) -> Result<()> {
     execute(conn, sqlx::query(TOPICS_CHANGED).bind(tenant)).await
 }
 
 /// Writes the settings of a locked tenant.
-pub async fn update(
-    conn: &mut PgConnection,
-    tenant: TenantId,
-    settings: &OwnSettings,
-) -> Result<()> {
+pub async fn update(conn: &mut Connection, tenant: TenantId, settings: &OwnSettings) -> Result<()> {
     execute(conn, sqlx::query(UPDATE).bind(tenant).bind(settings)).await
 }
 
 /// Writes an operator's settings of a locked tenant.
 pub async fn operate(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     maxima: &Maxima,
     suspended: bool,
@@ -159,13 +150,13 @@ pub async fn operate(
 }
 
 /// Marks a locked tenant as deleted; the janitor removes its data.
-pub async fn delete(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+pub async fn delete(conn: &mut Connection, tenant: TenantId) -> Result<()> {
     execute(conn, sqlx::query(DELETE).bind(tenant)).await
 }
 
 /// Lists the tenants after one, by id, with their own settings.
 pub async fn page(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     after: TenantId,
     limit: i64,
 ) -> Result<Vec<(TenantId, OwnSettings)>> {
@@ -174,6 +165,6 @@ pub async fn page(
 }
 
 /// Counts the tenants that are active, suspended and being deleted.
-pub async fn count(conn: &mut PgConnection) -> Result<(i64, i64, i64)> {
+pub async fn count(conn: &mut Connection) -> Result<(i64, i64, i64)> {
     Ok(sqlx::query_as(COUNT).fetch_one(conn).await?)
 }

@@ -1,6 +1,5 @@
 //! Statements on `topics` and their `logs`. They lock rows of topics by name, and heads by id.
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
@@ -9,7 +8,7 @@ use crate::{
         settings::OwnSettings,
         topic::{PartitionDescription, TopicSummary},
     },
-    store::{Error, Result, Server, durable, execute, statements},
+    store::{Connection, Error, Result, Server, durable, execute, statements},
 };
 
 /// The logs of a topic, by id: the order in which they are locked.
@@ -82,7 +81,7 @@ pub struct StoredTopic {
 }
 
 pub async fn find(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
 ) -> Result<Option<StoredTopic>> {
@@ -100,7 +99,7 @@ pub async fn find(
 
 /// Locks a topic's row; none if the topic does not exist.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
 ) -> Result<Option<(TopicId, Partition, OwnSettings)>> {
@@ -108,12 +107,12 @@ pub async fn lock(
 }
 
 /// Counts topics and partitions; the tenant's row must be locked.
-pub async fn counts(conn: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64)> {
+pub async fn counts(conn: &mut Connection, tenant: TenantId) -> Result<(i64, i64)> {
     Ok(sqlx::query_as(COUNT).bind(tenant).fetch_one(conn).await?)
 }
 
 pub async fn insert(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
     partition_count: Partition,
@@ -128,7 +127,7 @@ pub async fn insert(
 
 /// Adds the logs of partitions `from` to `to` - 1.
 pub async fn add_partitions(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
@@ -139,7 +138,7 @@ pub async fn add_partitions(
 }
 
 pub async fn update(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
@@ -151,7 +150,7 @@ pub async fn update(
 
 /// The logs of a topic, by id: the order in which they are locked.
 pub async fn log_ids(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<LogId>> {
@@ -160,7 +159,7 @@ pub async fn log_ids(
 
 /// Locks the heads of a topic to delete them, in the order of their ids.
 pub async fn lock_logs(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<LogId>> {
@@ -169,7 +168,7 @@ pub async fn lock_logs(
 
 /// Finds a prepared transaction that pins one of these logs; their heads must be locked.
 pub async fn pinned_by(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<Option<Uuid>> {
@@ -178,7 +177,7 @@ pub async fn pinned_by(
 
 /// Deletes a topic and its heads, which must be locked; the janitor deletes its rows later.
 pub async fn delete(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     logs: &[LogId],
@@ -191,13 +190,13 @@ pub async fn delete(
 }
 
 /// Queues the rows of deleted logs for the janitor.
-pub async fn doom(conn: &mut PgConnection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
+pub async fn doom(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
     execute(conn, sqlx::query(DOOM_LOGS).bind(tenant).bind(logs)).await
 }
 
 /// Lists the topics after a name, by name.
 pub async fn list(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     after: &str,
     limit: i64,
@@ -211,7 +210,7 @@ pub async fn list(
 }
 
 pub async fn partitions(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
 ) -> Result<Vec<PartitionDescription>> {
@@ -231,7 +230,7 @@ pub async fn partitions(
 
 /// Advances the log start; false if the log no longer exists.
 pub async fn trim(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     before: Offset,

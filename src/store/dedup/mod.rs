@@ -6,10 +6,10 @@ pub mod rings;
 
 use std::collections::HashMap;
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
-use super::{Error, Result, durable, execute, statements};
+use super::{Connection, Error, Result, durable, execute, statements};
 use crate::{
     model::{
         LogId, Offset, TenantId, Timestamp, TopicId,
@@ -72,8 +72,8 @@ statements! {
         -- Key by key and table by table: a plan for `any`, made for empty tables, would read all
         -- keys of the topic.
         left join lateral (",
-            keys_in_slot!("$5"), " union all", keys_in_slot!("$6"), " union all", keys_in_slot!("$7"),
-            r"
+            keys_in_slot!("$5"), " union all", keys_in_slot!("$6"), " union all",
+            keys_in_slot!("$7"), r"
             union all
             select h.key, h.digest, null, null, null, null, null, h.transaction_id
             from unnest($3::uuid[]) as w (key) cross join lateral (
@@ -93,7 +93,8 @@ statements! {
                     as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer)"
     );
     /// The rings that may hold keys of a tenant's calls other than appends; and the clock.
-    CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
+    CALL_RINGS = r"select key_rings, statement_timestamp() from oncelog.tenants
+        where tenant_id = $1";
     ADD_CALL_RING = concat!(
         "update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1"
     );
@@ -136,7 +137,7 @@ pub struct NewKey {
 /// Reads the counters of journals; omits those that no longer exist. A lookup after this is
 /// complete as long as the counters stay the same.
 pub async fn journals(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     journals: &[LogId],
 ) -> Result<HashMap<LogId, JournalKeys>> {
@@ -148,7 +149,7 @@ pub async fn journals(
 /// Looks up keys of a topic in a ring. `now` is the database's clock. Expired record ids are
 /// omitted; expired requests are not.
 pub async fn find(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     ring: Ring,
@@ -214,7 +215,7 @@ impl FoundRow {
 /// Stores keys that are new, or whose windows have passed; the caller holds the lock that
 /// serialises them.
 pub async fn remember(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     keys: &[NewKey],
     first_seen_at: Timestamp,
@@ -236,7 +237,7 @@ pub async fn remember(
 /// Tells all lookups in these journals' topics that there are new keys, in these rings; the
 /// journals' heads must be locked.
 pub async fn claimed(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     journals: &[(LogId, i32)],
 ) -> Result<()> {
@@ -247,18 +248,18 @@ pub async fn claimed(
 
 /// The rings that may hold keys of a tenant's calls other than appends, one bit each; and the
 /// database's clock.
-pub async fn call_rings(conn: &mut PgConnection, tenant: TenantId) -> Result<(i32, Timestamp)> {
+pub async fn call_rings(conn: &mut Connection, tenant: TenantId) -> Result<(i32, Timestamp)> {
     Ok(sqlx::query_as(CALL_RINGS).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Notes that a ring may hold keys of the tenant's calls. Locks the tenant's row.
-pub async fn add_call_ring(conn: &mut PgConnection, tenant: TenantId, ring: Ring) -> Result<()> {
+pub async fn add_call_ring(conn: &mut Connection, tenant: TenantId, ring: Ring) -> Result<()> {
     execute(conn, sqlx::query(ADD_CALL_RING).bind(tenant).bind(ring.bit())).await
 }
 
 /// Replaces the response of a key if it is unchanged.
 pub async fn complete(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     (topic, key): (TopicId, DedupKey),
     answer: &[u8],

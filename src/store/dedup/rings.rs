@@ -1,11 +1,11 @@
-//! Statements on rings of tables for keys, and on their rotation.
+//! Statements on rings of tables for keys (`key_rings`), and on their rotation, which locks a ring.
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 
 use crate::{
     model::{Timestamp, dedup::Ring},
     rules::key_rings::RingRow,
-    store::{Result, execute, statements},
+    store::{Connection, Result, execute, statements},
 };
 
 macro_rules! rings {
@@ -45,20 +45,20 @@ fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, T
 }
 
 /// All rings.
-pub async fn read(conn: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>> {
+pub async fn read(conn: &mut Connection) -> Result<Vec<(RingRow, Timestamp)>> {
     let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(conn).await?;
     Ok(rows.into_iter().map(ring_row).collect())
 }
 
 /// Locks a ring. None if another replica is rotating it.
-pub async fn lock(conn: &mut PgConnection, ring: Ring) -> Result<Option<(RingRow, Timestamp)>> {
+pub async fn lock(conn: &mut Connection, ring: Ring) -> Result<Option<(RingRow, Timestamp)>> {
     let row: Option<RingColumns> = sqlx::query_as(LOCK).bind(ring).fetch_optional(conn).await?;
     Ok(row.map(ring_row))
 }
 
 /// Rotates a locked ring to an emptied table; returns an estimate of the rows it had. It empties
 /// last, because from then on nobody else can look up keys until the commit.
-pub async fn turn(conn: &mut PgConnection, ring: Ring, slot: i16, now: Timestamp) -> Result<u64> {
+pub async fn turn(conn: &mut Connection, ring: Ring, slot: i16, now: Timestamp) -> Result<u64> {
     execute(conn, sqlx::query(TURN).bind(ring).bind(slot).bind(now)).await?;
     let query = sqlx::query_as(FILLED).bind(slot);
     let (filled, rows): (bool, i64) = query.fetch_one(&mut *conn).await?;
@@ -77,7 +77,7 @@ pub struct Size {
     pub bytes: i64,
 }
 
-pub async fn measure(conn: &mut PgConnection) -> Result<Vec<Size>> {
+pub async fn measure(conn: &mut Connection) -> Result<Vec<Size>> {
     let slots = || Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring, slot)));
     let query = sqlx::query_as(MEASURE).bind(slots().map(|(ring, _)| ring).bind_iter());
     let query = query.bind(slots().map(|(_, slot)| slot).bind_iter());

@@ -1,10 +1,10 @@
 //! Statements on groups for operators: description, reset, deletion, expiry, and the lag of all
-//! groups.
+//! groups. They lock the group's row, then its rows in `group_offsets` by log.
 
 use std::collections::BTreeMap;
 
 use sqlx::{
-    PgConnection, Row,
+    Row,
     postgres::{PgBindIterExt, PgRow},
 };
 use uuid::Uuid;
@@ -22,7 +22,7 @@ use crate::{
         },
     },
     rules::group::{Starts, reset::ResetContext},
-    store::{Result, execute, statements},
+    store::{Connection, Result, execute, statements},
 };
 
 statements! {
@@ -106,7 +106,7 @@ statements! {
 
 /// Lists the groups after a name, by name.
 pub async fn list(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     after: &str,
     limit: i64,
@@ -123,7 +123,7 @@ pub async fn list(
 /// Describes a group except its lags, with what these are computed from, one row per place; call it
 /// first in a transaction. None if the group does not exist.
 pub async fn describe(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<(GroupDescription, Vec<ResetContext>)>> {
@@ -203,7 +203,7 @@ fn member(row: MemberRow, owned: &mut BTreeMap<&str, Partitions>) -> MemberDescr
 
 /// The partitions that a group subscribes to or has committed in, by topic and partition.
 pub async fn subscribed(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Vec<(LogId, Name, Partition)>> {
@@ -213,7 +213,7 @@ pub async fn subscribed(
 /// Keeps members from joining until the transaction ends, before its offsets are locked. None if
 /// the group does not exist.
 pub async fn hold(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<AutoOffsetReset>> {
@@ -222,7 +222,7 @@ pub async fn hold(
 
 /// Where a locked group starts without a committed offset.
 pub async fn starts(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<BTreeMap<LogId, Starts>> {
@@ -243,7 +243,7 @@ pub struct WholeGroup {
 /// Locks a group to delete it, so that no commit and no join comes between. `waits`: for those in
 /// flight. None if the group does not exist, or is locked.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     waits: bool,
@@ -263,7 +263,7 @@ pub async fn lock(
 }
 
 /// Deletes a locked group without members; returns how many rows it had.
-pub async fn delete(conn: &mut PgConnection, tenant: TenantId, group: &Name) -> Result<u64> {
+pub async fn delete(conn: &mut Connection, tenant: TenantId, group: &Name) -> Result<u64> {
     let mut rows = 0;
     for sql in [DROP_PLACES, DROP] {
         let query = sqlx::query(sql).bind(tenant).bind(group);
@@ -275,7 +275,7 @@ pub async fn delete(conn: &mut PgConnection, tenant: TenantId, group: &Name) -> 
 /// Lists groups without members, up to a limit: those of a tenant that were last active, as far as
 /// noted, before an instant.
 pub async fn idle(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     since: &[(TenantId, Timestamp)],
     limit: i64,
 ) -> Result<Vec<(TenantId, Name)>> {
@@ -288,7 +288,7 @@ pub async fn idle(
 
 /// Notes activity of a locked group: it is not checked again before its limit has passed since.
 pub async fn move_activity(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     active_at: Timestamp,
@@ -298,13 +298,13 @@ pub async fn move_activity(
 }
 
 /// Counts over all tenants: groups with members, groups without, members.
-pub async fn count(conn: &mut PgConnection) -> Result<(i64, i64, i64)> {
+pub async fn count(conn: &mut Connection) -> Result<(i64, i64, i64)> {
     Ok(sqlx::query_as(COUNT).fetch_one(conn).await?)
 }
 
 /// The lag of the groups of all tenants in each topic: the `limit` greatest, and the sum of the
 /// others.
-pub async fn lags(conn: &mut PgConnection, limit: i64) -> Result<(Vec<Lag>, i64)> {
+pub async fn lags(conn: &mut Connection, limit: i64) -> Result<(Vec<Lag>, i64)> {
     type Row = (Option<Name>, Option<Name>, Option<Name>, i64);
     let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(conn).await?;
     let (mut lags, mut others) = (Vec::with_capacity(rows.len()), 0);

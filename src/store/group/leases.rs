@@ -1,12 +1,12 @@
 //! Statements of every member's call: whether the member exists, what it owns, and the renewal of
-//! its lease.
+//! its lease (`group_members`), which skips locked rows.
 
-use sqlx::{FromRow, PgConnection, postgres::PgBindIterExt};
+use sqlx::{FromRow, postgres::PgBindIterExt};
 
 use crate::{
     model::{GroupId, LogId, Name, Offset, Partition, TenantId, Timestamp, group::AutoOffsetReset},
     rules::group::{Revoked, Starts},
-    store::{Result, Server, durable, execute, statements},
+    store::{Connection, Result, Server, durable, execute, statements},
 };
 
 statements! {
@@ -128,7 +128,7 @@ fn at<T: Copy>(values: &Option<Vec<Option<T>>>, index: usize) -> Option<T> {
 /// Reads members, each by (group, member id), with the watermarks of their partitions where
 /// requested; None for a member that does not exist.
 pub async fn beats(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     members: &[(&Name, &str)],
     with_watermarks: bool,
@@ -178,7 +178,7 @@ fn status(row: LeaseRow) -> MemberStatus {
 
 /// Renews leases: (group, member id, until when).
 pub async fn renew(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     leases: &[(&Name, &str, Timestamp)],
 ) -> Result<()> {
@@ -192,7 +192,7 @@ pub async fn renew(
 
 /// The generations of the existing ones of these groups.
 pub async fn generations(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     groups: &[GroupId],
 ) -> Result<Vec<(GroupId, i64)>> {
@@ -201,7 +201,7 @@ pub async fn generations(
 
 /// The id and generation of a group. None if it does not exist.
 pub async fn group_id(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<(GroupId, i64)>> {
@@ -210,7 +210,7 @@ pub async fn group_id(
 
 /// The topics and partitions of the existing ones of these logs.
 pub async fn names(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<Vec<(LogId, Name, Partition)>> {

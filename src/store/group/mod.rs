@@ -8,11 +8,11 @@ pub mod offsets;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sqlx::{
-    PgConnection, Row,
+    Row,
     postgres::{PgBindIterExt, PgRow},
 };
 
-use super::{Error, Result, catalog::logs, execute, statements};
+use super::{Connection, Error, Result, catalog::logs, execute, statements};
 use crate::{
     model::{
         GroupId, LogId, Name, Partition, TenantId, Timestamp,
@@ -112,13 +112,13 @@ pub struct LockedGroup {
 }
 
 /// Creates the group if it does not exist.
-pub async fn make(conn: &mut PgConnection, tenant: TenantId, group: &Name) -> Result<()> {
+pub async fn make(conn: &mut Connection, tenant: TenantId, group: &Name) -> Result<()> {
     execute(conn, sqlx::query(MAKE).bind(tenant).bind(group)).await
 }
 
 /// Locks the group and loads all of it. None if it does not exist.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<LockedGroup>> {
@@ -137,7 +137,7 @@ pub async fn lock(
 
 /// `patterns`: all patterns, compiled once.
 async fn read_members(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     patterns: &[TopicPattern],
@@ -164,7 +164,7 @@ async fn read_members(
 
 /// `newest`: the generation of the group.
 async fn read_places(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     newest: i64,
@@ -206,7 +206,7 @@ fn stored_revoked(since: Option<i64>, let_go_by: Option<Timestamp>, newest: i64)
 
 /// The partitions of these topics, or of all topics.
 pub async fn topics(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     names: &BTreeSet<&Name>,
     all: bool,
@@ -230,7 +230,7 @@ pub async fn topics(
 
 /// Writes the changes of a locked group.
 pub async fn write(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
@@ -250,7 +250,7 @@ pub async fn write(
 }
 
 async fn write_group(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
@@ -276,7 +276,7 @@ async fn write_group(
 }
 
 async fn write_member(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     (member_id, member): (&str, &Member),
@@ -298,7 +298,7 @@ async fn write_member(
 /// The janitor removes the offsets of a deleted topic that it can see. It cannot see rows inserted
 /// here until they commit, so new ones lock the heads of their logs.
 async fn write_places(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
     (before, after): (&GroupState, &GroupState),
@@ -329,11 +329,11 @@ async fn write_places(
 
 /// Lists groups with members whose lease has expired, or that have not released a partition in
 /// time.
-pub async fn late(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
+pub async fn late(conn: &mut Connection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
     Ok(sqlx::query_as(LATE).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists groups with members whose tenant's topics have changed since their assignment.
-pub async fn outdated(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
+pub async fn outdated(conn: &mut Connection, limit: i64) -> Result<Vec<(TenantId, Name)>> {
     Ok(sqlx::query_as(OUTDATED).bind(limit).fetch_all(conn).await?)
 }

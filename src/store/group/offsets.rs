@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
 use super::places;
 use crate::{
     model::{LogId, Name, Offset, Partition, TenantId, group::CommittedOffset},
     rules::group::offsets::{GroupFacts, OffsetPlace, OffsetRow},
-    store::{Error, Result, catalog::logs, execute, statements},
+    store::{Connection, Error, Result, catalog::logs, execute, statements},
 };
 
 statements! {
@@ -79,7 +79,7 @@ statements! {
 /// This cannot deadlock: rows are created before any is locked, both in order, and a transaction
 /// that waits for a row being created holds only rows that others would wait for in the same way.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     places: &[OffsetPlace],
 ) -> Result<BTreeMap<OffsetPlace, OffsetRow>> {
@@ -100,7 +100,7 @@ pub async fn lock(
 }
 
 /// Creates missing groups, and keeps all from being deleted.
-async fn make_groups(conn: &mut PgConnection, tenant: TenantId, groups: &[&Name]) -> Result<()> {
+async fn make_groups(conn: &mut Connection, tenant: TenantId, groups: &[&Name]) -> Result<()> {
     loop {
         execute(conn, sqlx::query(MAKE_GROUPS).bind(tenant).bind(groups)).await?;
         let held = sqlx::query(HOLD_GROUPS).bind(tenant).bind(groups);
@@ -112,7 +112,7 @@ async fn make_groups(conn: &mut PgConnection, tenant: TenantId, groups: &[&Name]
 }
 
 async fn lock_rows(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     places: &BTreeSet<&OffsetPlace>,
     also_some: bool,
@@ -139,7 +139,7 @@ async fn lock_rows(
 
 /// Reads whether the groups have members, and these; a missing group has none.
 pub async fn groups(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     groups: &[Name],
     members: &BTreeSet<&str>,
@@ -168,7 +168,7 @@ pub struct OffsetWrite {
 /// The janitor removes the offsets of a deleted topic that it can see. It cannot see a row that a
 /// transaction in flight has created, so the first commit in a partition locks the log's head.
 pub async fn commit(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     commits: &[OffsetWrite],
 ) -> Result<bool> {
@@ -193,7 +193,7 @@ pub async fn commit(
 
 /// The committed offsets of a group, in topics that still exist. None if the group does not exist.
 pub async fn list(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     group: &Name,
 ) -> Result<Option<Vec<CommittedOffset>>> {

@@ -8,24 +8,28 @@
 
 use std::collections::HashMap;
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::{
+    FromRow, Row,
+    postgres::{PgBindIterExt, PgRow},
+};
 use uuid::Uuid;
 
 use super::Due;
 use crate::{
-    model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
+    model::{LogId, Offset, Timestamp, settings::OwnSettings},
     rules::compaction::CompactionState,
-    store::{Result, Server, durable, execute, janitor, statements},
+    store::{Connection, Result, Server, durable, execute, janitor, statements},
 };
 
 statements! {
     /// Covers all tenants, without locks: logs of topics with the setting, their own or their
     /// tenant's, that have changed or have tombstones waiting, and that no replica is working on.
-    CANDIDATES = r"select l.tenant_id, l.log_id, p.settings, t.settings, l.next_offset,
-            coalesce(d.cleaned_offset, 0),
-            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0),
-            coalesce(d.tombstones, 0), coalesce(d.settled_offset, 0),
-            coalesce(d.settled_at, 'epoch'), clock_timestamp()
+    CANDIDATES = r"select l.tenant_id, l.log_id, p.settings as topic, t.settings as tenant,
+            l.next_offset, coalesce(d.cleaned_offset, 0) as cleaned_offset,
+            coalesce(least(d.left_records, greatest(d.cleaned_offset - l.log_start_offset, 0)), 0)
+                as left_records,
+            coalesce(d.tombstones, 0) as tombstones, coalesce(d.settled_offset, 0) as settled_offset,
+            coalesce(d.settled_at, 'epoch') as settled_at, clock_timestamp() as now
         from (
             select p.tenant_id, p.topic_id from oncelog.topics p where p.settings ->> 'cleanup' = 'compact'
             union all
@@ -57,7 +61,7 @@ statements! {
                 where c.claimed_until < $3 and c.cleaned_offset = $5
                     and c.settled_offset = $6 and c.tombstones = $7
             returning c.log_id)
-        select snapshot_offset, log_start_offset, pg_postmaster_start_time()
+        select snapshot_offset, log_start_offset, pg_postmaster_start_time() as server
         from head where exists (select from claimed)"
     );
     /// Checks that the rows were read from this server: after a failover their offsets may hold
@@ -86,60 +90,39 @@ statements! {
 }
 
 /// A log that may be due for compaction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, FromRow)]
 pub struct Candidate {
+    /// The first columns.
+    #[sqlx(flatten)]
     pub log: Due,
     pub topic: OwnSettings,
     pub tenant: OwnSettings,
+    #[sqlx(flatten)]
     pub standing: CompactionState,
     /// The database's clock.
     pub now: Timestamp,
 }
 
-type CandidateRow = (
-    TenantId,
-    LogId,
-    OwnSettings,
-    OwnSettings,
-    Offset,
-    Offset,
-    i64,
-    i64,
-    Offset,
-    Timestamp,
-    Timestamp,
-);
+impl FromRow<'_, PgRow> for CompactionState {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(CompactionState {
+            next_offset: row.try_get("next_offset")?,
+            cleaned_offset: row.try_get("cleaned_offset")?,
+            left_records: row.try_get("left_records")?,
+            tombstones: row.try_get("tombstones")?,
+            settled_offset: row.try_get("settled_offset")?,
+            settled_at: row.try_get("settled_at")?,
+        })
+    }
+}
 
 /// Lists the logs after one, by id, that may be due.
-pub async fn candidates(
-    conn: &mut PgConnection,
-    after: LogId,
-    limit: i64,
-) -> Result<Vec<Candidate>> {
-    let query = sqlx::query_as(CANDIDATES).bind(after).bind(limit);
-    let rows: Vec<CandidateRow> = query.fetch_all(conn).await?;
-    let candidate = |row: CandidateRow| {
-        let (tenant_id, log_id, topic, tenant, next_offset, cleaned_offset, left_records, ..) = row;
-        let (.., tombstones, settled_offset, settled_at, now) = row;
-        Candidate {
-            log: (tenant_id, log_id),
-            topic,
-            tenant,
-            standing: CompactionState {
-                next_offset,
-                cleaned_offset,
-                left_records,
-                tombstones,
-                settled_offset,
-                settled_at,
-            },
-            now,
-        }
-    };
-    Ok(rows.into_iter().map(candidate).collect())
+pub async fn candidates(conn: &mut Connection, after: LogId, limit: i64) -> Result<Vec<Candidate>> {
+    Ok(sqlx::query_as(CANDIDATES).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// The start and end of a log that this replica has taken, and the server it was read from.
+#[derive(FromRow)]
 pub struct Claimed {
     pub snapshot_offset: Offset,
     pub log_start_offset: Offset,
@@ -148,26 +131,20 @@ pub struct Claimed {
 
 /// Reserves a log for this replica until an instant. None if another replica was first.
 pub async fn claim(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     candidate: &Candidate,
     until: Timestamp,
 ) -> Result<Option<Claimed>> {
     let Candidate { log: (tenant, log), standing, now, .. } = candidate;
-    let claimed: Option<(Offset, Offset, Server)> = sqlx::query_as(CLAIM)
+    let query = sqlx::query_as(CLAIM)
         .bind(tenant)
         .bind(log)
         .bind(now)
         .bind(until)
         .bind(standing.cleaned_offset)
         .bind(standing.settled_offset)
-        .bind(standing.tombstones)
-        .fetch_optional(conn)
-        .await?;
-    Ok(claimed.map(|(snapshot_offset, log_start_offset, server)| Claimed {
-        snapshot_offset,
-        log_start_offset,
-        server,
-    }))
+        .bind(standing.tombstones);
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// A row that loses records.
@@ -186,7 +163,7 @@ pub struct CompactedRow {
 /// change, if another replica or a trim has touched them, the log no longer exists, or another
 /// server answers than `server`, from which they were read.
 pub async fn change(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
     server: Server,
     end: Offset,
@@ -247,7 +224,7 @@ pub struct Finished {
 
 /// Stores the result of a round with this beginning.
 pub async fn finish(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
     began: CompactionState,
     finished: Finished,

@@ -4,13 +4,12 @@
 //! when the statement was planned. (`is true` keeps the planner from an index on the tenant,
 //! through which it would read all of its rows.) Locked rows are skipped, so that nothing waits.
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::Chunk;
 use crate::{
     model::{LogId, Partition, ProducerId, TenantId, TopicId},
-    store::{Result, catalog::topics, execute, statements},
+    store::{Connection, Result, catalog::topics, execute, statements},
 };
 
 /// Deletes the first rows of a tenant in the order of a key. `$only`: those of a kind.
@@ -28,7 +27,8 @@ macro_rules! tables_left {
     ($($table:literal),*) => {
         concat!(
             "select array_remove(array[",
-            $("case when exists (select from oncelog.", $table, " where tenant_id = $1) then '", $table, "' end, ",)*
+            $("case when exists (select from oncelog.", $table, " where tenant_id = $1) then '",
+                $table, "' end, ",)*
             "null], null)"
         )
     };
@@ -54,7 +54,8 @@ statements! {
         where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3)
         order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
-    SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
+    SHRINK = r"update oncelog.topics set partition_count = $3
+        where tenant_id = $1 and topic_id = $2";
     /// Applies to the statements of this transaction, which are planned in it: they read the first
     /// rows in the order of a key instead of sorting all rows.
     READ_IN_ORDER = r"select set_config('enable_sort', 'off', true),
@@ -157,28 +158,24 @@ pub const SWEPT: [Swept; 15] = [
 ];
 
 /// Lists the deleted tenants after one, by id.
-pub async fn deleted(
-    conn: &mut PgConnection,
-    after: TenantId,
-    limit: i64,
-) -> Result<Vec<TenantId>> {
+pub async fn deleted(conn: &mut Connection, after: TenantId, limit: i64) -> Result<Vec<TenantId>> {
     Ok(sqlx::query_scalar(DELETED).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists the tables that still have rows of a tenant, except its own; call it in a transaction.
-pub async fn left(conn: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>> {
+pub async fn left(conn: &mut Connection, tenant: TenantId) -> Result<Vec<String>> {
     execute(conn, sqlx::query(READ_IN_ORDER)).await?;
     Ok(sqlx::query_scalar(LEFT).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Lists prepared transactions, up to a limit.
-pub async fn prepared(conn: &mut PgConnection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
+pub async fn prepared(conn: &mut Connection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
     Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(limit).fetch_all(conn).await?)
 }
 
 /// Locks any topic that is not locked.
 pub async fn lock_topic(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
 ) -> Result<Option<(TopicId, Partition)>> {
     Ok(sqlx::query_as(LOCK_TOPIC).bind(tenant).fetch_optional(conn).await?)
@@ -187,7 +184,7 @@ pub async fn lock_topic(
 /// Locks the journal of a locked topic, and the heads of its partitions from a given one on, to
 /// delete these.
 pub async fn lock_last_logs(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
@@ -202,7 +199,7 @@ pub async fn lock_last_logs(
 /// Deletes the last partitions of a locked topic, whose heads are locked; the janitor deletes their
 /// rows later.
 pub async fn shrink(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
@@ -215,7 +212,7 @@ pub async fn shrink(
 
 /// Removes a tenant's rows from a table, up to a limit; returns how many.
 pub async fn sweep(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     swept: Swept,
     chunk: i64,
@@ -245,7 +242,7 @@ pub async fn sweep(
 /// Locks a tenant that was deleted long enough ago, and returns its name. None if it is younger,
 /// already removed, or locked.
 pub async fn lock_tenant(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     age_ms: i64,
 ) -> Result<Option<String>> {
@@ -254,7 +251,7 @@ pub async fn lock_tenant(
 }
 
 /// Removes the locked row of a tenant without other data.
-pub async fn drop_tenant(conn: &mut PgConnection, tenant: TenantId) -> Result<()> {
+pub async fn drop_tenant(conn: &mut Connection, tenant: TenantId) -> Result<()> {
     execute(conn, sqlx::query(DROP_TENANT).bind(tenant)).await
 }
 
@@ -262,13 +259,13 @@ pub async fn drop_tenant(conn: &mut PgConnection, tenant: TenantId) -> Result<()
 pub type Doomed = (TenantId, TopicId);
 
 /// Lists deleted topics with unexpiring keys to remove.
-pub async fn doomed_topics(conn: &mut PgConnection, limit: i64) -> Result<Vec<Doomed>> {
+pub async fn doomed_topics(conn: &mut Connection, limit: i64) -> Result<Vec<Doomed>> {
     Ok(sqlx::query_as(DOOMED_TOPICS).bind(limit).fetch_all(conn).await?)
 }
 
 /// Removes one chunk of a deleted topic's unexpiring keys, unless another replica is working on it.
 pub async fn remove_keys(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, topic): Doomed,
     chunk: i64,
 ) -> Result<Chunk> {

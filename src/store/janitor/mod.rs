@@ -8,10 +8,9 @@ pub mod retention;
 pub mod snapshots;
 pub mod transactions;
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Result, execute, statements};
+use super::{Connection, Result, execute, statements};
 use crate::model::{LogId, Offset, TenantId};
 
 /// How many rows are gone, and the staged data that they referred to.
@@ -139,48 +138,48 @@ const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, o
     oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
 
 /// Whether a table has grown far beyond its statistics, and so beyond the assumptions of all plans.
-pub async fn outgrown(conn: &mut PgConnection) -> Result<bool> {
+pub async fn outgrown(conn: &mut Connection) -> Result<bool> {
     Ok(sqlx::query_scalar(OUTGROWN).fetch_one(conn).await?)
 }
 
 /// Refreshes the statistics, and with them the plans of all connections. (A role that does not own
 /// the tables leaves this to autovacuum.)
-pub async fn analyze(conn: &mut PgConnection) -> Result<()> {
+pub async fn analyze(conn: &mut Connection) -> Result<()> {
     sqlx::raw_sql(ANALYZE).execute(conn).await?;
     Ok(())
 }
 
 /// Limits lock waits in this transaction to a few milliseconds.
-pub async fn hurry(conn: &mut PgConnection) -> Result<()> {
+pub async fn hurry(conn: &mut Connection) -> Result<()> {
     execute(conn, sqlx::query(HURRY)).await
 }
 
 /// A log, with its tenant.
 pub type Due = (TenantId, LogId);
 
-async fn due(conn: &mut PgConnection, sql: &'static str, limit: i64) -> Result<Vec<Due>> {
+async fn due(conn: &mut Connection, sql: &'static str, limit: i64) -> Result<Vec<Due>> {
     Ok(sqlx::query_as(sql).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists logs of deleted topics.
-pub async fn doomed(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+pub async fn doomed(conn: &mut Connection, limit: i64) -> Result<Vec<Due>> {
     due(conn, DOOMED, limit).await
 }
 
 /// Lists logs with rows before their start.
-pub async fn trimmable(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+pub async fn trimmable(conn: &mut Connection, limit: i64) -> Result<Vec<Due>> {
     due(conn, TRIMMABLE, limit).await
 }
 
 /// Lists logs trimmed by hand beyond their snapshot.
-pub async fn unsnapped(conn: &mut PgConnection, limit: i64) -> Result<Vec<Due>> {
+pub async fn unsnapped(conn: &mut Connection, limit: i64) -> Result<Vec<Due>> {
     due(conn, UNSNAPPED_TRIMS, limit).await
 }
 
 /// Lists the logs after one, by tenant and id, each with whether more than the given number of
 /// offsets lies after its snapshot.
 pub async fn unfolded(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (after_tenant, after_log): Due,
     offsets: i64,
     limit: i64,
@@ -191,11 +190,7 @@ pub async fn unfolded(
 }
 
 /// Deletes one chunk of a deleted log, unless another replica is working on it.
-pub async fn remove_doomed(
-    conn: &mut PgConnection,
-    (tenant, log): Due,
-    chunk: i64,
-) -> Result<Chunk> {
+pub async fn remove_doomed(conn: &mut Connection, (tenant, log): Due, chunk: i64) -> Result<Chunk> {
     let query = sqlx::query(LOCK_DOOMED).bind(tenant).bind(log);
     if query.fetch_optional(&mut *conn).await?.is_none() {
         return Ok(Chunk::default());
@@ -223,7 +218,7 @@ pub async fn remove_doomed(
 /// Locks a head for trimming and returns (rows before this can be deleted, rows before this are
 /// deleted). None if it no longer exists.
 pub async fn lock_trimmable(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
 ) -> Result<Option<(Offset, Offset)>> {
     let query = sqlx::query_as(LOCK_TRIMMABLE).bind(tenant).bind(log);
@@ -232,7 +227,7 @@ pub async fn lock_trimmable(
 
 /// Deletes one chunk of whole rows before `before` from a locked log.
 pub async fn trim_rows(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
     before: Offset,
     chunk: i64,
@@ -251,7 +246,7 @@ pub async fn trim_rows(
 
 /// Deletes the staged data of deleted rows, one pair each. Returns its size in bytes.
 pub(super) async fn drop_staged(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     transactions: Vec<Uuid>,
     ordinals: Vec<i64>,

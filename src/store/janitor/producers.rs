@@ -1,6 +1,7 @@
-//! Statements on producers that were idle too long, and on the open ids they leave behind.
+//! Statements on producers that were idle too long (`sessions`, `producer_states`), and on the open
+//! ids they leave behind (`session_opens`). They lock one session, unless it is locked.
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
 use super::Chunk;
@@ -8,8 +9,8 @@ use crate::{
     model::{LogId, Offset, ProducerId, TenantId, Timestamp},
     rules::{append::encoding, expiry::Activity, session::SessionRow},
     store::{
-        Result, durable, execute,
-        session::{session_by_id, session_columns},
+        Connection, Result, durable, execute,
+        session::{session_columns, sessions},
         statements,
     },
 };
@@ -25,7 +26,7 @@ statements! {
                 and s.active_at < w.idle_since
             order by s.active_at limit $4) s
         order by s.active_at limit $4";
-    LOCK = concat!(session_by_id!(), " for no key update skip locked");
+    LOCK = sessions!("producer_id = $2 for no key update skip locked");
     /// Reads the noted activity, whether a transaction is open, and when the one with the newest id
     /// was begun or ended.
     TRANSACTED = r"select s.active_at,
@@ -73,7 +74,7 @@ pub struct IdleSince {
 
 /// Lists candidates, up to a limit.
 pub async fn idle(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     wanted: &[IdleSince],
     limit: i64,
 ) -> Result<Vec<(TenantId, ProducerId)>> {
@@ -87,7 +88,7 @@ pub async fn idle(
 
 /// Locks a session as an open does. None if it no longer exists, or is locked and so not idle.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<SessionRow>> {
@@ -99,7 +100,7 @@ pub async fn lock(
 /// not be the latest transaction, as clients choose the ids; so all of them count before the
 /// producer is found idle.
 pub async fn transacted(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     since: Timestamp,
@@ -117,7 +118,7 @@ pub async fn transacted(
 /// The time of the producer's last append if it is not older than `since`; older ones only as far
 /// as known.
 pub async fn last_appended_at(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     logs: &[LogId],
@@ -145,7 +146,7 @@ pub async fn last_appended_at(
 
 /// Notes activity of a locked session: it is not checked again before its limit has passed since.
 pub async fn move_activity(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     active_at: Timestamp,
@@ -157,7 +158,7 @@ pub async fn move_activity(
 /// Removes a locked producer as a whole; the heads of its logs must be locked, too. Its open ids
 /// stay.
 pub async fn forget(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Chunk> {
@@ -172,7 +173,7 @@ pub async fn forget(
 
 /// Lists open ids of expired producers from before an instant.
 pub async fn orphaned_opens(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     made_before: Timestamp,
     limit: i64,
 ) -> Result<Vec<(TenantId, Uuid)>> {
@@ -181,7 +182,7 @@ pub async fn orphaned_opens(
 }
 
 pub async fn drop_orphaned_open(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open_id: Uuid,
 ) -> Result<Chunk> {

@@ -1,13 +1,13 @@
 //! Statements of retention: finds logs with rows that may be too old or too many, and advances
-//! their start.
+//! their start. They lock one head (`logs`).
 
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use super::Due;
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp, settings::OwnSettings},
     rules::retention::{Log, LogRow},
-    store::{Result, execute, statements},
+    store::{Connection, Result, execute, statements},
 };
 
 statements! {
@@ -79,7 +79,7 @@ pub struct HeadSizes {
 
 /// Lists the logs after one, by tenant and id.
 pub async fn page(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (after_tenant, after_log): Due,
     limit: i64,
 ) -> Result<Vec<HeadSizes>> {
@@ -111,7 +111,7 @@ pub struct LockedHead {
 }
 
 /// Locks a head. None if it no longer exists.
-pub async fn lock(conn: &mut PgConnection, (tenant, log): Due) -> Result<Option<LockedHead>> {
+pub async fn lock(conn: &mut Connection, (tenant, log): Due) -> Result<Option<LockedHead>> {
     execute(conn, sqlx::query(LOCK).bind(tenant).bind(log)).await?;
     Ok(sqlx::query_as(FACTS).bind(tenant).bind(log).fetch_optional(conn).await?)
 }
@@ -135,7 +135,7 @@ impl FromRow<'_, PgRow> for LockedHead {
 
 /// Lists the oldest existing rows of a log before an offset.
 pub async fn oldest(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
     kept_offset: Offset,
     limit: i64,
@@ -149,7 +149,7 @@ pub async fn oldest(
 
 /// Advances the start of a locked log.
 pub async fn move_start(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, log): Due,
     log_start_offset: Offset,
 ) -> Result<()> {

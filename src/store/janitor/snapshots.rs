@@ -1,12 +1,12 @@
 //! Takes snapshots: replays the rows since the last one into `producer_states`, so that cold starts
-//! are bounded and rows can be trimmed.
+//! are bounded and rows can be trimmed. It locks one head (`logs`), then states by producer.
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId, Timestamp},
     store::{
-        Result,
+        Connection, Result,
         append::load::{StoredRow, StoredState},
         execute, statements,
     },
@@ -37,7 +37,7 @@ statements! {
 
 /// Locks a head and returns (snapshot offset, next offset); none if it no longer exists.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
 ) -> Result<Option<(Offset, Offset)>> {
@@ -47,7 +47,7 @@ pub async fn lock(
 
 /// The first `limit` rows of `[from, to)`.
 pub async fn rows(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     from: Offset,
@@ -60,7 +60,7 @@ pub async fn rows(
 
 /// The states of these producers in the log, locked.
 pub async fn states(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     producers: &[ProducerId],
@@ -81,7 +81,7 @@ pub struct FoldedState {
 
 /// Writes the states and advances the snapshot; the head must be locked.
 pub async fn write(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     as_of_offset: Offset,

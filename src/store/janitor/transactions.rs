@@ -1,15 +1,17 @@
-//! Statements of the janitor on transactions: it aborts those past their timeout, and removes
-//! outcomes past their retention.
+//! Statements of the janitor on `transactions`: it aborts those past their timeout, and removes
+//! outcomes past their retention. It locks sessions before transactions, both by id.
 
 use std::collections::BTreeMap;
 
-use sqlx::{FromRow, PgConnection, postgres::PgBindIterExt};
+use sqlx::{FromRow, postgres::PgBindIterExt};
 use uuid::Uuid;
 
 use super::Chunk;
 use crate::{
     model::{ProducerId, TenantId, Timestamp},
-    store::{Result, durable, execute, statements, transaction::end::expire_transactions},
+    store::{
+        Connection, Result, durable, execute, statements, transaction::end::expire_transactions,
+    },
 };
 
 statements! {
@@ -45,7 +47,7 @@ statements! {
 }
 
 /// Lists ongoing transactions past their timeout, by tenant.
-pub async fn late(conn: &mut PgConnection, limit: i64) -> Result<BTreeMap<TenantId, Vec<Uuid>>> {
+pub async fn late(conn: &mut Connection, limit: i64) -> Result<BTreeMap<TenantId, Vec<Uuid>>> {
     let rows: Vec<_> = sqlx::query_as(LATE).bind(limit).fetch_all(conn).await?;
     let mut late: BTreeMap<TenantId, Vec<Uuid>> = BTreeMap::new();
     for (tenant, id) in rows {
@@ -56,7 +58,7 @@ pub async fn late(conn: &mut PgConnection, limit: i64) -> Result<BTreeMap<Tenant
 
 /// Aborts those of these transactions that are past their timeout and not locked; returns how many.
 pub async fn expire_unless_held(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     ids: &[Uuid],
 ) -> Result<u64> {
@@ -74,7 +76,7 @@ pub struct Cutoff {
 }
 
 /// The tenants with outcomes to remove.
-pub async fn due(conn: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Vec<Cutoff>> {
+pub async fn due(conn: &mut Connection, cutoffs: &[Cutoff]) -> Result<Vec<Cutoff>> {
     let query = sqlx::query_as(DUE)
         .bind(cutoffs.iter().map(|cutoff| cutoff.tenant).bind_iter())
         .bind(cutoffs.iter().map(|cutoff| cutoff.instant).bind_iter());
@@ -83,7 +85,7 @@ pub async fn due(conn: &mut PgConnection, cutoffs: &[Cutoff]) -> Result<Vec<Cuto
 
 /// Removes a chunk of a tenant's outcomes. It advances the horizon first, so that none of their ids
 /// runs again, and notes that their producers were active when they ended.
-pub async fn forget(conn: &mut PgConnection, cutoff: Cutoff, chunk: i64) -> Result<Chunk> {
+pub async fn forget(conn: &mut Connection, cutoff: Cutoff, chunk: i64) -> Result<Chunk> {
     let Cutoff { tenant, instant } = cutoff;
     let query = sqlx::query(RAISE_HORIZON).bind(tenant).bind(instant);
     execute(conn, query).await?;

@@ -2,7 +2,7 @@
 //! id, then the heads of all logs that these have staged records for, by id.
 
 use sqlx::{
-    FromRow, PgConnection, Row,
+    FromRow, Row,
     postgres::{PgBindIterExt, PgRow},
 };
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use super::transaction_columns;
 use crate::{
     model::{Epoch, LogId, Offset, ProducerId, TenantId, Timestamp, transaction::Reason},
     rules::transaction::TransactionRow,
-    store::{Error, Result, durable, execute, statements},
+    store::{Connection, Error, Result, durable, execute, statements},
 };
 
 /// Aborts transactions past their timeout. `$waiting`: for those that are locked, or not.
@@ -152,7 +152,7 @@ pub struct CommittedTransactions {
 /// are unchanged. `judged`: they are locked, and everything but assigning offsets is done; this
 /// also covers prepared ones and those with offsets.
 pub async fn commit(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     commits: &[Commit],
     judged: bool,
@@ -180,7 +180,7 @@ pub async fn commit(
 
 /// Marks a locked transaction as prepared.
 pub async fn prepare(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     prepared_at: Timestamp,
@@ -190,7 +190,7 @@ pub async fn prepare(
 
 /// Aborts a locked transaction.
 pub async fn abort(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     reason: Reason,
@@ -201,7 +201,7 @@ pub async fn abort(
 }
 
 /// Aborts those of these transactions that are past their timeout; returns how many.
-pub async fn expire(conn: &mut PgConnection, tenant: TenantId, ids: &[Uuid]) -> Result<u64> {
+pub async fn expire(conn: &mut Connection, tenant: TenantId, ids: &[Uuid]) -> Result<u64> {
     let query = sqlx::query(EXPIRE).bind(tenant).bind(ids);
     Ok(query.execute(conn).await?.rows_affected())
 }

@@ -1,14 +1,14 @@
-//! Statements on the rows of transactions.
+//! Statements on the rows of `transactions`, which are locked by id.
 
 pub mod end;
 pub mod one_request;
 pub mod record_ids;
 pub mod staging;
 
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
+use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 use uuid::Uuid;
 
-use super::{Error, Result, durable, statements};
+use super::{Connection, Error, Result, durable, statements};
 use crate::{
     model::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
@@ -22,6 +22,18 @@ macro_rules! transaction_columns {
     () => {
         r"t.transaction_id, t.state, t.producer_id, t.epoch, t.digest, t.created_at, t.expires_at,
             t.prepared_at, t.ended_at, t.reason, t.append_count, t.batch_count, t.next_sequence"
+    };
+}
+
+macro_rules! transaction_rows {
+    ($which:literal) => {
+        concat!(
+            "select ",
+            transaction_columns!(),
+            r", t.appends
+        from oncelog.transactions t where tenant_id = $1 and ",
+            $which
+        )
     };
 }
 
@@ -39,11 +51,8 @@ macro_rules! page {
 }
 
 statements! {
-    READ = concat!("select ", transaction_columns!(), r", t.appends
-        from oncelog.transactions t where tenant_id = $1 and transaction_id = $2");
-    LOCK = concat!("select ", transaction_columns!(), r", t.appends
-        from oncelog.transactions t where tenant_id = $1 and transaction_id = any($2)
-        order by transaction_id for no key update");
+    READ = transaction_rows!("transaction_id = $2");
+    LOCK = transaction_rows!("transaction_id = any($2) order by transaction_id for no key update");
     HORIZON = "select forgotten_horizon, clock_timestamp() from oncelog.tenants where tenant_id = $1";
     /// The common begin in one round trip: a new transaction, of a session that is current if it
     /// names one. No row: some condition does not hold.
@@ -76,11 +85,8 @@ statements! {
         values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing
         returning ", transaction_columns!(), ", t.appends"
     );
-    ONGOING = concat!("select ", transaction_columns!(), r", t.appends
-        from oncelog.transactions t where tenant_id = $1 and producer_id = $2 and state = 'ongoing'");
-    LOCK_ONGOING = concat!("select ", transaction_columns!(), r", t.appends
-        from oncelog.transactions t where tenant_id = $1 and producer_id = $2 and state = 'ongoing'
-        for no key update");
+    ONGOING = transaction_rows!("producer_id = $2 and state = 'ongoing'");
+    LOCK_ONGOING = transaction_rows!("producer_id = $2 and state = 'ongoing' for no key update");
     PREPARED = r"select transaction_id from oncelog.transactions
         where tenant_id = $1 and producer_id = $2 and state = 'prepared'
         order by transaction_id";
@@ -123,7 +129,7 @@ impl FromRow<'_, PgRow> for TransactionRow {
 
 /// Reads the row without a lock.
 pub async fn read(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
 ) -> Result<Option<TransactionRow>> {
@@ -132,7 +138,7 @@ pub async fn read(
 
 /// Locks rows in the order of their ids; omits missing ones.
 pub async fn lock(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     ids: &[Uuid],
 ) -> Result<Vec<TransactionRow>> {
@@ -140,7 +146,7 @@ pub async fn lock(
 }
 
 /// The horizon: ids without a row and with an earlier timestamp may have run; and the clock.
-pub async fn horizon(conn: &mut PgConnection, tenant: TenantId) -> Result<(Timestamp, Timestamp)> {
+pub async fn horizon(conn: &mut Connection, tenant: TenantId) -> Result<(Timestamp, Timestamp)> {
     Ok(sqlx::query_as(HORIZON).bind(tenant).fetch_one(conn).await?)
 }
 
@@ -164,7 +170,7 @@ pub struct Limits {
 /// Begins a transaction in one statement. None if its id is known, its session is not current or
 /// has an ongoing transaction, or its id is not allowed.
 pub async fn begin_new(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     new: &New,
     limits: &Limits,
@@ -193,7 +199,7 @@ pub async fn begin_new(
 /// checks afterwards (`horizon`) whether the id is allowed, because only then what was forgotten
 /// before is visible.
 pub async fn insert(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     new: &New,
     created_at: Timestamp,
@@ -207,7 +213,7 @@ pub async fn insert(
 
 /// The ongoing transaction of a producer.
 pub async fn ongoing(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<TransactionRow>> {
@@ -216,7 +222,7 @@ pub async fn ongoing(
 
 /// Locks the ongoing transaction of a producer whose session is locked, so that no other can begin.
 pub async fn lock_ongoing(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Option<TransactionRow>> {
@@ -225,7 +231,7 @@ pub async fn lock_ongoing(
 
 /// The prepared transactions of a producer.
 pub async fn prepared(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
 ) -> Result<Vec<Uuid>> {
@@ -234,7 +240,7 @@ pub async fn prepared(
 
 /// The transaction that an open at this instant aborted.
 pub async fn fenced_at(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     instant: Timestamp,
@@ -244,13 +250,13 @@ pub async fn fenced_at(
 }
 
 /// Lists ongoing transactions past their timeout.
-pub async fn late(conn: &mut PgConnection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
+pub async fn late(conn: &mut Connection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
     Ok(sqlx::query_scalar(LATE).bind(tenant).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists the transactions after an id, by id, without the locations of their appends.
 pub async fn list(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     filter: Filter,
     after: Uuid,
@@ -275,6 +281,6 @@ pub async fn list(
 }
 
 /// Counts ongoing and prepared transactions of all tenants, with the age of the oldest.
-pub async fn open(conn: &mut PgConnection) -> Result<Vec<(State, i64, Timestamp)>> {
+pub async fn open(conn: &mut Connection) -> Result<Vec<(State, i64, Timestamp)>> {
     Ok(sqlx::query_as(OPEN).fetch_all(conn).await?)
 }

@@ -1,13 +1,13 @@
-//! Statements on one-request transactions whose ids a batch has reserved. (A batch on the fast path
-//! writes them with its appends.)
+//! Statements on rows of `transactions`, for one-request transactions whose ids a batch has
+//! reserved. (A batch on the fast path writes them with its appends.)
 
-use sqlx::{PgConnection, postgres::PgBindIterExt, types::Json};
+use sqlx::{postgres::PgBindIterExt, types::Json};
 use uuid::Uuid;
 
 use crate::{
     model::{Digest, TenantId, Timestamp, transaction::PlacedAppend},
     rules::transaction::one_request::SingleRequestTxn,
-    store::{Error, Result, execute, statements},
+    store::{Connection, Error, Result, execute, statements},
 };
 
 statements! {
@@ -41,7 +41,7 @@ pub struct Ended<'a> {
 /// Inserts placeholder rows for these ids, unless they exist; returns those inserted, which must be
 /// finished or deleted.
 pub async fn insert_placeholders(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     wholes: &[(Uuid, Digest)],
 ) -> Result<Vec<Uuid>> {
@@ -53,7 +53,7 @@ pub async fn insert_placeholders(
 
 /// Commits transactions with placeholders: either all of them, or nothing was to be appended.
 pub async fn finish(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     ended: &[Ended<'_>],
     ended_at: Timestamp,
@@ -72,6 +72,6 @@ pub async fn finish(
 }
 
 /// Deletes placeholders, so that their ids are free again.
-pub async fn drop_claims(conn: &mut PgConnection, tenant: TenantId, ids: &[Uuid]) -> Result<()> {
+pub async fn drop_claims(conn: &mut Connection, tenant: TenantId, ids: &[Uuid]) -> Result<()> {
     execute(conn, sqlx::query(DROP_CLAIMS).bind(tenant).bind(ids)).await
 }

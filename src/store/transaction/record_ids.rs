@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
 use crate::{
     model::{LogId, TenantId, TopicId, settings::OwnSettings},
     rules::transaction::record_ids::{IdTopic, NewId, StagedRow, unpack},
-    store::{Error, Result, execute, statements},
+    store::{Connection, Error, Result, execute, statements},
 };
 
 statements! {
@@ -55,7 +55,7 @@ pub struct TopicOf {
 /// Reads the rows of a transaction whose records have ids, by ordinal, if they belong to these
 /// logs.
 pub async fn read(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     topics: &HashMap<LogId, IdTopic>,
@@ -74,7 +74,7 @@ pub async fn read(
 
 /// The topics of these logs; omits those that no longer exist.
 pub async fn topics(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
 ) -> Result<HashMap<LogId, TopicOf>> {
@@ -88,7 +88,7 @@ pub async fn topics(
 
 /// The records of rows, by ordinal.
 pub async fn lines(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     ordinals: &[i64],
@@ -100,7 +100,7 @@ pub async fn lines(
 
 /// The remaining records of rows: ordinal, record count and records.
 pub async fn keep(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     rows: &[(i64, i64, String)],
@@ -115,18 +115,13 @@ pub async fn keep(
 }
 
 /// Deletes the rows of a committed transaction without remaining records.
-pub async fn drop_empty(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<()> {
+pub async fn drop_empty(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<()> {
     execute(conn, sqlx::query(DROP_EMPTY).bind(tenant).bind(id)).await
 }
 
 /// Notes that a prepared transaction holds these ids; the heads of their topics' journals must be
 /// locked.
-pub async fn hold(
-    conn: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-    ids: &[NewId],
-) -> Result<()> {
+pub async fn hold(conn: &mut Connection, tenant: TenantId, id: Uuid, ids: &[NewId]) -> Result<()> {
     let query = sqlx::query(HOLD)
         .bind(tenant)
         .bind(id)
@@ -139,7 +134,7 @@ pub async fn hold(
 }
 
 /// Ends a prepared transaction: its held ids become free, or remembered.
-pub async fn release(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Vec<NewId>> {
+pub async fn release(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<Vec<NewId>> {
     let query = sqlx::query_as(RELEASE).bind(tenant).bind(id);
     let rows: Vec<(TopicId, Uuid, i64, LogId, i64, i32)> = query.fetch_all(conn).await?;
     let released = rows.into_iter().map(|(topic_id, key, digest, log_id, ordinal, position)| {

@@ -1,7 +1,7 @@
 //! Statements on staged data of transactions with several requests: `staged_batches`,
 //! `staged_offsets`, and the `pins` of prepared ones. They lock rows of `transactions` by id.
 
-use sqlx::{PgConnection, postgres::PgBindIterExt};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
 use super::transaction_columns;
@@ -14,7 +14,7 @@ use crate::{
         group::offsets::{Claimed, OffsetPlace},
         transaction::TransactionRow,
     },
-    store::{Error, Result, durable, execute, janitor::Chunk, statements},
+    store::{Connection, Error, Result, durable, execute, janitor::Chunk, statements},
 };
 
 /// The topics that were deleted, or have another partition count than the records were spread over
@@ -116,7 +116,8 @@ statements! {
         from unnest($2::text[], $3::bigint[]) as p (group_name, log_id)
         where o.tenant_id = $1 and o.log_id = any($3)
             and o.group_name = p.group_name and o.log_id = p.log_id";
-    DROP_OFFSETS = "delete from oncelog.staged_offsets where tenant_id = $1 and transaction_id = $2";
+    DROP_OFFSETS = r"delete from oncelog.staged_offsets
+        where tenant_id = $1 and transaction_id = $2";
     /// Covers all tenants.
     SWEEPING = "select tenant_id, transaction_id from oncelog.transactions where sweeping limit $1";
     DROP_STAGED = r"delete from oncelog.staged_batches
@@ -157,7 +158,7 @@ pub struct StagingCall<'a> {
 
 /// Stages calls of different transactions; returns the rows of the successful ones.
 pub async fn stage(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     calls: &[StagingCall<'_>],
     max_batches: i64,
@@ -197,7 +198,7 @@ pub async fn stage(
 
 /// The digest of a sequenced call that was made.
 pub async fn call_digest(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     sequence: Sequence,
@@ -207,7 +208,7 @@ pub async fn call_digest(
 }
 
 /// Whether one of these topics was deleted, or has another partition count.
-pub async fn moved(conn: &mut PgConnection, tenant: TenantId, spreads: &[Spread]) -> Result<bool> {
+pub async fn moved(conn: &mut Connection, tenant: TenantId, spreads: &[Spread]) -> Result<bool> {
     let query = sqlx::query_scalar(MOVED)
         .bind(tenant)
         .bind(spreads.iter().map(|(topic, _)| topic).bind_iter())
@@ -218,7 +219,7 @@ pub async fn moved(conn: &mut PgConnection, tenant: TenantId, spreads: &[Spread]
 /// Stages offsets for a locked transaction, each for a different place; they replace those staged
 /// for it before.
 pub async fn stage_offsets<'a>(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     offsets: &'a [Claimed],
@@ -254,7 +255,7 @@ fn stored_base(stored: Offset) -> Option<Offset> {
 }
 
 /// Reads the offsets that a transaction will commit, by group and log.
-pub async fn offsets(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Vec<Claimed>> {
+pub async fn offsets(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<Vec<Claimed>> {
     type Found = (
         Name,
         LogId,
@@ -289,7 +290,7 @@ pub struct Logs {
     pub with_ids: Vec<LogId>,
 }
 
-pub async fn logs(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<Logs> {
+pub async fn logs(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<Logs> {
     let query = sqlx::query_as(LOGS).bind(tenant).bind(id);
     let logs: Vec<(LogId, bool)> = query.fetch_all(conn).await?;
     let with_ids = logs.iter().filter(|(_, has_ids)| *has_ids).map(|(id, _)| *id).collect();
@@ -299,7 +300,7 @@ pub async fn logs(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result
 /// Pins the topics of these locked logs, and these locked places, so that nobody else commits
 /// there.
 pub async fn pin(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     logs: &[LogId],
@@ -311,7 +312,7 @@ pub async fn pin(
 
 /// Reverts `pin`; the places must be locked.
 pub async fn unpin(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     places: &[OffsetPlace],
@@ -321,7 +322,7 @@ pub async fn unpin(
 }
 
 async fn pin_offsets(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     places: &[OffsetPlace],
     pinned_by: Option<Uuid>,
@@ -335,19 +336,19 @@ async fn pin_offsets(
 }
 
 /// Deletes the staged offsets of an ended transaction.
-pub async fn drop_offsets(conn: &mut PgConnection, tenant: TenantId, id: Uuid) -> Result<u64> {
+pub async fn drop_offsets(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<u64> {
     let query = sqlx::query(DROP_OFFSETS).bind(tenant).bind(id);
     Ok(query.execute(conn).await?.rows_affected())
 }
 
 /// Lists aborted transactions with staged rows.
-pub async fn sweeping(conn: &mut PgConnection, limit: i64) -> Result<Vec<(TenantId, Uuid)>> {
+pub async fn sweeping(conn: &mut Connection, limit: i64) -> Result<Vec<(TenantId, Uuid)>> {
     Ok(sqlx::query_as(SWEEPING).bind(limit).fetch_all(conn).await?)
 }
 
 /// Deletes one chunk of the staged rows of an aborted transaction.
 pub async fn sweep(
-    conn: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, id): (TenantId, Uuid),
     chunk: i64,
 ) -> Result<Chunk> {
