@@ -33,7 +33,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let signals = Signals::new()?;
     raise_open_files();
     let metrics = telemetry::metrics()?;
-    let keys = keys(&config)?;
+    let token_keys = keys(&config)?;
     // before anything slow: a port that is taken is told at once
     let listener = TcpListener::bind(config.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {}", config.listen))?;
@@ -43,14 +43,14 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let store = Store::new(options, config.pool_connections);
     migrate(&store).await?;
     let broker = Broker::start(store, service_config(&config));
-    let limits = limits(&config);
-    let drain_timeout_ms = limits.drain_timeout_ms;
-    let router = http::router(broker.clone(), keys, limits.clone(), || metrics.render());
+    let http_limits = limits(&config);
+    let drain_timeout_ms = http_limits.drain_timeout_ms;
+    let router = http::router(broker.clone(), token_keys, http_limits.clone(), || metrics.render());
 
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     let server = tokio::spawn(async move {
-        http::server::serve(listener, router, &limits, stopped).await;
+        http::server::serve(listener, router, &http_limits, stopped).await;
     });
     let upkeep = tokio::spawn(async move {
         loop {

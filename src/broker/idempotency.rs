@@ -57,35 +57,33 @@ struct PendingKey {
 /// The result of a lookup.
 pub(super) enum Begun<T> {
     /// The call was already done, with this answer.
-    Before(T),
-    New(IdempotentCall),
+    Replay(T),
+    Fresh(IdempotentCall),
 }
 
 impl Broker {
     /// Returns the answer of an earlier call with this key, or the permission to do it.
-    pub(super) async fn look_once<T: DeserializeOwned + Send + 'static>(
+    pub(super) async fn begin_once<T: DeserializeOwned + Send + 'static>(
         &self,
         tenant: TenantId,
         key: Option<RequestKey>,
     ) -> Result<Begun<T>, Error> {
-        let Some(request) = key else { return Ok(Begun::New(IdempotentCall(None))) };
+        let Some(request) = key else { return Ok(Begun::Fresh(IdempotentCall(None))) };
         let window_ms = in_force(Key::DedupWindowMs, &[&*self.settings.of(tenant).await?]).number();
         if window_ms == Some(0) {
             return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
         }
         // (what it may write says where keys may lie, as often as it is said)
-        let look = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let (rings, now) = store::dedup::call_rings(connection, tenant).await?;
-                let lifetime_ms = request.lifetime_ms(window_ms, now);
-                let ring = Ring::of(lifetime_ms);
-                if rings & ring.bit() == 0 {
-                    store::dedup::add_call_ring(connection, tenant, ring).await?;
-                }
-                let slot = ring.slots()[0];
-                let claim = PendingKey { request, window_ms, lifetime_ms, ring, now, slot };
-                IdempotentCall(Some(claim)).look(connection, tenant).await
-            })
+        let look = self.store.of(tenant).run(async move |connection| {
+            let (rings, now) = store::dedup::call_rings(connection, tenant).await?;
+            let lifetime_ms = request.lifetime_ms(window_ms, now);
+            let ring = Ring::of(lifetime_ms);
+            if rings & ring.bit() == 0 {
+                store::dedup::add_call_ring(connection, tenant, ring).await?;
+            }
+            let slot = ring.slots()[0];
+            let key = PendingKey { request, window_ms, lifetime_ms, ring, now, slot };
+            IdempotentCall(Some(key)).look_up(connection, tenant).await
         });
         look.await
     }
@@ -98,20 +96,20 @@ impl IdempotentCall {
     }
 
     /// Looks up the key again under the lock that all calls with it share.
-    pub async fn look<T: DeserializeOwned>(
+    pub async fn look_up<T: DeserializeOwned>(
         self,
         connection: &mut Connection,
         tenant: TenantId,
     ) -> Result<Begun<T>, Error> {
-        let Some(claim) = self.0 else { return Ok(Begun::New(self)) };
+        let Some(claim) = self.0 else { return Ok(Begun::Fresh(self)) };
         let (rings, _) = store::dedup::call_rings(connection, tenant).await?;
         let wanted = Ring::all().filter(|ring| *ring == claim.ring || rings & ring.bit() != 0);
         let wanted = wanted.map(|ring| ((NO_TOPIC, ring), vec![claim.request.key])).collect();
-        let known = dedup::gather(connection, tenant, &wanted).await?;
+        let known = dedup::fetch(connection, tenant, &wanted).await?;
         if let Some((answer, _)) = known.repeated(NO_TOPIC, &claim.request, claim.window_ms)? {
-            return Ok(Begun::Before(read(answer)?));
+            return Ok(Begun::Replay(read(answer)?));
         }
-        Ok(Begun::New(IdempotentCall(Some(PendingKey {
+        Ok(Begun::Fresh(IdempotentCall(Some(PendingKey {
             now: known.now,
             slot: known.slot(claim.ring),
             ..claim
@@ -144,10 +142,11 @@ pub(super) async fn complete<T: Serialize>(
     connection: &mut Connection,
     tenant: TenantId,
     request: &RequestKey,
-    (answer, whole): (&T, &T),
+    (preliminary, complete): (&T, &T),
 ) -> Result<bool, store::Error> {
-    let (answer, whole) = (written(answer)?, written(whole)?);
-    store::dedup::complete(connection, tenant, (NO_TOPIC, request.key), &answer, &whole).await
+    let (preliminary, complete) = (written(preliminary)?, written(complete)?);
+    store::dedup::complete(connection, tenant, (NO_TOPIC, request.key), &preliminary, &complete)
+        .await
 }
 
 fn written(answer: &impl Serialize) -> Result<Vec<u8>, store::Error> {

@@ -6,7 +6,7 @@
 //! - *lanes* (`append`) batch waiting appends and write one batch after the other; a topic with all
 //!   its logs always uses the same lane;
 //! - *watermark queries* (`read::watermarks`) read log starts and high watermarks, one statement
-//!   for all reads that arrived before it;
+//!   for all reads that arrived before it (`coalesce`);
 //! - the *page cache* (`read::page_cache`) shares rows below the high watermark between readers;
 //! - *fair reads* (`read::fair`) divide one answer between several logs;
 //! - *watches* (`wakeup`) wake waiting reads: at once for commits of this replica, by NOTIFY for
@@ -25,12 +25,14 @@
 
 mod append;
 mod catalog;
+mod coalesce;
 mod error;
 mod group;
 mod idempotency;
 mod janitor;
 mod memory_budget;
 mod read;
+mod retry;
 mod row_locks;
 mod session;
 mod transaction;
@@ -97,8 +99,8 @@ pub struct Broker {
     settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
     lanes: append::lane::Lanes,
-    looks: read::watermarks::WatermarkReader,
-    beats: group::leases::Leases,
+    watermarks: read::watermarks::WatermarkReader,
+    leases: group::leases::Leases,
     pages: Arc<read::page_cache::Pages>,
     watches: Arc<wakeup::watch::Watches>,
     appends: append::metrics::AppendMetrics,
@@ -132,8 +134,8 @@ impl Broker {
     pub fn start_without_janitor(store: Store, settings: ServiceConfig) -> Arc<Self> {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
-        let looks = read::watermarks::WatermarkReader::new(store.clone());
-        let watches = Arc::new(wakeup::watch::Watches::new(looks.clone()));
+        let watermarks = read::watermarks::WatermarkReader::new(store.clone());
+        let watches = Arc::new(wakeup::watch::Watches::new(watermarks.clone()));
         let signals = Arc::new(wakeup::notify::Signals::new(store.clone()));
         let lanes =
             append::lane::Lanes::start(&store, &settings, &watches, &signals, &tasks, &stop);
@@ -152,8 +154,8 @@ impl Broker {
             janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,
-            looks,
-            beats: group::leases::Leases::new(store.clone()),
+            watermarks,
+            leases: group::leases::Leases::new(store.clone()),
             pages: Arc::new(read::page_cache::Pages::new(store.clone(), settings.page_cache_bytes)),
             watches: watches.clone(),
             appends: append::metrics::AppendMetrics::new(),

@@ -28,9 +28,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout of a request; a long poll adds its wait.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The longest `Retry-After` that the client respects.
-const LONGEST_OBEYED: Duration = Duration::from_secs(300);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
@@ -62,8 +62,8 @@ pub(super) struct Client {
     http: reqwest::Client,
     base: Url,
     patience: Patience,
-    /// Whether the user was told that the server does not answer.
-    away: AtomicBool,
+    /// Whether an outage is reported.
+    is_down: AtomicBool,
     repeats: AtomicU64,
     /// Notices are printed above it.
     pub progress: ProgressBar,
@@ -73,7 +73,6 @@ pub(super) struct Client {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub status: StatusCode,
-    pub headers: HeaderMap,
     pub body: Bytes,
 }
 
@@ -95,11 +94,11 @@ pub(super) struct Problem {
     pub expected: Option<i64>,
     required_scope: Option<String>,
     #[serde(default)]
-    pub errors: Vec<Mistake>,
+    pub errors: Vec<FieldError>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Mistake {
+pub(super) struct FieldError {
     #[serde(default)]
     pub pointer: String,
     #[serde(default)]
@@ -112,7 +111,7 @@ impl fmt::Display for Problem {
         // the detail already has the first one
         let more = self.errors.iter().skip(1);
         more.take(10)
-            .try_for_each(|Mistake { pointer, detail }| write!(f, "\n  {pointer}: {detail}"))
+            .try_for_each(|FieldError { pointer, detail }| write!(f, "\n  {pointer}: {detail}"))
     }
 }
 
@@ -143,9 +142,9 @@ fn advice(problem: &Problem) -> &'static str {
 }
 
 /// How an attempt failed.
-enum Trouble {
+enum AttemptError {
     /// No response, or a 5xx that oncelog did not write: retry.
-    Away(String),
+    Unavailable(String),
     Problem(Problem, Option<Duration>),
     Foreign(String),
 }
@@ -178,7 +177,7 @@ impl Client {
             http: builder.build().context("cannot create the HTTP client")?,
             base: flags.url,
             patience,
-            away: AtomicBool::new(false),
+            is_down: AtomicBool::new(false),
             repeats: AtomicU64::new(0),
             progress: ProgressBar::hidden(),
         })
@@ -206,129 +205,65 @@ impl Client {
         self.send_while(request, |_| false).await
     }
 
-    /// Sends the request and retries it. `mend` decides whether to retry after a problem whose
+    /// Sends the request and retries it. `may_retry` decides whether to retry after a problem whose
     /// `retry` does not ask for it.
     pub async fn send_while(
         &self,
         request: RequestBuilder,
-        mend: impl Fn(&Problem) -> bool,
+        may_retry: impl Fn(&Problem) -> bool,
     ) -> Result<Answer, Failure> {
         let begun = Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            let Some(again) = request.try_clone() else {
+            let Some(copy) = request.try_clone() else {
                 return Err(Failure::Foreign("this request cannot be sent again".into()));
             };
-            let mut advice = "";
-            let (last, wait) = match attempt(again).await {
+            let mut hint = "";
+            let (last, wait) = match attempt(copy).await {
                 Ok(answer) => {
-                    self.is_back();
+                    self.report_recovery();
                     return Ok(answer);
                 }
-                Err(Trouble::Foreign(what)) => return Err(Failure::Foreign(what)),
-                Err(Trouble::Away(what)) => {
+                Err(AttemptError::Foreign(what)) => return Err(Failure::Foreign(what)),
+                Err(AttemptError::Unavailable(what)) => {
                     let what = format!("{} does not answer: {what}", self.base);
-                    self.is_away(&what);
-                    advice = "; is a server running there? --url or ONCELOG_URL sets its address";
+                    self.report_outage(&what);
+                    hint = "; is a server running there? --url or ONCELOG_URL sets its address";
                     (what, pause)
                 }
-                Err(Trouble::Problem(problem, after)) => match problem.retry.as_str() {
+                Err(AttemptError::Problem(problem, after)) => match problem.retry.as_str() {
                     "same" | "later" => {
-                        self.is_away(&problem.to_string());
+                        self.report_outage(&problem.to_string());
                         (problem.to_string(), after.unwrap_or_default().max(pause))
                     }
-                    _ if mend(&problem) => (problem.to_string(), pause),
+                    _ if may_retry(&problem) => (problem.to_string(), pause),
                     _ => return Err(Failure::Refused(problem)),
                 },
             };
             if self.patience.is_some_and(|patience| begun.elapsed() + wait > patience) {
-                return Err(Failure::GaveUp { last, after: begun.elapsed(), advice });
+                return Err(Failure::GaveUp { last, after: begun.elapsed(), advice: hint });
             }
             self.repeats.fetch_add(1, Relaxed);
             sleep(wait).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
-    /// Reports an outage once, and only if the command waits for its end.
-    fn is_away(&self, what: &str) {
-        let waits = self.patience.is_none_or(|patience| patience > LONGEST_PAUSE);
-        if waits && !self.away.swap(true, Relaxed) {
-            self.notice(&format!("{what}; retrying"));
-        }
-    }
-
-    fn is_back(&self) {
-        if self.away.swap(false, Relaxed) {
-            self.notice("the server answers again");
-        }
-    }
-
-    pub fn notice(&self, what: &str) {
-        self.progress.suspend(|| eprintln!("oncelog: {what}"));
-    }
-}
-
-async fn attempt(request: RequestBuilder) -> Result<Answer, Trouble> {
-    let answer = request.send().await.map_err(lost)?;
-    let (status, headers) = (answer.status(), answer.headers().clone());
-    let body = answer.bytes().await.map_err(lost)?;
-    if status.is_success() {
-        return Ok(Answer { status, headers, body });
-    }
-    if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
-        let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let after = after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_OBEYED));
-        return Err(Trouble::Problem(problem, after));
-    }
-    // written by a proxy or another program
-    if status.is_server_error() {
-        Err(Trouble::Away(format!("HTTP {status}")))
-    } else {
-        let what = format!("HTTP {status}, not from oncelog; is --url an oncelog server?");
-        Err(Trouble::Foreign(what))
-    }
-}
-
-/// A transport error, reduced to its root cause; the caller adds the URL.
-fn lost(error: reqwest::Error) -> Trouble {
-    let is_builder = error.is_builder();
-    let error = anyhow::Error::new(error.without_url());
-    let what = if is_builder { format!("{error:#}") } else { cause(&error) };
-    if is_builder { Trouble::Foreign(what) } else { Trouble::Away(what) }
-}
-
-fn cause(error: &anyhow::Error) -> String {
-    let timed_out = error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout);
-    if timed_out {
-        return "timed out".into();
-    }
-    let cause = error.root_cause().to_string();
-    // the error number is noise to people
-    cause.split(" (os error").next().unwrap_or_default().to_owned()
-}
-
-/// `1 record`, `2 records`.
-pub(super) fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-impl Client {
     /// Passes all items of a list to `each`, page by page, until it returns false.
     pub async fn list(
         &self,
         path: &[&str],
         filter: &[(&str, &str)],
-        member: &str,
         mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
+        let collection = path.last().copied().unwrap_or_default();
         let mut after: Option<String> = None;
         loop {
             let mut query = [&[("limit", "1000")], filter].concat();
             query.extend(after.as_deref().map(|after| ("after", after)));
             let answer = self.send(self.request(Method::GET, path, &query)).await?;
             let page: HashMap<String, Box<RawValue>> = answer.json()?;
-            let items = page.get(member).context("the response has no such list")?;
+            let items = page.get(collection).context("the response has no such list")?;
             for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
                 if !each(item)? {
                     return Ok(());
@@ -341,4 +276,61 @@ impl Client {
             }
         }
     }
+
+    /// Reports an outage once, and only if the command waits for its end.
+    fn report_outage(&self, what: &str) {
+        let waits = self.patience.is_none_or(|patience| patience > MAX_PAUSE);
+        if waits && !self.is_down.swap(true, Relaxed) {
+            self.notice(&format!("{what}; retrying"));
+        }
+    }
+
+    fn report_recovery(&self) {
+        if self.is_down.swap(false, Relaxed) {
+            self.notice("the server answers again");
+        }
+    }
+
+    pub fn notice(&self, what: &str) {
+        self.progress.suspend(|| eprintln!("oncelog: {what}"));
+    }
+}
+
+async fn attempt(request: RequestBuilder) -> Result<Answer, AttemptError> {
+    let answer = request.send().await.map_err(transport_error)?;
+    let (status, headers) = (answer.status(), answer.headers().clone());
+    let body = answer.bytes().await.map_err(transport_error)?;
+    if status.is_success() {
+        return Ok(Answer { status, body });
+    }
+    if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
+        let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let after = after.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
+        return Err(AttemptError::Problem(problem, after));
+    }
+    // written by a proxy or another program
+    if status.is_server_error() {
+        Err(AttemptError::Unavailable(format!("HTTP {status}")))
+    } else {
+        let what = format!("HTTP {status}, not from oncelog; is --url an oncelog server?");
+        Err(AttemptError::Foreign(what))
+    }
+}
+
+/// A transport error, reduced to its root cause; the caller adds the URL.
+fn transport_error(error: reqwest::Error) -> AttemptError {
+    let is_builder = error.is_builder();
+    let error = anyhow::Error::new(error.without_url());
+    let what = if is_builder { format!("{error:#}") } else { root_cause(&error) };
+    if is_builder { AttemptError::Foreign(what) } else { AttemptError::Unavailable(what) }
+}
+
+fn root_cause(error: &anyhow::Error) -> String {
+    let timed_out = error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout);
+    if timed_out {
+        return "timed out".into();
+    }
+    let cause = error.root_cause().to_string();
+    // the error number is noise to people
+    cause.split(" (os error").next().unwrap_or_default().to_owned()
 }

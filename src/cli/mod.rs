@@ -99,10 +99,10 @@ struct WrongUsage(String);
 
 /// A signal interrupted a command that reports what it had done.
 #[derive(Debug, thiserror::Error)]
-#[error("{told}")]
+#[error("{message}")]
 struct Interrupted {
     signal: SignalKind,
-    told: String,
+    message: String,
 }
 
 /// Waits for the first Ctrl-C or SIGTERM.
@@ -153,4 +153,14 @@ fn execute(command: Command) -> anyhow::Result<()> {
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_of_all_flags_are_consistent() {
+        Arguments::command().debug_assert();
+    }
 }

@@ -28,7 +28,7 @@ pub(super) fn print(bytes: &[u8]) -> anyhow::Result<()> {
 /// Returns when the reader of stdout has closed it: a command that waits for records would
 /// otherwise notice only when it prints the next one.
 pub(super) async fn closed() -> Closed {
-    let (tell, told) = oneshot::channel();
+    let (sender, hung_up) = oneshot::channel();
     std::thread::spawn(move || {
         let stdout = io::stdout();
         // no events requested: poll always reports errors and hang-ups, and only these end it
@@ -36,26 +36,43 @@ pub(super) async fn closed() -> Closed {
         while poll(&mut watched, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
         let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
         if watched[0].revents().is_some_and(|events| events.intersects(gone)) {
-            let _ = tell.send(());
+            let _ = sender.send(());
         }
     });
-    match told.await {
+    match hung_up.await {
         Ok(()) => Closed,
         // stdout is a file or a device that never hangs up
         Err(_) => std::future::pending().await,
     }
 }
 
+/// A column of a table: its heading, and the cell of an item.
+pub(super) type Column = (&'static str, fn(&Value) -> Cell);
+
 /// A table for a terminal.
-pub(super) fn table(headings: &[&str]) -> Table {
+pub(super) fn table(columns: &[Column], items: &[Value]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(headings);
+    table.load_style(presets::NOTHING).set_header(columns.iter().map(|(heading, _)| heading));
+    table.add_rows(items.iter().map(|item| row(columns, item)));
     table
 }
 
-pub(super) fn text(value: &Value) -> Cell {
+pub(super) fn row(columns: &[Column], item: &Value) -> Vec<Cell> {
+    columns.iter().map(|(_, cell)| cell(item)).collect()
+}
+
+pub(super) fn cell(value: &Value) -> Cell {
     match value {
         Value::String(text) => Cell::new(text),
         number => Cell::new(number).set_alignment(CellAlignment::Right),
     }
+}
+
+pub(super) fn cell_or_blank(value: &Value) -> Cell {
+    if value.is_null() { Cell::new("") } else { cell(value) }
+}
+
+/// The items of an array; none of another value.
+pub(super) fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }

@@ -10,7 +10,11 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 
-use super::{block_on, common::name, output::print};
+use super::{
+    block_on,
+    common::{duration, name, seconds_in_words},
+    output::print,
+};
 use crate::{
     app,
     config::{self, Config},
@@ -20,7 +24,6 @@ use crate::{
 
 /// The limit of what is read from stdin; no server accepts tokens that long.
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
-const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 86_400);
 
 pub(super) const EXAMPLE: &str = "\
 Example:
@@ -35,18 +38,18 @@ Audience and issuer come from the configuration, so a server with the same one a
 Example:
   export ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\"
   oncelog token mint --tenant acme --scope 'produce consume:orders.*' --expires-in 12h")]
-    Mint(Mint),
+    Mint(MintArgs),
     /// Show the claims of a token, when it expires, and whether it is valid for the configured key
     #[command(after_help = "\
 The exit code is 0 if the token is accepted or no key is configured, else 1.
 
 Example:
   echo \"$ONCELOG_TOKEN\" | oncelog token inspect")]
-    Inspect(Inspect),
+    Inspect(InspectArgs),
 }
 
 #[derive(Args)]
-pub(super) struct Mint {
+pub(super) struct MintArgs {
     /// Tenant that the token gives access to
     #[arg(long, value_parser = name)]
     tenant: Name,
@@ -55,14 +58,14 @@ pub(super) struct Mint {
     #[arg(long, value_parser = scope)]
     scope: String,
     /// Lifetime of the token, such as 90s, 15m, 12h or 30d
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = life)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     expires_in: Duration,
     #[command(flatten)]
     keys: KeyFlags,
 }
 
 #[derive(Args)]
-pub(super) struct Inspect {
+pub(super) struct InspectArgs {
     /// The token; read from stdin if absent or `-`
     token: Option<SecretString>,
     #[command(flatten)]
@@ -90,7 +93,7 @@ struct KeyFlags {
 }
 
 impl KeyFlags {
-    fn read(self) -> Result<Config, config::Mistakes> {
+    fn read(self) -> Result<Config, config::ConfigErrors> {
         Config::read(&config::Flags::of(
             self.config,
             [
@@ -119,25 +122,10 @@ fn scope(text: &str) -> Result<String, String> {
     if words.is_empty() { Err("the scope is empty".into()) } else { Ok(words.join(" ")) }
 }
 
-/// Parses a duration such as 90s.
-pub(super) fn life(text: &str) -> Result<Duration, String> {
-    let wrong = || "a time is a number with s, m, h or d, such as 90s, at most 3650d".to_owned();
-    let unit_s = match text.chars().last() {
-        Some('s') => 1,
-        Some('m') => 60,
-        Some('h') => 3600,
-        Some('d') => 86_400,
-        _ => return Err(wrong()),
-    };
-    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    let life = Duration::from_secs(count.checked_mul(unit_s).ok_or_else(wrong)?);
-    if (Duration::from_secs(1)..=LONGEST_LIFE).contains(&life) { Ok(life) } else { Err(wrong()) }
-}
-
 pub(super) fn run(command: TokenCommand) -> anyhow::Result<()> {
     match command {
-        TokenCommand::Mint(mint) => self::mint(mint),
-        TokenCommand::Inspect(asked) => block_on(inspect(asked)),
+        TokenCommand::Mint(args) => mint(args),
+        TokenCommand::Inspect(args) => block_on(inspect(args)),
     }
 }
 
@@ -145,52 +133,52 @@ fn now_s() -> i64 {
     Timestamp::from(chrono::Utc::now()).0 / 1000
 }
 
-fn mint(asked: Mint) -> anyhow::Result<()> {
-    let config = asked.keys.read()?;
+fn mint(args: MintArgs) -> anyhow::Result<()> {
+    let config = args.keys.read()?;
     let Some(secret) = &config.token_hs256_secret else {
         bail!(
             "no signing secret is configured: set ONCELOG_TOKEN_HS256_SECRET to that of the \
              server, at least 32 bytes. (Only its issuer can sign tokens for a JWKS.)"
         );
     };
-    let life_s = i64::try_from(asked.expires_in.as_secs())?;
+    let lifetime_s = i64::try_from(args.expires_in.as_secs())?;
     let claims = json!({"aud": config.token_audience, "iss": config.token_issuer,
-        "tenant": asked.tenant.as_str(), "scope": asked.scope,
-        "iat": now_s(), "exp": now_s() + life_s});
+        "tenant": args.tenant.as_str(), "scope": args.scope,
+        "iat": now_s(), "exp": now_s() + lifetime_s});
     let key = EncodingKey::from_secret(secret.expose_secret().as_bytes());
     let token = encode(&Header::default(), &claims, &key).context("cannot sign the token")?;
     print(format!("{token}\n").as_bytes())
 }
 
-async fn inspect(asked: Inspect) -> anyhow::Result<()> {
-    let config = asked.keys.read()?;
-    let mut token = match asked.token {
+async fn inspect(args: InspectArgs) -> anyhow::Result<()> {
+    let config = args.keys.read()?;
+    let mut token = match args.token {
         Some(token) if token.expose_secret() != "-" => token.expose_secret().to_owned(),
         _ => {
-            let mut text = String::new();
-            let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut text);
+            let mut input = String::new();
+            let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut input);
             read.context("cannot read the token from stdin")?;
-            text
+            input
         }
     };
     token = token.trim().to_owned();
-    let (header, claims) = parts(&token)?;
-    let mut shown = format!("signed with {}\n", word(&header, "alg"));
+    let (header, claims) = decode(&token)?;
+    let mut text = format!("signed with {}\n", word(&header, "alg"));
     for (name, value) in &claims {
         let instant = ["exp", "nbf", "iat"].contains(&name.as_str()).then(|| value.as_f64());
         let instant = instant.flatten().map(|seconds| in_words(seconds as i64));
         let words = instant.map(|words| format!("  ({words})")).unwrap_or_default();
-        shown += &format!("{name} = {value}{words}\n");
+        text += &format!("{name} = {value}{words}\n");
     }
-    let verdict = verdict(&config, &token).await?;
+    let verdict = check(&config, &token).await?;
     match verdict {
-        TokenVerdict::NoKey => shown += "no key is configured to check it against\n",
+        TokenVerdict::NoKey => text += "no key is configured to check it against\n",
         TokenVerdict::Accepted => {
-            shown += "accepted: the configured key signed it, and it is valid\n"
+            text += "accepted: the configured key signed it, and it is valid\n"
         }
         TokenVerdict::Refused(_) => {}
     }
-    print(shown.as_bytes())?;
+    print(text.as_bytes())?;
     match verdict {
         TokenVerdict::Refused(why) => Err(anyhow!("not accepted: {why}")),
         _ => Ok(()),
@@ -204,7 +192,7 @@ enum TokenVerdict {
 }
 
 /// Whether a server with this configuration would accept the token.
-async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
+async fn check(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     if !config.has_token_key() {
         return Ok(TokenVerdict::NoKey);
     }
@@ -217,15 +205,15 @@ async fn verdict(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
 }
 
 /// Decodes header and claims without checking the signature.
-fn parts(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
+fn decode(token: &str) -> anyhow::Result<(Map<String, Value>, Map<String, Value>)> {
     let segments: Vec<&str> = token.split('.').collect();
     let [header, claims, _] = segments.as_slice() else {
         bail!("not a JWT: it has {} parts between dots, not 3", segments.len());
     };
-    Ok((part(header, "header")?, part(claims, "claims")?))
+    Ok((decode_part(header, "header")?, decode_part(claims, "claims")?))
 }
 
-fn part(segment: &str, what: &str) -> anyhow::Result<Map<String, Value>> {
+fn decode_part(segment: &str, what: &str) -> anyhow::Result<Map<String, Value>> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(segment).ok();
     let object = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     object.ok_or_else(|| anyhow!("not a JWT: its {what} are no JSON object in base64url"))
@@ -238,35 +226,14 @@ fn word<'a>(object: &'a Map<String, Value>, member: &str) -> &'a str {
 /// `in 59 minutes, 2026-11-21T08:00:00.000Z`
 fn in_words(seconds: i64) -> String {
     let distance = seconds.saturating_sub(now_s());
-    let count = lapse(distance.unsigned_abs());
+    let count = seconds_in_words(distance.unsigned_abs());
     let at = Timestamp(seconds.saturating_mul(1000));
     if distance < 0 { format!("{count} ago, {at}") } else { format!("in {count}, {at}") }
-}
-
-/// `59 minutes`
-pub(super) fn lapse(seconds: u64) -> String {
-    let (count, unit) = match seconds {
-        s @ 0..120 => (s, "second"),
-        s @ 120..7_200 => (s / 60, "minute"),
-        s @ 7_200..172_800 => (s / 3600, "hour"),
-        s => (s / 86_400, "day"),
-    };
-    super::client::counted(count, unit)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lives() {
-        for (text, seconds) in [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)] {
-            assert_eq!(life(text), Ok(Duration::from_secs(seconds)));
-        }
-        for text in ["", "1", "h", "0s", "-1h", "1w", "1é", "3651d", "99999999999999999999d"] {
-            assert!(life(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn scopes() {

@@ -2,7 +2,7 @@
 //!
 //! One list of keys, below, generates the struct, the flags (`--data-dir`), the variables
 //! (`ONCELOG_DATA_DIR`), the keys of the TOML file (`data_dir`), the help and the printed
-//! configuration. Defaults < file < environment < flags. All mistakes are reported at once, each
+//! configuration. Defaults < file < environment < flags. All errors are reported at once, each
 //! with its origin, and none shows a secret.
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
@@ -133,28 +133,28 @@ keys! {
     log_level: LevelFilter = "info", public "LEVEL" log_level;
 }
 
-/// One mistake in the configuration.
+/// One error in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistake {
-    /// The key, unless the mistake is not about a key.
+pub struct ConfigError {
+    /// The key, unless the error is not about a key.
     pub key: Option<&'static str>,
     pub text: String,
 }
 
-impl Mistake {
+impl ConfigError {
     fn of(key: &Key, origin: &Origin, what: &str) -> Self {
         Self { key: Some(key.name), text: format!("{} (from {origin}) {what}", key.name) }
     }
 }
 
-/// All mistakes in the configuration.
+/// All errors in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Mistakes(pub Vec<Mistake>);
+pub struct ConfigErrors(pub Vec<ConfigError>);
 
-impl fmt::Display for Mistakes {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the configuration has mistakes:")?;
-        self.0.iter().try_for_each(|mistake| write!(f, "\n  - {}", mistake.text))
+        f.write_str("the configuration is invalid:")?;
+        self.0.iter().try_for_each(|error| write!(f, "\n  - {}", error.text))
     }
 }
 
@@ -174,13 +174,13 @@ impl fmt::Display for Config {
 
 impl Config {
     /// Reads the process's environment and the file, under these flags.
-    pub fn load(flags: &Flags) -> Result<Self, Mistakes> {
+    pub fn load(flags: &Flags) -> Result<Self, ConfigErrors> {
         Self::from_sources(flags, &environment())
     }
 
     /// Loads the configuration for a command that uses some values and serves nothing: rules
     /// between keys that matter only to a server are not checked.
-    pub fn read(flags: &Flags) -> Result<Self, Mistakes> {
+    pub fn read(flags: &Flags) -> Result<Self, ConfigErrors> {
         Self::checked(flags, &environment(), |_, _| ())
     }
 
@@ -188,24 +188,24 @@ impl Config {
     pub fn from_sources(
         flags: &Flags,
         environment: &BTreeMap<String, String>,
-    ) -> Result<Self, Mistakes> {
+    ) -> Result<Self, ConfigErrors> {
         Self::checked(flags, environment, Self::check)
     }
 
     fn checked(
         flags: &Flags,
         environment: &BTreeMap<String, String>,
-        check: impl Fn(&Self, &mut Vec<Mistake>),
-    ) -> Result<Self, Mistakes> {
+        check: impl Fn(&Self, &mut Vec<ConfigError>),
+    ) -> Result<Self, ConfigErrors> {
         let mut given = Given::read(flags, environment);
         let config = Self::parse(&mut given);
-        let mut mistakes = given.mistakes;
+        let mut errors = given.errors;
         if let Some(config) = &config {
-            check(config, &mut mistakes);
+            check(config, &mut errors);
         }
         match config {
-            Some(config) if mistakes.is_empty() => Ok(config),
-            _ => Err(Mistakes(mistakes)),
+            Some(config) if errors.is_empty() => Ok(config),
+            _ => Err(ConfigErrors(errors)),
         }
     }
 
@@ -215,8 +215,8 @@ impl Config {
     }
 
     /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
-    fn check(&self, mistakes: &mut Vec<Mistake>) {
-        let wrong: Vec<&str> = mistakes.iter().filter_map(|mistake| mistake.key).collect();
+    fn check(&self, errors: &mut Vec<ConfigError>) {
+        let wrong: Vec<&str> = errors.iter().filter_map(|error| error.key).collect();
         let right = |keys: &[&str]| keys.iter().all(|key| !wrong.contains(key));
         let mut found = Vec::new();
         let open = !self.has_token_key() && right(&["token_hs256_secret", "token_jwks_file"]);
@@ -247,13 +247,13 @@ impl Config {
                 self.max_in_flight_bytes, self.max_body_bytes
             ));
         }
-        mistakes.extend(found.into_iter().map(|text| Mistake { key: None, text }));
+        errors.extend(found.into_iter().map(|text| ConfigError { key: None, text }));
     }
 }
 
 impl Given {
     /// The value of one key. A wrong one is recorded and replaced by the default, so that other
-    /// mistakes are found too.
+    /// errors are found too.
     fn parse<T>(
         &mut self,
         key: &'static Key,
@@ -270,7 +270,7 @@ impl Given {
             Ok(value) => Some(value),
             Err(expected) => {
                 let what = if key.secret { expected } else { format!("is `{text}`, {expected}") };
-                self.mistakes.push(Mistake::of(key, &origin, &what));
+                self.errors.push(ConfigError::of(key, &origin, &what));
                 parse(key.default).ok()
             }
         }

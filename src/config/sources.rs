@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{KEYS, Key, Mistake};
+use super::{ConfigError, KEYS, Key};
 
 /// Variables of the command-line clients and of the tests, which are not configuration.
 const FOREIGN_VARIABLES: &[&str] = &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONFIG"];
@@ -93,7 +93,7 @@ impl FromArgMatches for Flags {
 #[derive(Default)]
 pub(super) struct Given {
     pub values: BTreeMap<&'static str, (String, Origin)>,
-    pub mistakes: Vec<Mistake>,
+    pub errors: Vec<ConfigError>,
 }
 
 impl Given {
@@ -116,7 +116,7 @@ impl Given {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) => {
-                return self.mistake(format!("cannot read the file {}: {error}", path.display()));
+                return self.add_error(format!("cannot read the file {}: {error}", path.display()));
             }
         };
         let table: toml::Table = match text.parse() {
@@ -126,12 +126,12 @@ impl Given {
                 let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
                 let what = error.message();
                 let path = path.display();
-                return self.mistake(format!("{path}, near line {line}, is not TOML: {what}"));
+                return self.add_error(format!("{path}, near line {line}, is not TOML: {what}"));
             }
         };
         for (name, value) in table {
             let Some(key) = KEYS.iter().find(|key| key.name == name) else {
-                self.mistake(format!(
+                self.add_error(format!(
                     "unknown key `{name}` in {}; `oncelog serve --help` lists all",
                     path.display()
                 ));
@@ -143,7 +143,7 @@ impl Given {
                 other => {
                     let kind = other.type_str();
                     let text = format!("is a {kind}, but must be a string or an integer");
-                    self.mistakes.push(Mistake::of(key, &Origin::File(path.clone()), &text));
+                    self.errors.push(ConfigError::of(key, &Origin::File(path.clone()), &text));
                     continue;
                 }
             };
@@ -167,15 +167,15 @@ impl Given {
                 || name.starts_with("ONCELOG_TEST_")
                 || is_service_link(name, text);
             if !known {
-                self.mistake(format!(
+                self.add_error(format!(
                     "unknown environment variable {name}; `oncelog serve --help` lists all"
                 ));
             }
         }
     }
 
-    fn mistake(&mut self, text: String) {
-        self.mistakes.push(Mistake { key: None, text });
+    fn add_error(&mut self, text: String) {
+        self.errors.push(ConfigError { key: None, text });
     }
 }
 

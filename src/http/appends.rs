@@ -10,7 +10,6 @@ use super::{
     extract::{
         access::{PartitionPath, Produce, TopicAccess},
         body::{Records, Sent, count},
-        json::Faults,
         media::{AnswersJson, Media},
         query::NoParameters,
     },
@@ -19,7 +18,7 @@ use super::{
 use crate::{
     broker::{Error, Held},
     model::{
-        Batch, Code, Envelope, Invalid, Name, ProducerId,
+        Batch, Code, Envelope, Name, ProducerId, ValidationErrors,
         append::{Append, Appended, Placed, PlacedRecord, ProducerSeq, Scope},
         batch::OnDuplicate,
     },
@@ -65,18 +64,18 @@ impl From<SentOnDuplicate> for OnDuplicate {
 
 /// Parses an append for this scope. The returned memory reservation covers its records only, as the
 /// body is freed here.
-fn asked(
+fn parse_append(
     Records(sent, mut held): Records,
     topic: &Name,
     scope: Scope,
 ) -> Result<(Append, Held), Error> {
-    let append = parsed(&sent, topic, scope)?;
+    let append = parse_body(&sent, topic, scope)?;
     drop(sent);
     count(&mut held, append.batch.held_bytes())?;
     Ok((append, Some(Arc::new(held))))
 }
 
-fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
+fn parse_body(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     let traceparent = sent.traceparent.as_deref();
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
@@ -94,11 +93,11 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
                 on_duplicate: query.on_duplicate.map(OnDuplicate::from).unwrap_or_default(),
             };
             // The cheaper check first.
-            numbered(&envelope, scope, "?")?;
+            parse_sequence(&envelope, scope, "?")?;
             (envelope, Batch::from_ndjson(sent.text()?.as_bytes(), traceparent)?, "?")
         }
     };
-    let numbered = numbered(&envelope, scope, prefix)?;
+    let numbered = parse_sequence(&envelope, scope, prefix)?;
     let Envelope { expected_offset, on_duplicate, .. } = envelope;
     let request_key = sent.idempotency_key().map(|key| {
         let path = match scope {
@@ -111,7 +110,7 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
     if request_key.is_some() && numbered.is_some() {
         let why = "the request has a sequence, which already makes it safe to repeat; omit the sequence \
              or the key";
-        return Err(Invalid::at("Idempotency-Key", why).into());
+        return Err(ValidationErrors::at("Idempotency-Key", why).into());
     }
     Ok(Append {
         numbered,
@@ -123,12 +122,12 @@ fn parsed(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> {
 }
 
 /// Requires `producer_id`, `epoch` and `sequence` together or not at all.
-fn numbered(
+fn parse_sequence(
     envelope: &Envelope,
     scope: Scope,
     prefix: &str,
-) -> Result<Option<ProducerSeq>, Invalid> {
-    let mut faults = Faults::default();
+) -> Result<Option<ProducerSeq>, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
     let at = |name: &str| format!("{prefix}{name}");
     let parts = [
         ("producer_id", envelope.producer_id),
@@ -136,17 +135,17 @@ fn numbered(
         ("sequence", envelope.sequence),
     ];
     for (name, value) in parts {
-        faults.count(&at(name), value);
+        errors.count(&at(name), value);
         if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
             let why = "missing: give producer_id, epoch and sequence together, or none of them";
-            faults.add(&at(name), why);
+            errors.add(&at(name), why);
         }
     }
-    faults.count(&at("expected_offset"), envelope.expected_offset);
+    errors.count(&at("expected_offset"), envelope.expected_offset);
     if envelope.expected_offset.is_some() && scope == Scope::Topic {
-        faults.add(&at("expected_offset"), "only allowed in an append to one partition");
+        errors.add(&at("expected_offset"), "only allowed in an append to one partition");
     }
-    faults.finish()?;
+    errors.finish()?;
     let (Some(producer_id), Some(epoch), Some(sequence)) =
         (envelope.producer_id, envelope.epoch, envelope.sequence)
     else {
@@ -257,7 +256,7 @@ pub async fn append_to_topic(
     records: Records,
 ) -> Result<Json<AppendedToTopic>, Error> {
     let (scope, topic) = (Scope::Topic, &access.topic);
-    let (append, held) = asked(records, topic, scope)?;
+    let (append, held) = parse_append(records, topic, scope)?;
     let done = access.broker.append(access.tenant, topic, scope, append, held).await?;
     let Appended { placed, duplicate, appended_at } = done;
     let place = |(partition, offset)| RecordPlace {
@@ -306,7 +305,7 @@ pub async fn append_to_partition(
     records: Records,
 ) -> Result<Json<AppendedToPartition>, Error> {
     let scope = Scope::Partition(partition);
-    let (append, held) = asked(records, &access.topic, scope)?;
+    let (append, held) = parse_append(records, &access.topic, scope)?;
     let done = access.broker.append(access.tenant, &access.topic, scope, append, held).await?;
     let (base_offset, record_count, offsets) = match done.placed {
         Placed::Partition { base_offset, record_count, .. } => (base_offset, record_count, None),
@@ -344,10 +343,10 @@ mod tests {
     #[test]
     fn numbers_come_together() {
         let none = envelope([None; 4]);
-        assert_eq!(numbered(&none, Scope::Topic, "/"), Ok(None));
+        assert_eq!(parse_sequence(&none, Scope::Topic, "/"), Ok(None));
         let all = envelope([Some(17), Some(4), Some(0), Some(9)]);
         let want = ProducerSeq { producer_id: ProducerId(17), epoch: 4, sequence: 0 };
-        assert_eq!(numbered(&all, Scope::Partition(0), "/"), Ok(Some(want)));
+        assert_eq!(parse_sequence(&all, Scope::Partition(0), "/"), Ok(Some(want)));
     }
 
     #[test]
@@ -361,8 +360,8 @@ mod tests {
             ([None, None, None, Some(-5)], partition, "/", &["/expected_offset"]),
         ];
         for (parts, scope, prefix, want) in table {
-            let faults = numbered(&envelope(parts), scope, prefix).unwrap_err().faults;
-            let pointers: Vec<_> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
+            let errors = parse_sequence(&envelope(parts), scope, prefix).unwrap_err().listed;
+            let pointers: Vec<_> = errors.iter().map(|error| error.pointer.as_str()).collect();
             assert_eq!(pointers, want, "{parts:?}");
         }
     }

@@ -48,18 +48,18 @@ pub async fn compress(State(answers): State<Budget>, request: Request, next: Nex
     }
     let Some(mut held) = answers.take(ENCODER_BYTES + size) else { return answer };
     let (mut head, body) = answer.into_parts();
-    let whole = match to_bytes(body, size).await {
-        Ok(whole) => whole,
+    let plain = match to_bytes(body, size).await {
+        Ok(plain) => plain,
         // it breaks off, as it would have without us
         Err(error) => {
             let broken = stream::iter([Err::<Bytes, _>(error)]);
             return Response::from_parts(head, Body::from_stream(broken));
         }
     };
-    let Ok(small) = encode(&whole, encoding).await else {
-        return Response::from_parts(head, Body::from(whole));
+    let Ok(small) = encode(&plain, encoding).await else {
+        return Response::from_parts(head, Body::from(plain));
     };
-    drop(whole);
+    drop(plain);
     // less than it was, so it is free
     let _ = held.resize(small.capacity());
     let small = HeldAnswer::bytes(small, held);
@@ -69,24 +69,24 @@ pub async fn compress(State(answers): State<Budget>, request: Request, next: Nex
 }
 
 /// Compresses the whole body at once.
-pub async fn encode(whole: &[u8], encoding: Encoding) -> io::Result<Vec<u8>> {
+pub async fn encode(plain: &[u8], encoding: Encoding) -> io::Result<Vec<u8>> {
     match encoding {
-        Encoding::Identity => Ok(whole.to_vec()),
+        Encoding::Identity => Ok(plain.to_vec()),
         Encoding::Gzip => {
             let mut encoder = GzipEncoder::new(Vec::new());
-            feed(&mut encoder, whole).await?;
+            feed(&mut encoder, plain).await?;
             Ok(encoder.into_inner())
         }
         Encoding::Zstd => {
             let mut encoder = ZstdEncoder::new(Vec::new());
-            feed(&mut encoder, whole).await?;
+            feed(&mut encoder, plain).await?;
             Ok(encoder.into_inner())
         }
     }
 }
 
-async fn feed(encoder: &mut (impl AsyncWrite + Unpin), whole: &[u8]) -> io::Result<()> {
-    for chunk in whole.chunks(CHUNK_BYTES) {
+async fn feed(encoder: &mut (impl AsyncWrite + Unpin), plain: &[u8]) -> io::Result<()> {
+    for chunk in plain.chunks(CHUNK_BYTES) {
         encoder.write_all(chunk).await?;
         yield_now().await;
     }

@@ -34,7 +34,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 
 pub struct Constant {
     content_type: &'static str,
-    whole: Bytes,
+    plain: Bytes,
     gzip: OnceCell<Bytes>,
     zstd: OnceCell<Bytes>,
     /// The ETag is weak, because it also holds for the compressed forms.
@@ -42,26 +42,26 @@ pub struct Constant {
 }
 
 impl Constant {
-    pub fn new(content_type: &'static str, whole: impl Into<Bytes>) -> Self {
-        let whole = whole.into();
+    pub fn new(content_type: &'static str, plain: impl Into<Bytes>) -> Self {
+        let plain = plain.into();
         let mut etag = String::from("W/\"");
-        for byte in Sha256::digest(&whole).iter().take(8) {
+        for byte in Sha256::digest(&plain).iter().take(8) {
             // Writing to a string does not fail.
             let _ = write!(etag, "{byte:02x}");
         }
         etag.push('"');
-        Self { content_type, whole, gzip: OnceCell::new(), zstd: OnceCell::new(), etag }
+        Self { content_type, plain, gzip: OnceCell::new(), zstd: OnceCell::new(), etag }
     }
 
-    pub async fn answer(&self, asked: &HeaderMap) -> Response {
-        let known = asked.get_all(header::IF_NONE_MATCH).iter().any(|tags| {
+    pub async fn answer(&self, headers: &HeaderMap) -> Response {
+        let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|tags| {
             let tags = tags.to_str().unwrap_or_default();
             tags.split(',').map(str::trim).any(|tag| tag == "*" || tag == self.etag)
         });
         let mut answer = if known {
             StatusCode::NOT_MODIFIED.into_response()
         } else {
-            self.body(accept_encoding(asked)).await
+            self.body(accept_encoding(headers)).await
         };
         let headers = answer.headers_mut();
         headers.extend(HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value))));
@@ -73,13 +73,13 @@ impl Constant {
 
     async fn body(&self, encoding: Encoding) -> Response {
         let small = match encoding {
-            _ if self.whole.len() < LEAST_BYTES => None,
+            _ if self.plain.len() < LEAST_BYTES => None,
             Encoding::Identity => None,
             Encoding::Gzip => self.encoded(&self.gzip, encoding).await,
             Encoding::Zstd => self.encoded(&self.zstd, encoding).await,
         };
         let is_small = small.is_some();
-        let mut answer = Body::from(small.unwrap_or_else(|| self.whole.clone())).into_response();
+        let mut answer = Body::from(small.unwrap_or_else(|| self.plain.clone())).into_response();
         let headers = answer.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         if is_small {
@@ -91,7 +91,7 @@ impl Constant {
     /// Built by the first request.
     async fn encoded(&self, cell: &OnceCell<Bytes>, encoding: Encoding) -> Option<Bytes> {
         let encoded =
-            cell.get_or_try_init(async || encode(&self.whole, encoding).await.map(Bytes::from));
+            cell.get_or_try_init(async || encode(&self.plain, encoding).await.map(Bytes::from));
         encoded.await.ok().cloned()
     }
 }

@@ -99,9 +99,9 @@ pub fn router(
     render_metrics: impl Fn() -> String + Send + Sync + 'static,
 ) -> Router {
     let (routes, _) = routes().split_for_parts();
-    let door = AppState::new(broker, keys, limits, Arc::new(render_metrics));
-    let answers = door.answers();
-    layered(routes.with_state(door), Operations::of(&openapi()), answers)
+    let state = AppState::new(broker, keys, limits, Arc::new(render_metrics));
+    let answers = state.answers();
+    layered(routes.with_state(state), Operations::of(&openapi()), answers)
 }
 
 /// Layers, from the inside out: panics become responses, refusals become problems, responses are

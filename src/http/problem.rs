@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 
 use crate::{
     broker::Error,
-    model::{Code, Retry, invalid::shown},
+    model::{Code, Retry, validation::shown},
 };
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -94,9 +94,9 @@ fn status(code: Code) -> StatusCode {
 }
 
 fn document(error: &Error, request_id: &str) -> Vec<u8> {
-    let whole = written(error, request_id);
-    if whole.len() <= MAX_PROBLEM_BYTES {
-        return whole;
+    let full = written(error, request_id);
+    if full.len() <= MAX_PROBLEM_BYTES {
+        return full;
     }
     // Escapes may make a text six times as long.
     let cut = Error::new(error.code, shown(error.detail.clone()));
@@ -150,7 +150,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::{Fault, Invalid};
+    use crate::model::{ValidationError, ValidationErrors};
 
     async fn finished(answer: Response) -> (Response, Value) {
         let (answer, _) = finish(answer, "r<1>", Version::HTTP_11);
@@ -177,8 +177,8 @@ mod tests {
 
     #[tokio::test]
     async fn mistakes_are_listed_by_pointer() {
-        let mut invalid = Invalid::at("/a", "no");
-        invalid.add(Fault::new("/b", "neither"));
+        let mut invalid = ValidationErrors::at("/a", "no");
+        invalid.add("/b", "neither");
         let (_, body) = finished(Error::from(invalid).into_response()).await;
         assert_eq!(body["detail"], "/a: no (and 1 more, see errors)");
         assert_eq!(body["errors"][1], json!({"pointer": "/b", "detail": "neither"}));
@@ -186,11 +186,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_few_mistakes_are_listed_and_the_others_counted() {
-        let invalid = Invalid::of((0..50).map(|index| Fault::new(format!("/{index}"), "no")));
+        let invalid = ValidationErrors::of(
+            (0..50).map(|index| ValidationError::new(format!("/{index}"), "no")),
+        );
         let (_, body) = finished(Error::from(invalid).into_response()).await;
         assert_eq!(body["detail"], "/0: no (see errors, and 30 more)");
         assert_eq!(body["errors"].as_array().unwrap().len(), 20);
-        let large = Invalid::too_large("/list", "too many", Code::PayloadTooLarge, 7);
+        let large = ValidationErrors::too_large("/list", "too many", Code::PayloadTooLarge, 7);
         let (answer, body) = finished(Error::from(large).into_response()).await;
         assert_eq!((answer.status().as_u16(), &body["limit"]), (413, &json!(7)));
         assert_eq!((&body["detail"], body.get("errors")), (&json!("/list: too many"), None));
@@ -200,9 +202,9 @@ mod tests {
     #[tokio::test]
     async fn a_document_is_bounded_whatever_was_sent() {
         let text = "\u{1}".repeat(1 << 20);
-        let faults = || (0..50).map(|_| Fault::new(text.clone(), text.clone()));
+        let errors = || (0..50).map(|_| ValidationError::new(text.clone(), text.clone()));
         for error in [
-            Error::from(Invalid::of(faults())),
+            Error::from(ValidationErrors::of(errors())),
             Error::new(Code::Forbidden, text.clone()),
             Error::new(Code::Forbidden, "x").fact("required_scope", text.clone()),
         ] {

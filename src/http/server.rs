@@ -68,11 +68,11 @@ pub async fn serve(
         let counted = telemetry::Counted::new(&open);
         connections.spawn(async move {
             let (_slot, _counted) = (slot, counted);
-            let asked = Arc::new(AtomicBool::new(false));
+            let has_request = Arc::new(AtomicBool::new(false));
             let service = {
-                let asked = asked.clone();
+                let has_request = has_request.clone();
                 service_fn(move |request: Request<Incoming>| {
-                    asked.store(true, Ordering::Relaxed);
+                    has_request.store(true, Ordering::Relaxed);
                     answer(router.clone(), request)
                 })
             };
@@ -83,7 +83,7 @@ pub async fn serve(
             if let Ok(done) = timeout(header_timeout, &mut serving).await {
                 return closed(done);
             }
-            if asked.load(Ordering::Relaxed) {
+            if has_request.load(Ordering::Relaxed) {
                 closed(serving.await);
             }
         });

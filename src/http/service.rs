@@ -36,8 +36,8 @@ pub async fn livez() -> Json<Health> {
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
     responses((status = 200, description = "This replica serves requests", body = Health,
         example = json!({"status": "ready"}))), security())]
-pub async fn readyz(State(door): State<AppState>) -> Result<Json<Health>, Error> {
-    door.ready().await?;
+pub async fn readyz(State(state): State<AppState>) -> Result<Json<Health>, Error> {
+    state.ready().await?;
     Ok(Json(Health { status: "ready" }))
 }
 
@@ -49,9 +49,9 @@ pub async fn readyz(State(door): State<AppState>) -> Result<Json<Health>, Error>
     responses((status = 200, description = "The metrics", body = String,
         content_type = "text/plain",
         example = json!("oncelog_errors_total{code=\"topic_not_found\"} 1\n"))), security())]
-pub async fn metrics(State(door): State<AppState>) -> Response {
+pub async fn metrics(State(state): State<AppState>) -> Response {
     let text = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (text, Body::new(door.metrics().await)).into_response()
+    (text, Body::new(state.metrics().await)).into_response()
 }
 
 /// Get this document
@@ -64,6 +64,6 @@ pub async fn metrics(State(door): State<AppState>) -> Response {
                 "paths": {}})),
         (status = 304, description = "`If-None-Match` has the current ETag")),
     security())]
-pub async fn openapi_json(asked: HeaderMap) -> Response {
-    openapi::document().answer(&asked).await
+pub async fn openapi_json(headers: HeaderMap) -> Response {
+    openapi::document().answer(&headers).await
 }

@@ -23,7 +23,6 @@ use super::{
     extract::{
         access::{Access, Admin, TenantAccess},
         body::JsonBody,
-        json::Faults,
         media::AnswersJson,
         query::{NoParameters, Query},
     },
@@ -32,6 +31,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
+        ValidationErrors,
         settings::{Change, Changes, IfMatch, Key, TenantSettings, Value},
         tenant::MaximaChanges,
     },
@@ -43,15 +43,13 @@ pub struct SentChanges(Changes);
 
 impl SentChanges {
     /// Returns the changes if every value is allowed. `at` is their pointer in the body.
-    pub fn checked(self, at: &str, of_a_topic: bool, faults: &mut Faults) -> Changes {
+    pub fn checked(self, at: &str, of_a_topic: bool, errors: &mut ValidationErrors) -> Changes {
         for (key, change) in &self.0 {
             let pointer = format!("{at}/{}", key.name());
             if of_a_topic && !key.setting().of_topics {
-                faults.add(&pointer, "this is a setting of tenants, not of topics");
-            } else if let Change::Set(value) = change
-                && let Err(why) = key.check(*value)
-            {
-                faults.add(&pointer, why);
+                errors.add(&pointer, "this is a setting of tenants, not of topics");
+            } else if let Change::Set(value) = change {
+                errors.parsed(&pointer, key.check(*value));
             }
         }
         self.0
@@ -59,7 +57,7 @@ impl SentChanges {
 
     /// Returns the maxima if every setting may have that maximum. `at` is their pointer in the
     /// body.
-    pub fn maxima(self, at: &str, faults: &mut Faults) -> MaximaChanges {
+    pub fn maxima(self, at: &str, errors: &mut ValidationErrors) -> MaximaChanges {
         let mut maxima = MaximaChanges::new();
         for (key, change) in self.0 {
             let most = match change {
@@ -70,9 +68,8 @@ impl SentChanges {
                 }
                 Change::Set(_) => Err("null is not a maximum; \"default\" removes one".into()),
             };
-            match most {
-                Ok(most) => drop(maxima.insert(key, most)),
-                Err(why) => faults.add(&format!("{at}/{}", key.name()), why),
+            if let Some(most) = errors.parsed(&format!("{at}/{}", key.name()), most) {
+                maxima.insert(key, most);
             }
         }
         maxima
@@ -201,12 +198,12 @@ fn changes_example() -> serde_json::Value {
 
 /// The settings of a new tenant after that patch.
 fn changed_example() -> serde_json::Value {
-    let mut example = example();
+    let mut changed = example();
     for (name, value) in CHANGED {
-        example["settings"][name] = json!(value);
-        example["origins"][name] = json!("tenant");
+        changed["settings"][name] = json!(value);
+        changed["origins"][name] = json!("tenant");
     }
-    example
+    changed
 }
 
 fn answer(settings: &TenantSettings) -> Result<Response, Error> {
@@ -249,13 +246,13 @@ pub async fn get_settings(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let settings = access.broker.settings(access.tenant).await?;
-    let mut answer = answer(&settings)?;
+    let mut response = answer(&settings)?;
     if validators(&headers, IF_NONE_MATCH).is_some_and(|known| known.holds(&settings.etag())) {
-        let etag = answer.headers_mut().remove(ETAG);
-        answer = StatusCode::NOT_MODIFIED.into_response();
-        answer.headers_mut().extend(etag.map(|etag| (ETAG, etag)));
+        let etag = response.headers_mut().remove(ETAG);
+        response = StatusCode::NOT_MODIFIED.into_response();
+        response.headers_mut().extend(etag.map(|etag| (ETAG, etag)));
     }
-    Ok(answer)
+    Ok(response)
 }
 
 /// Change the settings
@@ -281,9 +278,9 @@ pub async fn patch_settings(
     headers: HeaderMap,
     sent: JsonBody<SentChanges>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
-    let changes = sent.body.checked("", false, &mut faults);
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    let changes = sent.body.checked("", false, &mut errors);
+    errors.finish()?;
     let if_match = validators(&headers, IF_MATCH);
     answer(&access.broker.patch_settings(access.tenant, changes, if_match).await?)
 }

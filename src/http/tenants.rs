@@ -16,7 +16,7 @@ use super::{
     extract::{
         access::{OperatorAccess, TenantPath},
         body::JsonBody,
-        json::{Faults, Object},
+        json::Object,
         list::{self, ListQuery},
         media::AnswersJson,
         query::{NoParameters, Query},
@@ -26,9 +26,9 @@ use super::{
 use crate::{
     broker::Error,
     model::{
+        ValidationErrors,
         settings::{Maxima, OwnSettings},
         tenant::{Tenant, TenantDescription, TenantPatch},
-        topic::Listed,
     },
 };
 
@@ -171,11 +171,11 @@ fn example() -> serde_json::Value {
 
 /// The same tenant after the example of a patch.
 fn patched_example() -> serde_json::Value {
-    let mut example = example();
-    example["maxima"] = json!({"max_topics": 50});
-    example["suspended"] = json!(true);
-    example["suspended_at"] = example["created_at"].clone();
-    example
+    let mut patched = example();
+    patched["maxima"] = json!({"max_topics": 50});
+    patched["suspended"] = json!(true);
+    patched["suspended_at"] = patched["created_at"].clone();
+    patched
 }
 
 /// List tenants
@@ -194,11 +194,11 @@ pub async fn list_tenants(
 ) -> Result<Response, Error> {
     let page = query.page()?;
     let limit = page.limit;
-    let Listed { items, next_after } = access.broker.list_tenants(page).await?;
-    let tenants = items.into_iter().map(TenantItem::from).collect();
-    let next = next_after.clone();
-    let list = TenantList { tenants, next_after };
-    Ok(list::answer(list, "/v1/tenants?", limit, next.as_deref()))
+    let listed = access.broker.list_tenants(page).await?;
+    Ok(list::answer(listed, "/v1/tenants?", limit, |tenants, next_after| TenantList {
+        tenants,
+        next_after,
+    }))
 }
 
 /// Create a tenant
@@ -224,9 +224,9 @@ pub async fn put_tenant(
     _: AnswersJson,
     sent: JsonBody<PutTenant>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
-    let maxima = sent.body.maxima.map(|Object(sent)| sent.maxima("/maxima", &mut faults));
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    let maxima = sent.body.maxima.map(|Object(sent)| sent.maxima("/maxima", &mut errors));
+    errors.finish()?;
     let (described, created) = access.broker.put_tenant(&tenant, maxima).await?;
     answer(if created { StatusCode::CREATED } else { StatusCode::OK }, described)
 }
@@ -275,10 +275,10 @@ pub async fn patch_tenant(
     headers: HeaderMap,
     sent: JsonBody<PatchTenant>,
 ) -> Result<Response, Error> {
-    let mut faults = Faults::default();
+    let mut errors = ValidationErrors::default();
     let PatchTenant { maxima, suspended } = sent.body;
-    let maxima = maxima.map(|Object(sent)| sent.maxima("/maxima", &mut faults));
-    faults.finish()?;
+    let maxima = maxima.map(|Object(sent)| sent.maxima("/maxima", &mut errors));
+    errors.finish()?;
     let patch = TenantPatch { maxima: maxima.unwrap_or_default(), suspended };
     let if_match = validators(&headers, IF_MATCH);
     answer(StatusCode::OK, access.broker.patch_tenant(&tenant, patch, if_match).await?)

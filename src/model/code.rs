@@ -54,8 +54,7 @@ codes! {
     InvalidRequest          "invalid_request"           400 Never  None    "Invalid request";
     InvalidTransactionId    "invalid_transaction_id"    400 Never  None    "Invalid transaction id";
     InvalidCursor           "invalid_cursor"            400 Never  None    "Invalid cursor";
-    Unauthenticated         "unauthenticated"           401 Never  None    "Missing or invalid \
-                                                                            token";
+    Unauthenticated         "unauthenticated"           401 Never  None    "Missing or invalid token";
     Forbidden               "forbidden"                 403 Never  None    "Access denied";
     RouteNotFound           "route_not_found"           404 Never  None    "Route not found";
     TopicNotFound           "topic_not_found"           404 Never  None    "Topic not found";
@@ -66,8 +65,7 @@ codes! {
     UnknownMember           "unknown_member"            404 Reopen None    "Unknown or expired group member";
     TenantNotFound          "tenant_not_found"          404 Never  None    "Tenant not found";
     MethodNotAllowed        "method_not_allowed"        405 Never  None    "Method not allowed";
-    NotAcceptable           "not_acceptable"            406 Never  None    "No acceptable \
-                                                                            representation";
+    NotAcceptable           "not_acceptable"            406 Never  None    "No acceptable representation";
     RequestTimeout          "request_timeout"           408 Same   None    "Request body timed out";
     TopicExists             "topic_exists"              409 Never  None    "Topic exists with different partition count";
     ProducerFenced          "producer_fenced"           409 Never  None    "Producer fenced by a newer session";
@@ -77,8 +75,7 @@ codes! {
     OffsetCommitConflict    "offset_commit_conflict"    409 Never  None    "Committed offset does not match";
     AppendsMissing          "appends_missing"           409 Never  None    "Number of appends does not match";
     IllegalGeneration       "illegal_generation"        409 Never  None    "Member does not own the partition";
-    GroupNotEmpty           "group_not_empty"           409 Never  None    "Group has active \
-                                                                            members";
+    GroupNotEmpty           "group_not_empty"           409 Never  None    "Group has active members";
     ProducerMismatch        "producer_mismatch"         409 Never  None    "Transaction belongs to another producer";
     TopicInUse              "topic_in_use"              409 Never  None    "Topic held by a prepared transaction";
     UnknownProducerState    "unknown_producer_state"    409 Reopen None    "Producer has not appended here";

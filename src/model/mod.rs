@@ -8,7 +8,6 @@ pub mod cursor;
 pub mod dedup;
 pub mod group;
 pub mod id;
-pub mod invalid;
 pub mod name;
 pub mod partitioner;
 pub mod read;
@@ -19,6 +18,8 @@ pub mod tenant;
 pub mod time;
 pub mod topic;
 pub mod transaction;
+pub mod validation;
+pub mod varint;
 
 pub use batch::{Batch, Envelope};
 pub use code::{Code, Retry, SideEffects};
@@ -26,6 +27,6 @@ pub use id::{
     Digest, Epoch, GroupId, LogId, MAX_INTEGER, Offset, Partition, ProducerId, Sequence, TenantId,
     TopicId, uuid_v7,
 };
-pub use invalid::{Fault, Invalid};
 pub use name::{Name, Pattern};
 pub use time::Timestamp;
+pub use validation::{ValidationError, ValidationErrors};

@@ -14,7 +14,8 @@ use super::{
 pub const ID_AHEAD_MS: i64 = 24 * 3_600_000;
 
 /// The state of a transaction. `rules::transaction` defines the transitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum State {
     Ongoing,
     Prepared,
@@ -23,7 +24,8 @@ pub enum State {
 }
 
 /// Why a transaction was aborted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Its client asked for it.
     Client,

@@ -1,150 +1,350 @@
-//! What the rules refuse, and why.
+//! What the rules refuse, and why: the code, the sentence and the facts of the answer.
 
+use serde_json::{Value as Json, json};
+use thiserror::Error;
 use uuid::Uuid;
 
 use crate::model::{
-    Epoch, Name, Offset, ProducerId, Sequence,
+    Code, Epoch, Name, Offset, ProducerId, Sequence, ValidationError, ValidationErrors,
     settings::{Key, Value},
     transaction::{Reason, State},
+    validation::MAX_LISTED,
 };
 
-/// Why a request was refused, with the facts a client needs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Why a request was refused, in a sentence for people: what is wrong and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 pub enum Refusal {
-    UnknownProducer {
-        producer_id: ProducerId,
-    },
-    ProducerFenced {
-        current_epoch: Epoch,
-    },
-    InvalidProducerEpoch {
-        current_epoch: Epoch,
-    },
-    /// There is no state in this scope, and the sequence is above 0.
-    UnknownProducerState {
-        received: Sequence,
-    },
-    OutOfOrderSequence {
-        expected: Sequence,
-        received: Sequence,
-    },
-    SequenceReused {
-        sequence: Sequence,
-    },
-    OffsetMismatch {
-        expected_offset: Offset,
-        next_offset: Offset,
-    },
-    /// `limit` is the name of the setting.
-    BatchTooLarge {
-        limit_name: &'static str,
-        limit: i64,
-        received: i64,
-    },
-    /// The ids of these records were used with another key or value: pointers to them.
-    RecordIdReused {
-        records: Vec<String>,
-    },
-    /// These records are duplicates, and the request refuses duplicates: pointers to them.
-    DuplicateRecord {
-        records: Vec<String>,
-    },
-    /// A prepared transaction holds the id of a record.
-    RecordHeld {
-        transaction_id: Uuid,
-    },
-    /// The `Idempotency-Key` was used with another payload.
+    #[error("Producer {} does not exist or has expired. Open a session.", .producer_id.0)]
+    UnknownProducer { producer_id: ProducerId },
+    #[error(
+        "A newer session of this producer is open, with epoch {current_epoch}. This session can no \
+         longer write."
+    )]
+    ProducerFenced { current_epoch: Epoch },
+    #[error(
+        "This epoch was never issued; the producer's current epoch is {current_epoch}. Use the \
+         epoch that opening a session returned."
+    )]
+    InvalidProducerEpoch { current_epoch: Epoch },
+    #[error("This producer has not appended here yet: expected sequence 0, received {received}.")]
+    UnknownProducerState { received: Sequence },
+    #[error("Expected sequence {expected}, received {received}: an earlier request is missing.")]
+    OutOfOrderSequence { expected: Sequence, received: Sequence },
+    #[error("Sequence {sequence} was already used here with different records.")]
+    SequenceReused { sequence: Sequence },
+    #[error(
+        "The partition's next offset is {next_offset}, not {expected_offset}. Nothing was appended."
+    )]
+    OffsetMismatch { expected_offset: Offset, next_offset: Offset },
+    /// `limit_name` is the name of the setting.
+    #[error("{limit_name} is {limit}; this batch has {received}.")]
+    BatchTooLarge { limit_name: &'static str, limit: i64, received: i64 },
+    /// `records` are pointers to the records.
+    #[error(
+        "The ids of these records were already used with a different key or value. Nothing was \
+         appended. Give every new record its own id.{}",
+        unlisted(.records)
+    )]
+    RecordIdReused { records: Vec<String> },
+    /// `records` are pointers to the records.
+    #[error(
+        "These records are already stored, and on_duplicate is `refuse`. Nothing was appended. \
+         Send the other records without them.{}",
+        unlisted(.records)
+    )]
+    DuplicateRecord { records: Vec<String> },
+    #[error(
+        "The prepared transaction {transaction_id} holds a record with this id. Send the same \
+         request again after that transaction has ended."
+    )]
+    RecordHeld { transaction_id: Uuid },
+    #[error(
+        "This Idempotency-Key was already used with a different request. Repeat the request \
+         unchanged, or use a new key."
+    )]
     IdempotencyKeyReused,
-    /// A key (UUIDv7) that is older than the remembered window.
+    #[error(
+        "This Idempotency-Key is older than the deduplication window: the request may already have \
+         been done, so it is not done again."
+    )]
     IdempotencyKeyExpired,
-    /// A key (UUIDv7) with a timestamp too far in the future.
+    #[error("the instant of a UUIDv7 key must be at most 24 hours ahead of the server's clock")]
     IdempotencyKeyAhead,
-    /// The open id was used for another name or producer.
+    #[error(
+        "This open_id was already used to open another transactional_id or producer_id. Use a new \
+         one for every open."
+    )]
     OpenIdReused,
-    /// `If-Match` names another version than the current one.
-    PreconditionFailed {
-        etag: String,
-    },
-    /// These settings would exceed the operator's maximum, which is the last field.
-    AboveMaxima {
-        settings: Vec<(Key, Value, i64)>,
-    },
-    /// An operator has suspended the tenant.
-    TenantSuspended {
-        tenant: Name,
-    },
-    /// The tenant is being deleted with all its data.
-    TenantDeleted {
-        tenant: Name,
-    },
-    /// The open id is not a UUIDv7, or its timestamp is too far from the clock.
+    #[error("open_id must be a UUIDv7 whose instant is within 24 hours of the server's clock")]
     InvalidOpenId,
-    /// The id is not a UUIDv7, or its timestamp is too far in the future.
+    #[error(
+        "The ETag in If-Match is not the current one, which is {etag}. Nothing was changed. Read \
+         the resource again before you change it."
+    )]
+    PreconditionFailed { etag: String },
+    /// `at` is the pointer to the settings, each of which stands here with the operator's maximum.
+    #[error("settings exceed the operator's maxima for this tenant")]
+    AboveMaxima { at: &'static str, settings: Vec<(Key, Value, i64)> },
+    #[error("Tenant {tenant} is suspended. Its requests are refused until an operator resumes it.")]
+    TenantSuspended { tenant: Name },
+    #[error(
+        "Tenant {tenant} is deleted and its data is being removed. The name is free afterwards."
+    )]
+    TenantDeleted { tenant: Name },
+    #[error(
+        "A transaction id must be a UUIDv7 whose instant is at most 24 hours ahead of the server's \
+         clock. Use a new one, or omit it."
+    )]
     InvalidTransactionId,
-    /// The outcome, if the transaction ever existed, is no longer known.
+    #[error(
+        "This id is older than the remembered outcomes (transaction_retention_ms): the transaction \
+         may have been committed, aborted or never begun. It is not run again."
+    )]
     TransactionExpired,
+    #[error("No transaction with this id was begun.")]
     TransactionNotFound,
-    /// The id was used by a begin with another payload.
+    #[error(
+        "A transaction with this id was begun with a different request. Repeat the begin \
+         unchanged, or use a new id."
+    )]
     TransactionReused,
     /// `reason`: why it was aborted.
-    InvalidTransactionState {
-        state: State,
-        reason: Option<Reason>,
-    },
-    /// The session has this ongoing transaction.
-    ConcurrentTransactions {
-        transaction_id: Uuid,
-    },
-    TransactionTooLarge {
-        limit: i64,
-        received: i64,
-    },
-    AppendsMissing {
-        expected: i64,
-        received: i64,
-    },
+    #[error(
+        "The transaction is {}{}: {}.",
+        .state.as_str(),
+        .reason.map_or(String::new(), |reason| format!(" ({})", reason.as_str())),
+        next_step(*.state)
+    )]
+    InvalidTransactionState { state: State, reason: Option<Reason> },
+    #[error("The session has an ongoing transaction, {transaction_id}. Commit or abort it first.")]
+    ConcurrentTransactions { transaction_id: Uuid },
+    #[error(
+        "max_transaction_batches is {limit}; with this request the transaction would have \
+         {received} batches, one per partition of every append."
+    )]
+    TransactionTooLarge { limit: i64, received: i64 },
+    #[error(
+        "expected_appends is {expected}, but the transaction holds {received} appends. Send the \
+         missing ones, then commit again."
+    )]
+    AppendsMissing { expected: i64, received: i64 },
     /// The transaction belongs to another producer, or to no session.
+    #[error(
+        "Another producer began this transaction. Give the producer_id and epoch of the session \
+         that began it, or neither if no session did."
+    )]
     ProducerMismatch,
-    /// The transaction belongs to a session, which the call must name.
+    #[error(
+        "missing: a session began the transaction, so every call needs its producer_id and epoch"
+    )]
     SessionMissing,
-    /// An operator can commit only prepared transactions.
+    #[error("an operator can commit only prepared transactions; abort this one instead")]
     OperatorMayNotCommit,
-    TimeoutTooLong {
-        maximum: i64,
-        received: i64,
-    },
+    #[error("{received} exceeds max_transaction_timeout_ms, which is {maximum}")]
+    TimeoutTooLong { maximum: i64, received: i64 },
     /// The group's committed offset is not the expected one, or a prepared transaction pins it.
+    #[error("{}", commit_conflict(*.expected_offset, *.committed_offset, *.pinned_by))]
     OffsetCommitConflict {
         expected_offset: Option<Offset>,
         committed_offset: Option<Offset>,
         pinned_by: Option<Uuid>,
     },
     /// A transaction appends, but none of the offsets that it commits as a member moves.
-    NothingProcessed {
-        offset: Offset,
-    },
-    /// The offset exceeds the high watermark.
-    OffsetOutOfRange {
-        offset: Offset,
-        log_start_offset: Offset,
-        high_watermark: Offset,
-    },
-    /// The group has no committed offset there, or it was trimmed, and `auto_offset_reset` is
-    /// `error`.
+    #[error(
+        "None of the member's offsets advances: its records are already committed, or it read \
+         none. Continue from the committed offsets; to append without having read, omit the \
+         offsets."
+    )]
+    NothingProcessed { offset: Offset },
+    #[error("/offsets: offset {offset} exceeds the high watermark {high_watermark}.")]
+    OffsetOutOfRange { offset: Offset, log_start_offset: Offset, high_watermark: Offset },
+    #[error(
+        "The group's auto_offset_reset is error, and {}: the log holds [{log_start_offset}, \
+         {high_watermark}). Reset the group's offsets, or join with another auto_offset_reset.",
+        match .committed_offset {
+            Some(offset) => format!("its committed offset {offset} has been trimmed"),
+            None => "it has no committed offset".to_owned(),
+        }
+    )]
     NowhereToBegin {
         committed_offset: Option<Offset>,
         log_start_offset: Offset,
         high_watermark: Offset,
     },
+    #[error("The group has no such member: it has left, or its lease has expired. Join again.")]
     UnknownMember,
     /// Another member owns the partition, or has owned it since that generation.
-    IllegalGeneration {
-        generation: i64,
-    },
+    #[error(
+        "The member has not owned this partition since the generation it sent; the group's \
+         generation is {generation}. Fetch or send a heartbeat to get the current assignment."
+    )]
+    IllegalGeneration { generation: i64 },
+    #[error("The group has members, so only its members can commit offsets.")]
     GroupNotEmpty,
-    /// The limit of these is reached.
-    TooMany {
-        what: &'static str,
-        limit: i64,
-    },
+    #[error("The limit of {limit} {what} is reached.")]
+    TooMany { what: &'static str, limit: i64 },
+}
+
+impl Refusal {
+    pub fn code(&self) -> Code {
+        match self {
+            Self::UnknownProducer { .. } => Code::UnknownProducer,
+            Self::ProducerFenced { .. } => Code::ProducerFenced,
+            Self::InvalidProducerEpoch { .. } => Code::InvalidProducerEpoch,
+            Self::UnknownProducerState { .. } => Code::UnknownProducerState,
+            Self::OutOfOrderSequence { .. } => Code::OutOfOrderSequence,
+            Self::SequenceReused { .. } => Code::SequenceReused,
+            Self::OffsetMismatch { .. } => Code::OffsetMismatch,
+            Self::BatchTooLarge { .. } => Code::BatchTooLarge,
+            Self::RecordIdReused { .. } => Code::RecordIdReused,
+            Self::DuplicateRecord { .. } => Code::DuplicateRecord,
+            Self::IdempotencyKeyReused | Self::OpenIdReused => Code::IdempotencyKeyReused,
+            Self::IdempotencyKeyExpired => Code::IdempotencyKeyExpired,
+            Self::PreconditionFailed { .. } => Code::PreconditionFailed,
+            Self::TenantSuspended { .. } => Code::Forbidden,
+            Self::TenantDeleted { .. } => Code::TenantNotFound,
+            Self::InvalidTransactionId => Code::InvalidTransactionId,
+            Self::TransactionExpired => Code::TransactionExpired,
+            Self::TransactionNotFound => Code::TransactionNotFound,
+            Self::TransactionReused => Code::TransactionReused,
+            Self::InvalidTransactionState { .. } => Code::InvalidTransactionState,
+            Self::RecordHeld { .. } | Self::ConcurrentTransactions { .. } => {
+                Code::ConcurrentTransactions
+            }
+            Self::TransactionTooLarge { .. } => Code::TransactionTooLarge,
+            Self::AppendsMissing { .. } => Code::AppendsMissing,
+            Self::ProducerMismatch => Code::ProducerMismatch,
+            Self::OffsetCommitConflict { .. } | Self::NothingProcessed { .. } => {
+                Code::OffsetCommitConflict
+            }
+            Self::OffsetOutOfRange { .. } | Self::NowhereToBegin { .. } => Code::OffsetOutOfRange,
+            Self::UnknownMember => Code::UnknownMember,
+            Self::IllegalGeneration { .. } => Code::IllegalGeneration,
+            Self::GroupNotEmpty => Code::GroupNotEmpty,
+            Self::TooMany { .. } => Code::QuotaExceeded,
+            Self::IdempotencyKeyAhead
+            | Self::InvalidOpenId
+            | Self::AboveMaxima { .. }
+            | Self::SessionMissing
+            | Self::OperatorMayNotCommit
+            | Self::TimeoutTooLong { .. } => Code::InvalidRequest,
+        }
+    }
+
+    /// The facts for programs, which a code always has.
+    pub fn facts(&self) -> Vec<(&'static str, Json)> {
+        match self {
+            Self::ProducerFenced { current_epoch }
+            | Self::InvalidProducerEpoch { current_epoch } => {
+                vec![("current_epoch", json!(current_epoch))]
+            }
+            Self::UnknownProducerState { .. } => vec![("expected", json!(0))],
+            Self::OutOfOrderSequence { expected, received }
+            | Self::AppendsMissing { expected, received } => {
+                vec![("expected", json!(expected)), ("received", json!(received))]
+            }
+            Self::OffsetMismatch { expected_offset, next_offset } => {
+                vec![
+                    ("expected_offset", json!(expected_offset)),
+                    ("next_offset", json!(next_offset)),
+                ]
+            }
+            Self::BatchTooLarge { limit, .. }
+            | Self::TransactionTooLarge { limit, .. }
+            | Self::TooMany { limit, .. } => vec![("limit", json!(limit))],
+            Self::RecordHeld { transaction_id }
+            | Self::ConcurrentTransactions { transaction_id } => {
+                vec![("transaction_id", json!(transaction_id))]
+            }
+            Self::InvalidTransactionState { state, reason } => {
+                vec![
+                    ("state", json!(state.as_str())),
+                    ("reason", json!(reason.map(Reason::as_str))),
+                ]
+            }
+            Self::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
+                let offsets = [
+                    ("expected_offset", json!(expected_offset)),
+                    ("committed_offset", json!(committed_offset)),
+                ];
+                let pin = pinned_by.map(|id| ("transaction_id", json!(id)));
+                offsets.into_iter().chain(pin).collect()
+            }
+            Self::NothingProcessed { offset } => {
+                vec![("expected_offset", json!(offset)), ("committed_offset", json!(offset))]
+            }
+            Self::OffsetOutOfRange { log_start_offset, high_watermark, .. }
+            | Self::NowhereToBegin { log_start_offset, high_watermark, .. } => {
+                vec![
+                    ("log_start_offset", json!(log_start_offset)),
+                    ("high_watermark", json!(high_watermark)),
+                ]
+            }
+            Self::IllegalGeneration { generation } => vec![("generation", json!(generation))],
+            _ => self.errors().into_iter().map(|errors| ("errors", json!(errors.listed))).collect(),
+        }
+    }
+
+    /// What is wrong with parts of the request, each by its pointer.
+    pub fn errors(&self) -> Option<ValidationErrors> {
+        let at = |pointer: &str| Some(ValidationErrors::at(pointer, self.to_string()));
+        let of_records = |records: &[String], detail: &str| {
+            Some(ValidationErrors::of(
+                records.iter().map(|pointer| ValidationError::new(pointer, detail)),
+            ))
+        };
+        match self {
+            Self::RecordIdReused { records } => of_records(records, "another record has this id"),
+            Self::DuplicateRecord { records } => of_records(records, "already stored"),
+            Self::AboveMaxima { at, settings } => {
+                Some(ValidationErrors::of(settings.iter().map(|(key, value, maximum)| {
+                    let detail = format!(
+                        "{value} exceeds {maximum}, the operator's maximum for this tenant"
+                    );
+                    ValidationError::new(format!("{at}/{}", key.name()), detail)
+                })))
+            }
+            Self::IdempotencyKeyAhead => at("Idempotency-Key"),
+            Self::InvalidOpenId => at("/open_id"),
+            Self::SessionMissing => at("/producer_id"),
+            Self::OperatorMayNotCommit => at("?as"),
+            Self::TimeoutTooLong { .. } => at("/timeout_ms"),
+            _ => None,
+        }
+    }
+}
+
+/// How many of the records are not in the list of errors.
+fn unlisted(records: &[String]) -> String {
+    match records.len().saturating_sub(MAX_LISTED) {
+        0 => String::new(),
+        more => format!(" (See errors, and {more} more.)"),
+    }
+}
+
+fn next_step(state: State) -> &'static str {
+    match state {
+        State::Ongoing => "prepare it first",
+        State::Prepared => "it can only be committed or aborted",
+        State::Committed | State::Aborted => "it has ended",
+    }
+}
+
+fn commit_conflict(
+    expected: Option<Offset>,
+    committed: Option<Offset>,
+    pinned_by: Option<Uuid>,
+) -> String {
+    let number = |offset: Option<Offset>| offset.map_or("none".to_owned(), |n| n.to_string());
+    match pinned_by {
+        Some(id) => format!(
+            "The prepared transaction {id} will commit an offset here. Wait until it has ended."
+        ),
+        None => format!(
+            "The committed offset is {}, not {}: this or another client has committed here in the \
+             meantime. Continue from the committed offset.",
+            number(committed),
+            number(expected)
+        ),
+    }
 }

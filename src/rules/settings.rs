@@ -29,14 +29,19 @@ pub fn patched(own: &OwnSettings, changes: &Changes) -> OwnSettings {
     own
 }
 
-/// Refuses changes above the operator's maximum, and names all of them.
-pub fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Refusal> {
+/// Refuses changes above the operator's maximum, and names all of them. `at` is the pointer to the
+/// settings in the request.
+pub fn check_maxima(
+    at: &'static str,
+    changes: &Changes,
+    tenant: &OwnSettings,
+) -> Result<(), Refusal> {
     let above = |(key, change): (&Key, &Change)| match (change, tenant.maxima.0.get(key)) {
         (Change::Set(value), Some(most)) if value.exceeds(*most) => Some((*key, *value, *most)),
         _ => None,
     };
     let settings: Vec<_> = changes.iter().filter_map(above).collect();
-    if settings.is_empty() { Ok(()) } else { Err(Refusal::AboveMaxima { settings }) }
+    if settings.is_empty() { Ok(()) } else { Err(Refusal::AboveMaxima { at, settings }) }
 }
 
 /// Applies a patch to the locked settings of a tenant.
@@ -50,7 +55,7 @@ pub fn patch_tenant(
     if if_match.is_some_and(|wanted| !wanted.holds(&etag)) {
         return Err(Refusal::PreconditionFailed { etag });
     }
-    check_maxima(changes, own)?;
+    check_maxima("", changes, own)?;
     Ok(patched(own, changes))
 }
 

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::BoxFuture;
 use metrics::{Counter, Gauge, Histogram};
 use sqlx::{
     Connection, PgConnection, PgPool, PgTransaction, Postgres,
@@ -204,10 +203,8 @@ impl Store {
     }
 
     pub async fn ping(&self) -> Result<(), Error> {
-        self.run(|connection| {
-            Box::pin(async move { Ok(sqlx::query(PING).execute(connection).await.map(drop)?) })
-        })
-        .await
+        self.run(async |connection| Ok(sqlx::query(PING).execute(connection).await.map(drop)?))
+            .await
     }
 
     /// Runs statements that write nothing on a pooled connection, each by itself. The work goes on
@@ -306,14 +303,26 @@ impl Store {
     }
 }
 
-/// A unit of work on one connection.
+/// A unit of work on one connection: an async closure whose future can go to another thread.
 pub trait Work<T, E>:
-    for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send + 'static
+    AsyncFnOnce(&mut PgConnection) -> Result<T, E> + for<'c> SendWork<'c, T, E> + Send + 'static
 {
 }
 impl<T, E, F> Work<T, E> for F where
-    F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send + 'static
+    F: AsyncFnOnce(&mut PgConnection) -> Result<T, E> + for<'c> SendWork<'c, T, E> + Send + 'static
 {
+}
+
+/// Names the future of work, because the bound `AsyncFnOnce` alone cannot say that it is `Send`.
+pub trait SendWork<'c, T, E>: FnOnce(&'c mut PgConnection) -> Self::Running {
+    type Running: Future<Output = Result<T, E>> + Send;
+}
+impl<'c, T, E, F, R> SendWork<'c, T, E> for F
+where
+    F: FnOnce(&'c mut PgConnection) -> R,
+    R: Future<Output = Result<T, E>> + Send,
+{
+    type Running = R;
 }
 
 /// The result of work.

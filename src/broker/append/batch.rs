@@ -8,7 +8,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::fair_queue::QueuePlace;
 use crate::{
     broker::{Error, memory_budget::Held},
-    model::{Batch, LogId, Offset, TenantId, Timestamp, append::PlacedRecord},
+    model::{Batch, LogId, TenantId, Timestamp},
     rules::{
         Refusal,
         append::{Request, plan::Plan, producer_state::Placement, read_set::ExpectedHead},
@@ -24,14 +24,6 @@ pub enum Outcome {
         placement: Placement,
         appended_at: Timestamp,
         duplicate: bool,
-    },
-    /// The locations of the records, some of which have keys.
-    Recorded {
-        records: Vec<PlacedRecord>,
-        /// For each part, the first offset and the number of the stored records; none for a repeat.
-        stored: Vec<(Offset, i64)>,
-        duplicate: bool,
-        appended_at: Timestamp,
     },
     /// A duplicate whose offsets are forgotten.
     Forgotten,
@@ -50,15 +42,15 @@ pub enum Outcome {
 #[derive(Debug)]
 pub enum Lines {
     /// All lines of the batch.
-    Whole(Arc<Batch>),
-    Some(String),
+    All(Arc<Batch>),
+    Part(String),
 }
 
 impl Lines {
     pub fn as_str(&self) -> &str {
         match self {
-            Lines::Whole(batch) => &batch.lines,
-            Lines::Some(lines) => lines,
+            Lines::All(batch) => &batch.lines,
+            Lines::Part(lines) => lines,
         }
     }
 }
@@ -115,12 +107,8 @@ impl Parked {
     pub fn end(self, outcome: &Outcome) {
         let outcome = match outcome {
             Outcome::Placed { duplicate: false, .. }
-            | Outcome::Recorded { duplicate: false, .. }
             | Outcome::Committed { duplicate: false, .. } => "appended",
-            Outcome::Placed { .. }
-            | Outcome::Recorded { .. }
-            | Outcome::Committed { .. }
-            | Outcome::Forgotten => "duplicate",
+            Outcome::Placed { .. } | Outcome::Committed { .. } | Outcome::Forgotten => "duplicate",
             Outcome::Refused(_) => "refused",
             Outcome::TopicChanged => "stale",
             Outcome::Failed(_) => "failed",

@@ -23,13 +23,13 @@ use crate::{
 
 /// The deduplication policy of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Policy {
     /// None: unlimited.
     pub window_ms: Option<i64>,
     pub by_content: bool,
 }
 
-impl Way {
+impl Policy {
     /// Returns none if the topic does not deduplicate (the window is 0).
     pub fn of(topic: &OwnSettings, tenant: &OwnSettings) -> Option<Self> {
         let levels = [topic, tenant];
@@ -42,26 +42,26 @@ impl Way {
 /// The dedup data of an append; `request` is the append as placed. None: it has no keys.
 pub fn dedup(
     topic: &StoredTopic,
-    way: Way,
+    policy: Policy,
     batch: &Batch,
     request: &Request,
     request_key: Option<RequestKey>,
 ) -> Option<Dedup> {
-    let has_keys = way.by_content || !batch.ids.is_empty();
+    let has_keys = policy.by_content || !batch.ids.is_empty();
     if !has_keys && request_key.is_none() {
         return None;
     }
     Some(Dedup {
         journal: topic.journal,
         topic_id: topic.topic_id,
-        window_ms: way.window_ms,
-        records: if has_keys { records(way, batch, request) } else { Vec::new() },
+        window_ms: policy.window_ms,
+        records: if has_keys { records(policy, batch, request) } else { Vec::new() },
         refuses_duplicates: false,
         request_key,
     })
 }
 
-fn records(way: Way, batch: &Batch, request: &Request) -> Vec<KeyedRecord> {
+fn records(policy: Policy, batch: &Batch, request: &Request) -> Vec<KeyedRecord> {
     let parts = request.parts.iter().enumerate();
     let part_of: HashMap<Partition, usize> = parts.map(|(at, part)| (part.partition, at)).collect();
     let part = |line: &Line| match request.spread {
@@ -77,7 +77,7 @@ fn records(way: Way, batch: &Batch, request: &Request) -> Vec<KeyedRecord> {
         let content = &batch.lines[start..start + line.content_bytes as usize];
         let size_bytes = (end - start) as i64;
         start = end;
-        let key = match way.by_content {
+        let key = match policy.by_content {
             true => Some(content_key(content)),
             false => batch.ids.get(index).copied().flatten(),
         };
@@ -94,8 +94,8 @@ pub fn add(dedups: &mut Vec<Dedup>, mut dedup: Dedup, append: usize, first_part:
         record.append = Some(append);
         record.part += first_part;
     }
-    match dedups.iter_mut().find(|known| known.topic_id == dedup.topic_id) {
-        Some(known) => known.records.append(&mut dedup.records),
+    match dedups.iter_mut().find(|same| same.topic_id == dedup.topic_id) {
+        Some(same) => same.records.append(&mut dedup.records),
         None => dedups.push(dedup),
     }
 }
@@ -108,7 +108,7 @@ pub fn journals<'a>(dedups: impl Iterator<Item = &'a Dedup>) -> Vec<LogId> {
 
 /// Looks up the keys in all rings that may contain them. `of_journal` is what was read of their
 /// journals before.
-pub async fn look(
+pub async fn look_up(
     connection: &mut Connection,
     tenant: TenantId,
     dedups: impl Iterator<Item = &Dedup> + Clone,
@@ -127,61 +127,61 @@ pub async fn look(
         }
     }
     loop {
-        let known = gather(connection, tenant, &wanted).await?;
+        let stored = fetch(connection, tenant, &wanted).await?;
         // a key with an instant ahead will lie with longer windows
         let ahead = dedups.clone().filter_map(|dedup| {
             let request = dedup.request_key?;
-            let ring = Ring::of(request.lifetime_ms(dedup.window_ms, known.now));
-            (!known.slots.contains_key(&ring))
+            let ring = Ring::of(request.lifetime_ms(dedup.window_ms, stored.now));
+            (!stored.slots.contains_key(&ring))
                 .then_some(((dedup.topic_id, ring), vec![request.key]))
         });
         let ahead: Vec<_> = ahead.collect();
         if ahead.is_empty() {
-            return Ok(known);
+            return Ok(stored);
         }
         wanted.extend(ahead);
     }
 }
 
 /// Reads the stored keys from these rings.
-pub async fn gather(
+pub async fn fetch(
     connection: &mut Connection,
     tenant: TenantId,
     wanted: &BTreeMap<(TopicId, Ring), Vec<DedupKey>>,
 ) -> Result<Known, store::Error> {
-    let mut known = Known::default();
+    let mut stored = Known::default();
     for ((topic, ring), keys) in wanted {
         let found = store::dedup::find(connection, tenant, *topic, *ring, keys).await?;
-        known.now = found.now;
-        known.slots.insert(*ring, found.slot);
-        let horizon = known.horizons.entry(*topic).or_default();
+        stored.now = found.now;
+        stored.slots.insert(*ring, found.slot);
+        let horizon = stored.horizons.entry(*topic).or_default();
         *horizon = found.horizon.max(*horizon);
         for (key, fact) in found.facts {
             // one in a longer ring may be over, and one in a shorter ring not
             let is_over = matches!(fact, Fact::Request { is_live: false, .. });
-            let place = known.facts.entry((*topic, key));
+            let place = stored.facts.entry((*topic, key));
             if !is_over || matches!(place, Entry::Vacant(_)) {
                 place.insert_entry(fact);
             }
         }
     }
-    Ok(known)
+    Ok(stored)
 }
 
 /// Returns what is known of the keys, provided that the cached state of their journals is current.
-pub async fn recall(
+pub async fn look_up_cached(
     connection: &mut Connection,
     tenant: TenantId,
     caches: &LogCaches,
     requests: &[Request],
 ) -> Result<Known, store::Error> {
     let of_journal = |journal| caches.get(&journal).and_then(|log| log.keys).unwrap_or_default();
-    look(connection, tenant, dedups(requests), of_journal).await
+    look_up(connection, tenant, dedups(requests), of_journal).await
 }
 
 /// Looks up the keys under the locks of their journals' heads: the cache is updated, and nobody
 /// else can reserve these keys meanwhile.
-pub async fn learn(
+pub async fn refresh_and_look_up(
     connection: &mut Connection,
     tenant: TenantId,
     caches: &mut LogCaches,
@@ -194,7 +194,7 @@ pub async fn learn(
     for (journal, keys) in store::dedup::journals(connection, tenant, &journals).await? {
         caches.entry(journal).and_modify(|log| log.keys = Some(keys));
     }
-    recall(connection, tenant, caches, requests).await
+    look_up_cached(connection, tenant, caches, requests).await
 }
 
 fn dedups(requests: &[Request]) -> impl Iterator<Item = &Dedup> + Clone {

@@ -23,7 +23,7 @@ use super::{
     fair_queue::Places,
     linger::Pace,
     metrics::LaneMetrics,
-    outcome::{appended, known},
+    outcome::{all_duplicates, appended},
     queue::{Queue, scope},
     writer::{FastOutcome, Passed, SlowOutcome, Writer},
 };
@@ -158,12 +158,12 @@ impl Lane {
                 }
                 continue;
             }
-            self.queue.wait_for_company(&self.pace).await;
-            let group = self.next_group();
+            self.queue.linger(&self.pace).await;
+            let batch = self.next_batch();
             let (tenant, served, bytes) =
-                (group.tenant, group.requests.len(), group.size_bytes().unsigned_abs());
+                (batch.tenant, batch.requests.len(), batch.size_bytes().unsigned_abs());
             let begun = Instant::now();
-            self.serve(group).await;
+            self.serve(batch).await;
             self.pace.passed(tenant, begun.elapsed(), bytes, served + self.queue.len());
         }
     }
@@ -177,31 +177,31 @@ impl Lane {
     }
 
     /// Takes what waits, and the parked requests of the same scopes.
-    fn next_group(&mut self) -> RequestBatch {
+    fn next_batch(&mut self) -> RequestBatch {
         let scopes = self.queue.scopes();
         self.unpark(|job| scope(job).is_some_and(|scope| scopes.contains(&scope)));
-        self.queue.next_group()
+        self.queue.next_batch()
     }
 
     /// Makes passes until every request of the batch is answered or parked.
-    async fn serve(&mut self, mut group: RequestBatch) {
+    async fn serve(&mut self, mut batch: RequestBatch) {
         let begun = Instant::now();
-        let quick = self.writer.try_fast(&group).await;
-        self.metrics.quick(begun, &quick);
-        match quick {
-            Ok(FastOutcome::Passed(passed)) => return self.answer(group, *passed),
+        let fast = self.writer.try_fast(&batch).await;
+        self.metrics.record_fast(begun, &fast);
+        match fast {
+            Ok(FastOutcome::Passed(passed)) => return self.answer(batch, *passed),
             Ok(FastOutcome::Unknown) => {}
-            Ok(FastOutcome::Overtaken(compared)) => group.compared = compared,
-            Err(error) => self.sort_out_lost(&mut group, &error),
+            Ok(FastOutcome::Overtaken(compared)) => batch.compared = compared,
+            Err(error) => self.sort_out_lost(&mut batch, &error),
         }
-        let tenant = group.tenant;
+        let tenant = batch.tenant;
         let mut contended = 0;
-        while !group.requests.is_empty() {
+        while !batch.requests.is_empty() {
             let begun = Instant::now();
-            let full = self.writer.run_slow(&mut group, &mut self.queue).await;
-            self.metrics.full(begun, &full);
-            match full {
-                Ok(SlowOutcome::Passed(passed)) => return self.answer(group, *passed),
+            let slow = self.writer.run_slow(&mut batch, &mut self.queue).await;
+            self.metrics.record_slow(begun, &slow);
+            match slow {
+                Ok(SlowOutcome::Passed(passed)) => return self.answer(batch, *passed),
                 Ok(SlowOutcome::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
                         let mut parts = request.parts.iter();
@@ -210,7 +210,7 @@ impl Lane {
                             || parts.any(|p| logs.contains(&p.log_id))
                             || journals.any(|(journal, _)| logs.contains(journal))
                     };
-                    group.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::TopicChanged));
+                    batch.take(is_gone).into_iter().for_each(|t| t.answer(Outcome::TopicChanged));
                 }
                 Ok(SlowOutcome::Behind(log)) => {
                     self.tasks.spawn(snapshot(self.store.clone(), tenant, log));
@@ -221,7 +221,7 @@ impl Lane {
                         "The log is being prepared for idempotent appends. Nothing was changed; \
                          retry.",
                     );
-                    group.take(stands_on).into_iter().for_each(|t| t.fail(behind.clone()));
+                    batch.take(stands_on).into_iter().for_each(|t| t.fail(behind.clone()));
                 }
                 Err(error @ store::Error::Contended(_)) if contended < CONTENDED_ATTEMPTS => {
                     tracing::debug!(%error, "retrying a pass");
@@ -229,10 +229,10 @@ impl Lane {
                 }
                 Err(error @ (store::Error::Contended(_) | store::Error::Unexpected(_))) => {
                     let error = Error::from(error);
-                    group.take(|_, _| true).into_iter().for_each(|t| t.fail(error.clone()));
+                    batch.take(|_, _| true).into_iter().for_each(|t| t.fail(error.clone()));
                 }
                 Err(error) => {
-                    self.sort_out_lost(&mut group, &error);
+                    self.sort_out_lost(&mut batch, &error);
                     tokio::time::sleep(RECONNECT_AFTER).await;
                 }
             }
@@ -242,26 +242,26 @@ impl Lane {
     /// After a failure: idempotent requests and transactions are retried (whichever write comes
     /// first makes the other's compare fail), unless the database is unavailable for too long. For
     /// other requests whose answer was lost, it is unknown whether they were written.
-    fn sort_out_lost(&self, group: &mut RequestBatch, error: &store::Error) {
-        tracing::warn!(%error, requests = group.requests.len(), "a pass failed");
+    fn sort_out_lost(&self, batch: &mut RequestBatch, error: &store::Error) {
+        tracing::warn!(%error, requests = batch.requests.len(), "a pass failed");
         if matches!(error, store::Error::OutcomeUnknown(_)) {
-            group.is_redo = true;
-            group.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
+            batch.is_redo = true;
+            batch.tickets.iter_mut().for_each(|ticket| ticket.maybe_written = true);
             let is_repeatable = |r: &Request| r.is_repeatable();
-            let lost = group.take(|request, _| !is_repeatable(request));
+            let lost = batch.take(|request, _| !is_repeatable(request));
             lost.into_iter().for_each(|ticket| ticket.fail(Error::outcome_unknown()));
         }
-        let late = group.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
+        let late = batch.take(|_, ticket| ticket.arrived_at.elapsed() > DATABASE_WAIT);
         for ticket in late {
             ticket.fail(Error::unavailable("The database is unavailable."));
         }
-        self.metrics.redone.increment(group.requests.len() as u64);
+        self.metrics.redone.increment(batch.requests.len() as u64);
     }
 
     /// Answers decided requests, parks those that may wait, and notifies readers of these logs.
-    fn answer(&mut self, group: RequestBatch, passed: Passed) {
-        self.metrics.passed(&group);
-        let RequestBatch { tenant, requests, tickets, .. } = group;
+    fn answer(&mut self, batch: RequestBatch, passed: Passed) {
+        self.metrics.passed(&batch);
+        let RequestBatch { tenant, requests, tickets, .. } = batch;
         let Passed { plan, written } = passed;
         let remembered = self.writer.used(tenant, &requests, self.remembered_producers);
         self.metrics.remembered.set(remembered as f64);
@@ -280,7 +280,9 @@ impl Lane {
                 Decision::Repeated(Remembered { placement, appended_at, .. }) => {
                     ticket.answer(Outcome::Placed { placement, appended_at, duplicate: true });
                 }
-                Decision::AllDuplicates(verdicts) => ticket.answer(known(&request, verdicts)),
+                Decision::AllDuplicates(verdicts) => {
+                    ticket.answer(all_duplicates(&request, verdicts))
+                }
                 Decision::RetryNextBatch => self.queue.again(Job { tenant, request, ticket }),
                 Decision::Forgotten => ticket.answer(Outcome::Forgotten),
                 Decision::AlreadyCommitted(row) => {
@@ -319,7 +321,7 @@ impl Lane {
                 && !is_journal
             {
                 let news = Change::HighWatermark(base + write.record_count);
-                self.watches.tell(tenant, write.log_id, news);
+                self.watches.publish(tenant, write.log_id, news);
             }
             let log = self.writer.caches(tenant).get_mut(&write.log_id);
             if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {

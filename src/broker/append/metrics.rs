@@ -70,11 +70,11 @@ pub struct LaneMetrics {
     pub remembered: Gauge,
     pub redone: Counter,
     parked: Gauge,
-    group_requests: Histogram,
-    group_records: Histogram,
-    group_bytes: Histogram,
-    quick: Passes,
-    full: Passes,
+    batch_requests: Histogram,
+    batch_records: Histogram,
+    batch_bytes: Histogram,
+    fast: Passes,
+    slow: Passes,
 }
 
 /// Passes of one kind.
@@ -114,38 +114,38 @@ impl LaneMetrics {
             remembered: metrics::gauge!(telemetry::REMEMBERED_PRODUCERS, "lane" => lane),
             redone: metrics::counter!(telemetry::REDONE_APPENDS_TOTAL),
             parked: metrics::gauge!(telemetry::PARKED_APPENDS),
-            group_requests: metrics::histogram!(telemetry::GROUP_REQUESTS),
-            group_records: metrics::histogram!(telemetry::GROUP_RECORDS),
-            group_bytes: metrics::histogram!(telemetry::GROUP_BYTES),
-            quick: Passes::new("quick"),
-            full: Passes::new("full"),
+            batch_requests: metrics::histogram!(telemetry::GROUP_REQUESTS),
+            batch_records: metrics::histogram!(telemetry::GROUP_RECORDS),
+            batch_bytes: metrics::histogram!(telemetry::GROUP_BYTES),
+            fast: Passes::new("quick"),
+            slow: Passes::new("full"),
         }
     }
 
     /// Records the size of a batch at its pass.
-    pub fn passed(&self, group: &RequestBatch) {
-        let parts = || group.requests.iter().flat_map(|request| &request.parts);
-        self.group_requests.record(group.requests.len() as f64);
-        self.group_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
-        self.group_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
+    pub fn passed(&self, batch: &RequestBatch) {
+        let parts = || batch.requests.iter().flat_map(|request| &request.parts);
+        self.batch_requests.record(batch.requests.len() as f64);
+        self.batch_records.record(parts().map(|part| part.record_count).sum::<i64>() as f64);
+        self.batch_bytes.record(parts().map(|part| part.size_bytes).sum::<i64>() as f64);
     }
 
-    pub fn quick(&self, begun: Instant, result: &Result<FastOutcome, store::Error>) {
+    pub fn record_fast(&self, begun: Instant, result: &Result<FastOutcome, store::Error>) {
         match result {
-            Ok(FastOutcome::Passed(_)) => self.quick.ended(begun, "passed"),
-            Ok(FastOutcome::Overtaken(_)) => self.quick.ended(begun, "overtaken"),
+            Ok(FastOutcome::Passed(_)) => self.fast.ended(begun, "passed"),
+            Ok(FastOutcome::Overtaken(_)) => self.fast.ended(begun, "overtaken"),
             // nothing was sent
             Ok(FastOutcome::Unknown) => {}
-            Err(error) => self.quick.ended(begun, error.kind()),
+            Err(error) => self.fast.ended(begun, error.kind()),
         }
     }
 
-    pub fn full(&self, begun: Instant, result: &Result<SlowOutcome, store::Error>) {
+    pub fn record_slow(&self, begun: Instant, result: &Result<SlowOutcome, store::Error>) {
         match result {
-            Ok(SlowOutcome::Passed(_)) => self.full.ended(begun, "passed"),
-            Ok(SlowOutcome::Vanished(_)) => self.full.ended(begun, "vanished"),
-            Ok(SlowOutcome::Behind(_)) => self.full.ended(begun, "behind"),
-            Err(error) => self.full.ended(begun, error.kind()),
+            Ok(SlowOutcome::Passed(_)) => self.slow.ended(begun, "passed"),
+            Ok(SlowOutcome::Vanished(_)) => self.slow.ended(begun, "vanished"),
+            Ok(SlowOutcome::Behind(_)) => self.slow.ended(begun, "behind"),
+            Err(error) => self.slow.ended(begun, error.kind()),
         }
     }
 

@@ -25,29 +25,26 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use self::{
-    batch::{Job, Lines, Outcome, Ticket},
-    outcome::records,
-};
-use super::{Broker, Error, memory_budget::Held};
+use self::batch::{Job, Lines, Outcome, Ticket};
+use super::{Broker, Error, memory_budget::Held, retry::ATTEMPTS};
 use crate::{
     model::{
         Batch, Name, Partition, TenantId, Timestamp,
-        append::{Append, Appended, Placed, Scope},
+        append::{Append, Appended, Placed, PlacedRecord, Scope},
         settings::OwnSettings,
         topic::BatchLimits,
     },
     rules::{
         self, Refusal,
         append::{
-            Request, RequestPart, Spread, dedup::Dedup, placement, producer_state::Placement,
+            Request, RequestPart, Spread,
+            dedup::Dedup,
+            placement,
+            producer_state::{Placement, RecordPlace},
         },
     },
     store::catalog::topics::StoredTopic,
 };
-
-/// How often an append resolves its topic again because the topic has changed.
-pub const RESOLVE_ATTEMPTS: usize = 8;
 
 /// Keyless topic appends rotate over the partitions in steps of the golden ratio, so that they stay
 /// evenly spread whichever of them are repeats.
@@ -78,14 +75,14 @@ impl Broker {
         held: Held,
     ) -> Result<Appended, Error> {
         let arrived_at = Instant::now();
-        for attempt in 0..RESOLVE_ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let anew = attempt > 0;
             let resolved = match scope {
                 Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
                 Scope::Partition(p) => self.topics.partition(tenant, topic, p, anew).await?,
             };
             let settings = self.settings.of(tenant).await?;
-            let (request, lines) = request(&resolved, scope, &settings, &append)?;
+            let (request, lines) = to_request(&resolved, scope, &settings, &append)?;
             let has_keys = request.dedups.iter().any(|dedup| !dedup.records.is_empty());
             let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
@@ -102,22 +99,13 @@ impl Broker {
             self.lanes.submit(resolved.topic_id, Job { tenant, request, ticket })?;
             match answered.await.unwrap_or_else(|_| Outcome::Failed(Error::internal())) {
                 Outcome::Placed { placement, appended_at, duplicate } => {
-                    let placed = placed(scope, &placement, &append.batch, appended_at);
-                    let placed = placed.ok_or_else(Error::internal)?;
+                    let placed = locate(scope, &placement, &append.batch, appended_at)
+                        .ok_or_else(Error::internal)?;
                     let placed = if has_keys { placed.records(appended_at) } else { placed };
                     return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
                 }
-                Outcome::Recorded { records, stored, duplicate, appended_at } => {
-                    let first = stored.iter().find(|(_, record_count)| *record_count > 0);
-                    let placed = Placed::Records {
-                        records: Some(records),
-                        base_offset: first.map(|(base_offset, _)| *base_offset),
-                        record_count: stored.iter().map(|(_, record_count)| record_count).sum(),
-                    };
-                    return Ok(Appended { placed, duplicate, appended_at: Some(appended_at) });
-                }
                 Outcome::Forgotten => {
-                    let placed = nowhere(scope, &append.batch, has_keys);
+                    let placed = without_offsets(scope, &append.batch, has_keys);
                     return Ok(Appended { placed, duplicate: true, appended_at: None });
                 }
                 Outcome::Refused(refusal) => return Err(refusal.into()),
@@ -132,7 +120,7 @@ impl Broker {
 }
 
 /// The append in the form that the rules decide, with the lines of its parts.
-fn request(
+fn to_request(
     topic: &StoredTopic,
     scope: Scope,
     tenant: &OwnSettings,
@@ -143,12 +131,13 @@ fn request(
     request.expected_offset = append.expected_offset;
     let own = &topic.summary.settings;
     request.too_large = too_large(&append.batch, rules::settings::batch_limits(own, tenant));
-    let way = dedup::Way::of(own, tenant);
-    if way.is_none() && append.request_key.is_some() {
+    let policy = dedup::Policy::of(own, tenant);
+    if policy.is_none() && append.request_key.is_some() {
         return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
     }
-    let dedup =
-        way.and_then(|way| dedup::dedup(topic, way, &append.batch, &request, append.request_key));
+    let dedup = policy.and_then(|policy| {
+        dedup::dedup(topic, policy, &append.batch, &request, append.request_key)
+    });
     let refuses_duplicates = append.refuses_duplicates;
     request.dedups.extend(dedup.map(|dedup| Dedup { refuses_duplicates, ..dedup }));
     Ok((request, lines))
@@ -175,7 +164,7 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
     let (home, spread, parts, lines) = match scope {
         Scope::Partition(partition) => {
             let part = part(topic, partition, batch.records.len(), batch.lines.len());
-            let lines = vec![Lines::Whole(batch.clone())];
+            let lines = vec![Lines::All(batch.clone())];
             (topic.logs[partition as usize], None, vec![part], lines)
         }
         Scope::Topic => {
@@ -231,16 +220,16 @@ fn spread_out(topic: &StoredTopic, batch: &Arc<Batch>) -> (Spread, Vec<RequestPa
     }
     if let [(partition, records, _)] = order.as_slice() {
         let part = part(topic, *partition, *records, batch.lines.len());
-        return (spread, vec![part], vec![Lines::Whole(batch.clone())]);
+        return (spread, vec![part], vec![Lines::All(batch.clone())]);
     }
     let parts = order.iter().map(|(p, records, lines)| part(topic, *p, *records, lines.len()));
     let parts = parts.collect();
-    (spread, parts, order.into_iter().map(|(.., lines)| Lines::Some(lines)).collect())
+    (spread, parts, order.into_iter().map(|(.., lines)| Lines::Part(lines)).collect())
 }
 
 /// The locations of the records. None: the placement does not match these records. `appended_at`
 /// applies to new records.
-fn placed(
+fn locate(
     scope: Scope,
     placement: &Placement,
     batch: &Batch,
@@ -256,9 +245,15 @@ fn placed(
             Some(Placed::Partition { partition, base_offset: Some(*base_offset), record_count })
         }
         (_, Placement::Records(places)) if places.len() == batch.records.len() => {
+            let record = |place: &RecordPlace| PlacedRecord {
+                partition: place.partition,
+                offset: place.offset,
+                duplicate: place.known.is_some(),
+                first_seen_at: place.known.flatten().unwrap_or(appended_at),
+            };
             let new = || places.iter().filter(|place| place.known.is_none());
             Some(Placed::Records {
-                records: Some(records(places, appended_at)),
+                records: Some(places.iter().map(record).collect()),
                 base_offset: new().find_map(|place| place.offset),
                 record_count: new().count() as i64,
             })
@@ -268,7 +263,7 @@ fn placed(
 }
 
 /// The answer to a duplicate whose offsets are forgotten.
-fn nowhere(scope: Scope, batch: &Batch, has_keys: bool) -> Placed {
+fn without_offsets(scope: Scope, batch: &Batch, has_keys: bool) -> Placed {
     let record_count = batch.records.len() as i64;
     match scope {
         _ if has_keys => Placed::Records { records: None, base_offset: None, record_count },

@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// Maximum requests and bytes of one pass.
-pub const GROUP_REQUESTS: usize = 512;
-const GROUP_BYTES: i64 = 8 << 20;
+pub const BATCH_REQUESTS: usize = 512;
+const BATCH_BYTES: i64 = 8 << 20;
 
 /// The scope in which a producer's requests are ordered.
 pub type ProducerScope = (TenantId, LogId, ProducerId);
@@ -74,13 +74,13 @@ impl Queue {
 
     /// Lingers for requests of the last batch's clients if that batch was slow and of the same
     /// tenant.
-    pub async fn wait_for_company(&mut self, pace: &Pace) {
+    pub async fn linger(&mut self, pace: &Pace) {
         let Some((wait, company)) = self.jobs.next().and_then(|tenant| pace.wait_for(tenant))
         else {
             return;
         };
         let until = Instant::now() + wait;
-        while self.jobs.len() < company.min(GROUP_REQUESTS)
+        while self.jobs.len() < company.min(BATCH_REQUESTS)
             && let Ok(Some(job)) = timeout_at(until, self.receiver.recv()).await
         {
             self.jobs.push(job.tenant, job);
@@ -105,38 +105,38 @@ impl Queue {
     }
 
     /// Takes everything that waits for the tenant whose turn it is.
-    pub fn next_group(&mut self) -> RequestBatch {
+    pub fn next_batch(&mut self) -> RequestBatch {
         let tenant = self.jobs.next().unwrap_or(TenantId(0));
-        let mut group = RequestBatch {
+        let mut batch = RequestBatch {
             tenant,
             requests: Vec::new(),
             tickets: Vec::new(),
             is_redo: false,
             compared: BTreeMap::new(),
         };
-        self.add_to(&mut group, |_| true);
-        group
+        self.add_to(&mut batch, |_| true);
+        batch
     }
 
     /// Takes arrivals of the batch's tenant that may still join it.
-    pub fn join(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
+    pub fn join(&mut self, batch: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         self.take_in();
-        self.add_to(group, may_join);
+        self.add_to(batch, may_join);
     }
 
     /// Fills a batch up to its limits, with each producer's requests in the order of their
     /// sequences.
-    fn add_to(&mut self, group: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
+    fn add_to(&mut self, batch: &mut RequestBatch, may_join: impl Fn(&Request) -> bool) {
         let now = Instant::now();
         let size_bytes =
             |request: &Request| -> i64 { request.parts.iter().map(|part| part.size_bytes).sum() };
-        let mut bytes: i64 = group.requests.iter().map(size_bytes).sum();
-        let mut room = GROUP_REQUESTS.saturating_sub(group.requests.len());
+        let mut bytes: i64 = batch.requests.iter().map(size_bytes).sum();
+        let mut room = BATCH_REQUESTS.saturating_sub(batch.requests.len());
         let mut transactions: HashSet<Uuid> =
-            group.requests.iter().filter_map(Request::transaction_id).collect();
-        let mut taken = self.jobs.take(group.tenant, |job| {
-            let fits = room > 0 && bytes < GROUP_BYTES;
-            // a transaction that is sent twice finds its outcome in the next group
+            batch.requests.iter().filter_map(Request::transaction_id).collect();
+        let mut taken = self.jobs.take(batch.tenant, |job| {
+            let fits = room > 0 && bytes < BATCH_BYTES;
+            // a transaction that is sent twice finds its outcome in the next batch
             let is_first = job.request.transaction_id().is_none_or(|id| transactions.insert(id));
             let takes = fits && is_first && may_join(&job.request);
             if takes {
@@ -150,14 +150,14 @@ impl Queue {
             (job.request.home, numbered.map(|n| (n.producer_id, n.epoch, n.sequence)))
         });
         for job in taken {
-            // what was parked has been in a group before
+            // what was parked has been in a batch before
             if job.ticket.parked.is_none() {
                 self.queued.decrement(1.0);
                 let waited = now.duration_since(job.ticket.arrived_at);
                 self.queue_duration.record(waited.as_secs_f64());
             }
-            group.requests.push(job.request);
-            group.tickets.push(job.ticket);
+            batch.requests.push(job.request);
+            batch.tickets.push(job.ticket);
         }
     }
 }

@@ -24,17 +24,17 @@ use crate::{
 /// The locked rows, and the ids for which this pass has inserted rows.
 #[derive(Default)]
 pub struct HeldRows {
-    pub standing: TxnContext,
+    pub context: TxnContext,
     claims: Vec<Uuid>,
 }
 
-pub fn wholes(requests: &[Request]) -> impl Iterator<Item = &SingleRequestTxn> + Clone {
+pub fn transactions(requests: &[Request]) -> impl Iterator<Item = &SingleRequestTxn> + Clone {
     requests.iter().filter_map(|request| request.whole.as_ref())
 }
 
 /// The sessions to which transactions of a batch are bound.
 pub fn sessions(requests: &[Request]) -> impl Iterator<Item = ProducerId> {
-    wholes(requests).filter_map(|whole| whole.session.map(|(id, _)| id))
+    transactions(requests).filter_map(|transaction| transaction.session.map(|(id, _)| id))
 }
 
 /// Locks ids, then offsets, in the order of all locks; the sessions are locked already.
@@ -52,73 +52,67 @@ pub async fn hold(
     }
     held.claims =
         store::transaction::one_request::insert_placeholders(connection, tenant, &ids).await?;
-    let standing = &mut held.standing;
+    let context = &mut held.context;
     for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
         let row = store::transaction::read(connection, tenant, *id).await?;
-        standing.rows.extend(row.map(|row| (*id, row)));
+        context.rows.extend(row.map(|row| (*id, row)));
     }
     // last: what was forgotten before an id came free, or its row was looked for, has moved the
     // horizon by now
     let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
-    standing.caches = Some(OutcomeHorizon { horizon, now });
+    context.caches = Some(OutcomeHorizon { horizon, now });
     for id in self::sessions(requests) {
         let ongoing = store::transaction::ongoing(connection, tenant, id).await?;
         let ongoing = ongoing.filter(|row| !row.has_expired(now));
-        standing.ongoing.extend(ongoing.map(|row| (id, row.transaction_id)));
-        standing.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
+        context.ongoing.extend(ongoing.map(|row| (id, row.transaction_id)));
+        context.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
     }
-    let places: BTreeSet<OffsetPlace> = wholes(requests)
-        .flat_map(|whole| whole.offsets.iter().map(|claimed| claimed.place.clone()))
+    let places: BTreeSet<OffsetPlace> = transactions(requests)
+        .flat_map(|transaction| transaction.offsets.iter().map(|claimed| claimed.place.clone()))
         .collect();
     if !places.is_empty() {
         let places: Vec<OffsetPlace> = places.into_iter().collect();
-        standing.places = store::group::offsets::lock(connection, tenant, &places).await?;
+        context.places = store::group::offsets::lock(connection, tenant, &places).await?;
         let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
         let logs: Vec<LogId> = logs.into_iter().collect();
         let ends = store::catalog::logs::watermarks(connection, tenant, &logs).await?;
         let ends = ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end)));
-        standing.ends = Some(ends.collect());
+        context.ends = Some(ends.collect());
         let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
         let names: Vec<Name> = names.into_iter().collect();
-        let claims = wholes(requests).flat_map(|whole| &whole.offsets);
+        let claims = transactions(requests).flat_map(|transaction| &transaction.offsets);
         let members = claims.filter_map(|claimed| claimed.claim.member_id()).collect();
-        standing.groups =
+        context.groups =
             store::group::offsets::groups(connection, tenant, &names, &members).await?;
     }
     Ok(held)
 }
 
 /// The transactions that a plan commits, with the locations of their appends.
-pub fn ended<'a>(group: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
-    let ended = |(request, whole, verdicts, base_offsets): PlannedCommit<'a>| {
-        let appends = placed(request, whole, verdicts, base_offsets);
-        Ended { whole, digest: request.digest, appends }
+pub fn ended<'a>(batch: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
+    let ended = |(request, transaction, verdicts, base_offsets): PlannedCommit<'a>| {
+        let appends = locate_parts(request, transaction, verdicts, base_offsets);
+        Ended { whole: transaction, digest: request.digest, appends }
     };
-    plan.committed(&group.requests).map(ended).collect()
-}
-
-/// The number of records that each part of a request stores.
-pub fn stored(request: &Request, verdicts: &Verdicts) -> Vec<i64> {
-    let parts = stored_parts(request, verdicts).into_iter();
-    parts.map(|part| part.record_count).collect()
+    plan.committed(&batch.requests).map(ended).collect()
 }
 
 /// The locations of a transaction's parts, as its outcome stores them.
-pub fn placed(
+pub fn locate_parts(
     request: &Request,
-    whole: &SingleRequestTxn,
+    transaction: &SingleRequestTxn,
     verdicts: &Verdicts,
     base_offsets: impl IntoIterator<Item = Offset>,
 ) -> Vec<PlacedAppend> {
-    let parts = request.parts.iter().zip(stored(request, verdicts));
-    let placed = parts.zip(&whole.topics).zip(base_offsets);
-    let placed = placed.map(|(((part, record_count), topic), base_offset)| PlacedAppend {
+    let parts =
+        stored_parts(request, verdicts).into_iter().zip(&transaction.topics).zip(base_offsets);
+    let located = parts.map(|((part, topic), base_offset)| PlacedAppend {
         topic: topic.to_string(),
         partition: part.partition,
-        base_offset: (record_count > 0).then_some(base_offset),
-        record_count,
+        base_offset: (part.record_count > 0).then_some(base_offset),
+        record_count: part.record_count,
     });
-    placed.collect()
+    located.collect()
 }
 
 /// Writes the outcomes and offsets of a plan whose rows are written, and removes placeholder ids

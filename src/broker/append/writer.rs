@@ -18,8 +18,8 @@ use super::{
     load::{Loaded, load, load_early},
     log_caches::TenantLogCaches,
     queue::Queue,
-    txn::{self, wholes},
-    write::{PlanStanding, write_if, write_locked},
+    txn::{self, transactions},
+    write::{PlanResult, write_if, write_locked},
 };
 use crate::{
     model::{LogId, Offset, ProducerId, TenantId},
@@ -94,72 +94,74 @@ impl Writer {
     }
 
     /// The fast path: decides from the caches, and writes if they are current.
-    pub async fn try_fast(&mut self, group: &RequestBatch) -> Result<FastOutcome, store::Error> {
-        let caches = self.caches.of(group.tenant);
+    pub async fn try_fast(&mut self, batch: &RequestBatch) -> Result<FastOutcome, store::Error> {
+        let caches = self.caches.of(batch.tenant);
         let Some(connection) = &mut self.connection else { return Ok(FastOutcome::Unknown) };
-        if !read_set::is_known(caches, &group.requests) {
+        if !read_set::is_known(caches, &batch.requests) {
             return Ok(FastOutcome::Unknown);
         }
-        let Some(mut standing) = TxnContext::optimistic(wholes(&group.requests)) else {
+        let Some(mut context) = TxnContext::optimistic(transactions(&batch.requests)) else {
             return Ok(FastOutcome::Unknown);
         };
-        let look = dedup::recall(connection, group.tenant, caches, &group.requests);
-        match timeout(PASS_TIMEOUT, look).await {
-            Ok(Ok(known)) => standing.known = known,
-            Ok(Err(error)) => return Err(self.fail(group, error)),
-            Err(_) => return Err(self.fail(group, store::Error::silent_peer())),
+        let lookup = dedup::look_up_cached(connection, batch.tenant, caches, &batch.requests);
+        match timeout(PASS_TIMEOUT, lookup).await {
+            Ok(Ok(keys)) => context.known = keys,
+            Ok(Err(error)) => return Err(self.fail(batch, error)),
+            Err(_) => return Err(self.fail(batch, store::Error::silent_peer())),
         }
-        let plan = append::decide(caches, &group.requests, &mut standing);
+        let plan = append::decide(caches, &batch.requests, &mut context);
         if !plan.silent.is_empty() {
-            self.forget(group.tenant, &group.requests);
+            self.forget(batch.tenant, &batch.requests);
             return Ok(FastOutcome::Unknown);
         }
         let writes = plan.writes_anything();
-        let result = timeout(PASS_TIMEOUT, write_if(connection, group, &plan, true)).await;
+        let result = timeout(PASS_TIMEOUT, write_if(connection, batch, &plan, true)).await;
         match result.unwrap_or_else(|_| Err(store::Error::silent_peer())) {
-            Ok(PlanStanding::Yes(written)) => {
-                Ok(FastOutcome::Passed(self.confirm(group.tenant, plan, written)))
+            Ok(PlanResult::Applied(written)) => {
+                let mut passed = Box::new(Passed { plan, written });
+                self.confirm(batch.tenant, &mut passed);
+                Ok(FastOutcome::Passed(passed))
             }
-            Ok(PlanStanding::No) => {
+            Ok(PlanResult::Stale) => {
                 if writes {
-                    self.forget(group.tenant, &group.requests);
+                    self.forget(batch.tenant, &batch.requests);
                 }
                 Ok(FastOutcome::Overtaken(plan.compares().collect()))
             }
             Err(store::Error::Unavailable(error)) if writes => {
-                Err(self.fail(group, store::Error::OutcomeUnknown(error)))
+                Err(self.fail(batch, store::Error::OutcomeUnknown(error)))
             }
-            Err(error) => Err(self.fail(group, error)),
+            Err(error) => Err(self.fail(batch, error)),
         }
     }
 
     /// The slow path: locks, loads, decides, writes, commits.
     pub async fn run_slow(
         &mut self,
-        group: &mut RequestBatch,
+        batch: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        match timeout(PASS_TIMEOUT, self.slow_attempts(group, queue)).await {
-            Ok(Ok(full)) => {
-                if let SlowOutcome::Behind(_) = &full {
-                    self.forget(group.tenant, &group.requests);
+        match timeout(PASS_TIMEOUT, self.slow_attempts(batch, queue)).await {
+            Ok(Ok(outcome)) => {
+                if let SlowOutcome::Behind(_) = &outcome {
+                    self.forget(batch.tenant, &batch.requests);
                 }
-                Ok(full)
+                Ok(outcome)
             }
             Ok(Err(error)) => {
                 self.settle(&error).await;
-                Err(self.fail(group, error))
+                Err(self.fail(batch, error))
             }
-            Err(_) => Err(self.fail(group, store::Error::silent_peer())),
+            Err(_) => Err(self.fail(batch, store::Error::silent_peer())),
         }
     }
 
     async fn slow_attempts(
         &mut self,
-        group: &mut RequestBatch,
+        batch: &mut RequestBatch,
         queue: &mut Queue,
     ) -> Result<SlowOutcome, store::Error> {
-        let caches = self.caches.of(group.tenant);
+        let caches = self.caches.of(batch.tenant);
         let connection = match &mut self.connection {
             Some(connection) => connection,
             closed => {
@@ -168,37 +170,31 @@ impl Writer {
                 connection
             }
         };
-        let mut early = !read_set::remembers(caches, &group.requests);
+        let mut early = !read_set::remembers(caches, &batch.requests);
         for _ in 0..SLOW_ATTEMPTS {
-            let RequestBatch { tenant, requests, .. } = &*group;
+            let RequestBatch { tenant, requests, .. } = &*batch;
             if early
                 && let Loaded::Behind(log) =
                     load_early(connection, caches, *tenant, requests).await?
             {
                 return Ok(SlowOutcome::Behind(log));
             }
-            let attempt = slow_attempt(connection, caches, group, queue, early).await?;
-            match attempt {
-                Attempt::Again => early = true,
-                Attempt::Vanished(logs) => return Ok(SlowOutcome::Vanished(logs)),
-                Attempt::Behind(log) => return Ok(SlowOutcome::Behind(log)),
-                Attempt::Held(plan, written) => {
-                    return Ok(SlowOutcome::Passed(self.confirm(group.tenant, *plan, written)));
+            let attempt = slow_attempt(connection, caches, batch, queue, early).await?;
+            if let Some(mut outcome) = attempt {
+                if let SlowOutcome::Passed(passed) = &mut outcome {
+                    self.confirm(batch.tenant, passed);
                 }
+                return Ok(outcome);
             }
+            early = true;
         }
         Err(store::Error::Unexpected("the slow path did not terminate".into()))
     }
 
-    fn confirm(
-        &mut self,
-        tenant: TenantId,
-        mut plan: Plan,
-        written: Option<Written>,
-    ) -> Box<Passed> {
-        if let Some(written) = &written {
+    fn confirm(&mut self, tenant: TenantId, passed: &mut Passed) {
+        if let Some(written) = &passed.written {
             let caches = self.caches.of(tenant);
-            plan.confirm(caches, written.appended_at, &written.bases);
+            passed.plan.confirm(caches, written.appended_at, &written.bases);
             // a write without a compare says nothing of the rows before it: on another server these
             // may be of another history, which no connection tells of behind a pooler
             if let Some(server) = written.server
@@ -207,7 +203,6 @@ impl Writer {
                 self.caches.clear();
             }
         }
-        Box::new(Passed { plan, written })
     }
 
     /// A pass that failed here, not in the database, has left its transaction open: dropping it
@@ -231,7 +226,7 @@ impl Writer {
         }
     }
 
-    fn fail(&mut self, group: &RequestBatch, error: store::Error) -> store::Error {
+    fn fail(&mut self, batch: &RequestBatch, error: store::Error) -> store::Error {
         match &error {
             store::Error::Unavailable(_) | store::Error::OutcomeUnknown(_) => {
                 if self.connection.take().is_some() {
@@ -241,32 +236,24 @@ impl Writer {
             }
             store::Error::Contended(_)
             | store::Error::Unexpected(_)
-            | store::Error::Unsuitable(_) => self.forget(group.tenant, &group.requests),
+            | store::Error::Unsuitable(_) => self.forget(batch.tenant, &batch.requests),
         }
         error
     }
 }
 
-/// Whether a plan was applied.
-enum Attempt {
-    Held(Box<Plan>, Option<Written>),
-    Vanished(BTreeSet<LogId>),
-    Behind(LogId),
-    Again,
-}
-
-/// `early` is what could be loaded before the lock.
+/// `early`: what could be loaded before the lock is loaded. None: it must be, first.
 async fn slow_attempt(
     connection: &mut Connection,
     caches: &mut LogCaches,
-    group: &mut RequestBatch,
+    batch: &mut RequestBatch,
     queue: &mut Queue,
     early: bool,
-) -> Result<Attempt, store::Error> {
-    let RequestBatch { tenant, requests, .. } = &*group;
+) -> Result<Option<SlowOutcome>, store::Error> {
+    let RequestBatch { tenant, requests, .. } = &*batch;
     let touched = read_set::touched_logs(requests);
     let dependencies = read_set::dependency_logs(requests);
-    let known = positions(caches, &dependencies);
+    let before = positions(caches, &dependencies);
 
     let mut transaction = store::begin(connection).await?;
     let shared = unregistered(caches, requests);
@@ -277,12 +264,13 @@ async fn slow_attempt(
         let producers: Vec<ProducerId> = producers.into_iter().collect();
         held = store::append::load::share_sessions(&mut transaction, *tenant, &producers).await?;
     }
-    let mut whole = txn::hold(&mut transaction, *tenant, requests, &held).await?;
+    let mut rows = txn::hold(&mut transaction, *tenant, requests, &held).await?;
     let mut heads = store::catalog::logs::lock(&mut transaction, *tenant, &touched).await?;
     if heads.len() < touched.len() {
         store::rollback(transaction).await?;
         let found: BTreeSet<LogId> = heads.iter().map(|head| head.log_id).collect();
-        return Ok(Attempt::Vanished(touched.into_iter().filter(|l| !found.contains(l)).collect()));
+        let vanished = touched.into_iter().filter(|log| !found.contains(log)).collect();
+        return Ok(Some(SlowOutcome::Vanished(vanished)));
     }
     heads.retain(|head| dependencies.binary_search(&head.log_id).is_ok());
     let is_near = |head: &Head| caches.get(&head.log_id).is_some_and(|log| log.is_near(head));
@@ -292,12 +280,12 @@ async fn slow_attempt(
     };
     if !early && (!heads.iter().all(is_near) || shared.iter().any(may_be_long)) {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Again);
+        return Ok(None);
     }
     let loaded = load(&mut transaction, caches, *tenant, &heads, requests, &held).await?;
     if let Loaded::Behind(log) = loaded {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Behind(log));
+        return Ok(Some(SlowOutcome::Behind(log)));
     }
     let now_at = positions(caches, &dependencies);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {
@@ -305,23 +293,23 @@ async fn slow_attempt(
     }
     if !unregistered(caches, requests).is_subset(&shared) {
         store::rollback(transaction).await?;
-        return Ok(Attempt::Again);
+        return Ok(None);
     }
     for (log_id, position) in &now_at {
         if let Some(log) = caches.get_mut(log_id) {
-            let moved = known.get(log_id).is_some_and(|known| known != position);
-            let compared = group.compared.get(log_id);
+            let moved = before.get(log_id).is_some_and(|before| before != position);
+            let compared = batch.compared.get(log_id);
             log.looked(moved || compared.is_some_and(|compare| !compare.holds(log)));
         }
     }
 
     // waiting for the locks took time; what has come meanwhile need not wait for them once more
-    queue.join(group, |request| read_set::may_join(caches, &touched, &dependencies, request));
-    whole.standing.known =
-        dedup::learn(&mut transaction, group.tenant, caches, &group.requests).await?;
-    let plan = append::decide(caches, &group.requests, &mut whole.standing);
-    let written = write_locked(transaction, caches, group, &plan, &now_at, &whole).await?;
-    Ok(Attempt::Held(Box::new(plan), written))
+    queue.join(batch, |request| read_set::may_join(caches, &touched, &dependencies, request));
+    rows.context.known =
+        dedup::refresh_and_look_up(&mut transaction, batch.tenant, caches, &batch.requests).await?;
+    let plan = append::decide(caches, &batch.requests, &mut rows.context);
+    let written = write_locked(transaction, caches, batch, &plan, &now_at, &rows).await?;
+    Ok(Some(SlowOutcome::Passed(Box::new(Passed { plan, written }))))
 }
 
 fn positions(caches: &LogCaches, logs: &[LogId]) -> BTreeMap<LogId, Offset> {

@@ -41,10 +41,8 @@ impl LogNames {
             }
         }
         if !unknown.is_empty() {
-            let find = self.store.of(tenant).run(move |connection| {
-                Box::pin(
-                    async move { store::group::leases::names(connection, tenant, &unknown).await },
-                )
+            let find = self.store.of(tenant).run(async move |connection| {
+                store::group::leases::names(connection, tenant, &unknown).await
             });
             for (log, topic, partition) in find.await? {
                 let name = (topic.clone(), partition);

@@ -146,7 +146,7 @@ impl TenantsSettings {
 
 async fn read(store: &Store, tenant: TenantId) -> Result<Option<Tenant>, Error> {
     let read =
-        store.run(move |connection| Box::pin(store::catalog::tenants::read(connection, tenant)));
+        store.run(async move |connection| store::catalog::tenants::read(connection, tenant).await);
     Ok(read.await?)
 }
 
@@ -164,19 +164,17 @@ impl Broker {
         changes: Changes,
         if_match: Option<IfMatch>,
     ) -> Result<TenantSettings, Error> {
-        let patch = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let former = lock_tenant(connection, tenant).await?;
-                let (own, version) = (&former.settings, former.version);
-                let own = rules::settings::patch_tenant(own, version, &changes, if_match.as_ref())?;
-                let mut patched = former.clone();
-                if own != former.settings {
-                    store::catalog::tenants::update(connection, tenant, &own).await?;
-                    patched.version += 1;
-                    patched.settings = own;
-                }
-                Ok::<_, Error>((former, patched))
-            })
+        let patch = self.store.of(tenant).transaction(async move |connection| {
+            let former = lock_tenant(connection, tenant).await?;
+            let (own, version) = (&former.settings, former.version);
+            let own = rules::settings::patch_tenant(own, version, &changes, if_match.as_ref())?;
+            let mut patched = former.clone();
+            if own != former.settings {
+                store::catalog::tenants::update(connection, tenant, &own).await?;
+                patched.version += 1;
+                patched.settings = own;
+            }
+            Ok::<_, Error>((former, patched))
         });
         let (former, patched) = patch.await?;
         tell_changes(tenant, &former.settings, &patched.settings);

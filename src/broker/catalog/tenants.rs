@@ -34,10 +34,8 @@ impl Broker {
             return Ok(tenant);
         }
         let wanted = name.clone();
-        let find = self.store.transaction(move |connection| {
-            Box::pin(
-                async move { store::catalog::tenants::find_or_make(connection, &wanted).await },
-            )
+        let find = self.store.transaction(async move |connection| {
+            store::catalog::tenants::find_or_make(connection, &wanted).await
         });
         let tenant = find.await?;
         self.tenants.insert(name.clone(), tenant).await;
@@ -51,18 +49,15 @@ impl Broker {
         maxima: Option<MaximaChanges>,
     ) -> Result<(TenantDescription, bool), Error> {
         let wanted = name.clone();
-        let put = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                let (id, tenant, created) = lock_or_make(connection, &wanted).await?;
-                rules::tenant::is_there(&tenant)?;
-                let maxima =
-                    maxima.map(|maxima| rules::tenant::patched(&Maxima::default(), &maxima));
-                let after = match maxima {
-                    Some(maxima) => (maxima, tenant.suspended_at.is_some()),
-                    None => said(&tenant),
-                };
-                Ok::<_, Error>((operate(connection, id, tenant, after).await?, created))
-            })
+        let put = self.store.transaction(async move |connection| {
+            let (id, tenant, created) = lock_or_make(connection, &wanted).await?;
+            rules::tenant::is_there(&tenant)?;
+            let maxima = maxima.map(|maxima| rules::tenant::patched(&Maxima::default(), &maxima));
+            let after = match maxima {
+                Some(maxima) => (maxima, tenant.suspended_at.is_some()),
+                None => said(&tenant),
+            };
+            Ok::<_, Error>((operate(connection, id, tenant, after).await?, created))
         });
         let (change, created) = put.await?;
         if created {
@@ -73,24 +68,19 @@ impl Broker {
 
     pub async fn describe_tenant(&self, name: &Name) -> Result<TenantDescription, Error> {
         let wanted = name.clone();
-        let describe = self.store.run(move |connection| {
-            Box::pin(async move {
-                match store::catalog::tenants::read_named(connection, &wanted).await? {
-                    Some((id, tenant)) => Ok(Some(described(connection, id, tenant).await?)),
-                    None => Ok::<_, store::Error>(None),
-                }
-            })
+        let describe = self.store.run(async move |connection| {
+            match store::catalog::tenants::read_named(connection, &wanted).await? {
+                Some((id, tenant)) => Ok(Some(described(connection, id, tenant).await?)),
+                None => Ok::<_, store::Error>(None),
+            }
         });
         describe.await?.ok_or_else(|| Error::no_tenant(name))
     }
 
     pub async fn list_tenants(&self, page: Page) -> Result<Listed<Tenant>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.run(move |connection| {
-            Box::pin(async move {
-                store::catalog::tenants::list(connection, &after.unwrap_or_default(), limit + 1)
-                    .await
-            })
+        let list = self.store.run(async move |connection| {
+            store::catalog::tenants::list(connection, &after.unwrap_or_default(), limit + 1).await
         });
         Ok(Listed::cut(list.await?, limit, |tenant| tenant.name.to_string()))
     }
@@ -104,13 +94,11 @@ impl Broker {
         if_match: Option<IfMatch>,
     ) -> Result<TenantDescription, Error> {
         let wanted = name.clone();
-        let patched = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
-                let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
-                let after = rules::tenant::patch(&tenant, &patch, if_match.as_ref())?;
-                operate(connection, id, tenant, after).await
-            })
+        let patched = self.store.transaction(async move |connection| {
+            let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
+            let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
+            let after = rules::tenant::patch(&tenant, &patch, if_match.as_ref())?;
+            operate(connection, id, tenant, after).await
         });
         Ok(self.operated(patched.await?).await)
     }
@@ -118,16 +106,14 @@ impl Broker {
     /// Refuses the tenant's requests from now on; its data is removed in the background.
     pub async fn delete_tenant(&self, name: &Name) -> Result<(), Error> {
         let wanted = name.clone();
-        let delete = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
-                let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
-                if tenant.deleted_at.is_some() {
-                    return Ok::<_, Error>(None);
-                }
-                store::catalog::tenants::delete(connection, id).await?;
-                Ok(store::catalog::tenants::read(connection, id).await?.map(|tenant| (id, tenant)))
-            })
+        let delete = self.store.transaction(async move |connection| {
+            let locked = store::catalog::tenants::lock_named(connection, &wanted).await?;
+            let (id, tenant) = locked.ok_or_else(|| Error::no_tenant(&wanted))?;
+            if tenant.deleted_at.is_some() {
+                return Ok::<_, Error>(None);
+            }
+            store::catalog::tenants::delete(connection, id).await?;
+            Ok(store::catalog::tenants::read(connection, id).await?.map(|tenant| (id, tenant)))
         });
         if let Some((id, tenant)) = delete.await? {
             tracing::info!(tenant = %name, "tenant deleted; its data is being removed");

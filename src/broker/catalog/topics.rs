@@ -13,7 +13,7 @@ use crate::{
         settings::{Changes, OwnSettings},
         topic::{Listed, Page, TopicDescription, TopicPatch, TopicSummary},
     },
-    rules::{self, Refusal},
+    rules,
     store::{self, Connection, History, Store, catalog::topics::StoredTopic},
 };
 
@@ -81,8 +81,8 @@ impl Topics {
 
     async fn find(&self, tenant: TenantId, name: &Name) -> ResolvedTopic {
         let (found_at, wanted) = (Instant::now(), name.clone());
-        let find = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move { store::catalog::topics::find(connection, tenant, &wanted).await })
+        let find = self.store.of(tenant).run(async move |connection| {
+            store::catalog::topics::find(connection, tenant, &wanted).await
         });
         let topic = match find.await {
             Ok(Some(topic)) => Ok(Arc::new(topic)),
@@ -133,8 +133,8 @@ impl Broker {
         settings: Option<Changes>,
     ) -> Result<(TopicDescription, bool), Error> {
         let name = topic.clone();
-        let put = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { put(connection, tenant, &name, partition_count, settings).await })
+        let put = self.store.of(tenant).transaction(async move |connection| {
+            put(connection, tenant, &name, partition_count, settings).await
         });
         let created = put.await?;
         self.topics.forget(tenant, topic).await;
@@ -143,16 +143,13 @@ impl Broker {
 
     pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let describe = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let Some(found) = store::catalog::topics::find(connection, tenant, &name).await?
-                else {
-                    return Ok::<_, Error>(None);
-                };
-                let partitions =
-                    store::catalog::topics::partitions(connection, tenant, found.topic_id).await?;
-                Ok(Some(TopicDescription { summary: found.summary, partitions }))
-            })
+        let describe = self.store.of(tenant).run(async move |connection| {
+            let Some(found) = store::catalog::topics::find(connection, tenant, &name).await? else {
+                return Ok::<_, Error>(None);
+            };
+            let partitions =
+                store::catalog::topics::partitions(connection, tenant, found.topic_id).await?;
+            Ok(Some(TopicDescription { summary: found.summary, partitions }))
         });
         let found: Option<TopicDescription> = describe.await?;
         // deleted between the two statements
@@ -166,11 +163,9 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<TopicSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let after = after.unwrap_or_default();
-                store::catalog::topics::list(connection, tenant, &after, limit + 1).await
-            })
+        let list = self.store.of(tenant).run(async move |connection| {
+            let after = after.unwrap_or_default();
+            store::catalog::topics::list(connection, tenant, &after, limit + 1).await
         });
         Ok(Listed::cut(list.await?, limit, |topic| topic.topic.to_string()))
     }
@@ -182,8 +177,8 @@ impl Broker {
         patch: TopicPatch,
     ) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let patched = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { patch_locked(connection, tenant, &name, patch).await })
+        let patched = self.store.of(tenant).transaction(async move |connection| {
+            patch_locked(connection, tenant, &name, patch).await
         });
         patched.await?;
         // who reads all of it has waited for new partitions as well
@@ -202,25 +197,20 @@ impl Broker {
     /// does, and the prepare cannot lock the heads.
     pub async fn delete_topic(&self, tenant: TenantId, topic: &Name) -> Result<(), Error> {
         let name = topic.clone();
-        let delete = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                // the tenant's row comes first
-                store::catalog::tenants::topics_changed(connection, tenant).await?;
-                let Some((id, ..)) =
-                    store::catalog::topics::lock(connection, tenant, &name).await?
-                else {
-                    return Err(Error::topic_not_found(&name));
-                };
-                // an append in flight comes before this or finds its head gone
-                let logs = store::catalog::topics::lock_logs(connection, tenant, id).await?;
-                if let Some(id) =
-                    store::catalog::topics::pinned_by(connection, tenant, &logs).await?
-                {
-                    return Err(Error::topic_in_use(&name, id));
-                }
-                store::catalog::topics::delete(connection, tenant, id, &logs).await?;
-                Ok(logs)
-            })
+        let delete = self.store.of(tenant).transaction(async move |connection| {
+            // the tenant's row comes first
+            store::catalog::tenants::topics_changed(connection, tenant).await?;
+            let Some((id, ..)) = store::catalog::topics::lock(connection, tenant, &name).await?
+            else {
+                return Err(Error::topic_not_found(&name));
+            };
+            // an append in flight comes before this or finds its head gone
+            let logs = store::catalog::topics::lock_logs(connection, tenant, id).await?;
+            if let Some(id) = store::catalog::topics::pinned_by(connection, tenant, &logs).await? {
+                return Err(Error::topic_in_use(&name, id));
+            }
+            store::catalog::topics::delete(connection, tenant, id, &logs).await?;
+            Ok(logs)
         });
         let logs: Vec<LogId> = delete.await?;
         self.topics.forget(tenant, topic).await;
@@ -242,7 +232,7 @@ impl Broker {
             let resolved = self.topics.partition(tenant, topic, partition, anew).await?;
             let log = resolved.logs[partition as usize];
             anew = true;
-            let Some(seen) = self.looks.look(tenant, log).await? else { continue };
+            let Some(seen) = self.watermarks.read(tenant, log).await? else { continue };
             let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
             if before > high_watermark {
                 let detail =
@@ -251,8 +241,8 @@ impl Broker {
                     .fact("log_start_offset", log_start_offset)
                     .fact("high_watermark", high_watermark));
             }
-            let trim = self.store.of(tenant).write(move |connection| {
-                Box::pin(store::catalog::topics::trim(connection, tenant, log, before))
+            let trim = self.store.of(tenant).write(async move |connection| {
+                store::catalog::topics::trim(connection, tenant, log, before).await
             });
             if trim.await? {
                 return Ok(());
@@ -277,7 +267,7 @@ async fn put(
         if existing.is_none() {
             check_quota(connection, tenant, &limits, (1, wanted)).await?;
             let changes = settings.unwrap_or_default();
-            check_maxima(&changes, &limits)?;
+            rules::settings::check_maxima("/settings", &changes, &limits)?;
             let settings = own(&changes);
             store::catalog::topics::insert(connection, tenant, name, wanted, &settings).await?;
             store::catalog::tenants::topics_changed(connection, tenant).await?;
@@ -294,17 +284,11 @@ async fn put(
     }
     let settings = settings.map(|changes| (own(&changes), changes));
     if let Some((settings, changes)) = settings.filter(|(settings, _)| *settings != former) {
-        check_maxima(&changes, &store::catalog::tenants::settings(connection, tenant).await?.0)?;
+        let (limits, _) = store::catalog::tenants::settings(connection, tenant).await?;
+        rules::settings::check_maxima("/settings", &changes, &limits)?;
         store::catalog::topics::update(connection, tenant, id, count, &settings).await?;
     }
     Ok(false)
-}
-
-fn check_maxima(changes: &Changes, tenant: &OwnSettings) -> Result<(), Error> {
-    rules::settings::check_maxima(changes, tenant).map_err(|refusal| match refusal {
-        Refusal::AboveMaxima { settings } => Error::above_maxima("/settings", &settings),
-        other => other.into(),
-    })
 }
 
 /// The settings of a new topic after these changes.
@@ -356,7 +340,7 @@ async fn patch_locked(
         store::catalog::topics::add_partitions(connection, tenant, id, count, wanted).await?;
         store::catalog::tenants::topics_changed(connection, tenant).await?;
     }
-    check_maxima(&patch.settings, &limits)?;
+    rules::settings::check_maxima("/settings", &patch.settings, &limits)?;
     let settings = rules::settings::patched(&former, &patch.settings);
     store::catalog::topics::update(connection, tenant, id, wanted, &settings).await?;
     Ok(())

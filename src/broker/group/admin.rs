@@ -4,12 +4,12 @@
 //! deletion locks the group's row and all of its offsets. Commits in flight hold one of these
 //! locks: they come first, or find their rows gone and create the group again.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use crate::{
-    broker::{Broker, Error},
+    broker::{Broker, Error, retry},
     model::{
-        LogId, Name, Offset, Partition, TenantId,
+        Code, LogId, Name, Offset, Partition, TenantId,
         group::{
             CommittedOffset,
             view::{GroupDescription, GroupSummary, OffsetsReset, ResetTo},
@@ -26,9 +26,6 @@ use crate::{
     store::{self, Connection, group::offsets::OffsetWrite},
 };
 
-/// How often a reset or a deletion starts again after a conflict.
-const ATTEMPTS: usize = 5;
-
 /// A partition to reset.
 #[derive(Clone)]
 struct Target {
@@ -39,43 +36,17 @@ struct Target {
     found: Option<Offset>,
 }
 
-/// Why an attempt ended without a result.
-enum Stop {
-    Failed(Error),
-    HasMembers,
-    /// A log was deleted after its name was resolved.
-    Vanished,
-    /// A dry run, with its result.
-    Rehearsed(Vec<CommittedOffset>),
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        Stop::Failed(error.into())
-    }
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
+type Stop = retry::Stop<Vec<CommittedOffset>>;
 
 /// `what` says what was refused.
-fn stop(refusal: Refusal, what: &str) -> Stop {
-    if refusal == Refusal::GroupNotEmpty {
-        return Stop::HasMembers;
-    }
+fn refuse(refusal: Refusal, what: &str) -> Error {
     let mut error = Error::from(refusal);
-    error.detail = format!("{} {what}", error.detail);
-    Stop::Failed(error)
-}
-
-fn not_empty(what: &str) -> Error {
-    let mut error = Error::from(Refusal::GroupNotEmpty);
-    error.detail = format!(
-        "The group has members. Stop them first, so that they leave or their leases expire. {what}"
-    );
+    if error.code == Code::GroupNotEmpty {
+        let what_to_do = "Stop them first, so that they leave or their leases expire.";
+        error.detail = format!("The group has members. {what_to_do} {what}");
+    } else {
+        error.detail = format!("{} {what}", error.detail);
+    }
     error
 }
 
@@ -89,19 +60,17 @@ impl Broker {
         page: Page,
     ) -> Result<Listed<GroupSummary>, Error> {
         let Page { limit, after } = page;
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let after = after.unwrap_or_default();
-                store::group::admin::list(connection, tenant, &after, limit + 1).await
-            })
+        let list = self.store.of(tenant).run(async move |connection| {
+            let after = after.unwrap_or_default();
+            store::group::admin::list(connection, tenant, &after, limit + 1).await
         });
         Ok(Listed::cut(list.await?, limit, |group| group.group.to_string()))
     }
 
     pub async fn group(&self, tenant: TenantId, group: &Name) -> Result<GroupDescription, Error> {
         let name = group.clone();
-        let describe = self.store.of(tenant).snapshot(move |connection| {
-            Box::pin(async move { store::group::admin::describe(connection, tenant, &name).await })
+        let describe = self.store.of(tenant).snapshot(async move |connection| {
+            store::group::admin::describe(connection, tenant, &name).await
         });
         let found = describe.await?.ok_or_else(|| Error::group_not_found(group))?;
         let (mut description, grounds) = found;
@@ -118,34 +87,31 @@ impl Broker {
         group: &Name,
         asked: OffsetsReset,
     ) -> Result<Vec<CommittedOffset>, Error> {
-        let asked = Arc::new(asked);
-        for attempt in 0..ATTEMPTS {
-            let targets = self.targets(tenant, group, &asked).await?;
-            let Some(targets) = self.searched(tenant, targets, asked.to).await? else { continue };
+        let asked = &asked;
+        let offsets = self.retry(tenant, |attempt| async move {
+            let targets = self.targets(tenant, group, asked).await?;
+            let targets = self.search_targets(tenant, targets, asked.to).await?;
             let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
-            let reset = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(
-                    async move { reset(connection, tenant, &name, &targets, to, dry_run).await },
-                )
+            let reset = self.store.of(tenant).transaction(async move |connection| {
+                reset(connection, tenant, &name, &targets, to, dry_run).await
             });
             match reset.await {
                 Ok(offsets) => {
                     let count = offsets.len();
                     tracing::info!(tenant_id = tenant.0, %group, count, to = ?asked.to, "group offsets reset");
-                    return Ok(offsets);
+                    Ok(offsets)
                 }
-                Err(Stop::Rehearsed(offsets)) => return Ok(offsets),
-                // they may be gone, and nobody has noticed yet
-                Err(Stop::HasMembers) if attempt == 0 => {
+                // its members may be gone, and nobody has noticed yet
+                Err(Stop::Failed(error)) if attempt == 0 && error.code == Code::GroupNotEmpty => {
                     self.settle_group(tenant, group, "late").await;
+                    Err(Stop::Again)
                 }
-                Err(Stop::HasMembers) => return Err(not_empty(NOTHING_RESET)),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Vanished) => {}
+                stopped => stopped,
             }
-        }
-        let detail = "Topics were deleted or trimmed in the meantime. Nothing was reset.";
-        Err(Error::unavailable(detail))
+        });
+        offsets.await?.ok_or_else(|| {
+            Error::unavailable("Topics were deleted or trimmed in the meantime. Nothing was reset.")
+        })
     }
 
     /// The partitions to reset, by topic and partition.
@@ -161,10 +127,8 @@ impl Broker {
         let target = |(log_id, topic, partition)| Target { log_id, topic, partition, found: None };
         let Some(topics) = &asked.topics else {
             let name = group.clone();
-            let subscribed = self.store.of(tenant).run(move |connection| {
-                Box::pin(
-                    async move { store::group::admin::subscribed(connection, tenant, &name).await },
-                )
+            let subscribed = self.store.of(tenant).run(async move |connection| {
+                store::group::admin::subscribed(connection, tenant, &name).await
             });
             return Ok(subscribed.await?.into_iter().map(target).collect());
         };
@@ -179,54 +143,50 @@ impl Broker {
     }
 
     /// The partitions with the first records of the requested instant, read before anything is
-    /// locked. None: a log was deleted or trimmed in the meantime.
-    async fn searched(
+    /// locked.
+    async fn search_targets(
         &self,
         tenant: TenantId,
         mut targets: Vec<Target>,
         to: ResetTo,
-    ) -> Result<Option<Vec<Target>>, Error> {
-        let ResetTo::Timestamp(instant) = to else { return Ok(Some(targets)) };
-        let search = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
-                let ends = ends(connection, tenant, &logs).await?;
-                for target in &mut targets {
-                    let log = target.log_id;
-                    let Some((start, end)) = ends.get(&log).copied() else { return Ok(None) };
-                    let found =
-                        store::read::search(connection, tenant, log, start, end, instant).await?;
-                    let Some(found) = found else { return Ok(None) };
-                    target.found = Some(found);
-                }
-                Ok::<_, store::Error>(Some(targets))
-            })
+    ) -> Result<Vec<Target>, Stop> {
+        let ResetTo::Timestamp(instant) = to else { return Ok(targets) };
+        let search = self.store.of(tenant).run(async move |connection| {
+            let logs: Vec<LogId> = targets.iter().map(|target| target.log_id).collect();
+            let ends = ends(connection, tenant, &logs).await?;
+            for target in &mut targets {
+                let log = target.log_id;
+                // the log was deleted or trimmed meanwhile
+                let (start, end) = ends.get(&log).copied().ok_or(Stop::Again)?;
+                let found =
+                    store::read::search(connection, tenant, log, start, end, instant).await?;
+                target.found = Some(found.ok_or(Stop::Again)?);
+            }
+            Ok(targets)
         });
-        Ok(search.await?)
+        search.await
     }
 
     /// The name is free at once; a new group with it is a different group.
     pub async fn delete_group(&self, tenant: TenantId, group: &Name) -> Result<(), Error> {
-        let mut attempt = 0;
-        loop {
-            let name = group.clone();
-            let delete = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { delete(connection, tenant, &name).await })
-            });
-            match delete.await {
-                Ok(()) => {
-                    tracing::info!(tenant_id = tenant.0, %group, "group deleted");
-                    return Ok(());
-                }
-                // they may be gone, and nobody has noticed yet
-                Err(Stop::HasMembers) if attempt == 0 => {
-                    self.settle_group(tenant, group, "late").await;
-                }
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(_) => return Err(not_empty(NOT_DELETED)),
-            }
-            attempt += 1;
+        let mut deleted = self.try_delete(tenant, group).await;
+        if deleted.as_ref().is_err_and(|error| error.code == Code::GroupNotEmpty) {
+            // its members may be gone, and nobody has noticed yet
+            self.settle_group(tenant, group, "late").await;
+            deleted = self.try_delete(tenant, group).await;
         }
+        deleted?;
+        tracing::info!(tenant_id = tenant.0, %group, "group deleted");
+        Ok(())
+    }
+
+    async fn try_delete(&self, tenant: TenantId, group: &Name) -> Result<(), Error> {
+        let name = group.clone();
+        let delete = self
+            .store
+            .of(tenant)
+            .transaction(async move |connection| delete(connection, tenant, &name).await);
+        delete.await
     }
 }
 
@@ -243,7 +203,7 @@ async fn reset(
     let (groups, nobody) = (std::slice::from_ref(group), Default::default());
     let facts = store::group::offsets::groups(connection, tenant, groups, &nobody).await?;
     let has_members = facts.get(group).is_some_and(|facts| !facts.members.is_empty());
-    reset::check(has_members, None).map_err(|refusal| stop(refusal, NOTHING_RESET))?;
+    reset::check(has_members, None).map_err(|refusal| refuse(refusal, NOTHING_RESET))?;
     let place = |target: &Target| OffsetPlace { group: group.clone(), log_id: target.log_id };
     let places: Vec<OffsetPlace> = targets.iter().map(place).collect();
     let rows = store::group::offsets::lock(connection, tenant, &places).await?;
@@ -255,9 +215,9 @@ async fn reset(
         let Target { log_id, topic, partition, found } = target;
         let at = format!("{topic}/{partition}: {NOTHING_RESET}");
         let found_row = rows.get(&place).zip(ends.get(log_id));
-        let (row, log) = found_row.ok_or(Stop::Vanished)?;
+        let (row, log) = found_row.ok_or(Stop::Again)?;
         let pinned = row.pinned_by.map(|id| (row.committed_offset, id));
-        reset::check(false, pinned).map_err(|refusal| stop(refusal, &at))?;
+        reset::check(false, pinned).map_err(|refusal| refuse(refusal, &at))?;
         let ground = ResetContext {
             committed_offset: row.committed_offset,
             starts: starts.get(log_id).copied(),
@@ -265,16 +225,16 @@ async fn reset(
             log: *log,
             found: *found,
         };
-        let offset = reset::target(to, &ground).map_err(|refusal| stop(refusal, &at))?;
+        let offset = reset::target(to, &ground).map_err(|refusal| refuse(refusal, &at))?;
         let (topic, partition) = (topic.clone(), *partition);
         offsets.push(CommittedOffset { topic, partition, offset, metadata: None });
         commits.push(OffsetWrite { place, offset, metadata: None });
     }
     if dry_run {
-        return Err(Stop::Rehearsed(offsets));
+        return Err(Stop::Done(Box::new(offsets)));
     }
     if !store::group::offsets::commit(connection, tenant, &commits).await? {
-        return Err(Stop::Vanished);
+        return Err(Stop::Again);
     }
     Ok(offsets)
 }
@@ -289,11 +249,11 @@ async fn ends(
     Ok(ends.into_iter().map(|(log_id, start, end, _)| (log_id, (start, end))).collect())
 }
 
-async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Stop> {
+async fn delete(connection: &mut Connection, tenant: TenantId, group: &Name) -> Result<(), Error> {
     let locked = store::group::admin::lock(connection, tenant, group, true).await?;
     let locked = locked.ok_or_else(|| Error::group_not_found(group))?;
     reset::check(locked.has_members, locked.pinned)
-        .map_err(|refusal| stop(refusal, NOT_DELETED))?;
+        .map_err(|refusal| refuse(refusal, NOT_DELETED))?;
     store::group::admin::delete(connection, tenant, group).await?;
     Ok(())
 }

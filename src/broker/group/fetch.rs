@@ -17,14 +17,13 @@ use crate::{
     broker::{
         Broker, Error,
         read::{
-            GROUND_ATTEMPTS,
             budget::ReadBudget,
-            fair::{LogSlice, Several, Source},
+            fair::{FairRead, LogSlice, Source},
             watermarks::Watermarks,
         },
         wakeup::{
-            Awaited, Wake, patient,
-            watch::{Change, Observed, Watch, number},
+            Awaited, LongPoll, Wake,
+            watch::{Watch, watch_id},
         },
     },
     model::{
@@ -35,7 +34,7 @@ use crate::{
     },
     rules::group::position::{is_withheld, position, run_began},
     store::{
-        self,
+        History,
         group::leases::{MemberStatus, Owned},
     },
 };
@@ -49,6 +48,8 @@ struct Fetching<'a> {
     tenant: TenantId,
     group: &'a Name,
     member_id: &'a str,
+    /// The cursor as it was sent, until it is opened, and its run.
+    sent: Option<(&'a str, Run)>,
     /// Positions from the cursor, and those found in this fetch: a position that was found stays.
     known: BTreeMap<LogId, Position>,
     /// The log whose turn is first.
@@ -65,19 +66,19 @@ struct Fetching<'a> {
 
 /// The state of a round.
 struct FetchContext {
-    beat: Arc<MemberStatus>,
+    status: Arc<MemberStatus>,
     /// The time before the lease check.
     seen_at: Instant,
     membership: Membership,
-    /// The positions to read, by log.
-    places: Vec<FetchPosition>,
+    /// The partitions to read, with their positions, by log.
+    sources: Vec<FetchSource>,
     /// Other positions of the run, from which nothing more is read.
     unsettled: Vec<Position>,
     /// Whether records are withheld.
     withholds: bool,
 }
 
-struct FetchPosition {
+struct FetchSource {
     topic: Name,
     partition: Partition,
     position: Position,
@@ -93,121 +94,80 @@ impl Broker {
         fetch: Fetch,
         permit: impl Fn(&Name) -> Result<(), Error>,
     ) -> Result<GroupFetched, Error> {
-        let begun = Instant::now();
-        let deadline = begun + Duration::from_millis(fetch.wait_ms);
-        let mut fetching = Fetching::new(tenant, group, member_id);
-        let (mut is_first, mut woken) = (true, None);
-        let mut attempts = 0..GROUND_ATTEMPTS;
-        while attempts.next().is_some() {
-            let patience = if is_first { begun } else { deadline };
-            let seen_at = Instant::now();
-            let beat = patient(patience, || self.beats.beat(tenant, group, member_id)).await?;
-            let Some(beat) = beat else { return Err(self.no_member(tenant, group).await) };
-            if is_first && let Some(text) = &fetch.cursor {
-                fetching.begin(text, fetch.run, beat.group_id)?;
-            }
-            self.permit_all(tenant, &beat, &permit).await?;
-            let ground = self.fetch_ground(&mut fetching, (beat, seen_at)).await?;
-            is_first = false;
-            let sources = ground.sources();
-            let found = || async {
-                let mut room = ReadBudget::new(fetch.limit, fetch.max_bytes);
-                self.several(tenant, &sources, fetching.first, &mut room).await
-            };
-            // without: rows are gone since the look, so the ground is another
-            let Some(found) = patient(patience, found).await? else { continue };
-            let has_news = found.has_records() || !ground.membership.revoked.is_empty();
-            if has_news || Instant::now() >= deadline || self.draining() {
-                self.reads.answered(found.records(), found.size_bytes());
-                if let Some(Observed { source, since, .. }) = woken {
-                    self.reads.woken(source, since);
+        let mut poll = LongPoll::new(self, tenant, fetch.wait_ms);
+        let sent = fetch.cursor.as_deref().map(|cursor| (cursor, fetch.run));
+        let mut fetching = Fetching::new(tenant, group, member_id, sent);
+        loop {
+            poll.begin_attempt(format_args!("a partition of group {group}"))?;
+            // not by `query`, whose closure could not change `fetching`
+            let context = match self.prepare_fetch(&mut fetching, &permit).await {
+                Ok(context) => context,
+                Err(error) => {
+                    poll.retry_after(error).await?;
+                    continue;
                 }
-                return self.answer_fetch(&fetching, ground, found).await;
+            };
+            let sources = context.sources();
+            let page = poll.query(|| async {
+                let mut budget = ReadBudget::new(fetch.limit, fetch.max_bytes);
+                self.fair_read(tenant, &sources, fetching.first, &mut budget).await
+            });
+            // none: rows were removed since the lease check
+            let Some(page) = page.await? else { continue };
+            let has_news = page.has_records() || !context.membership.revoked.is_empty();
+            if has_news || poll.is_over() {
+                let others = fetching.other_logs(&context);
+                let others = poll.query(|| self.names.of(tenant, others.clone())).await?;
+                poll.answered(page.records(), page.size_bytes());
+                return Ok(fetching.answer(context, page, others.into_values()));
             }
-            woken = self.await_news(&mut fetching, ground, deadline).await?;
-            attempts.start = 0;
+            self.await_change(&mut fetching, context, &mut poll).await?;
         }
-        let what = format!("partitions of group {group} lack expected rows");
-        Err(Error::from(store::Error::Unexpected(what)))
     }
 
-    /// Checks that the caller may read all partitions that the member owns, before anything is
-    /// released.
-    async fn permit_all(
-        &self,
-        tenant: TenantId,
-        beat: &MemberStatus,
-        permit: impl Fn(&Name) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let logs = beat.owned.iter().map(|owned| owned.log_id).collect();
-        let names = self.names.of(tenant, logs).await?;
-        let topics: BTreeSet<&Name> = names.values().map(|(topic, _)| topic).collect();
-        topics.into_iter().try_for_each(permit)
-    }
-
-    /// The partitions that the member owns and keeps, with their positions.
-    async fn fetch_ground(
+    /// Checks the lease, and finds what the member owns and keeps.
+    async fn prepare_fetch(
         &self,
         fetching: &mut Fetching<'_>,
-        (beat, seen_at): (Arc<MemberStatus>, Instant),
+        permit: impl Fn(&Name) -> Result<(), Error>,
     ) -> Result<FetchContext, Error> {
         let Fetching { tenant, group, member_id, .. } = *fetching;
+        let seen_at = Instant::now();
+        let Some(status) = self.leases.check(tenant, group, member_id).await? else {
+            return Err(self.no_member(tenant, group).await);
+        };
+        if let Some((cursor, run)) = fetching.sent.take() {
+            fetching.open(cursor, run, status.group_id)?;
+        }
+        let logs = status.owned.iter().map(|owned| owned.log_id).collect();
+        let names = self.names.of(tenant, logs).await?;
+        // the caller may read all of them, or nothing is released
+        let topics: BTreeSet<&Name> = names.values().map(|(topic, _)| topic).collect();
+        topics.into_iter().try_for_each(permit)?;
         // once: what is told from now on is not shown by it
         let shown = fetching.shown.take();
-        let membership = self.membership(tenant, group, member_id, &beat, shown).await?;
-        let logs: Vec<LogId> = beat.owned.iter().map(|owned| owned.log_id).collect();
-        let names = self.names.of(tenant, logs).await?;
-        let is_in = |owned: &&Owned, list: &Partitions| {
-            let name = names.get(&owned.log_id);
-            name.is_some_and(|(topic, n)| list.get(topic).is_some_and(|list| list.contains(n)))
-        };
-        let is_kept =
-            |owned: &&Owned| owned.revoked.is_none() && is_in(owned, &membership.assignment);
-        let is_revoked = |owned: &&Owned| is_in(owned, &membership.revoked);
-        let mut kept: Vec<Owned> = beat.owned.iter().filter(is_kept).cloned().collect();
-        kept.sort_by_key(|owned| owned.log_id);
-        let history = self.store.saw(beat.server);
-        let revoked: Vec<Owned> = beat.owned.iter().filter(is_revoked).cloned().collect();
-        let unsettled = fetching.unsettled(&kept, &revoked, &beat);
-        kept.retain(|owned| unsettled.iter().all(|other| other.log_id != owned.log_id));
-        let (mut places, mut withholds) = (Vec::new(), false);
-        for owned in &kept {
-            // without: its topic is being deleted
-            let (Some(ends), Some((topic, partition))) =
-                (owned.watermarks, names.get(&owned.log_id))
-            else {
-                continue;
-            };
-            let (log_start_offset, high_watermark) = ends;
-            let watermarks = Watermarks { log_start_offset, high_watermark, history };
-            let position = fetching.position(owned, &beat, watermarks);
-            let Some(position) = position.map_err(|error| named(error, topic, *partition))? else {
-                withholds = true;
-                continue;
-            };
-            let (topic, partition) = (topic.clone(), *partition);
-            places.push(FetchPosition { topic, partition, position, watermarks });
-        }
-        Ok(FetchContext { beat, seen_at, membership, places, unsettled, withholds })
+        let membership = self.membership(tenant, group, member_id, &status, shown).await?;
+        let history = self.store.saw(status.server);
+        fetching.find_sources((status, seen_at), membership, &names, history)
     }
 
-    /// How long to wait until the answer may change or the lease must be renewed; zero if a log was
-    /// not watched until now.
-    async fn await_news(
+    /// Waits until the answer may change or the lease must be renewed; not at all if a log was not
+    /// watched until now.
+    async fn await_change(
         &self,
         fetching: &mut Fetching<'_>,
-        ground: FetchContext,
-        deadline: Instant,
-    ) -> Result<Option<Observed>, Error> {
-        let FetchContext { beat, seen_at, places, withholds, .. } = ground;
-        let timeout_ms = u64::try_from(beat.session_timeout_ms).unwrap_or_default();
-        let mut until = deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
+        context: FetchContext,
+        poll: &mut LongPoll<'_>,
+    ) -> Result<(), Error> {
+        let FetchContext { status, seen_at, sources, withholds, .. } = context;
+        let timeout_ms = u64::try_from(status.session_timeout_ms).unwrap_or_default();
+        let mut until = poll.deadline.min(Instant::now() + Duration::from_millis(timeout_ms / 3));
         if withholds {
             until = until.min(Instant::now() + WITHHELD_INTERVAL);
         }
-        let log = |place: &FetchPosition| (place.position.log_id, place.watermarks.high_watermark);
-        let of_group = (number(beat.group_id), beat.generation);
-        let wanted = places.iter().map(log).chain([of_group]);
+        let end = |source: &FetchSource| (source.position.log_id, source.watermarks.high_watermark);
+        let of_group = (watch_id(status.group_id), status.generation);
+        let wanted = sources.iter().map(end).chain([of_group]);
         let (mut keys, mut awaited, mut is_new) = (Vec::new(), Vec::new(), false);
         for (key, beyond) in wanted {
             let watch = fetching.watches.remove(&key);
@@ -216,64 +176,29 @@ impl Broker {
             keys.push(key);
             awaited.push(Awaited { watch, beyond, seen_at });
         }
-        let woken = if is_new {
-            Wake::Nothing
-        } else {
-            self.wait(fetching.tenant, &mut awaited, until).await?
-        };
+        let wake = if is_new { Wake::Nothing } else { poll.wait(&mut awaited, until).await? };
+        // a new generation is no record
+        if !matches!(wake, Wake::Log(index, _) if index < sources.len()) {
+            poll.start_over();
+        }
         let watches = awaited.into_iter().map(|awaited| awaited.watch);
         fetching.watches = keys.into_iter().zip(watches).collect();
-        Ok(match woken {
-            Wake::Log(index, heard) if index < places.len() => {
-                Some(heard).filter(|heard| matches!(heard.news, Change::HighWatermark(_)))
-            }
-            Wake::Log(..) | Wake::Nothing => None,
-        })
-    }
-
-    async fn answer_fetch(
-        &self,
-        fetching: &Fetching<'_>,
-        ground: FetchContext,
-        found: Several,
-    ) -> Result<GroupFetched, Error> {
-        let Fetching { tenant, .. } = *fetching;
-        let FetchContext { beat, mut membership, places, unsettled, .. } = ground;
-        let Several { parts, first } = found;
-        let told = Some(membership.generation).filter(|_| !membership.revoked.is_empty());
-        let mut positions: Vec<Position> = places.iter().map(|place| place.position).collect();
-        for part in &parts {
-            positions[part.source].offset = part.next_offset;
-        }
-        let part = |LogSlice { source, slices, .. }| {
-            let FetchPosition { topic, partition, .. } = &places[source];
-            PartitionRecords { origin: origin(Some(topic), *partition), slices }
-        };
-        let parts = parts.into_iter().map(part).collect();
-        // what the cursor names and the member keeps not, let go of in this very call as well
-        let read: BTreeSet<LogId> = positions.iter().map(|position| position.log_id).collect();
-        let other = fetching.known.keys().filter(|log_id| !read.contains(log_id));
-        positions.extend(unsettled);
-        positions.sort_unstable_by_key(|position| position.log_id);
-        for (topic, partition) in
-            self.names.of(tenant, other.copied().collect()).await?.into_values()
-        {
-            let kept = membership.assignment.get(&topic);
-            if !kept.is_some_and(|kept| kept.contains(&partition)) {
-                membership.revoked.entry(topic).or_default().insert(partition);
-            }
-        }
-        let cursor = GroupCursor { positions, first, told }.encode(tenant, beat.group_id);
-        Ok(GroupFetched { membership, parts, cursor })
+        Ok(())
     }
 }
 
 impl<'a> Fetching<'a> {
-    fn new(tenant: TenantId, group: &'a Name, member_id: &'a str) -> Self {
+    fn new(
+        tenant: TenantId,
+        group: &'a Name,
+        member_id: &'a str,
+        sent: Option<(&'a str, Run)>,
+    ) -> Self {
         Self {
             tenant,
             group,
             member_id,
+            sent,
             known: BTreeMap::new(),
             first: 0,
             run: Run::default(),
@@ -283,7 +208,7 @@ impl<'a> Fetching<'a> {
         }
     }
 
-    fn begin(&mut self, cursor: &str, run: Run, group_id: GroupId) -> Result<(), Error> {
+    fn open(&mut self, cursor: &str, run: Run, group_id: GroupId) -> Result<(), Error> {
         let Some(cursor) = GroupCursor::parse(cursor, self.tenant, group_id) else {
             let detail = format!(
                 "This is not a valid cursor of group {}: it is damaged, or belongs to another \
@@ -307,27 +232,69 @@ impl<'a> Fetching<'a> {
         Ok(())
     }
 
+    /// The partitions that the member owns and keeps, with their positions.
+    fn find_sources(
+        &mut self,
+        (status, seen_at): (Arc<MemberStatus>, Instant),
+        membership: Membership,
+        names: &BTreeMap<LogId, (Name, Partition)>,
+        history: History,
+    ) -> Result<FetchContext, Error> {
+        let is_in = |owned: &&Owned, list: &Partitions| {
+            let name = names.get(&owned.log_id);
+            name.is_some_and(|(topic, n)| list.get(topic).is_some_and(|list| list.contains(n)))
+        };
+        let is_kept =
+            |owned: &&Owned| owned.revoked.is_none() && is_in(owned, &membership.assignment);
+        let is_revoked = |owned: &&Owned| is_in(owned, &membership.revoked);
+        let mut kept: Vec<Owned> = status.owned.iter().filter(is_kept).cloned().collect();
+        kept.sort_by_key(|owned| owned.log_id);
+        let revoked: Vec<Owned> = status.owned.iter().filter(is_revoked).cloned().collect();
+        let unsettled = self.unsettled(&kept, &revoked, &status);
+        kept.retain(|owned| unsettled.iter().all(|other| other.log_id != owned.log_id));
+        let (mut sources, mut withholds) = (Vec::new(), false);
+        for owned in &kept {
+            // without: its topic is being deleted
+            let (Some(ends), Some((topic, partition))) =
+                (owned.watermarks, names.get(&owned.log_id))
+            else {
+                continue;
+            };
+            let (log_start_offset, high_watermark) = ends;
+            let watermarks = Watermarks { log_start_offset, high_watermark, history };
+            let found = self.find_position(owned, &status, watermarks);
+            let found = found.map_err(|error| in_partition(error, topic, *partition))?;
+            let Some(position) = found else {
+                withholds = true;
+                continue;
+            };
+            let (topic, partition) = (topic.clone(), *partition);
+            sources.push(FetchSource { topic, partition, position, watermarks });
+        }
+        Ok(FetchContext { status, seen_at, membership, sources, unsettled, withholds })
+    }
+
     /// The position of a partition, ignored if it belongs to another ownership.
-    fn named(&self, owned: &Owned) -> Option<Position> {
-        let named = self.known.get(&owned.log_id);
-        let named = named.filter(|named| named.owned_since == owned.since).copied()?;
-        let standing = [owned.committed_offset, owned.pinned_offset];
-        let began = run_began(self.run, named.offset, named.began, standing);
-        Some(Position { began, ..named })
+    fn known_position(&self, owned: &Owned) -> Option<Position> {
+        let known = self.known.get(&owned.log_id);
+        let known = known.filter(|known| known.owned_since == owned.since).copied()?;
+        let settled = [owned.committed_offset, owned.pinned_offset];
+        let began = run_began(self.run, known.offset, known.began, settled);
+        Some(Position { began, ..known })
     }
 
     /// Fetched but uncommitted positions of partitions to be released; and, if the run continues,
     /// also those of partitions that were lost.
-    fn unsettled(&self, kept: &[Owned], revoked: &[Owned], beat: &MemberStatus) -> Vec<Position> {
-        let is_unsettled = |owned: &Owned, named: &Position| {
+    fn unsettled(&self, kept: &[Owned], revoked: &[Owned], status: &MemberStatus) -> Vec<Position> {
+        let is_unsettled = |owned: &Owned, known: &Position| {
             let Owned { committed_offset, pinned_offset, starts, watermarks, .. } = *owned;
             let ends = watermarks.unwrap_or_default();
-            let begins = position(committed_offset, starts, beat.auto_offset_reset, ends);
-            begins != Ok(named.offset) && pinned_offset != Some(named.offset)
+            let begins = position(committed_offset, starts, status.auto_offset_reset, ends);
+            begins != Ok(known.offset) && pinned_offset != Some(known.offset)
         };
         let revoked_at = revoked.iter().filter_map(|owned| {
-            let named = self.named(owned)?;
-            is_unsettled(owned, &named).then_some(named)
+            let known = self.known_position(owned)?;
+            is_unsettled(owned, &known).then_some(known)
         });
         let is_lost = |position: &&Position| {
             let is_here = |owned: &Owned| {
@@ -341,43 +308,82 @@ impl<'a> Fetching<'a> {
     }
 
     /// Where the partition is read from; none: its records are withheld.
-    fn position(
+    fn find_position(
         &mut self,
         owned: &Owned,
-        beat: &MemberStatus,
+        status: &MemberStatus,
         watermarks: Watermarks,
     ) -> Result<Option<Position>, Error> {
         let Owned { log_id, since: owned_since, committed_offset, starts, pinned_offset, .. } =
             *owned;
-        let named = self.named(owned);
-        let at: Option<Offset> = named.map(|named| named.offset);
+        let known = self.known_position(owned);
+        let at: Option<Offset> = known.map(|known| known.offset);
         if is_withheld(at, pinned_offset) {
             return Ok(None);
         }
         let from = at.or(committed_offset);
-        let offset = position(from, starts, beat.auto_offset_reset, watermarks.ends())?;
-        let began = named.map_or(Some(committed_offset), |named| named.began);
-        let position = Position { log_id, owned_since, offset, began };
-        self.known.insert(log_id, position);
-        Ok(Some(position))
+        let offset = position(from, starts, status.auto_offset_reset, watermarks.ends())?;
+        let began = known.map_or(Some(committed_offset), |known| known.began);
+        let found = Position { log_id, owned_since, offset, began };
+        self.known.insert(log_id, found);
+        Ok(Some(found))
+    }
+
+    /// The logs that the cursor names and from which nothing is read.
+    fn other_logs(&self, context: &FetchContext) -> Vec<LogId> {
+        let read: BTreeSet<LogId> =
+            context.sources.iter().map(|source| source.position.log_id).collect();
+        self.known.keys().filter(|log_id| !read.contains(log_id)).copied().collect()
+    }
+
+    /// `others`: the names of the other logs.
+    fn answer(
+        &self,
+        context: FetchContext,
+        page: FairRead,
+        others: impl Iterator<Item = (Name, Partition)>,
+    ) -> GroupFetched {
+        let FetchContext { status, mut membership, sources, unsettled, .. } = context;
+        let FairRead { parts, first } = page;
+        let told = Some(membership.generation).filter(|_| !membership.revoked.is_empty());
+        let mut positions: Vec<Position> = sources.iter().map(|source| source.position).collect();
+        for part in &parts {
+            positions[part.source].offset = part.next_offset;
+        }
+        positions.extend(unsettled);
+        positions.sort_unstable_by_key(|position| position.log_id);
+        let part = |LogSlice { source, slices, .. }| {
+            let FetchSource { topic, partition, .. } = &sources[source];
+            PartitionRecords { origin: origin(Some(topic), *partition), slices }
+        };
+        let parts = parts.into_iter().map(part).collect();
+        // what the member does not keep is revoked, also if it was let go of in this very call
+        for (topic, partition) in others {
+            let kept = membership.assignment.get(&topic);
+            if !kept.is_some_and(|kept| kept.contains(&partition)) {
+                membership.revoked.entry(topic).or_default().insert(partition);
+            }
+        }
+        let cursor = GroupCursor { positions, first, told }.encode(self.tenant, status.group_id);
+        GroupFetched { membership, parts, cursor }
     }
 }
 
 impl FetchContext {
     fn sources(&self) -> Vec<Source> {
-        let source = |place: &FetchPosition| Source {
-            log: place.position.log_id,
-            from: place.position.offset,
-            high_watermark: place.watermarks.high_watermark,
-            history: place.watermarks.history,
-            origin_bytes: origin_bytes(Some(&place.topic), place.partition),
+        let source = |source: &FetchSource| Source {
+            log: source.position.log_id,
+            from: source.position.offset,
+            high_watermark: source.watermarks.high_watermark,
+            history: source.watermarks.history,
+            origin_bytes: origin_bytes(Some(&source.topic), source.partition),
         };
-        self.places.iter().map(source).collect()
+        self.sources.iter().map(source).collect()
     }
 }
 
 /// The partition of an error.
-fn named(error: Error, topic: &Name, partition: Partition) -> Error {
+fn in_partition(error: Error, topic: &Name, partition: Partition) -> Error {
     let detail = format!("{topic}/{partition}: {}", error.detail);
     let error = Error { detail, ..error };
     error.fact("topic", topic.to_string()).fact("partition", partition)

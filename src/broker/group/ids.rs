@@ -36,8 +36,8 @@ impl GroupIds {
             return Ok(Some(known));
         }
         let name = group.clone();
-        let find = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move { store::group::leases::group_id(connection, tenant, &name).await })
+        let find = self.store.of(tenant).run(async move |connection| {
+            store::group::leases::group_id(connection, tenant, &name).await
         });
         let found = find.await?;
         match found {

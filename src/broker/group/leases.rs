@@ -1,156 +1,103 @@
-//! Coalesces the calls of group members: all calls that arrived before a lease check share its one
-//! statement, which returns whether each is a member and what it owns, and another statement that
-//! renews those leases of which a third has passed.
+//! Checks the leases of group members, one statement for all calls of a tenant that arrived before
+//! it. It returns whether each is a member and what it owns; another statement renews those leases
+//! of which a third has passed.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
-
-use tokio::{sync::oneshot, time::sleep};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use crate::{
-    broker::{Error, read::watermarks::When},
+    broker::{
+        Error,
+        coalesce::{Batch, Coalescer, SharedLookup, When},
+    },
     model::{Name, TenantId},
     rules::group::renewed,
     store::{self, Connection, Store, group::leases::MemberStatus},
 };
 
-/// Maximum number of members per statement.
-const MEMBERS_PER_BEAT: usize = 1_000;
-/// Heartbeats are not urgent: those within this time of the first share a statement.
-const HEARTBEAT_WINDOW: Duration = Duration::from_millis(50);
-
-/// None: there is no such member.
-pub type SeenMember = Option<Arc<MemberStatus>>;
-
-struct LeaseCall {
-    group: Name,
-    member_id: String,
-    answer: oneshot::Sender<Result<SeenMember, Error>>,
-}
-
-type Queue = (TenantId, When);
+/// A member: its group and its id.
+type MemberKey = (Name, String);
 
 #[derive(Clone)]
-pub struct Leases {
+struct LeaseCheck {
     store: Store,
-    /// Calls waiting for the next lease check; an entry means that a task will make it.
-    waiting: Arc<Mutex<HashMap<Queue, Vec<LeaseCall>>>>,
+}
+
+impl SharedLookup for LeaseCheck {
+    /// Their order is the one in which leases are locked.
+    type Key = MemberKey;
+    type Found = Arc<MemberStatus>;
+    /// Heartbeats are not urgent.
+    const WINDOW: Duration = Duration::from_millis(50);
+
+    async fn run(
+        &self,
+        Batch { tenant, when, keys, .. }: Batch<MemberKey>,
+    ) -> Result<HashMap<MemberKey, Arc<MemberStatus>>, store::Error> {
+        // a heartbeat reads nothing
+        let with_watermarks = when == When::Now;
+        let check = self.store.of(tenant).write(async move |connection| {
+            let found = check(connection, tenant, &keys, with_watermarks).await?;
+            Ok::<_, store::Error>(keys.into_iter().zip(found))
+        });
+        let found = check.await?.filter_map(|(key, status)| Some((key, Arc::new(status?))));
+        let found: HashMap<_, _> = found.collect();
+        if let Some(status) = found.values().next() {
+            self.store.saw(status.server);
+        }
+        Ok(found)
+    }
+}
+
+/// None, where leases are checked, means that there is no such member.
+#[derive(Clone)]
+pub struct Leases {
+    members: Coalescer<LeaseCheck>,
 }
 
 impl Leases {
     pub fn new(store: Store) -> Self {
-        Self { store, waiting: Arc::default() }
+        Self { members: Coalescer::new(LeaseCheck { store }) }
     }
 
-    /// Like [`Beats::beat`], together with all calls of its window.
+    /// Returns the member's state as of now or later, and renews its lease.
+    pub async fn check(
+        &self,
+        tenant: TenantId,
+        group: &Name,
+        member_id: &str,
+    ) -> Result<Option<Arc<MemberStatus>>, Error> {
+        self.members.find(tenant, (group.clone(), member_id.to_owned()), When::Now).await
+    }
+
+    /// Like [`Leases::check`], but without watermarks, and together with all calls of its window.
     pub async fn heartbeat(
         &self,
         tenant: TenantId,
         group: &Name,
         member_id: &str,
-    ) -> Result<SeenMember, Error> {
-        self.ask((tenant, When::Later), group, member_id).await
-    }
-
-    /// Returns the member's state as of now or later, and renews its lease.
-    pub async fn beat(
-        &self,
-        tenant: TenantId,
-        group: &Name,
-        member_id: &str,
-    ) -> Result<SeenMember, Error> {
-        self.ask((tenant, When::AtOnce), group, member_id).await
-    }
-
-    async fn ask(&self, queue: Queue, group: &Name, member_id: &str) -> Result<SeenMember, Error> {
-        let (answer, answered) = oneshot::channel();
-        let call = LeaseCall { group: group.clone(), member_id: member_id.to_owned(), answer };
-        let idle = {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let idle = !waiting.contains_key(&queue);
-            waiting.entry(queue).or_default().push(call);
-            idle
-        };
-        if idle {
-            // not owned by this call: others wait for it as well
-            tokio::spawn(self.clone().serve(queue));
-        }
-        answered.await.unwrap_or_else(|_| Err(Error::internal()))
-    }
-
-    async fn serve(self, queue: Queue) {
-        let (tenant, begins) = queue;
-        let mut is_behind = false;
-        loop {
-            if begins == When::Later && !is_behind {
-                sleep(HEARTBEAT_WINDOW).await;
-            }
-            let mut lot = {
-                let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                match waiting.get_mut(&queue) {
-                    Some(lot) if !lot.is_empty() => {
-                        let rest = lot.split_off(lot.len().min(MEMBERS_PER_BEAT));
-                        std::mem::replace(lot, rest)
-                    }
-                    _ => {
-                        waiting.remove(&queue);
-                        return;
-                    }
-                }
-            };
-            is_behind = lot.len() == MEMBERS_PER_BEAT;
-            // in the order in which leases are locked
-            lot.sort_by(|one, other| {
-                (&one.group, &one.member_id).cmp(&(&other.group, &other.member_id))
-            });
-            let members: Vec<(Name, String)> =
-                lot.iter().map(|call| (call.group.clone(), call.member_id.clone())).collect();
-            // a heartbeat reads nothing
-            let with_watermarks = begins == When::AtOnce;
-            let look = self.store.of(tenant).write(move |connection| {
-                Box::pin(async move { look(connection, tenant, &members, with_watermarks).await })
-            });
-            match look.await {
-                Ok(seen) => {
-                    if let Some(beat) = seen.iter().flatten().next() {
-                        self.store.saw(beat.server);
-                    }
-                    lot.into_iter().zip(seen).for_each(|(call, seen)| {
-                        let _ = call.answer.send(Ok(seen.map(Arc::new)));
-                    });
-                }
-                Err(error) => {
-                    let error = Error::from(error);
-                    lot.into_iter().for_each(|call| {
-                        let _ = call.answer.send(Err(error.clone()));
-                    });
-                }
-            }
-        }
+    ) -> Result<Option<Arc<MemberStatus>>, Error> {
+        self.members.find(tenant, (group.clone(), member_id.to_owned()), When::AfterWindow).await
     }
 }
 
-async fn look(
+/// `keys`: each once.
+async fn check(
     connection: &mut Connection,
     tenant: TenantId,
-    members: &[(Name, String)],
+    keys: &[MemberKey],
     with_watermarks: bool,
 ) -> Result<Vec<Option<MemberStatus>>, store::Error> {
-    let asked: Vec<(&Name, &str)> = members.iter().map(|(g, id)| (g, id.as_str())).collect();
-    let beats = store::group::leases::beats(connection, tenant, &asked, with_watermarks).await?;
-    let mut leases = Vec::new();
-    for ((group, member_id), beat) in asked.into_iter().zip(&beats) {
-        let due = beat
+    let members: Vec<(&Name, &str)> = keys.iter().map(|(g, id)| (g, id.as_str())).collect();
+    let found = store::group::leases::beats(connection, tenant, &members, with_watermarks).await?;
+    let mut due = Vec::new();
+    for ((group, member_id), status) in members.into_iter().zip(&found) {
+        let until = status
             .as_ref()
-            .and_then(|beat| renewed(beat.lease_expires_at, beat.session_timeout_ms, beat.now));
-        leases.extend(due.map(|until| (group, member_id, until)));
+            .and_then(|found| renewed(found.lease_expires_at, found.session_timeout_ms, found.now));
+        due.extend(until.map(|until| (group, member_id, until)));
     }
-    leases.dedup_by(|one, other| (one.0, one.1) == (other.0, other.1));
-    if !leases.is_empty() {
-        store::group::leases::renew(connection, tenant, &leases).await?;
+    if !due.is_empty() {
+        store::group::leases::renew(connection, tenant, &due).await?;
     }
-    Ok(beats)
+    Ok(found)
 }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::{
     Answer, Broker, Error,
     idempotency::{Begun, IdempotentCall, count_replay},
+    retry,
 };
 use crate::{
     model::{
@@ -33,6 +34,8 @@ use crate::{
 
 /// How often a change starts again after a conflict on the same rows.
 const CHANGE_ATTEMPTS: usize = 5;
+
+type Stop = retry::Stop<Joined>;
 
 /// The context of a change, beside the group.
 pub(super) struct ChangeContext {
@@ -80,9 +83,9 @@ impl Broker {
         join: Join,
         key: Option<RequestKey>,
     ) -> Result<Answer<Joined>, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(joined) => return Ok(replayed(joined)),
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(joined) => return Ok(replayed(joined)),
+            Begun::Fresh(once) => once,
         };
         let settings = self.settings.of(tenant).await?;
         let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
@@ -100,7 +103,7 @@ impl Broker {
         let joined = match self.change(tenant, group, "join", Some(joining), change).await {
             Ok(Changed { joined: Some(joined), .. }) => joined,
             Ok(Changed { joined: None, .. }) => return Err(Error::internal()),
-            Err(Stop::Before(joined)) => return Ok(replayed(joined)),
+            Err(Stop::Done(joined)) => return Ok(replayed(*joined)),
             Err(stop) => return Err(stop.into()),
         };
         let Joined { member_id, generation, .. } = &joined;
@@ -116,7 +119,7 @@ impl Broker {
         member_id: &str,
         shown: Option<i64>,
     ) -> Result<Membership, Error> {
-        let Some(beat) = self.beats.heartbeat(tenant, group, member_id).await? else {
+        let Some(beat) = self.leases.heartbeat(tenant, group, member_id).await? else {
             return Err(self.no_member(tenant, group).await);
         };
         self.membership(tenant, group, member_id, &beat, shown).await
@@ -232,7 +235,7 @@ impl Broker {
         let changed = loop {
             match self.try_change(tenant, group, joins.clone(), rule.clone(), false).await {
                 Ok(changed) => break changed,
-                Err(Stop::Again(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
+                Err(Stop::Contended(_)) if attempt < CHANGE_ATTEMPTS => attempt += 1,
                 Err(stop) => return Err(stop),
             }
         };
@@ -253,13 +256,11 @@ impl Broker {
             (group.clone(), self.store.of(tenant), self.notifier.clone());
         // goes with the work: a client that hangs up keeps no member waiting
         let change = self.tasks.spawn(async move {
-            let work = store.transaction(move |connection| {
-                Box::pin(async move {
-                    if hurries {
-                        store::janitor::hurry(connection).await?;
-                    }
-                    decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
-                })
+            let work = store.transaction(async move |connection| {
+                if hurries {
+                    store::janitor::hurry(connection).await?;
+                }
+                decide(connection, tenant, &group, (*joins).as_ref(), &*rule).await
             });
             let changed = work.await?;
             let generation = changed.after.generation;
@@ -280,40 +281,6 @@ pub(super) trait Rule:
 impl<F> Rule for F where
     F: Fn(&mut GroupState, &ChangeContext) -> Result<(), Error> + Send + Sync + 'static
 {
-}
-
-/// Why an attempt at a change ended without a result.
-enum Stop {
-    Failed(Error),
-    /// A conflict on the same rows.
-    Again(store::Error),
-    /// The join was already done, with the same key.
-    Before(Joined),
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        match error {
-            store::Error::Contended(_) => Stop::Again(error),
-            error => Stop::Failed(error.into()),
-        }
-    }
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
-
-impl From<Stop> for Error {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Failed(error) => error,
-            Stop::Again(error) => error.into(),
-            Stop::Before(_) => Error::internal(),
-        }
-    }
 }
 
 fn replayed(joined: Joined) -> Answer<Joined> {
@@ -340,9 +307,9 @@ async fn decide(
     };
     let before = locked.state;
     let once = match joins {
-        Some(joining) => match joining.once.look(connection, tenant).await? {
-            Begun::Before(joined) => return Err(Stop::Before(joined)),
-            Begun::New(once) => Some(once),
+        Some(joining) => match joining.once.look_up(connection, tenant).await? {
+            Begun::Replay(joined) => return Err(Stop::Done(Box::new(joined))),
+            Begun::Fresh(once) => Some(once),
         },
         None => None,
     };

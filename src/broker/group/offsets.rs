@@ -9,6 +9,7 @@ use crate::{
         Answer, Broker, Error,
         idempotency::{Begun, IdempotentCall, count_replay},
         read::watermarks::Watermarks,
+        retry,
     },
     model::{
         Code, LogId, Name, Partition, TenantId,
@@ -26,31 +27,10 @@ use crate::{
     telemetry,
 };
 
-/// How often a commit starts again when a topic has been deleted.
-const COMMIT_ATTEMPTS: usize = 5;
 /// Maximum number of partitions in a refusal.
 const NAMED_PARTITIONS: usize = 20;
 
-/// Why an attempt at a commit ended without a result.
-enum Stop {
-    Failed(Error),
-    /// A log was deleted after its name was resolved.
-    Vanished,
-    /// The commit was already done, with the same key.
-    Before(Vec<CommittedOffset>),
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        Stop::Failed(error.into())
-    }
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
+type Stop = retry::Stop<CommitResult>;
 
 /// The committed offsets, and whether the commit changed anything.
 struct CommitResult {
@@ -75,7 +55,7 @@ impl Broker {
         commit: OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
-        let committed = self.commit_whole(tenant, group, &commit, key).await;
+        let committed = self.commit_once(tenant, group, &commit, key).await;
         let outcome = match &committed {
             Ok(CommitResult { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -93,39 +73,36 @@ impl Broker {
         Ok(committed.offsets)
     }
 
-    async fn commit_whole(
+    async fn commit_once(
         &self,
         tenant: TenantId,
         group: &Name,
         commit: &OffsetCommit,
         key: Option<RequestKey>,
     ) -> Result<CommitResult, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(offsets) => return Ok(CommitResult::before(offsets)),
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(offsets) => return Ok(CommitResult::before(offsets)),
+            Begun::Fresh(once) => once,
         };
         // all with a key wait for the group's row
         let _turn = match once.is_keyed() {
             true => Some(self.turns.take(tenant, Some(group)).await),
             false => None,
         };
-        for attempt in 0..COMMIT_ATTEMPTS {
+        let committed = self.retry(tenant, |attempt| async move {
             let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
-            let Some(wanted) = self.within_logs(tenant, wanted).await? else { continue };
+            let wanted = self.within_logs(tenant, wanted).await?;
             let group = group.clone();
-            let write = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { write(connection, tenant, &group, wanted, once).await })
+            let write = self.store.of(tenant).transaction(async move |connection| {
+                write(connection, tenant, &group, wanted, once).await
             });
-            match write.await {
-                Ok(committed) => return Ok(committed),
-                Err(Stop::Before(offsets)) => return Ok(CommitResult::before(offsets)),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Vanished) => {}
-            }
-        }
-        Err(Error::unavailable(
-            "Topics were deleted and created again in the meantime. Nothing was changed.",
-        ))
+            write.await
+        });
+        committed.await?.ok_or_else(|| {
+            Error::unavailable(
+                "Topics were deleted and created again in the meantime. Nothing was changed.",
+            )
+        })
     }
 
     /// The offsets to commit, by topic and partition. `anew`: a log was deleted after its name was
@@ -178,14 +155,13 @@ impl Broker {
         }
     }
 
-    /// Checks that all offsets are within their logs. None: a log was deleted after its name was
-    /// resolved.
+    /// Checks that all offsets are within their logs.
     async fn within_logs(
         &self,
         tenant: TenantId,
         wanted: Vec<Wanted>,
-    ) -> Result<Option<Vec<Wanted>>, Error> {
-        let looks = wanted.iter().map(|wanted| self.looks.look(tenant, wanted.log_id));
+    ) -> Result<Vec<Wanted>, Stop> {
+        let looks = wanted.iter().map(|wanted| self.watermarks.read(tenant, wanted.log_id));
         let looks = try_join_all(looks).await?;
         let mut within = Vec::with_capacity(wanted.len());
         for (wanted, seen) in wanted.into_iter().zip(looks) {
@@ -194,20 +170,22 @@ impl Broker {
                 if wanted.by_cursor {
                     continue;
                 }
-                return Ok(None);
+                // its log was deleted after its name was resolved
+                return Err(Stop::Again);
             };
             if *offset > high_watermark {
                 let detail = format!(
                     "Offset {offset} exceeds the high watermark {high_watermark} of \
                      {topic}/{partition}. Nothing was committed."
                 );
-                return Err(Error::new(Code::OffsetOutOfRange, detail)
+                let error = Error::new(Code::OffsetOutOfRange, detail)
                     .fact("log_start_offset", log_start_offset)
-                    .fact("high_watermark", high_watermark));
+                    .fact("high_watermark", high_watermark);
+                return Err(error.into());
             }
             within.push(wanted);
         }
-        Ok(Some(within))
+        Ok(within)
     }
 
     /// All offsets that the group has committed, by topic and partition, as of now.
@@ -217,8 +195,8 @@ impl Broker {
         group: &Name,
     ) -> Result<Vec<CommittedOffset>, Error> {
         let name = group.clone();
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move { store::group::offsets::list(connection, tenant, &name).await })
+        let list = self.store.of(tenant).run(async move |connection| {
+            store::group::offsets::list(connection, tenant, &name).await
         });
         list.await?.ok_or_else(|| Error::group_not_found(group))
     }
@@ -256,11 +234,13 @@ async fn write(
         store::group::make(connection, tenant, group).await?;
         // deleted since it was made
         let held = store::group::admin::hold(connection, tenant, group).await?;
-        held.ok_or(Stop::Vanished)?;
+        held.ok_or(Stop::Again)?;
     }
-    let once = match once.look(connection, tenant).await? {
-        Begun::Before(offsets) => return Err(Stop::Before(offsets)),
-        Begun::New(once) => once,
+    let once = match once.look_up(connection, tenant).await? {
+        Begun::Replay(offsets) => {
+            return Err(Stop::Done(Box::new(CommitResult::before(offsets))));
+        }
+        Begun::Fresh(once) => once,
     };
     let place = |wanted: &Wanted| OffsetPlace { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<OffsetPlace> = wanted.iter().map(place).collect();
@@ -272,7 +252,7 @@ async fn write(
     let (groups, members) = (std::slice::from_ref(group), members.collect());
     let facts = store::group::offsets::groups(connection, tenant, groups, &members).await?;
     let rows: Option<Vec<OffsetRow>> = places.iter().map(|place| rows.remove(place)).collect();
-    let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Vanished) };
+    let (Some(rows), Some(facts)) = (rows, facts.get(group)) else { return Err(Stop::Again) };
     let asked: Vec<RequestedOffset<'_>> = wanted
         .iter()
         .zip(&rows)
@@ -303,7 +283,7 @@ async fn write(
         offsets.push(CommittedOffset { topic, partition, offset, metadata });
     }
     if !store::group::offsets::commit(connection, tenant, &commits).await? {
-        return Err(Stop::Vanished);
+        return Err(Stop::Again);
     }
     once.remember(connection, tenant, &offsets).await?;
     Ok(CommitResult { offsets: Answer::new(offsets), is_new: !commits.is_empty() })

@@ -54,8 +54,8 @@ impl Task for Compaction {
     /// The logs that are due.
     async fn due(&self, broker: &Broker) -> Result<Vec<Candidate>, store::Error> {
         let after = LogId(self.after_log.load(Ordering::Relaxed));
-        let candidates = broker.store.run(move |connection| {
-            Box::pin(store::janitor::compaction::candidates(connection, after, LOGS_PER_ROUND))
+        let candidates = broker.store.run(async move |connection| {
+            store::janitor::compaction::candidates(connection, after, LOGS_PER_ROUND).await
         });
         let mut candidates = candidates.await?;
         let is_full = candidates.len() as i64 == LOGS_PER_ROUND;
@@ -112,10 +112,8 @@ impl Round<'_> {
         janitor::snapshot(self.store, tenant, log).await?;
         let candidate = self.candidate.clone();
         let until = Timestamp(now.0 + CLAIM_MS);
-        let claimed = self.store.write(move |connection| {
-            Box::pin(async move {
-                store::janitor::compaction::claim(connection, &candidate, until).await
-            })
+        let claimed = self.store.write(async move |connection| {
+            store::janitor::compaction::claim(connection, &candidate, until).await
         });
         let Some(claimed) = claimed.await? else { return Ok(None) };
         let Claimed { snapshot_offset, log_start_offset, server } = claimed;
@@ -135,13 +133,11 @@ impl Round<'_> {
         let log = (tenant, log);
         let (left_records, tombstones) = (done.left_records, done.tombstones);
         let settles = may_forget || standing.tombstones == 0;
-        let finish = self.store.transaction(move |connection| {
-            Box::pin(async move {
-                let now = store::session::clock(connection).await?;
-                let settled = settles.then_some((end, now));
-                let finished = Finished { cleaned_offset: end, left_records, tombstones, settled };
-                store::janitor::compaction::finish(connection, log, standing, finished).await
-            })
+        let finish = self.store.transaction(async move |connection| {
+            let now = store::session::clock(connection).await?;
+            let settled = settles.then_some((end, now));
+            let finished = Finished { cleaned_offset: end, left_records, tombstones, settled };
+            store::janitor::compaction::finish(connection, log, standing, finished).await
         });
         finish.await?;
         self.tell(&done);
@@ -173,8 +169,8 @@ impl Round<'_> {
     ) -> Result<Vec<Arc<BatchRow>>, store::Error> {
         let (tenant, log) = self.candidate.log;
         let most = (CHUNK_BYTES, ROWS_PER_CHUNK);
-        let read = self.store.run(move |connection| {
-            Box::pin(store::read::rows(connection, tenant, log, range, most, server))
+        let read = self.store.run(async move |connection| {
+            store::read::rows(connection, tenant, log, range, most, server).await
         });
         read.await
     }
@@ -211,8 +207,8 @@ impl Round<'_> {
             return Ok(true);
         }
         let log = self.candidate.log;
-        let change = self.store.transaction(move |connection| {
-            Box::pin(store::janitor::compaction::change(connection, log, server, end, changes))
+        let change = self.store.transaction(async move |connection| {
+            store::janitor::compaction::change(connection, log, server, end, changes).await
         });
         change.await
     }

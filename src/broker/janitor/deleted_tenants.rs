@@ -46,8 +46,8 @@ impl Task for DeletedTenants {
 
     async fn due(&self, broker: &Broker) -> Result<Vec<TenantId>, store::Error> {
         let after = TenantId(self.after_tenant.load(Ordering::Relaxed));
-        let deleted = broker.store.run(move |c| {
-            Box::pin(store::janitor::deleted_tenants::deleted(c, after, TENANTS_PER_ROUND))
+        let deleted = broker.store.run(async move |c| {
+            store::janitor::deleted_tenants::deleted(c, after, TENANTS_PER_ROUND).await
         });
         let deleted = deleted.await?;
         let is_full = deleted.len() as i64 == TENANTS_PER_ROUND;
@@ -70,7 +70,7 @@ impl Task for DeletedTenants {
 async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, store::Error> {
     let store = &broker.store;
     let left =
-        transaction(store, move |c| Box::pin(store::janitor::deleted_tenants::left(c, tenant)))
+        transaction(store, async move |c| store::janitor::deleted_tenants::left(c, tenant).await)
             .await?;
     let has = |table: &str| left.iter().any(|left| left == table);
     if has("transactions") {
@@ -84,8 +84,8 @@ async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, s
     }
     let waits = |swept: &Swept| swept.with_logs && has("doomed_logs");
     for swept in SWEPT.into_iter().filter(|swept| has(swept.table) && !waits(swept)) {
-        let sweep = transaction(store, move |c| {
-            Box::pin(store::janitor::deleted_tenants::sweep(c, tenant, swept, rows))
+        let sweep = transaction(store, async move |c| {
+            store::janitor::deleted_tenants::sweep(c, tenant, swept, rows).await
         });
         let rows = sweep.await?;
         if rows > 0 {
@@ -97,8 +97,8 @@ async fn remove(broker: &Broker, tenant: TenantId, rows: i64) -> Result<Chunk, s
 
 /// Returns the number of aborted transactions. A locked one holds its topics until the next round.
 async fn abort_prepared(broker: &Broker, tenant: TenantId) -> Result<u64, store::Error> {
-    let prepared = broker.store.run(move |c| {
-        Box::pin(store::janitor::deleted_tenants::prepared(c, tenant, PREPARED_PER_CHUNK))
+    let prepared = broker.store.run(async move |c| {
+        store::janitor::deleted_tenants::prepared(c, tenant, PREPARED_PER_CHUNK).await
     });
     let mut aborted = 0;
     for id in prepared.await? {
@@ -121,7 +121,7 @@ async fn remove_partitions(
 ) -> Result<Chunk, store::Error> {
     // a head each, and a note that its rows are to go
     let partitions = Partition::try_from(rows / 2).unwrap_or(Partition::MAX).max(1);
-    let shrink = transaction(&broker.store, move |c| Box::pin(shrink(c, tenant, partitions)));
+    let shrink = transaction(&broker.store, async move |c| shrink(c, tenant, partitions).await);
     let Some(gone) = shrink.await? else { return Ok(Chunk::default()) };
     let news: Vec<_> = gone.iter().map(|log| (*log, Change::Gone)).collect();
     broker.notifier.logs_changed(tenant, &news);
@@ -164,20 +164,17 @@ async fn shrink(
 
 /// Removes the tenant's row if it is old enough and nothing else is left.
 async fn end(store: &Store, tenant: TenantId) -> Result<Chunk, store::Error> {
-    let end = store.transaction(move |connection| {
-        Box::pin(async move {
-            let locked =
-                store::janitor::deleted_tenants::lock_tenant(connection, tenant, KNOWN_FOR_MS)
-                    .await?;
-            let Some(name) = locked else { return Ok::<_, store::Error>(None) };
-            let left = store::janitor::deleted_tenants::left(connection, tenant).await?;
-            if !left.is_empty() {
-                tracing::debug!(tenant_id = tenant.0, ?left, "a deleted tenant still has data");
-                return Ok(None);
-            }
-            store::janitor::deleted_tenants::drop_tenant(connection, tenant).await?;
-            Ok(Some(name))
-        })
+    let end = store.transaction(async move |connection| {
+        let locked =
+            store::janitor::deleted_tenants::lock_tenant(connection, tenant, KNOWN_FOR_MS).await?;
+        let Some(name) = locked else { return Ok::<_, store::Error>(None) };
+        let left = store::janitor::deleted_tenants::left(connection, tenant).await?;
+        if !left.is_empty() {
+            tracing::debug!(tenant_id = tenant.0, ?left, "a deleted tenant still has data");
+            return Ok(None);
+        }
+        store::janitor::deleted_tenants::drop_tenant(connection, tenant).await?;
+        Ok(Some(name))
     });
     let Some(name) = end.await? else { return Ok(Chunk::default()) };
     tracing::info!(tenant_id = tenant.0, tenant = name, "deleted tenant removed with all its data");

@@ -20,12 +20,12 @@ impl Task for DoomedLogs {
     type Item = Due;
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
-        broker.store.run(|c| Box::pin(store::janitor::doomed(c, LOGS_PER_ROUND))).await
+        broker.store.run(async |c| store::janitor::doomed(c, LOGS_PER_ROUND).await).await
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        let remove = transaction(&broker.store, move |c| {
-            Box::pin(store::janitor::remove_doomed(c, log, rows))
+        let remove = transaction(&broker.store, async move |c| {
+            store::janitor::remove_doomed(c, log, rows).await
         });
         remove.await
     }
@@ -39,9 +39,9 @@ impl Task for DoomedTopics {
     type Item = (TenantId, TopicId);
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
-        let due = broker
-            .store
-            .run(|c| Box::pin(store::janitor::deleted_tenants::doomed_topics(c, TOPICS_PER_ROUND)));
+        let due = broker.store.run(async |c| {
+            store::janitor::deleted_tenants::doomed_topics(c, TOPICS_PER_ROUND).await
+        });
         due.await
     }
 
@@ -51,8 +51,8 @@ impl Task for DoomedTopics {
         topic: Self::Item,
         rows: i64,
     ) -> Result<Chunk, store::Error> {
-        let remove = transaction(&broker.store, move |c| {
-            Box::pin(store::janitor::deleted_tenants::remove_keys(c, topic, rows))
+        let remove = transaction(&broker.store, async move |c| {
+            store::janitor::deleted_tenants::remove_keys(c, topic, rows).await
         });
         remove.await
     }

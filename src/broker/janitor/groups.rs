@@ -33,10 +33,8 @@ impl Task for Groups {
             let limit = rules::settings::in_force(Key::OffsetsExpiryMs, &[settings]).number();
             since.extend(limit.map(|limit_ms| (*tenant, Timestamp(now.0 - limit_ms))));
         }
-        let idle = broker.store.run(|connection| {
-            Box::pin(async move {
-                store::group::admin::idle(connection, &since, GROUPS_PER_ROUND).await
-            })
+        let idle = broker.store.run(async move |connection| {
+            store::group::admin::idle(connection, &since, GROUPS_PER_ROUND).await
         });
         idle.await
     }
@@ -48,9 +46,7 @@ impl Task for Groups {
         _: i64,
     ) -> Result<Chunk, store::Error> {
         let name = group.clone();
-        let look = transaction(&broker.store, move |c| {
-            Box::pin(async move { look(c, tenant, &name).await })
-        });
+        let look = transaction(&broker.store, async move |c| look(c, tenant, &name).await);
         let Some(rows) = look.await? else { return Ok(Chunk::default()) };
         metrics::counter!(telemetry::EXPIRED_GROUPS_TOTAL).increment(1);
         tracing::info!(tenant_id = tenant.0, %group, "group expired with its offsets");

@@ -24,13 +24,13 @@ impl Task for KeyRings {
     type Item = Ring;
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Ring>, store::Error> {
-        let rings = broker.store.run(|c| Box::pin(store::dedup::rings::read(c))).await?;
+        let rings = broker.store.run(async |c| store::dedup::rings::read(c).await).await?;
         let due = rings.into_iter().filter(|(row, now)| row.turn(*now).is_some());
         Ok(due.map(|(row, _)| row.ring).collect())
     }
 
     async fn chunk(&self, broker: &Broker, ring: Ring, _: i64) -> Result<Chunk, store::Error> {
-        transaction(&broker.store, move |c| Box::pin(turn(c, ring))).await
+        transaction(&broker.store, async move |c| turn(c, ring).await).await
     }
 }
 
@@ -62,7 +62,7 @@ impl Task for KeySizes {
 
     async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
         let begun = Instant::now();
-        let sizes = broker.store.run(|c| Box::pin(store::dedup::rings::measure(c))).await?;
+        let sizes = broker.store.run(async |c| store::dedup::rings::measure(c).await).await?;
         for (ring, name) in Ring::all().zip(telemetry::RINGS) {
             let size = sizes.iter().find(|size| size.ring == ring);
             let (keys, bytes) = size.map_or((0, 0), |size| (size.keys, size.bytes));

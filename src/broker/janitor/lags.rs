@@ -42,16 +42,14 @@ impl Task for Lags {
     async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
         let begun = Instant::now();
         let limit = i64::try_from(self.max_series).unwrap_or(i64::MAX);
-        let read = broker.store.run(move |connection| {
-            Box::pin(async move {
-                let tenants = store::catalog::tenants::count(connection).await?;
-                let counts = (tenants, store::group::admin::count(connection).await?);
-                if limit == 0 {
-                    return Ok((counts, None));
-                }
-                let lags = store::group::admin::lags(connection, limit).await?;
-                Ok::<_, store::Error>((counts, Some(lags)))
-            })
+        let read = broker.store.run(async move |connection| {
+            let tenants = store::catalog::tenants::count(connection).await?;
+            let counts = (tenants, store::group::admin::count(connection).await?);
+            if limit == 0 {
+                return Ok((counts, None));
+            }
+            let lags = store::group::admin::lags(connection, limit).await?;
+            Ok::<_, store::Error>((counts, Some(lags)))
         });
         let ((tenants, (alive, empty, members)), lags) = read.await?;
         let (active, suspended, deleted) = tenants;

@@ -21,8 +21,9 @@ impl Task for Members {
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
         let store = &broker.store;
-        let late = store.run(|c| Box::pin(store::group::late(c, GROUPS_PER_ROUND))).await?;
-        let outdated = store.run(|c| Box::pin(store::group::outdated(c, GROUPS_PER_ROUND))).await?;
+        let late = store.run(async |c| store::group::late(c, GROUPS_PER_ROUND).await).await?;
+        let outdated =
+            store.run(async |c| store::group::outdated(c, GROUPS_PER_ROUND).await).await?;
         let late = late.into_iter().map(|(tenant, group)| (tenant, group, "late"));
         let outdated = outdated.into_iter().map(|(tenant, group)| (tenant, group, "topics"));
         Ok(late.chain(outdated).collect())

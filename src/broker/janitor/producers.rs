@@ -50,10 +50,8 @@ impl Task for Producers {
                 wanted.extend(limit.map(idle_since));
             }
         }
-        let idle = broker.store.run(|connection| {
-            Box::pin(async move {
-                store::janitor::producers::idle(connection, &wanted, PRODUCERS_PER_ROUND).await
-            })
+        let idle = broker.store.run(async move |connection| {
+            store::janitor::producers::idle(connection, &wanted, PRODUCERS_PER_ROUND).await
         });
         idle.await
     }
@@ -64,7 +62,7 @@ impl Task for Producers {
         (tenant, producer): Self::Item,
         _: i64,
     ) -> Result<Chunk, store::Error> {
-        let look = transaction(&broker.store, move |c| Box::pin(look(c, tenant, producer)));
+        let look = transaction(&broker.store, async move |c| look(c, tenant, producer).await);
         let Some((expired, chunk)) = look.await? else { return Ok(Chunk::default()) };
         tell(tenant, &expired);
         Ok(chunk)
@@ -79,17 +77,11 @@ impl Task for OpenIds {
     type Item = (TenantId, Uuid);
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
-        let orphaned = broker.store.run(|connection| {
-            Box::pin(async move {
-                let now = store::session::clock(connection).await?;
-                let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
-                store::janitor::producers::orphaned_opens(
-                    connection,
-                    made_before,
-                    PRODUCERS_PER_ROUND,
-                )
+        let orphaned = broker.store.run(async move |connection| {
+            let now = store::session::clock(connection).await?;
+            let made_before = Timestamp(now.0 - OPEN_ID_MEMORY_MS);
+            store::janitor::producers::orphaned_opens(connection, made_before, PRODUCERS_PER_ROUND)
                 .await
-            })
         });
         orphaned.await
     }
@@ -100,8 +92,8 @@ impl Task for OpenIds {
         (tenant, open_id): Self::Item,
         _: i64,
     ) -> Result<Chunk, store::Error> {
-        let drop = broker.store.run(move |c| {
-            Box::pin(store::janitor::producers::drop_orphaned_open(c, tenant, open_id))
+        let drop = broker.store.run(async move |c| {
+            store::janitor::producers::drop_orphaned_open(c, tenant, open_id).await
         });
         drop.await
     }

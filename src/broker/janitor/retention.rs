@@ -60,7 +60,7 @@ impl Task for Retention {
     /// Logs that may exceed a limit.
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
         let round = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = broker.store.run(move |c| Box::pin(find(c, round.after))).await?;
+        let found = broker.store.run(async move |c| find(c, round.after).await).await?;
         let overdue_ms = round.overdue_ms.max(found.overdue_ms);
         let next = match found.last {
             Some(after) => Round { after, overdue_ms },
@@ -76,7 +76,7 @@ impl Task for Retention {
 
     /// One step of a log, of at most this many rows.
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        let take = transaction(&broker.store, move |c| Box::pin(take(c, log, rows)));
+        let take = transaction(&broker.store, async move |c| take(c, log, rows).await);
         let (by_time, by_bytes, chunk) = take.await?;
         for (limit, gone) in [("time", by_time), ("bytes", by_bytes)] {
             let count = |name| metrics::counter!(name, "limit" => limit);

@@ -41,7 +41,7 @@ impl Task for Snapshots {
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
         let first = (TenantId(0), LogId(0));
         let after = self.0.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(first);
-        let find = broker.store.run(move |c| Box::pin(find(c, after)));
+        let find = broker.store.run(async move |c| find(c, after).await);
         let (due, last) = find.await?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = last;
         Ok(due)
@@ -80,7 +80,7 @@ pub async fn snapshot(store: &Store, tenant: TenantId, log: LogId) -> Result<(),
 
 /// The head is the first lock it waits for, so nobody waits for it meanwhile.
 async fn chunk(store: &Store, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-    store.transaction(move |c| Box::pin(fold(c, log, rows))).await
+    store.transaction(async move |c| fold(c, log, rows).await).await
 }
 
 async fn fold(

@@ -14,12 +14,12 @@ impl Task for Statistics {
     type Item = ();
 
     async fn due(&self, broker: &Broker) -> Result<Vec<()>, store::Error> {
-        let outgrown = broker.store.run(|c| Box::pin(store::janitor::outgrown(c))).await?;
+        let outgrown = broker.store.run(async |c| store::janitor::outgrown(c).await).await?;
         Ok(Vec::from_iter(outgrown.then_some(())))
     }
 
     async fn chunk(&self, broker: &Broker, (): (), _: i64) -> Result<Chunk, store::Error> {
-        broker.store.run(|c| Box::pin(store::janitor::analyze(c))).await?;
+        broker.store.run(async |c| store::janitor::analyze(c).await).await?;
         Ok(Chunk::default())
     }
 }

@@ -164,11 +164,9 @@ pub async fn transaction<T: Send + 'static>(
     store: &Store,
     work: impl Work<T, store::Error>,
 ) -> Result<T, store::Error> {
-    let hurried = store.transaction(move |connection| {
-        Box::pin(async move {
-            store::janitor::hurry(connection).await?;
-            work(connection).await
-        })
+    let hurried = store.transaction(async move |connection| {
+        store::janitor::hurry(connection).await?;
+        work(connection).await
     });
     hurried.await
 }

@@ -23,11 +23,9 @@ impl Tenants {
         store: &Store,
     ) -> Result<(Vec<(TenantId, OwnSettings)>, Timestamp), store::Error> {
         let after = TenantId(self.after.load(Ordering::Relaxed));
-        let read = store.run(move |connection| {
-            Box::pin(async move {
-                let tenants = store::catalog::tenants::page(connection, after, PER_ROUND).await?;
-                Ok::<_, store::Error>((tenants, store::session::clock(connection).await?))
-            })
+        let read = store.run(async move |connection| {
+            let tenants = store::catalog::tenants::page(connection, after, PER_ROUND).await?;
+            Ok::<_, store::Error>((tenants, store::session::clock(connection).await?))
         });
         let (tenants, now) = read.await?;
         let last = tenants.last().filter(|_| tenants.len() as i64 == PER_ROUND);

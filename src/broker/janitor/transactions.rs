@@ -33,7 +33,7 @@ impl Task for Late {
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
         let late = broker
             .store
-            .run(|c| Box::pin(store::janitor::transactions::late(c, TRANSACTIONS_PER_ROUND)));
+            .run(async |c| store::janitor::transactions::late(c, TRANSACTIONS_PER_ROUND).await);
         let mut due = Vec::new();
         for (tenant, ids) in late.await? {
             due.extend(ids.chunks(ABORTED_AT_ONCE).map(|ids| (tenant, ids.to_vec())));
@@ -47,10 +47,8 @@ impl Task for Late {
         (tenant, ids): Self::Item,
         _: i64,
     ) -> Result<Chunk, store::Error> {
-        let expire = broker.store.run(move |c| {
-            Box::pin(async move {
-                store::janitor::transactions::expire_unless_held(c, tenant, &ids).await
-            })
+        let expire = broker.store.run(async move |c| {
+            store::janitor::transactions::expire_unless_held(c, tenant, &ids).await
         });
         let rows = expire.await?;
         count_aborted(Reason::Timeout, rows);
@@ -68,7 +66,7 @@ impl Task for Staged {
     async fn due(&self, broker: &Broker) -> Result<Vec<Self::Item>, store::Error> {
         broker
             .store
-            .run(|c| Box::pin(store::transaction::staging::sweeping(c, TRANSACTIONS_PER_ROUND)))
+            .run(async |c| store::transaction::staging::sweeping(c, TRANSACTIONS_PER_ROUND).await)
             .await
     }
 
@@ -78,8 +76,8 @@ impl Task for Staged {
         swept: Self::Item,
         rows: i64,
     ) -> Result<Chunk, store::Error> {
-        janitor::transaction(&broker.store, move |c| {
-            Box::pin(store::transaction::staging::sweep(c, swept, rows))
+        janitor::transaction(&broker.store, async move |c| {
+            store::transaction::staging::sweep(c, swept, rows).await
         })
         .await
     }
@@ -104,8 +102,8 @@ impl Task for Outcomes {
                 Cutoff { tenant: *tenant, instant }
             })
             .collect();
-        let due = broker.store.run(|connection| {
-            Box::pin(async move { store::janitor::transactions::due(connection, &cutoffs).await })
+        let due = broker.store.run(async move |connection| {
+            store::janitor::transactions::due(connection, &cutoffs).await
         });
         due.await
     }
@@ -116,8 +114,8 @@ impl Task for Outcomes {
         cutoff: Cutoff,
         rows: i64,
     ) -> Result<Chunk, store::Error> {
-        janitor::transaction(&broker.store, move |c| {
-            Box::pin(store::janitor::transactions::forget(c, cutoff, rows))
+        janitor::transaction(&broker.store, async move |c| {
+            store::janitor::transactions::forget(c, cutoff, rows).await
         })
         .await
     }
@@ -142,11 +140,9 @@ impl Task for Open {
 
 /// Sets the gauges of open transactions.
 async fn measure(store: &Store) -> Result<(), store::Error> {
-    let read = store.run(|connection| {
-        Box::pin(async move {
-            let open = store::transaction::open(connection).await?;
-            Ok::<_, store::Error>((open, store::session::clock(connection).await?))
-        })
+    let read = store.run(async move |connection| {
+        let open = store::transaction::open(connection).await?;
+        Ok::<_, store::Error>((open, store::session::clock(connection).await?))
     });
     let (open, now) = read.await?;
     for state in [State::Ongoing, State::Prepared] {

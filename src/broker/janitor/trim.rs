@@ -18,11 +18,11 @@ impl Task for Trim {
     type Item = Due;
 
     async fn due(&self, broker: &Broker) -> Result<Vec<Due>, store::Error> {
-        broker.store.run(|c| Box::pin(store::janitor::trimmable(c, LOGS_PER_ROUND))).await
+        broker.store.run(async |c| store::janitor::trimmable(c, LOGS_PER_ROUND).await).await
     }
 
     async fn chunk(&self, broker: &Broker, log: Due, rows: i64) -> Result<Chunk, store::Error> {
-        transaction(&broker.store, move |c| Box::pin(trim(c, log, rows))).await
+        transaction(&broker.store, async move |c| trim(c, log, rows).await).await
     }
 }
 

@@ -112,8 +112,8 @@ mod tests {
     use super::*;
 
     /// How many of these sizes are taken one after the other.
-    fn taken(room: &mut ReadBudget, sizes: &[usize]) -> usize {
-        sizes.iter().take_while(|size| room.admits(**size)).count()
+    fn taken(budget: &mut ReadBudget, sizes: &[usize]) -> usize {
+        sizes.iter().take_while(|size| budget.admits(**size)).count()
     }
 
     #[test]
@@ -127,8 +127,8 @@ mod tests {
             (0, 100, &[1], 0),
         ];
         for (limit, max_bytes, sizes, want) in table {
-            let mut room = ReadBudget::new(limit, max_bytes);
-            assert_eq!(taken(&mut room, sizes), want, "{limit} {max_bytes} {sizes:?}");
+            let mut budget = ReadBudget::new(limit, max_bytes);
+            assert_eq!(taken(&mut budget, sizes), want, "{limit} {max_bytes} {sizes:?}");
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
         whole.add(&part);
         assert_eq!((whole.free_records(), whole.free_bytes()), (8, 80));
 
-        // larger than its share, but there is room
+        // larger than its share, but there is enough left
         let mut part = whole.part(2, 30);
         assert_eq!(taken(&mut part, &[70, 1]), 1);
         whole.add(&part);

@@ -1,6 +1,6 @@
 //! Reads records of one or several logs into one answer.
 //!
-//! Several logs share the budget: each with records first gets an equal share, at least one record
+//! FairRead logs share the budget: each with records first gets an equal share, at least one record
 //! while the budget lasts, and unused shares go to logs with more records. What a log contributes
 //! is always the beginning of its records, so the same positions return the same records again. The
 //! first turn advances with every answer that has records, and never past a log that got nothing,
@@ -51,7 +51,7 @@ pub struct Source {
 
 /// The records of an answer from several sources.
 #[derive(Debug, Default)]
-pub struct Several {
+pub struct FairRead {
     /// In the order in which they are answered.
     pub parts: Vec<LogSlice>,
     /// The source whose turn is first next time.
@@ -67,7 +67,7 @@ pub struct LogSlice {
     pub next_offset: Offset,
 }
 
-impl Several {
+impl FairRead {
     pub fn records(&self) -> u64 {
         let slices = self.parts.iter().flat_map(|part| &part.slices);
         slices.map(|slice| slice.record_count() as u64).sum()
@@ -89,22 +89,22 @@ fn size_bytes(slices: &[Slice]) -> usize {
 impl Broker {
     /// Reads records of several logs, starting with `first`, within the budget. None: rows of a log
     /// were removed since its watermarks were read.
-    pub(in crate::broker) async fn several(
+    pub(in crate::broker) async fn fair_read(
         &self,
         tenant: TenantId,
         sources: &[Source],
         first: usize,
-        room: &mut ReadBudget,
-    ) -> Result<Option<Several>, Error> {
+        budget: &mut ReadBudget,
+    ) -> Result<Option<FairRead>, Error> {
         let first = if first < sources.len() { first } else { 0 };
         let in_turn = (first..sources.len()).chain(0..first);
         let active: Vec<usize> =
             in_turn.filter(|index| sources[*index].has_more(sources[*index].from)).collect();
         let Some(leader) = active.first() else {
-            return Ok(Some(Several { parts: Vec::new(), first }));
+            return Ok(Some(FairRead { parts: Vec::new(), first }));
         };
         let (limit, max_bytes) =
-            (room.free_records() / active.len(), room.free_bytes() / active.len());
+            (budget.free_records() / active.len(), budget.free_bytes() / active.len());
         let page_bytes = if active.len() == 1 {
             PAGE_BYTES
         } else {
@@ -112,35 +112,35 @@ impl Broker {
         };
         let (seated, waiting) = active.split_at(active.len().min(MAX_LOGS));
         let reading = Reading { sources, pages: &self.pages, tenant, page_bytes };
-        let mut turns = reading.begin(seated, room.free_records()).await?;
+        let mut turns = reading.begin(seated, budget.free_records()).await?;
         for turn in &mut turns {
-            if room.is_full() {
+            if budget.is_full() {
                 break;
             }
-            let mut share = room.part(limit.max(1), max_bytes);
+            let mut share = budget.part(limit.max(1), max_bytes);
             if !reading.take(turn, &mut share).await? {
                 return Ok(None);
             }
-            room.add(&share);
+            budget.add(&share);
         }
         for turn in turns.iter_mut().filter(|_| active.len() > 1) {
-            if room.is_full() {
+            if budget.is_full() {
                 break;
             }
-            let mut rest = room.part(usize::MAX, usize::MAX);
+            let mut rest = budget.part(usize::MAX, usize::MAX);
             reading.take(turn, &mut rest).await?;
-            room.add(&rest);
+            budget.add(&rest);
         }
         let without = turns.iter().find(|turn| turn.slices.is_empty()).map(|turn| turn.source);
         let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
         let parts: Vec<LogSlice> =
-            turns.into_iter().filter_map(|turn| turn.taken(sources)).collect();
+            turns.into_iter().filter_map(|turn| turn.into_slice(sources)).collect();
         for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
             let source = &sources[part.source];
             let log = source.log_of(tenant);
             self.pages.read_ahead(log, part.next_offset, source.high_watermark);
         }
-        Ok(Some(Several { parts, first }))
+        Ok(Some(FairRead { parts, first }))
     }
 }
 
@@ -164,8 +164,8 @@ struct Turn {
 }
 
 impl Turn {
-    /// Whether it has advanced, by records or over a gap.
-    fn taken(self, sources: &[Source]) -> Option<LogSlice> {
+    /// What it contributes, if it has advanced, by records or over a gap.
+    fn into_slice(self, sources: &[Source]) -> Option<LogSlice> {
         let Turn { source, next: next_offset, slices, .. } = self;
         (next_offset > sources[source].from).then_some(LogSlice { source, slices, next_offset })
     }
@@ -201,9 +201,9 @@ impl Reading<'_> {
     }
 
     /// Takes what fits into the budget. False: nothing has been taken yet, and the rows are gone.
-    async fn take(&self, turn: &mut Turn, room: &mut ReadBudget) -> Result<bool, Error> {
+    async fn take(&self, turn: &mut Turn, budget: &mut ReadBudget) -> Result<bool, Error> {
         let source = &self.sources[turn.source];
-        while source.has_more(turn.next) && room.free_records() > 0 {
+        while source.has_more(turn.next) && budget.free_records() > 0 {
             let page = turn.page.take().filter(|page| covers(page, turn.next));
             turn.page = match page {
                 None => self.page(source, turn.next).await?,
@@ -215,7 +215,7 @@ impl Reading<'_> {
             let begin = page.rows.partition_point(|row| !row.reaches(turn.next));
             let seen = |row: &&Arc<BatchRow>| row.base_offset < source.high_watermark;
             for row in page.rows[begin..].iter().take_while(seen) {
-                let Some(slice) = room.take(row, turn.next, source.origin_bytes) else {
+                let Some(slice) = budget.take(row, turn.next, source.origin_bytes) else {
                     return Ok(true);
                 };
                 turn.next = slice.end_offset;

@@ -8,7 +8,7 @@ use crate::{
     telemetry::{self, Counted},
 };
 
-/// ReadMetrics, and their waits.
+/// The metrics of reads and of their waits.
 pub struct ReadMetrics {
     answered: Counter,
     records: Counter,

@@ -71,7 +71,7 @@ pub struct LogOf {
 type PageKey = (LogOf, Offset);
 
 #[derive(Default)]
-struct Shelf {
+struct PageIndex {
     pages: BTreeMap<PageKey, CacheEntry>,
     by_use: BTreeMap<u64, PageKey>,
     size_bytes: usize,
@@ -81,7 +81,7 @@ struct Shelf {
 pub struct Pages {
     store: Store,
     capacity_bytes: usize,
-    shelf: Mutex<Shelf>,
+    index: Mutex<PageIndex>,
     hits: Counter,
     misses: Counter,
     loaded_bytes: Counter,
@@ -94,7 +94,7 @@ impl Pages {
         Self {
             store,
             capacity_bytes,
-            shelf: Mutex::default(),
+            index: Mutex::default(),
             hits: lookups("hit"),
             misses: lookups("miss"),
             loaded_bytes: metrics::counter!(telemetry::PAGE_LOADED_BYTES_TOTAL),
@@ -104,7 +104,7 @@ impl Pages {
 
     /// The memory in use.
     pub fn size_bytes(&self) -> usize {
-        self.shelf().size_bytes
+        self.index().size_bytes
     }
 
     /// Returns a page that covers `from`, which must be below `high_watermark`, a watermark read
@@ -117,7 +117,7 @@ impl Pages {
         high_watermark: Offset,
         size_bytes: usize,
     ) -> Result<Option<Loaded>, Error> {
-        let (key, cell) = self.shelf().find(log, from);
+        let (key, cell) = self.index().find(log, from);
         if cell.initialized() { &self.hits } else { &self.misses }.increment(1);
         let load = || async {
             match self.load(log, from, high_watermark, size_bytes).await {
@@ -129,12 +129,12 @@ impl Pages {
         };
         match cell.get_or_try_init(load).await {
             Ok(page) => {
-                let evicted = self.shelf().loaded(key, page, self.capacity_bytes);
+                let evicted = self.index().loaded(key, page, self.capacity_bytes);
                 self.evictions.increment(evicted);
                 Ok(Some(cell))
             }
             Err(failed) => {
-                self.shelf().drop_empty(key);
+                self.index().drop_empty(key);
                 failed.map_or(Ok(None), Err)
             }
         }
@@ -158,8 +158,8 @@ impl Pages {
         }
         // compacted; or trimmed or deleted since the watermarks were seen
         let LogOf { history: History { server, .. }, tenant, log: id } = log;
-        let read = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::read::is_compacted(connection, tenant, id, from, server))
+        let read = self.store.of(tenant).run(async move |connection| {
+            store::read::is_compacted(connection, tenant, id, from, server).await
         });
         if !read.await? {
             return Ok(None);
@@ -183,9 +183,9 @@ impl Pages {
         limit: i64,
     ) -> Result<Read, store::Error> {
         let bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
-        let read = self.store.of(tenant).run(move |connection| {
+        let read = self.store.of(tenant).run(async move |connection| {
             let most = (bytes, limit);
-            Box::pin(store::read::rows(connection, tenant, log, (from, to), most, server))
+            store::read::rows(connection, tenant, log, (from, to), most, server).await
         });
         let rows = read.await?;
         let size_bytes = size_of(&rows);
@@ -200,7 +200,7 @@ impl Pages {
 
     /// Loads the page after the one that covers `from` in the background, unless it is cached.
     pub fn read_ahead(self: &Arc<Self>, log: LogOf, from: Offset, high_watermark: Offset) {
-        let missing = self.shelf().first_missing(log, from);
+        let missing = self.index().first_missing(log, from);
         if missing < high_watermark {
             let pages = self.clone();
             // whoever wants the page loads it again if this fails
@@ -210,8 +210,8 @@ impl Pages {
         }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn index(&self) -> MutexGuard<'_, PageIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,7 +227,7 @@ fn size_of(rows: &[Arc<BatchRow>]) -> usize {
     rows.iter().map(|row| row.lines.len()).sum()
 }
 
-impl Shelf {
+impl PageIndex {
     /// Returns the page that covers an offset, or an empty one to be loaded from there on.
     fn find(&mut self, log: LogOf, from: Offset) -> (PageKey, Arc<OnceCell<CachedPage>>) {
         let before = self.pages.range(..=(log, from)).next_back();
@@ -310,39 +310,39 @@ mod tests {
     #[test]
     fn the_page_after_is_loaded_once() {
         let (log, other) = (log(1), log(2));
-        let mut shelf = Shelf::default();
+        let mut index = PageIndex::default();
         let mut load = |log, from, end| {
             let page = CachedPage { rows: Vec::new(), end };
-            assert!(shelf.find(log, from).1.set(page).is_ok());
+            assert!(index.find(log, from).1.set(page).is_ok());
         };
         load(log, 0, 10);
         load(log, 10, 20);
         load(other, 0, 5);
-        assert_eq!(shelf.first_missing(log, 4), Offset::MAX, "its next page is there");
-        assert_eq!(shelf.first_missing(log, 14), 20);
-        assert_eq!(shelf.first_missing(log, 20), 20);
-        assert_eq!(shelf.first_missing(other, 3), 5);
-        assert_eq!(shelf.first_missing(LogOf { log: LogId(3), ..log }, 7), 7);
-        assert_eq!(shelf.first_missing(LogOf { tenant: TenantId(2), ..log }, 7), 7);
+        assert_eq!(index.first_missing(log, 4), Offset::MAX, "its next page is there");
+        assert_eq!(index.first_missing(log, 14), 20);
+        assert_eq!(index.first_missing(log, 20), 20);
+        assert_eq!(index.first_missing(other, 3), 5);
+        assert_eq!(index.first_missing(LogOf { log: LogId(3), ..log }, 7), 7);
+        assert_eq!(index.first_missing(LogOf { tenant: TenantId(2), ..log }, 7), 7);
         // being loaded
-        shelf.find(log, 20);
-        assert_eq!(shelf.first_missing(log, 14), Offset::MAX);
+        index.find(log, 20);
+        assert_eq!(index.first_missing(log, 14), Offset::MAX);
     }
 
     #[test]
     fn an_outdated_page_is_read_anew() {
         let log = log(1);
-        let mut shelf = Shelf::default();
-        let (key, cell) = shelf.find(log, 0);
+        let mut index = PageIndex::default();
+        let (key, cell) = index.find(log, 0);
         assert!(cell.set(CachedPage { rows: Vec::new(), end: 10 }).is_ok());
-        shelf.loaded(key, cell.get().unwrap(), 1 << 20);
-        assert!(shelf.find(log, 4).1.initialized());
+        index.loaded(key, cell.get().unwrap(), 1 << 20);
+        assert!(index.find(log, 4).1.initialized());
         let long_ago = Instant::now().checked_sub(PAGE_LIFE + Duration::from_secs(1));
-        shelf.pages.get_mut(&key).unwrap().made_at = long_ago.unwrap();
+        index.pages.get_mut(&key).unwrap().made_at = long_ago.unwrap();
         // from within, and from its start
-        assert!(!shelf.find(log, 4).1.initialized());
-        assert_eq!(shelf.size_bytes, OVERHEAD_BYTES);
-        assert!(!shelf.find(log, 0).1.initialized());
-        assert_eq!(shelf.size_bytes, 0);
+        assert!(!index.find(log, 4).1.initialized());
+        assert_eq!(index.size_bytes, OVERHEAD_BYTES);
+        assert!(!index.find(log, 0).1.initialized());
+        assert_eq!(index.size_bytes, 0);
     }
 }

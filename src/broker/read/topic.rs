@@ -2,24 +2,21 @@
 //! partitions. An answer is as of one instant, that of the last watermark query; a read that has
 //! waited queries again.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use tokio::time::Instant;
 
 use super::{
-    GROUND_ATTEMPTS, RESOLVE_ATTEMPTS,
+    RESOLVE_ATTEMPTS,
     budget::ReadBudget,
-    fair::{LogSlice, Several, Source},
+    fair::{FairRead, LogSlice, Source},
     watermarks::Watermarks,
 };
 use crate::{
     broker::{
         Broker, Error,
-        wakeup::{
-            Awaited, Wake, patient,
-            watch::{Change, Observed},
-        },
+        wakeup::{Awaited, LongPoll, Wake, watch::Change},
     },
     model::{
         Code, Name, Offset, Partition, TenantId, Timestamp,
@@ -29,7 +26,7 @@ use crate::{
             origin_bytes,
         },
     },
-    store::{self, catalog::topics::StoredTopic},
+    store::catalog::topics::StoredTopic,
 };
 
 /// How many partitions are searched for an instant concurrently.
@@ -52,52 +49,42 @@ impl Broker {
         topic: &Name,
         read: TopicRead,
     ) -> Result<TopicFetched, Error> {
-        let begun = Instant::now();
-        let deadline = begun + Duration::from_millis(read.wait_ms);
-        let (mut cursor, mut woken) = (None, None);
-        let mut attempts = 0..GROUND_ATTEMPTS;
-        while attempts.next().is_some() {
-            let patience = if cursor.is_some() { deadline } else { begun };
-            let ground = || self.topic_ground(tenant, topic, read.wait_ms > 0);
-            let mut ground = patient(patience, ground).await?;
+        let mut poll = LongPoll::new(self, tenant, read.wait_ms);
+        let mut cursor = None;
+        loop {
+            poll.begin_attempt(format_args!("topic {topic}"))?;
+            let prepare = || self.prepare_topic_read(tenant, topic, read.wait_ms > 0);
+            let mut context = poll.query(prepare).await?;
             if cursor.is_none() {
-                cursor = self.beginning(tenant, &ground, &read.start).await?;
+                cursor = poll.query(|| self.find_start(tenant, &context, &read.start)).await?;
             }
             let Some(cursor) = &cursor else { continue };
             let is_given = matches!(read.start, TopicStart::Cursor(_));
-            let positions = positions(cursor, &ground, is_given)?;
-            let may_wait = Instant::now() < deadline && !self.draining();
-            if may_wait && ground.is_read_up_to(&positions) {
-                woken = match self.wait(tenant, &mut ground.awaited, deadline).await? {
-                    Wake::Log(_, Observed { news: Change::Gone, .. }) => {
-                        return Err(Error::topic_not_found(topic));
-                    }
-                    Wake::Log(index, heard) => Some(heard).filter(|_| index < positions.len()),
-                    Wake::Nothing => None,
-                };
-                attempts.start = 0;
+            let positions = find_positions(cursor, &context, is_given)?;
+            if context.is_read_up_to(&positions) && !poll.is_over() {
+                match poll.wait(&mut context.awaited, poll.deadline).await? {
+                    Wake::Log(_, Change::Gone) => return Err(Error::topic_not_found(topic)),
+                    // a new partition, not records
+                    Wake::Log(index, _) if index == positions.len() => poll.start_over(),
+                    Wake::Log(..) | Wake::Nothing => {}
+                }
                 continue;
             }
-            let sources = ground.sources(&positions);
-            let found = || async {
-                let mut room = ReadBudget::new(read.limit, read.max_bytes);
-                self.several(tenant, &sources, cursor.first, &mut room).await
-            };
-            // without: rows are gone since the look, so the ground is another
-            let Some(found) = patient(deadline, found).await? else { continue };
-            self.reads.answered(found.records(), found.size_bytes());
-            if let Some(Observed { source, since, .. }) = woken {
-                self.reads.woken(source, since);
-            }
-            return Ok(ground.answer(tenant, positions, found));
+            let sources = context.sources(&positions);
+            let page = poll.query(|| async {
+                let mut budget = ReadBudget::new(read.limit, read.max_bytes);
+                self.fair_read(tenant, &sources, cursor.first, &mut budget).await
+            });
+            // none: rows were removed since the watermark query
+            let Some(page) = page.await? else { continue };
+            poll.answered(page.records(), page.size_bytes());
+            return Ok(context.answer(tenant, positions, page));
         }
-        let what = format!("topic {topic} lacks expected rows");
-        Err(Error::from(store::Error::Unexpected(what)))
     }
 
     /// Resolves the name, registers the watches, and queries the watermarks, in this order, so that
     /// no commit is missed. The cached name may be stale, but not older than the query.
-    async fn topic_ground(
+    async fn prepare_topic_read(
         &self,
         tenant: TenantId,
         name: &Name,
@@ -109,7 +96,7 @@ impl Broker {
             let watched = logs.iter().filter(|_| may_wait);
             let watches: Vec<_> = watched.map(|log| self.watches.watch(tenant, *log)).collect();
             let seen_at = Instant::now();
-            let seen = self.looks.look_at_all(tenant, logs).await?;
+            let seen = self.watermarks.read_all(tenant, logs).await?;
             let Some(mut watermarks) = seen.into_iter().collect::<Option<Vec<_>>>() else {
                 continue;
             };
@@ -131,21 +118,23 @@ impl Broker {
 
     /// The starting positions. None: the rows that determine them were removed since the watermark
     /// query.
-    async fn beginning(
+    async fn find_start(
         &self,
         tenant: TenantId,
-        ground: &TopicReadContext,
+        context: &TopicReadContext,
         start: &TopicStart,
     ) -> Result<Option<TopicCursor>, Error> {
         let positions = match start {
             TopicStart::Earliest => Some(Vec::new()),
             TopicStart::Latest => {
-                Some(ground.watermarks.iter().map(|seen| seen.high_watermark).collect())
+                Some(context.watermarks.iter().map(|seen| seen.high_watermark).collect())
             }
-            TopicStart::Timestamp(instant) => self.search(tenant, ground, *instant).await?,
+            TopicStart::Timestamp(instant) => self.search(tenant, context, *instant).await?,
             TopicStart::Cursor(text) => {
-                let cursor = TopicCursor::parse(text, tenant, ground.topic.topic_id);
-                return cursor.map(Some).ok_or_else(|| invalid_cursor(&ground.topic.summary.topic));
+                let cursor = TopicCursor::parse(text, tenant, context.topic.topic_id);
+                return cursor
+                    .map(Some)
+                    .ok_or_else(|| invalid_cursor(&context.topic.summary.topic));
             }
         };
         Ok(positions.map(|positions| TopicCursor { positions, first: 0 }))
@@ -154,12 +143,12 @@ impl Broker {
     async fn search(
         &self,
         tenant: TenantId,
-        ground: &TopicReadContext,
+        context: &TopicReadContext,
         instant: Timestamp,
     ) -> Result<Option<Vec<Offset>>, Error> {
-        let logs = ground.topic.logs.iter().zip(&ground.watermarks);
+        let logs = context.topic.logs.iter().zip(&context.watermarks);
         let searches: Vec<_> = logs
-            .map(|(log, seen)| self.position(tenant, *log, seen, Start::Timestamp(instant)))
+            .map(|(log, seen)| self.find_position(tenant, *log, seen, Start::Timestamp(instant)))
             .collect();
         let found: Vec<_> = iter(searches).buffered(SEARCHES_AT_ONCE).try_collect().await?;
         Ok(found.into_iter().collect())
@@ -184,8 +173,8 @@ impl TopicReadContext {
         sources.collect()
     }
 
-    fn answer(self, tenant: TenantId, mut positions: Vec<Offset>, found: Several) -> TopicFetched {
-        let Several { parts, first } = found;
+    fn answer(self, tenant: TenantId, mut positions: Vec<Offset>, page: FairRead) -> TopicFetched {
+        let FairRead { parts, first } = page;
         for part in &parts {
             positions[part.source] = part.next_offset;
         }
@@ -209,9 +198,9 @@ impl TopicReadContext {
 
 /// The position of every partition. A position from a cursor must be within the log; a position
 /// found in this read is kept as long as the log has it. New partitions start at their log start.
-fn positions(
+fn find_positions(
     cursor: &TopicCursor,
-    ground: &TopicReadContext,
+    context: &TopicReadContext,
     is_given: bool,
 ) -> Result<Vec<Offset>, Error> {
     let mut named = cursor.positions.iter();
@@ -225,7 +214,7 @@ fn positions(
             Some(named) => Ok(*named.clamp(range.start(), range.end())),
         }
     };
-    (0..).zip(&ground.watermarks).map(position).collect()
+    (0..).zip(&context.watermarks).map(position).collect()
 }
 
 fn invalid_cursor(topic: &Name) -> Error {

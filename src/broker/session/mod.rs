@@ -31,9 +31,10 @@ impl Broker {
     pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
         let (row, standings) = self.session_row(tenant, id).await?;
         let opened_at = row.opened_at;
-        let seen = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move { transactions(connection, tenant, id, opened_at).await })
-        });
+        let seen = self
+            .store
+            .of(tenant)
+            .run(async move |connection| transactions(connection, tenant, id, opened_at).await);
         let transactions = seen.await?;
         let reset_epoch = row.facts.reset_epoch;
         Ok(Opened {
@@ -59,10 +60,8 @@ impl Broker {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::invalid("?after", "expected a producer id")),
         };
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(async move {
-                store::session::list(connection, tenant, name.as_ref(), after, limit + 1).await
-            })
+        let list = self.store.of(tenant).run(async move |connection| {
+            store::session::list(connection, tenant, name.as_ref(), after, limit + 1).await
         });
         Ok(Listed::cut(list.await?, limit, |session| session.producer_id.0.to_string()))
     }
@@ -98,9 +97,10 @@ impl Broker {
         id: ProducerId,
         epoch: Option<Epoch>,
     ) -> Result<(), Error> {
-        let close = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { close(connection, tenant, id, epoch).await })
-        });
+        let close = self
+            .store
+            .of(tenant)
+            .transaction(async move |connection| close(connection, tenant, id, epoch).await);
         let Closed { anew, unfinished } = close.await?;
         if anew {
             count("ended");
@@ -116,20 +116,12 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
     ) -> Result<(SessionRow, Vec<ScopePosition>), Error> {
-        loop {
-            let read = self.store.of(tenant).run(move |connection| {
-                Box::pin(async move {
-                    let Some(row) = store::session::read(connection, tenant, id).await? else {
-                        return Err(Error::from(Refusal::UnknownProducer { producer_id: id }));
-                    };
-                    Ok((row, store::session::standings(connection, tenant, id).await?))
-                })
-            });
-            match read.await? {
-                (row, Standings::Known(standings)) => return Ok((row, standings)),
-                (_, Standings::Behind(logs)) => self.catch_up(tenant, logs).await?,
-            }
-        }
+        let read = self
+            .store
+            .of(tenant)
+            .run(async move |connection| store::session::read(connection, tenant, id).await);
+        let row = read.await?.ok_or(Refusal::UnknownProducer { producer_id: id })?;
+        Ok((row, self.standings(tenant, id).await?))
     }
 
     /// Takes snapshots of logs whose tails are too long to be read at once.
@@ -146,10 +138,9 @@ impl Broker {
         id: ProducerId,
     ) -> Result<Vec<ScopePosition>, Error> {
         loop {
-            let read = self
-                .store
-                .of(tenant)
-                .run(move |connection| Box::pin(store::session::standings(connection, tenant, id)));
+            let read = self.store.of(tenant).run(async move |connection| {
+                store::session::standings(connection, tenant, id).await
+            });
             match read.await? {
                 Standings::Known(standings) => return Ok(standings),
                 Standings::Behind(logs) => self.catch_up(tenant, logs).await?,
@@ -165,22 +156,20 @@ impl Broker {
         producer: ProducerId,
         epoch: Epoch,
     ) -> Result<(), Error> {
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::session::registered_logs(connection, tenant, producer))
+        let list = self.store.of(tenant).run(async move |connection| {
+            store::session::registered_logs(connection, tenant, producer).await
         });
         let logs: Vec<LogId> = list.await?;
         for chunk in logs.chunks(LOGS_FENCED_AT_ONCE) {
             let chunk = chunk.to_vec();
-            let fence = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move {
-                    store::catalog::logs::lock(connection, tenant, &chunk).await?;
-                    store::catalog::logs::raise_fences(connection, tenant, &chunk).await
-                })
+            let fence = self.store.of(tenant).transaction(async move |connection| {
+                store::catalog::logs::lock(connection, tenant, &chunk).await?;
+                store::catalog::logs::raise_fences(connection, tenant, &chunk).await
             });
             fence.await?;
         }
-        let done = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(store::session::fenced(connection, tenant, producer, epoch))
+        let done = self.store.of(tenant).transaction(async move |connection| {
+            store::session::fenced(connection, tenant, producer, epoch).await
         });
         Ok(done.await?)
     }

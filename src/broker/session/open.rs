@@ -12,64 +12,35 @@ use crate::{
         Answer, Broker, Error,
         idempotency::{self, Begun, IdempotentCall, count_replay},
         janitor::transactions::count_aborted,
+        retry,
         transaction::fence::{FencedTransactions, abort_ongoing, transactions},
     },
     model::{
-        Epoch, LogId, ProducerId, TenantId,
+        Epoch, ProducerId, TenantId,
         dedup::RequestKey,
         session::{MAX_LISTED_SCOPES, Open, Opened, Session},
         settings::OwnSettings,
         transaction::Reason,
     },
-    rules::{self, Refusal, session::SessionRow},
+    rules::{self, session::SessionRow},
     store::{
         self, Connection,
         session::{ScopePosition, Standings},
     },
 };
 
-/// How often an open starts again because another open took its name or id meanwhile.
-const OPEN_ATTEMPTS: usize = 8;
-
-/// Why an attempt at an open ended without a result.
-enum Stop {
-    Failed(Error),
-    /// A conflict with another open.
-    Again,
-    /// The open was already done, with the same key.
-    Before(Attempt),
-    /// These logs need newer snapshots first.
-    Behind(Vec<LogId>),
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        Stop::Failed(error.into())
-    }
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
-
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
-        Stop::Failed(refusal.into())
-    }
-}
+type Stop = retry::Stop<Answer<StoredOpen>>;
 
 /// An open after its first transaction, which is also the form that its key stores.
 #[derive(Clone, Serialize, Deserialize)]
-struct Attempt {
+struct StoredOpen {
     opened: Opened,
     reset_epoch: Epoch,
     /// Logs still have to be fenced; until then its next sequences are unknown.
     is_fencing: bool,
 }
 
-impl Attempt {
+impl StoredOpen {
     fn new(
         row: SessionRow,
         standings: Vec<ScopePosition>,
@@ -96,9 +67,9 @@ impl Broker {
         open: Open,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
-        let once = match self.look_once(tenant, key).await? {
-            Begun::Before(attempt) => return self.opened_before(tenant, attempt, key).await,
-            Begun::New(once) => once,
+        let once = match self.begin_once(tenant, key).await? {
+            Begun::Replay(stored) => return self.opened_before(tenant, stored, key).await,
+            Begun::Fresh(once) => once,
         };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
@@ -106,42 +77,36 @@ impl Broker {
             true => Some(self.turns.take(tenant, None).await),
             false => None,
         };
-        for _ in 0..OPEN_ATTEMPTS {
-            let attempt = match self.open_once(tenant, &open, &timeout_ms, once).await {
-                Ok(attempt) => attempt,
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Again) => continue,
-                Err(Stop::Behind(logs)) => {
-                    self.catch_up(tenant, logs).await?;
-                    continue;
-                }
-                Err(Stop::Before(attempt)) => {
-                    return self.opened_before(tenant, attempt, key).await;
-                }
-            };
-            let opened = self.fenced(tenant, attempt, key).await?;
-            count(match (opened.duplicate, opened.session.epoch) {
-                (true, _) => "repeated",
-                (false, 0) => "opened",
-                (false, _) => "reopened",
-            });
-            if !opened.duplicate && opened.aborted_transaction.is_some() {
-                count_aborted(Reason::Fenced, 1);
-            }
-            return Ok(Answer::new(opened));
+        let (open, timeout_ms) = (&open, &timeout_ms);
+        let opened = self.retry(tenant, |_| self.try_open(tenant, open, timeout_ms, once)).await?;
+        let Answer { value: stored, is_replay } = opened.ok_or_else(|| {
+            Error::unavailable(
+                "Too many opens of this session at once. Nothing was changed; retry.",
+            )
+        })?;
+        if is_replay {
+            return self.opened_before(tenant, stored, key).await;
         }
-        let detail = "Too many opens of this session at once. Nothing was changed; retry.";
-        Err(Error::unavailable(detail))
+        let opened = self.fenced(tenant, stored, key).await?;
+        count(match (opened.duplicate, opened.session.epoch) {
+            (true, _) => "repeated",
+            (false, 0) => "opened",
+            (false, _) => "reopened",
+        });
+        if !opened.duplicate && opened.aborted_transaction.is_some() {
+            count_aborted(Reason::Fenced, 1);
+        }
+        Ok(Answer::new(opened))
     }
 
     /// The answer to an open whose key is stored.
     async fn opened_before(
         &self,
         tenant: TenantId,
-        attempt: Attempt,
+        stored: StoredOpen,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
-        let value = self.fenced(tenant, attempt, key).await?;
+        let value = self.fenced(tenant, stored, key).await?;
         count("repeated");
         count_replay("open");
         Ok(Answer { value, is_replay: true })
@@ -152,54 +117,50 @@ impl Broker {
     async fn fenced(
         &self,
         tenant: TenantId,
-        attempt: Attempt,
+        stored: StoredOpen,
         key: Option<RequestKey>,
     ) -> Result<Opened, Error> {
-        if !attempt.is_fencing {
-            return Ok(attempt.opened);
+        if !stored.is_fencing {
+            return Ok(stored.opened);
         }
-        let producer = attempt.opened.session.producer_id;
-        self.fence_in_chunks(tenant, producer, attempt.opened.session.epoch).await?;
+        let producer = stored.opened.session.producer_id;
+        self.fence_in_chunks(tenant, producer, stored.opened.session.epoch).await?;
         let standings = self.standings(tenant, producer).await?;
-        let mut whole = Attempt { is_fencing: false, ..attempt.clone() };
-        whole.opened.next_sequences =
-            next_sequences(attempt.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
-        let (Some(key), opened) = (key, whole.opened.clone()) else { return Ok(whole.opened) };
-        let complete = self.store.of(tenant).write(move |connection| {
-            Box::pin(async move {
-                idempotency::complete(connection, tenant, &key, (&attempt, &whole)).await
-            })
+        let mut fenced = StoredOpen { is_fencing: false, ..stored.clone() };
+        fenced.opened.next_sequences =
+            next_sequences(stored.reset_epoch, standings, MAX_LISTED_SCOPES as usize);
+        let (Some(key), opened) = (key, fenced.opened.clone()) else { return Ok(fenced.opened) };
+        let complete = self.store.of(tenant).write(async move |connection| {
+            idempotency::complete(connection, tenant, &key, (&stored, &fenced)).await
         });
         if complete.await? {
             return Ok(opened);
         }
-        Ok(match self.look_once(tenant, Some(key)).await? {
-            Begun::Before(Attempt { opened, is_fencing: false, .. }) => opened,
+        Ok(match self.begin_once(tenant, Some(key)).await? {
+            Begun::Replay(StoredOpen { opened, is_fencing: false, .. }) => opened,
             // forgotten meanwhile
-            Begun::Before(_) | Begun::New(_) => opened,
+            Begun::Replay(_) | Begun::Fresh(_) => opened,
         })
     }
 
-    async fn open_once(
+    async fn try_open(
         &self,
         tenant: TenantId,
         open: &Open,
         timeout_ms: &Result<i64, Error>,
         once: IdempotentCall,
-    ) -> Result<Attempt, Stop> {
-        if let Some(attempt) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
-            return Ok(attempt);
+    ) -> Result<Answer<StoredOpen>, Stop> {
+        if let Some(stored) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
+            return Ok(Answer::new(stored));
         }
         let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
-        let attempt = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let once = take_turn(connection, tenant, once).await?;
-                let attempt = open_known(connection, tenant, &open, timeout_ms).await?;
-                once.remember(connection, tenant, &attempt).await?;
-                Ok(attempt)
-            })
+        let open = self.store.of(tenant).transaction(async move |connection| {
+            let once = take_turn(connection, tenant, once).await?;
+            let stored = open_known(connection, tenant, &open, timeout_ms).await?;
+            once.remember(connection, tenant, &stored).await?;
+            Ok(Answer::new(stored))
         });
-        attempt.await
+        open.await
     }
 
     /// The usual open, of a new producer, takes one statement. None: the producer exists.
@@ -209,17 +170,17 @@ impl Broker {
         open: Open,
         timeout_ms: &Result<i64, Error>,
         once: IdempotentCall,
-    ) -> Result<Option<Attempt>, Stop> {
+    ) -> Result<Option<StoredOpen>, Stop> {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
         if once.is_keyed() {
-            let make = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+            let make = self.store.of(tenant).transaction(async move |connection| {
+                open_new(connection, tenant, &open, timeout_ms, once).await
             });
             return make.await;
         }
-        let make = self.store.of(tenant).write(move |connection| {
-            Box::pin(async move { open_new(connection, tenant, &open, timeout_ms, once).await })
+        let make = self.store.of(tenant).write(async move |connection| {
+            open_new(connection, tenant, &open, timeout_ms, once).await
         });
         make.await
     }
@@ -235,13 +196,8 @@ async fn check_open_id(connection: &mut Connection, open: &Open) -> Result<(), E
 /// The timeout of the session's transactions. It is checked only once the open is known to be no
 /// repeat, whose answer does not depend on the current settings.
 fn timeout_ms(open: &Open, tenant: &OwnSettings) -> Result<i64, Error> {
-    let asked = open.transaction_timeout_ms;
-    rules::transaction::timeout_ms(asked, None, tenant).map_err(|refusal| match refusal {
-        Refusal::TimeoutTooLong { maximum, received } => {
-            Error::timeout_too_long("/transaction_timeout_ms", maximum, received)
-        }
-        other => other.into(),
-    })
+    rules::transaction::timeout_ms(open.transaction_timeout_ms, None, tenant)
+        .map_err(|refusal| Error::invalid("/transaction_timeout_ms", &refusal.to_string()))
 }
 
 /// Serializes opens with a key, so that each sees the key stored by the one before it.
@@ -253,9 +209,9 @@ async fn take_turn(
     if once.is_keyed() {
         store::catalog::tenants::lock(connection, tenant).await?;
     }
-    match once.look(connection, tenant).await? {
-        Begun::Before(attempt) => Err(Stop::Before(attempt)),
-        Begun::New(once) => Ok(once),
+    match once.look_up(connection, tenant).await? {
+        Begun::Replay(value) => Err(Stop::Done(Box::new(Answer { value, is_replay: true }))),
+        Begun::Fresh(once) => Ok(once),
     }
 }
 
@@ -265,14 +221,14 @@ async fn open_new(
     open: &Open,
     timeout_ms: i64,
     once: IdempotentCall,
-) -> Result<Option<Attempt>, Stop> {
+) -> Result<Option<StoredOpen>, Stop> {
     let once = take_turn(connection, tenant, once).await?;
     check_open_id(connection, open).await?;
     let made = store::session::open_new(connection, tenant, open, timeout_ms).await?;
     let Some(row) = made else { return Ok(None) };
-    let attempt = Attempt::new(row, Vec::new(), FencedTransactions::default(), false);
-    once.remember(connection, tenant, &attempt).await?;
-    Ok(Some(attempt))
+    let stored = StoredOpen::new(row, Vec::new(), FencedTransactions::default(), false);
+    once.remember(connection, tenant, &stored).await?;
+    Ok(Some(stored))
 }
 
 /// An open of an existing producer, a repeat of an open, or one to be refused.
@@ -281,7 +237,7 @@ async fn open_known(
     tenant: TenantId,
     open: &Open,
     timeout_ms: Result<i64, Error>,
-) -> Result<Attempt, Stop> {
+) -> Result<StoredOpen, Stop> {
     check_open_id(connection, open).await?;
     let row = match (&open.condition, &open.transactional_id) {
         (Some((id, _)), _) => store::session::lock(connection, tenant, *id).await?,
@@ -299,14 +255,14 @@ async fn open_known(
     // gone since: it is a new one now
     let mut row = row.ok_or(Stop::Again)?;
     row.transaction_timeout_ms = timeout_ms;
-    let attempt = reopen(connection, tenant, open, row, next).await?;
+    let stored = reopen(connection, tenant, open, row, next).await?;
     if let Some(open_id) = open.open_id {
-        let Session { producer_id: id, epoch, .. } = attempt.opened.session;
+        let Session { producer_id: id, epoch, .. } = stored.opened.session;
         if !store::session::remember_open(connection, tenant, open_id, id, epoch).await? {
             return Err(Stop::Again);
         }
     }
-    Ok(attempt)
+    Ok(stored)
 }
 
 /// Answers a repeat of an open. `row` is the locked row of the session it names.
@@ -316,7 +272,7 @@ async fn repeat(
     open: &Open,
     row: Option<SessionRow>,
     made: (ProducerId, Epoch),
-) -> Result<Attempt, Stop> {
+) -> Result<StoredOpen, Stop> {
     let id = made.0;
     let row = match row {
         Some(row) if row.producer_id == id => Some(row),
@@ -327,7 +283,7 @@ async fn repeat(
     let row = rules::session::repeat(open, row, made)?;
     let standings = standings(connection, tenant, id).await?;
     let transactions = transactions(connection, tenant, id, row.opened_at).await?;
-    Ok(Attempt::new(row, standings, transactions, true))
+    Ok(StoredOpen::new(row, standings, transactions, true))
 }
 
 async fn reopen(
@@ -336,7 +292,7 @@ async fn reopen(
     open: &Open,
     mut row: SessionRow,
     next: rules::session::NextEpoch,
-) -> Result<Attempt, Stop> {
+) -> Result<StoredOpen, Stop> {
     let id = row.producer_id;
     row.opened_at = abort_ongoing(connection, tenant, id).await?;
     let logs = store::session::registered_logs(connection, tenant, id).await?;
@@ -348,13 +304,13 @@ async fn reopen(
     let transactions = transactions(connection, tenant, id, row.opened_at).await?;
     if row.fencing {
         store::session::advance(connection, tenant, &row).await?;
-        return Ok(Attempt::new(row, Vec::new(), transactions, false));
+        return Ok(StoredOpen::new(row, Vec::new(), transactions, false));
     }
     store::catalog::logs::lock(connection, tenant, &logs).await?;
     store::session::advance(connection, tenant, &row).await?;
     store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
     let standings = standings(connection, tenant, id).await?;
-    Ok(Attempt::new(row, standings, transactions, false))
+    Ok(StoredOpen::new(row, standings, transactions, false))
 }
 
 async fn standings(

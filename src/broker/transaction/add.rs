@@ -72,6 +72,7 @@ impl batcher::BatchedCall for Staging {
 }
 
 impl Broker {
+    /// A call that has overtaken others of its transaction waits for them.
     pub(super) async fn add_records(
         &self,
         tenant: TenantId,
@@ -81,34 +82,34 @@ impl Broker {
         asked: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
-        if asked.too_large.is_none() {
-            let staging = Staging {
-                tenant,
-                id,
-                session: super::session_of(caller),
-                sequence,
-                asked: asked.clone(),
-                max_batches: transaction::max_batches(&settings),
-            };
-            if let Some(done) = self.staging.make(staging).await? {
-                return Ok(done);
+        let mut wait = None;
+        loop {
+            if asked.too_large.is_none() {
+                let staging = Staging {
+                    tenant,
+                    id,
+                    session: super::session_of(caller),
+                    sequence,
+                    asked: asked.clone(),
+                    max_batches: transaction::max_batches(&settings),
+                };
+                if let Some(done) = self.staging.make(staging).await? {
+                    return Ok(done);
+                }
+            }
+            let (asked, settings) = (asked.clone(), settings.clone());
+            let judge = self.store.of(tenant).transaction(async move |connection| {
+                judge_records(connection, tenant, id, caller, sequence, &asked, &settings).await
+            });
+            match judge.await? {
+                Judged::Done(done) => return Ok(done),
+                Judged::Ahead { expected, received } => {
+                    if !self.wait_for_calls(id, received, &mut wait).await {
+                        return Err(Refusal::OutOfOrderSequence { expected, received }.into());
+                    }
+                }
             }
         }
-        let asked = asked.clone();
-        let judge = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
-                if let Some(sequence) = sequence
-                    && let Some(known) = number(connection, tenant, &row, sequence, &asked).await?
-                {
-                    return Ok(known);
-                }
-                stage(connection, tenant, &row, sequence, &asked, &settings)
-                    .await
-                    .map(CallResult::now)
-            })
-        });
-        judge.await
     }
 
     pub(super) async fn add_offsets(
@@ -119,23 +120,16 @@ impl Broker {
         asked: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let asked = asked.clone();
-        let add = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
-                staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
-                Ok(CallResult::now(row))
-            })
+        let add = self.store.of(tenant).transaction(async move |connection| {
+            let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+            staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+            Ok(CallResult::now(row))
         });
         add.await
     }
 
     /// Lets a call wait for earlier ones; false: it has waited long enough, or too many calls wait.
-    pub(super) async fn wait_for_calls(
-        &self,
-        id: Uuid,
-        sequence: Sequence,
-        wait: &mut Option<Wait>,
-    ) -> bool {
+    async fn wait_for_calls(&self, id: Uuid, sequence: Sequence, wait: &mut Option<Wait>) -> bool {
         if wait.is_none() {
             *wait = self.waits.enter(id, self.gap_wait);
         }
@@ -147,27 +141,43 @@ impl Broker {
     }
 }
 
-/// Decides a call with a sequence to a locked transaction that is not the next one: it is a repeat,
-/// or must wait.
-async fn number(
+/// The decision on a call that was skipped by the statement for many.
+enum Judged {
+    Done(CallResult),
+    /// Earlier calls may still come.
+    Ahead {
+        expected: Sequence,
+        received: Sequence,
+    },
+}
+
+async fn judge_records(
     connection: &mut Connection,
     tenant: TenantId,
-    row: &TransactionRow,
-    sequence: Sequence,
+    id: Uuid,
+    caller: Caller,
+    sequence: Option<Sequence>,
     asked: &ResolvedRequest,
-) -> Result<Option<CallResult>, Stop> {
-    match transaction::number(row, sequence)? {
-        Numbering::New => Ok(None),
-        Numbering::Ahead => Err(Stop::Ahead { expected: row.next_sequence, received: sequence }),
-        Numbering::Known => {
-            let id = row.transaction_id;
-            let digest = staging::call_digest(connection, tenant, id, sequence).await?;
-            if digest != Some(asked.digest) {
-                return Err(Refusal::SequenceReused { sequence }.into());
+    settings: &OwnSettings,
+) -> Result<Judged, Stop> {
+    let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+    if let Some(received) = sequence {
+        match transaction::number(&row, received)? {
+            Numbering::New => {}
+            Numbering::Ahead => {
+                return Ok(Judged::Ahead { expected: row.next_sequence, received });
             }
-            Ok(Some(CallResult::before(row.clone())))
+            Numbering::Known => {
+                let digest = staging::call_digest(connection, tenant, id, received).await?;
+                if digest != Some(asked.digest) {
+                    return Err(Refusal::SequenceReused { sequence: received }.into());
+                }
+                return Ok(Judged::Done(CallResult::before(row)));
+            }
         }
     }
+    let row = stage(connection, tenant, &row, sequence, asked, settings).await?;
+    Ok(Judged::Done(CallResult::now(row)))
 }
 
 /// Stages the records of a call to a locked transaction; returns its row afterwards.
@@ -184,7 +194,7 @@ pub(super) async fn stage(
     }
     transaction::check_size(row.batch_count, asked.batch_count(), settings)?;
     if staging::moved(connection, tenant, &asked.spreads).await? {
-        return Err(Stop::Stale);
+        return Err(Stop::Again);
     }
     let call = asked.call(row.transaction_id, row.session, sequence);
     let staged = staging::stage(connection, tenant, &[call], transaction::max_batches(settings))

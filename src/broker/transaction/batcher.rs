@@ -28,8 +28,8 @@ use crate::{
 /// leaves free.
 const QUEUED_CALLS: usize = 16_384;
 /// Maximum number of calls, and bytes of their records, per statement.
-const GROUP_CALLS: usize = 256;
-const GROUP_BYTES: i64 = 8 << 20;
+const BATCH_CALLS: usize = 256;
+const BATCH_BYTES: i64 = 8 << 20;
 /// Far beyond the lock timeout: only a dead peer takes so long.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -113,24 +113,24 @@ impl<C: BatchedCall> Maker<C> {
             while let Ok(call) = receiver.try_recv() {
                 self.queue.push(call.0.tenant(), call);
             }
-            let (calls, answers) = self.next_group();
+            let (calls, answers) = self.next_batch();
             self.serve(calls, answers).await;
         }
     }
 
     /// Takes what waits for the tenant whose turn it is, one call per transaction.
-    fn next_group(&mut self) -> (Vec<C>, Vec<oneshot::Sender<Made>>) {
+    fn next_batch(&mut self) -> (Vec<C>, Vec<oneshot::Sender<Made>>) {
         let Some(tenant) = self.queue.next() else { return (Vec::new(), Vec::new()) };
         let (mut ids, mut count, mut bytes) = (HashSet::new(), 0, 0);
-        let group = self.queue.take(tenant, |(call, _)| {
-            let takes = count < GROUP_CALLS && bytes < GROUP_BYTES && ids.insert(call.id());
+        let batch = self.queue.take(tenant, |(call, _)| {
+            let takes = count < BATCH_CALLS && bytes < BATCH_BYTES && ids.insert(call.id());
             if takes {
                 count += 1;
                 bytes += call.size_bytes();
             }
             takes
         });
-        group.into_iter().unzip()
+        batch.into_iter().unzip()
     }
 
     async fn serve(&mut self, calls: Vec<C>, answers: Vec<oneshot::Sender<Made>>) {

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{CallResult, ResolvedRequest, Stop, add, hold_session};
 use crate::{
-    broker::{Broker, Error, Held, append::RESOLVE_ATTEMPTS, group::offsets::count_fenced},
+    broker::{Broker, Error, Held, group::offsets::count_fenced},
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
@@ -37,7 +37,7 @@ impl Broker {
             session: begin.session,
             digest: begin.digest(),
         });
-        let mut begun = self.attempts(tenant, &begin, &new, &held).await;
+        let mut begun = self.begin_anew(tenant, &begin, &new, &held).await;
         if let Err(error) = &begun
             && new.chosen
             && error.code.status() < 500
@@ -66,22 +66,16 @@ impl Broker {
         new: &Arc<New>,
         refusal: Error,
     ) -> Result<CallResult, Error> {
-        for _ in 0..RESOLVE_ATTEMPTS {
+        let found = self.retry(tenant, |_| {
             let (new, refusal) = (new.clone(), refusal.clone());
-            let find = self.store.of(tenant).transaction(move |connection| {
-                Box::pin(async move { remembered(connection, tenant, &new, refusal).await })
-            });
-            match find.await {
-                Ok(row) => return Ok(CallResult::before(row)),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(_) => break,
-            }
-        }
-        Err(refusal)
+            self.store.of(tenant).transaction(async move |connection| {
+                remembered(connection, tenant, &new, refusal).await.map(CallResult::before)
+            })
+        });
+        found.await?.ok_or(refusal)
     }
 
-    async fn attempts(
+    async fn begin_anew(
         &self,
         tenant: TenantId,
         begin: &Begin,
@@ -90,28 +84,22 @@ impl Broker {
     ) -> Result<CallResult, Error> {
         let work = &begin.work;
         let in_pass = begin.commit && !work.appends.is_empty();
-        for attempt in 0..RESOLVE_ATTEMPTS {
+        let begun = self.retry(tenant, |attempt| async move {
             let asked = (&*work.appends, &*work.offsets);
             let asked = self.ask(tenant, asked, held, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
-            let begun = if begin.commit {
-                self.whole(tenant, new, begin.timeout_ms, asked, settings).await
+            if begin.commit {
+                self.commit_in_one_request(tenant, new, begin.timeout_ms, asked, settings).await
             } else {
                 self.try_begin(tenant, new, begin.timeout_ms, asked, settings).await
-            };
-            match begun {
-                Ok(done) => return Ok(done),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Expired(id)) => self.expire_transactions(tenant, vec![id]).await?,
-                Err(Stop::Ahead { expected, received }) => {
-                    return Err(Refusal::OutOfOrderSequence { expected, received }.into());
-                }
-                Err(Stop::Stale | Stop::Again) => {}
             }
-        }
-        let detail = "Too many begins of this transaction at once. Nothing was changed; retry.";
-        Err(Error::unavailable(detail))
+        });
+        begun.await?.ok_or_else(|| {
+            Error::unavailable(
+                "Too many begins of this transaction at once. Nothing was changed; retry.",
+            )
+        })
     }
 
     async fn try_begin(
@@ -130,26 +118,22 @@ impl Broker {
         };
         if asked.is_empty() {
             let begun = new.clone();
-            let begin = self.store.of(tenant).write(move |connection| {
-                Box::pin(async move {
-                    store::transaction::begin_new(connection, tenant, &begun, &limits).await
-                })
+            let begin = self.store.of(tenant).write(async move |connection| {
+                store::transaction::begin_new(connection, tenant, &begun, &limits).await
             });
             if let Some(row) = begin.await? {
                 return Ok(CallResult::now(row));
             }
         }
         let new = new.clone();
-        let begin = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
-                match begun {
-                    Begun::Before(row) => Ok(CallResult::before(row)),
-                    Begun::Now(row) => {
-                        add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
-                    }
+        let begin = self.store.of(tenant).transaction(async move |connection| {
+            let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            match begun {
+                Begun::Before(row) => Ok(CallResult::before(row)),
+                Begun::Now(row) => {
+                    add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
                 }
-            })
+            }
         });
         begin.await
     }
@@ -222,12 +206,12 @@ pub(super) async fn judge(
             }
             Ok(Begun::Now(row))
         }
-        None => known(connection, tenant, new).await.map(Begun::Before),
+        None => existing(connection, tenant, new).await.map(Begun::Before),
     }
 }
 
 /// Why a new row is not allowed.
-async fn known(
+async fn existing(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,

@@ -84,10 +84,8 @@ impl Broker {
         let settings = self.settings.of(tenant).await?;
         let (asked, store, notifier) = (asked.clone(), self.store.clone(), self.notifier.clone());
         let commit = self.tasks.spawn(async move {
-            let judge = store.transaction(move |c| {
-                Box::pin(async move {
-                    judge_commit(c, tenant, id, caller, expected_appends, &asked, &settings).await
-                })
+            let judge = store.transaction(async move |c| {
+                judge_commit(c, tenant, id, caller, expected_appends, &asked, &settings).await
             });
             let done = judge.await?;
             done.tell(tenant, &notifier);
@@ -113,8 +111,8 @@ impl Broker {
         if !matches!(call, Call::Commit { .. }) || refusal.code.status() >= 500 {
             return Err(refusal);
         }
-        let look = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { enter(connection, tenant, id, caller, Verb::Commit).await })
+        let look = self.store.of(tenant).transaction(async move |connection| {
+            enter(connection, tenant, id, caller, Verb::Commit).await
         });
         match look.await {
             Ok((row, TransactionVerdict::Repeat, _)) => Ok(CallResult::before(row)),
@@ -129,8 +127,8 @@ impl Broker {
         caller: Caller,
     ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
-        let prepare = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { judge_prepare(connection, tenant, id, caller, &settings).await })
+        let prepare = self.store.of(tenant).transaction(async move |connection| {
+            judge_prepare(connection, tenant, id, caller, &settings).await
         });
         prepare.await
     }
@@ -141,9 +139,10 @@ impl Broker {
         id: Uuid,
         caller: Caller,
     ) -> Result<CallResult, Stop> {
-        let abort = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move { judge_abort(connection, tenant, id, caller).await })
-        });
+        let abort = self
+            .store
+            .of(tenant)
+            .transaction(async move |connection| judge_abort(connection, tenant, id, caller).await);
         abort.await
     }
 }

@@ -29,23 +29,21 @@ enum KnownTransaction {
 impl Broker {
     pub async fn transaction(&self, tenant: TenantId, id: Uuid) -> Result<Transaction, Error> {
         loop {
-            let see = self.store.of(tenant).run(move |connection| {
-                Box::pin(async move {
-                    // the row first: what was forgotten since has moved the horizon
-                    let row = store::transaction::read(connection, tenant, id).await?;
-                    let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
-                    let Some(row) = row else {
-                        let (settings, _) =
-                            store::catalog::tenants::settings(connection, tenant).await?;
-                        let retention_ms = transaction::retention_ms(&settings);
-                        let absent = transaction::absent(&id, horizon, retention_ms, now);
-                        return Ok::<_, Error>(KnownTransaction::Absent(absent));
-                    };
-                    Ok(if row.has_expired(now) {
-                        KnownTransaction::Expired
-                    } else {
-                        KnownTransaction::Row(Box::new(row))
-                    })
+            let see = self.store.of(tenant).run(async move |connection| {
+                // the row first: what was forgotten since has moved the horizon
+                let row = store::transaction::read(connection, tenant, id).await?;
+                let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
+                let Some(row) = row else {
+                    let (settings, _) =
+                        store::catalog::tenants::settings(connection, tenant).await?;
+                    let retention_ms = transaction::retention_ms(&settings);
+                    let absent = transaction::absent(&id, horizon, retention_ms, now);
+                    return Ok::<_, Error>(KnownTransaction::Absent(absent));
+                };
+                Ok(if row.has_expired(now) {
+                    KnownTransaction::Expired
+                } else {
+                    KnownTransaction::Row(Box::new(row))
                 })
             });
             match see.await? {
@@ -70,15 +68,15 @@ impl Broker {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::invalid("?after", "expected a transaction id")),
         };
-        let late = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::transaction::late(connection, tenant, LATE_PER_LIST))
+        let late = self.store.of(tenant).run(async move |connection| {
+            store::transaction::late(connection, tenant, LATE_PER_LIST).await
         });
         let late = late.await?;
         if !late.is_empty() {
             self.expire_transactions(tenant, late).await?;
         }
-        let list = self.store.of(tenant).run(move |connection| {
-            Box::pin(store::transaction::list(connection, tenant, filter, after, limit + 1))
+        let list = self.store.of(tenant).run(async move |connection| {
+            store::transaction::list(connection, tenant, filter, after, limit + 1).await
         });
         let rows = list.await?;
         let transactions = rows.into_iter().map(TransactionRow::into_transaction).collect();
@@ -86,16 +84,14 @@ impl Broker {
     }
 
     /// Aborts transactions past their deadlines.
-    pub(super) async fn expire_transactions(
+    pub(in crate::broker) async fn expire_transactions(
         &self,
         tenant: TenantId,
         ids: Vec<Uuid>,
     ) -> Result<(), Error> {
-        let expire = self.store.of(tenant).write(move |connection| {
-            Box::pin(async move {
-                let expired = store::transaction::end::expire(connection, tenant, &ids).await;
-                expired.map_err(store::Error::of_a_write)
-            })
+        let expire = self.store.of(tenant).write(async move |connection| {
+            let expired = store::transaction::end::expire(connection, tenant, &ids).await;
+            expired.map_err(store::Error::of_a_write)
         });
         crate::broker::janitor::transactions::count_aborted(Reason::Timeout, expire.await?);
         Ok(())

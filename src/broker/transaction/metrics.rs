@@ -8,7 +8,7 @@ use crate::telemetry;
 /// Successful transaction calls, and the outcomes of transactions.
 pub struct TransactionMetrics {
     committed: Counter,
-    committed_whole: Counter,
+    committed_in_one_request: Counter,
     commit_duration: Histogram,
     commit_duration_whole: Histogram,
 }
@@ -19,7 +19,7 @@ impl TransactionMetrics {
         let duration = |form: &'static str| metrics::histogram!(telemetry::TRANSACTION_COMMIT_DURATION_SECONDS, "form" => form);
         Self {
             committed: committed("staged"),
-            committed_whole: committed("whole"),
+            committed_in_one_request: committed("whole"),
             commit_duration: duration("staged"),
             commit_duration_whole: duration("whole"),
         }
@@ -32,8 +32,8 @@ impl TransactionMetrics {
     }
 
     /// Counts the commit of a one-request transaction.
-    pub fn committed_whole(&self, begun: Instant) {
-        self.committed_whole.increment(1);
+    pub fn committed_in_one_request(&self, begun: Instant) {
+        self.committed_in_one_request.increment(1);
         self.commit_duration_whole.record(begun.elapsed().as_secs_f64());
     }
 

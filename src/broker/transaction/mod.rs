@@ -31,57 +31,24 @@ use uuid::Uuid;
 use self::resolve::ResolvedRequest;
 use super::{
     Broker, Error,
-    append::RESOLVE_ATTEMPTS,
     group::offsets::count_fenced,
     memory_budget::Held,
+    retry,
     wakeup::{notifier::Notifier, watch::Change},
 };
 use crate::{
     model::{
-        LogId, Offset, ProducerId, Sequence, TenantId, Timestamp,
+        LogId, Offset, ProducerId, TenantId, Timestamp,
         transaction::{Answered, AppendItem, Call, Caller, OffsetItem},
     },
     rules::{
-        Refusal,
         append::sequence::SessionFacts,
         transaction::{self, TransactionRow, Verb},
     },
     store::{self, Connection},
 };
 
-/// Why an attempt at a call ended without a result.
-enum Stop {
-    Failed(Error),
-    /// A topic has changed since it was resolved.
-    Stale,
-    /// The transaction is past its deadline, but not aborted yet.
-    Expired(Uuid),
-    /// The call may wait for earlier ones.
-    Ahead {
-        expected: Sequence,
-        received: Sequence,
-    },
-    /// A conflict with another request.
-    Again,
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Stop::Failed(error)
-    }
-}
-
-impl From<store::Error> for Stop {
-    fn from(error: store::Error) -> Self {
-        Stop::Failed(error.into())
-    }
-}
-
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
-        Stop::Failed(refusal.into())
-    }
-}
+type Stop = retry::Stop<CallResult>;
 
 /// A call that was done, now or earlier.
 pub struct CallResult {
@@ -120,42 +87,29 @@ impl Broker {
         held: Held,
     ) -> Result<Answered, Error> {
         let name = name(&call);
-        let call = Arc::new(call);
-        let mut wait = None;
-        for attempt in 0.. {
-            let asked = match self.ask(tenant, work(&call), &held, false, attempt > 0).await {
+        let (call, held) = (&call, &held);
+        let done = self.retry(tenant, |attempt| async move {
+            let asked = match self.ask(tenant, work(call), held, false, attempt > 0).await {
                 Ok(asked) => Arc::new(asked),
                 Err(refusal) => {
-                    let done = self.committed_before(tenant, id, caller, &call, refusal).await?;
-                    return Ok(self.answer(name, done));
+                    return Ok(self.committed_before(tenant, id, caller, call, refusal).await?);
                 }
             };
-            let stop = match self.try_call(tenant, id, caller, &call, &asked).await {
-                Ok(done) => {
-                    self.waits.moved(id, done.row.next_sequence);
-                    if let Call::Commit { work, .. } = &*call {
-                        self.let_go_with_all(tenant, &work.offsets).await;
-                    }
-                    return Ok(self.answer(name, done));
-                }
-                Err(stop) => stop,
-            };
-            match stop {
-                Stop::Failed(error) => {
-                    count_fenced("transaction", &error);
-                    return Err(error);
-                }
-                Stop::Expired(id) => self.expire_transactions(tenant, vec![id]).await?,
-                Stop::Ahead { expected, received } => {
-                    if !self.wait_for_calls(id, received, &mut wait).await {
-                        return Err(Refusal::OutOfOrderSequence { expected, received }.into());
-                    }
-                }
-                Stop::Stale | Stop::Again if attempt < RESOLVE_ATTEMPTS => {}
-                Stop::Stale | Stop::Again => break,
+            let done = self.try_call(tenant, id, caller, call, &asked).await;
+            if let Err(Stop::Failed(error)) = &done {
+                count_fenced("transaction", error);
             }
-        }
-        Err(Error::unavailable("The transaction is contended. Nothing was changed; retry."))
+            let done = done?;
+            self.waits.moved(id, done.row.next_sequence);
+            if let Call::Commit { work, .. } = call {
+                self.let_go_with_all(tenant, &work.offsets).await;
+            }
+            Ok(done)
+        });
+        let done = done.await?.ok_or_else(|| {
+            Error::unavailable("The transaction is contended. Nothing was changed; retry.")
+        })?;
+        Ok(self.answer(name, done))
     }
 
     async fn try_call(
@@ -163,10 +117,10 @@ impl Broker {
         tenant: TenantId,
         id: Uuid,
         caller: Caller,
-        call: &Arc<Call>,
+        call: &Call,
         asked: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
-        match &**call {
+        match call {
             Call::Records { sequence, .. } => {
                 self.add_records(tenant, id, caller, *sequence, asked).await
             }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Broker {
-    pub(super) async fn whole(
+    pub(super) async fn commit_in_one_request(
         &self,
         tenant: TenantId,
         new: &Arc<New>,
@@ -34,7 +34,7 @@ impl Broker {
             None => self.without_records(tenant, new, asked_timeout_ms, asked, settings).await?,
         };
         if !done.duplicate {
-            self.transactions.committed_whole(begun);
+            self.transactions.committed_in_one_request(begun);
         }
         Ok(done)
     }
@@ -51,7 +51,7 @@ impl Broker {
         let too_large = asked.too_large.clone().or(size.err());
         let (parts, lines): (Vec<_>, Vec<_>) = asked.parts.into_iter().unzip();
         let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
-        let whole = SingleRequestTxn {
+        let transaction = SingleRequestTxn {
             transaction_id: new.id,
             chosen: new.chosen,
             session: new.session,
@@ -69,7 +69,7 @@ impl Broker {
             parts,
             spread: None,
             too_large,
-            whole: Some(whole),
+            whole: Some(transaction),
             dedups: asked.dedups,
         };
         let (answer, answered) = oneshot::channel();
@@ -90,10 +90,8 @@ impl Broker {
             Outcome::Committed { row, duplicate: true } => Ok(CallResult::before(*row)),
             Outcome::Refused(refusal) => Err(refusal.into()),
             Outcome::Failed(error) => Err(error.into()),
-            Outcome::TopicChanged => Err(Stop::Stale),
-            Outcome::Placed { .. } | Outcome::Recorded { .. } | Outcome::Forgotten => {
-                Err(Error::internal().into())
-            }
+            Outcome::TopicChanged => Err(Stop::Again),
+            Outcome::Placed { .. } | Outcome::Forgotten => Err(Error::internal().into()),
         }
     }
 
@@ -106,18 +104,15 @@ impl Broker {
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let new = new.clone();
-        let run = self.store.of(tenant).transaction(move |connection| {
-            Box::pin(async move {
-                let begun =
-                    begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
-                match begun {
-                    begin::Begun::Before(row) => Ok(CallResult::before(row)),
-                    begin::Begun::Now(row) => {
-                        let row = begin::add(connection, tenant, row, &asked, &settings).await?;
-                        end::finish(connection, tenant, row, None, &settings).await
-                    }
+        let run = self.store.of(tenant).transaction(async move |connection| {
+            let begun = begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            match begun {
+                begin::Begun::Before(row) => Ok(CallResult::before(row)),
+                begin::Begun::Now(row) => {
+                    let row = begin::add(connection, tenant, row, &asked, &settings).await?;
+                    end::finish(connection, tenant, row, None, &settings).await
                 }
-            })
+            }
         });
         run.await
     }

@@ -10,7 +10,7 @@ use super::Stop;
 use crate::{
     broker::{
         Error,
-        append::dedup::{self, Way},
+        append::dedup::{self, Policy},
     },
     model::{LogId, TenantId, TopicId, dedup::Ring, settings::OwnSettings, transaction::State},
     rules::{
@@ -66,12 +66,12 @@ pub async fn claim(
     if row.state == State::Prepared {
         let new = store::transaction::record_ids::release(connection, tenant, id).await?;
         let dedups: Vec<Dedup> = topics.values().map(|topic| topic.dedup()).collect();
-        let known = look(connection, tenant, &dedups).await?;
+        let known = look_up(connection, tenant, &dedups).await?;
         return Ok(IdReservations { topics, new, known });
     }
     let rows = store::transaction::record_ids::read(connection, tenant, id, &of_logs).await?;
     let dedups = record_ids::dedups(&rows);
-    let known = look(connection, tenant, &dedups).await?;
+    let known = look_up(connection, tenant, &dedups).await?;
     let record_ids::RecordIdPlan { new, skipped } = record_ids::judge(&known, &rows, &dedups)?;
     skip(connection, tenant, id, &skipped).await?;
     Ok(IdReservations { topics, new, known })
@@ -86,14 +86,14 @@ async fn topics(
 ) -> Result<HashMap<LogId, IdTopic>, Stop> {
     let found = store::transaction::record_ids::topics(connection, tenant, logs).await?;
     let remembering = found.into_iter().filter_map(|(log_id, topic)| {
-        let Way { window_ms, .. } = Way::of(&topic.settings, settings)?;
+        let Policy { window_ms, .. } = Policy::of(&topic.settings, settings)?;
         let store::transaction::record_ids::TopicOf { topic_id, journal, .. } = topic;
         Some((log_id, IdTopic { topic_id, journal, window_ms }))
     });
     Ok(remembering.collect())
 }
 
-async fn look(
+async fn look_up(
     connection: &mut Connection,
     tenant: TenantId,
     dedups: &[Dedup],
@@ -101,7 +101,7 @@ async fn look(
     let journals = dedup::journals(dedups.iter());
     let of_journal = store::dedup::journals(connection, tenant, &journals).await?;
     let of_journal = |journal| of_journal.get(&journal).copied().unwrap_or_default();
-    dedup::look(connection, tenant, dedups.iter(), of_journal).await
+    dedup::look_up(connection, tenant, dedups.iter(), of_journal).await
 }
 
 /// Removes records from staged rows that are already stored.

@@ -88,8 +88,9 @@ impl Broker {
             let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
             asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
             let (request, lines) = place(&resolved, *scope, batch);
-            let way = dedup::Way::of(&resolved.summary.settings, &settings);
-            let dedup = way.and_then(|way| dedup::dedup(&resolved, way, batch, &request, None));
+            let policy = dedup::Policy::of(&resolved.summary.settings, &settings);
+            let dedup =
+                policy.and_then(|policy| dedup::dedup(&resolved, policy, batch, &request, None));
             if let Some(dedup) = dedup {
                 dedup::add(&mut asked.dedups, dedup, index, asked.parts.len());
             }
@@ -131,7 +132,7 @@ impl Broker {
             return Ok(last.into_values().map(|(claimed, _)| claimed).collect());
         }
         let logs = last.keys().map(|place| place.log_id).collect();
-        let seen = self.looks.read(tenant, logs).await?;
+        let seen = self.watermarks.query(tenant, logs).await?;
         let mut claims = Vec::with_capacity(last.len());
         for (claimed, topic) in last.into_values() {
             match (seen.get(&claimed.place.log_id), topic) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     notify::Signals,
-    watch::{Change, Watches, number},
+    watch::{Change, Watches, watch_id},
 };
 use crate::model::{GroupId, LogId, TenantId};
 
@@ -16,14 +16,14 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    pub fn logs_changed(&self, tenant: TenantId, news: &[(LogId, Change)]) {
-        for (log_id, news) in news {
-            self.watches.tell(tenant, *log_id, *news);
+    pub fn logs_changed(&self, tenant: TenantId, changes: &[(LogId, Change)]) {
+        for (log_id, change) in changes {
+            self.watches.publish(tenant, *log_id, *change);
         }
-        self.signals.changed(news.iter().map(|(log_id, _)| (tenant, *log_id)));
+        self.signals.changed(changes.iter().map(|(log_id, _)| (tenant, *log_id)));
     }
 
     pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
-        self.logs_changed(tenant, &[(number(group), Change::HighWatermark(generation))]);
+        self.logs_changed(tenant, &[(watch_id(group), Change::HighWatermark(generation))]);
     }
 }

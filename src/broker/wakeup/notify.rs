@@ -40,7 +40,7 @@ pub struct Signals {
     changed: Mutex<BTreeSet<LogKey>>,
     wake: Notify,
     /// Whether this replica listens but has not received its own notice yet.
-    unheard: AtomicBool,
+    unconfirmed: AtomicBool,
 }
 
 impl Signals {
@@ -51,7 +51,7 @@ impl Signals {
             replica,
             changed: Mutex::default(),
             wake: Notify::new(),
-            unheard: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(false),
         }
     }
 
@@ -64,7 +64,7 @@ impl Signals {
     /// Waits until there is something to send: a change, or just an announcement while this replica
     /// has not received its own notice.
     async fn wait(&self) {
-        if self.unheard.load(Ordering::Relaxed) {
+        if self.unconfirmed.load(Ordering::Relaxed) {
             let _ = timeout(GREETING_INTERVAL, self.wake.notified()).await;
         } else {
             self.wake.notified().await;
@@ -74,7 +74,7 @@ impl Signals {
     fn take(&self) -> Option<String> {
         let changed =
             std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner));
-        if changed.is_empty() && !self.unheard.load(Ordering::Relaxed) {
+        if changed.is_empty() && !self.unconfirmed.load(Ordering::Relaxed) {
             return None;
         }
         let mut payload = self.replica.clone();
@@ -89,7 +89,7 @@ impl Signals {
 
     /// Starts or stops listening; notices received before no longer count.
     fn listens(&self, listens: bool) {
-        self.unheard.store(listens, Ordering::Relaxed);
+        self.unconfirmed.store(listens, Ordering::Relaxed);
         self.wake.notify_one();
     }
 }
@@ -138,22 +138,22 @@ pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: Cancella
         signals.listens(true);
         let mut listening = None;
         watches.refresh_all(Source::Poll).await;
-        while let Some(heard) = stop.run_until_cancelled(listener.try_recv()).await {
+        while let Some(received) = stop.run_until_cancelled(listener.try_recv()).await {
             // None and Err alike: the connection was lost, and notices with it
-            let Ok(Some(notice)) = heard else { break };
+            let Ok(Some(notice)) = received else { break };
             if notice.payload().starts_with(&signals.replica) {
-                signals.unheard.store(false, Ordering::Relaxed);
+                signals.unconfirmed.store(false, Ordering::Relaxed);
                 listening.get_or_insert_with(|| Counted::new(&gauge));
             } else {
-                hear(&watches, notice.payload()).await;
+                receive(&watches, notice.payload()).await;
             }
         }
         signals.listens(false);
     }
 }
 
-/// A notice: its sender, and what has changed.
-async fn hear(watches: &Watches, payload: &str) {
+/// Queries what another replica's notice says has changed.
+async fn receive(watches: &Watches, payload: &str) {
     metrics::counter!(telemetry::NOTICES_TOTAL, "direction" => "received").increment(1);
     let words: Vec<&str> = payload.split(' ').skip(1).collect();
     if words.contains(&EVERYTHING) {

@@ -26,7 +26,7 @@ struct TakenPermit {
 pub struct WaitPermit {
     tenant: TenantId,
     number: u64,
-    seats: Arc<WaitPermits>,
+    permits: Arc<WaitPermits>,
     pub revoked: CancellationToken,
 }
 
@@ -66,7 +66,7 @@ impl WaitPermits {
         let number = own.back().map_or(0, |last| last.number + 1);
         own.push_back(TakenPermit { number, count, revoked: revoked.clone() });
         tenants.retain(|_, taken| !taken.is_empty());
-        Some(WaitPermit { tenant, number, seats: self.clone(), revoked })
+        Some(WaitPermit { tenant, number, permits: self.clone(), revoked })
     }
 
     /// The number of permits in use.
@@ -78,7 +78,7 @@ impl WaitPermits {
 
 impl Drop for WaitPermit {
     fn drop(&mut self) {
-        let mut tenants = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.permits.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if self.revoked.is_cancelled() {
             return;
         }
@@ -100,47 +100,47 @@ mod tests {
     const C: TenantId = TenantId(3);
 
     fn take(
-        seats: &Arc<WaitPermits>,
+        permits: &Arc<WaitPermits>,
         tenant: TenantId,
         count: usize,
         times: usize,
     ) -> Vec<WaitPermit> {
-        (0..times).filter_map(|_| seats.take(tenant, count)).collect()
+        (0..times).filter_map(|_| permits.take(tenant, count)).collect()
     }
 
-    fn left(seats: &[WaitPermit]) -> usize {
-        seats.iter().filter(|seat| !seat.revoked.is_cancelled()).count()
+    fn left(permits: &[WaitPermit]) -> usize {
+        permits.iter().filter(|permit| !permit.revoked.is_cancelled()).count()
     }
 
     #[test]
     fn what_is_free_may_be_borrowed_and_what_is_anothers_is_given_back() {
-        let seats = WaitPermits::new(12);
-        let a = take(&seats, A, 1, 20);
+        let permits = WaitPermits::new(12);
+        let a = take(&permits, A, 1, 20);
         assert_eq!((left(&a), a.len()), (12, 12));
-        let b = take(&seats, B, 1, 20);
+        let b = take(&permits, B, 1, 20);
         assert_eq!((left(&a), left(&b), b.len()), (6, 6, 6));
         // the oldest go first
-        assert!(a[..6].iter().all(|seat| seat.revoked.is_cancelled()));
-        let c = take(&seats, C, 1, 20);
+        assert!(a[..6].iter().all(|permit| permit.revoked.is_cancelled()));
+        let c = take(&permits, C, 1, 20);
         assert_eq!((left(&a), left(&b), left(&c)), (4, 4, 4));
-        assert!(seats.take(A, 1).is_none());
+        assert!(permits.take(A, 1).is_none());
         drop(b);
-        let more = take(&seats, A, 1, 20);
+        let more = take(&permits, A, 1, 20);
         assert_eq!((left(&a), left(&more), left(&c)), (4, 4, 4));
         drop((a, c, more));
-        assert_eq!(seats.taken(), 0);
-        assert!(seats.taken.lock().unwrap().is_empty());
+        assert_eq!(permits.taken(), 0);
+        assert!(permits.taken.lock().unwrap().is_empty());
     }
 
     #[test]
     fn many_logs_count_as_many_and_nobody_has_none() {
-        let seats = WaitPermits::new(10);
-        let a = take(&seats, A, 4, 9);
+        let permits = WaitPermits::new(10);
+        let a = take(&permits, A, 4, 9);
         assert_eq!(left(&a), 2);
         // all that is free, but no more than a share of what is not
-        let b = take(&seats, B, 9, 1);
-        assert_eq!((left(&a), left(&b), seats.taken()), (1, 1, 9));
-        let c = take(&seats, C, 99, 1);
+        let b = take(&permits, B, 9, 1);
+        assert_eq!((left(&a), left(&b), permits.taken()), (1, 1, 9));
+        let c = take(&permits, C, 99, 1);
         assert_eq!(left(&c), 1);
         let alone = WaitPermits::new(3);
         assert_eq!(take(&alone, A, 99, 2).len(), 1);

@@ -24,6 +24,10 @@ use crate::{
 /// How often watched heads are polled without any notice; covers lost notices.
 const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
 
+/// From this many waiting readers on, a new one waits with them and shares their next watermark
+/// query.
+const CROWD: usize = 16;
+
 /// The last change that a watch knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -45,29 +49,29 @@ pub enum Source {
 /// A change, with its source and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed {
-    pub news: Change,
+    pub change: Change,
     pub source: Source,
     pub since: Instant,
 }
 
 impl Observed {
     /// Whether it changes what is known.
-    fn moves(&self, known: &Self) -> bool {
-        let grows = match (known.news, self.news) {
+    fn updates(&self, known: &Self) -> bool {
+        let grows = match (known.change, self.change) {
             (Change::Gone, _) => false,
             (Change::HighWatermark(_), Change::Gone) => true,
             (Change::HighWatermark(known), Change::HighWatermark(new)) => new > known,
         };
-        // a commit is told after it was done, so looks may know of it, and of more, before
-        let is_look = !matches!(self.source, Source::Commit);
-        grows || is_look && self.since > known.since && self.news != known.news
+        // a commit is published after it was done, so queries may see it, and more, before
+        let is_query = !matches!(self.source, Source::Commit);
+        grows || is_query && self.since > known.since && self.change != known.change
     }
 }
 
 type WatchKey = (TenantId, LogId);
 
 pub struct Watches {
-    looks: WatermarkReader,
+    watermarks: WatermarkReader,
     logs: Mutex<HashMap<WatchKey, Watched>>,
 }
 
@@ -78,16 +82,22 @@ struct Watched {
     most: usize,
 }
 
+impl Watched {
+    fn watch(&mut self) -> Watch {
+        let receiver = self.sender.subscribe();
+        self.most = self.most.max(self.sender.receiver_count());
+        Watch { receiver }
+    }
+}
+
 /// A registered interest in a log.
 pub struct Watch {
     receiver: watch::Receiver<Observed>,
-    /// The number of watches on the log, now or recently.
-    pub company: usize,
 }
 
 impl Watch {
     /// Waits for a change that this watch has not seen.
-    pub async fn news(&mut self) -> Observed {
+    async fn changed(&mut self) -> Observed {
         // the sender lives in `Watches` as long as this watch does
         let _ = self.receiver.changed().await;
         *self.receiver.borrow_and_update()
@@ -97,53 +107,55 @@ impl Watch {
     /// extends that far.
     pub async fn beyond(&mut self, offset: Offset, seen_at: Instant) -> Observed {
         loop {
-            let heard = self.news().await;
-            let is_lost = |now| now < offset && heard.since > seen_at;
-            match heard.news {
+            let observed = self.changed().await;
+            let is_lost = |now| now < offset && observed.since > seen_at;
+            match observed.change {
                 Change::HighWatermark(now) if now <= offset && !is_lost(now) => {}
-                _ => return heard,
+                _ => return observed,
             }
         }
-    }
-
-    /// What is known already.
-    pub fn known(&self) -> Change {
-        self.receiver.borrow().news
     }
 }
 
 impl Watches {
-    pub fn new(looks: WatermarkReader) -> Self {
-        Self { looks, logs: Mutex::default() }
+    pub fn new(watermarks: WatermarkReader) -> Self {
+        Self { watermarks, logs: Mutex::default() }
     }
 
     pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let watched = logs.entry((tenant, log)).or_insert_with(|| {
-            let (news, source) = (Change::HighWatermark(0), Source::Poll);
-            let known = Observed { news, source, since: Instant::now() };
+            let (change, source) = (Change::HighWatermark(0), Source::Poll);
+            let known = Observed { change, source, since: Instant::now() };
             Watched { sender: watch::Sender::new(known), most: 0 }
         });
-        let company = watched.most.max(watched.sender.receiver_count());
-        let receiver = watched.sender.subscribe();
-        watched.most = watched.most.max(watched.sender.receiver_count());
-        Watch { receiver, company }
+        watched.watch()
+    }
+
+    /// A watch beside many others, if as many wait where the log, as far as known, ends.
+    pub fn watch_in_crowd(&self, tenant: TenantId, log: LogId, end: Offset) -> Option<Watch> {
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = logs.get_mut(&(tenant, log))?;
+        let known = watched.sender.borrow().change;
+        let is_crowd = watched.most >= CROWD && known == Change::HighWatermark(end);
+        is_crowd.then(|| watched.watch())
     }
 
     /// Publishes a commit of this replica.
-    pub fn tell(&self, tenant: TenantId, log: LogId, news: Change) {
-        self.heard(tenant, log, Observed { news, source: Source::Commit, since: Instant::now() });
+    pub fn publish(&self, tenant: TenantId, log: LogId, change: Change) {
+        let (source, since) = (Source::Commit, Instant::now());
+        self.observe(tenant, log, Observed { change, source, since });
     }
 
-    fn heard(&self, tenant: TenantId, log: LogId, heard: Observed) {
+    fn observe(&self, tenant: TenantId, log: LogId, observed: Observed) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(watched) = logs.get(&(tenant, log)) else { return };
         watched.sender.send_if_modified(|known| {
-            let moves = heard.moves(known);
-            if moves {
-                *known = heard;
+            let is_change = observed.updates(known);
+            if is_change {
+                *known = observed;
             }
-            moves
+            is_change
         });
     }
 
@@ -153,7 +165,7 @@ impl Watches {
             let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
             changed.into_iter().filter(|key| logs.contains_key(key)).collect()
         };
-        self.look_at(watched, Source::Notice).await;
+        self.query(watched, Source::Notice).await;
     }
 
     pub async fn refresh_all(&self, source: Source) {
@@ -165,28 +177,28 @@ impl Watches {
             });
             logs.keys().copied().collect()
         };
-        self.look_at(watched, source).await;
+        self.query(watched, source).await;
     }
 
-    async fn look_at(&self, watched: Vec<WatchKey>, source: Source) {
+    async fn query(&self, watched: Vec<WatchKey>, source: Source) {
         let since = Instant::now();
         let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
         for (tenant, log) in watched {
             by_tenant.entry(tenant).or_default().push(log);
         }
         for (tenant, logs) in by_tenant {
-            // away: the next poll looks again
-            let Ok(seen) = self.looks.numbers(tenant, logs.clone()).await else { return };
+            // unavailable: the next poll queries again
+            let Ok(seen) = self.watermarks.numbers(tenant, logs.clone()).await else { return };
             for log in logs {
-                let news = seen.get(&log).map_or(Change::Gone, |now| Change::HighWatermark(*now));
-                self.heard(tenant, log, Observed { news, source, since });
+                let change = seen.get(&log).map_or(Change::Gone, |now| Change::HighWatermark(*now));
+                self.observe(tenant, log, Observed { change, source, since });
             }
         }
     }
 }
 
-/// The id under which it is watched.
-pub fn number(group: GroupId) -> LogId {
+/// The id under which a group is watched.
+pub fn watch_id(group: GroupId) -> LogId {
     LogId(group.0)
 }
 
@@ -206,19 +218,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_shrinks_only_by_a_later_look() {
+    fn what_is_known_shrinks_only_by_a_later_query() {
         use {
             Change::{Gone, HighWatermark},
             Source::{Commit, Notice, Poll},
         };
         let begun = Instant::now();
-        let heard = |news, source, after_ms| Observed {
-            news,
+        let observed = |change, source, after_ms| Observed {
+            change,
             source,
             since: begun + Duration::from_millis(after_ms),
         };
         let table = [
-            // known at 5, what is heard, and whether it is news
+            // known at 5, what is observed, and whether it changes that
             (HighWatermark(7), HighWatermark(8), Commit, 9, true),
             (HighWatermark(7), HighWatermark(8), Poll, 1, true),
             (HighWatermark(7), HighWatermark(7), Poll, 9, false),
@@ -234,9 +246,9 @@ mod tests {
             (Gone, HighWatermark(7), Poll, 4, false),
             (Gone, HighWatermark(7), Poll, 6, true),
         ];
-        for (known, news, source, after_ms, want) in table {
-            let moves = heard(news, source, after_ms).moves(&heard(known, Poll, 5));
-            assert_eq!(moves, want, "{known:?}, {news:?} by {source:?} at {after_ms}");
+        for (known, change, source, after_ms, want) in table {
+            let updates = observed(change, source, after_ms).updates(&observed(known, Poll, 5));
+            assert_eq!(updates, want, "{known:?}, {change:?} by {source:?} at {after_ms}");
         }
     }
 
@@ -247,14 +259,15 @@ mod tests {
         let (tenant, log, earlier) = (TenantId(1), LogId(1), Instant::now());
         let mut watch = watches.watch(tenant, log);
         let seen_at = Instant::now();
-        let heard =
-            |now, since| Observed { news: Change::HighWatermark(now), source: Source::Poll, since };
-        let tell = |now, since| watches.heard(tenant, log, heard(now, since));
-        tell(3, earlier);
+        let observe = |now, since| {
+            let (change, source) = (Change::HighWatermark(now), Source::Poll);
+            watches.observe(tenant, log, Observed { change, source, since });
+        };
+        observe(3, earlier);
         assert!(watch.beyond(5, seen_at).now_or_never().is_none(), "it was so before");
-        tell(4, Instant::now());
-        assert_eq!(watch.beyond(5, seen_at).await.news, Change::HighWatermark(4));
-        tell(6, Instant::now());
-        assert_eq!(watch.beyond(5, seen_at).await.news, Change::HighWatermark(6));
+        observe(4, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.change, Change::HighWatermark(4));
+        observe(6, Instant::now());
+        assert_eq!(watch.beyond(5, seen_at).await.change, Change::HighWatermark(6));
     }
 }

@@ -1,21 +1,18 @@
 //! `oncelog group`: lists and describes groups; resets and deletes those without members.
 
-use std::io::{IsTerminal, stdout};
-
 use clap::{ArgGroup, Args, Subcommand};
+use comfy_table::Cell;
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{
-    delete::{Deletable, delete},
-    txn::{number, since},
+use super::resource::{
+    AdminClient, CONFIRMATION, Common, DeleteArgs, NameArgs, OUTPUT, Resource, help,
 };
 use crate::{
     cli::{
         block_on,
-        client::{Answer, Client, ServerFlags, counted},
-        common::{Common, OUTPUT, PATIENCE, name},
-        output::{print, table, text},
+        common::{counted, name, time_since},
+        output::{Column, cell, cell_or_blank, items, table},
     },
     model::{MAX_INTEGER, Name, Timestamp},
 };
@@ -24,50 +21,30 @@ pub(in crate::cli) const EXAMPLE: &str = "\
 Example:
   oncelog group describe billing";
 
-const KIND: Deletable = Deletable { noun: "group", path: "groups", with: "all its offsets" };
-
 #[derive(Subcommand)]
 pub(in crate::cli) enum GroupCommand {
     /// List all groups that the token gives access to
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog group list --json | jq -r .group"))]
-    List {
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog group list --json | jq -r .group"]))]
+    List(Common),
     /// Show a group: its members, and its committed offset and lag in every partition
-    #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog group describe billing\n  oncelog group describe billing --json | jq '[.partitions[].lag] | add'"))]
-    Describe {
-        /// The group
-        #[arg(value_parser = name)]
-        name: Name,
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog group describe billing",
+        "oncelog group describe billing --json | jq '[.partitions[].lag] | add'"]))]
+    Describe(NameArgs),
     /// Move the committed offsets of a group without members, all or none
-    #[command(after_help = format!("{OUTPUT}\n\nExamples:\n  oncelog group reset billing --to 2026-11-21T08:00:00Z --dry-run\n  oncelog group reset billing --topic orders --by -100\n  oncelog group reset billing --to earliest"))]
-    Reset(Reset),
+    #[command(after_help = help(OUTPUT, &[
+        "oncelog group reset billing --to 2026-11-21T08:00:00Z --dry-run",
+        "oncelog group reset billing --topic orders --by -100",
+        "oncelog group reset billing --to earliest"]))]
+    Reset(ResetArgs),
     /// Delete a group without members, and its offsets
-    #[command(after_help = "\
-It asks for confirmation; without a terminal, --yes is required.
-
-Example:
-  oncelog group delete billing --yes")]
-    Delete {
-        /// The group
-        #[arg(value_parser = name)]
-        name: Name,
-        /// Skip the confirmation
-        #[arg(long, short)]
-        yes: bool,
-        #[command(flatten)]
-        server: ServerFlags,
-    },
+    #[command(after_help = help(CONFIRMATION, &["oncelog group delete billing --yes"]))]
+    Delete(DeleteArgs),
 }
 
 #[derive(Args)]
 #[command(group(ArgGroup::new("where").required(true).args(["to", "by"])))]
-pub(in crate::cli) struct Reset {
-    /// The group
+pub(in crate::cli) struct ResetArgs {
+    /// Its name
     #[arg(value_parser = name)]
     name: Name,
     /// Reset all partitions of this topic; may be repeated. Default: all topics that the group
@@ -76,7 +53,7 @@ pub(in crate::cli) struct Reset {
     topics: Vec<Name>,
     /// Move to earliest, latest, an offset, or the first record appended at or after an instant
     /// (RFC 3339)
-    #[arg(long, value_name = "WHERE", value_parser = place)]
+    #[arg(long, value_name = "WHERE", value_parser = target)]
     to: Option<Value>,
     /// Move forward by this many records; backward if negative
     #[arg(long, value_name = "N", allow_negative_numbers = true,
@@ -90,7 +67,7 @@ pub(in crate::cli) struct Reset {
 }
 
 /// Parses the target of a reset into its form in the request.
-fn place(text: &str) -> Result<Value, String> {
+fn target(text: &str) -> Result<Value, String> {
     if matches!(text, "earliest" | "latest") {
         return Ok(json!(text));
     }
@@ -103,127 +80,103 @@ fn place(text: &str) -> Result<Value, String> {
     }
 }
 
+const GROUP: Resource = Resource {
+    noun: "group",
+    collection: "groups",
+    columns: &[
+        ("group", |group| cell(&group["group"])),
+        ("members", |group| cell(&group["member_count"])),
+        ("generation", |group| cell(&group["generation"])),
+        ("auto offset reset", |group| cell(&group["auto_offset_reset"])),
+        ("created", |group| cell(&group["created_at"])),
+    ],
+    describe,
+};
+
+const MEMBERS: &[Column] = &[
+    ("member", |member| cell_or_blank(&member["member_id"])),
+    ("instance", |member| cell_or_blank(&member["instance_id"])),
+    ("joined", |member| cell_or_blank(&member["joined_at"])),
+    ("lease until", |member| cell_or_blank(&member["lease_expires_at"])),
+    ("partitions", |member| {
+        let topics = items(&member["assignment"]).iter();
+        cell(&json!(topics.map(|topic| items(&topic["partitions"]).len()).sum::<usize>()))
+    }),
+];
+
+const PARTITIONS: &[Column] = &[
+    ("topic", |partition| cell_or_blank(&partition["topic"])),
+    ("partition", |partition| cell_or_blank(&partition["partition"])),
+    ("committed", |partition| cell_or_blank(&partition["committed_offset"])),
+    ("high watermark", |partition| cell_or_blank(&partition["high_watermark"])),
+    ("lag", |partition| cell_or_blank(&partition["lag"])),
+    ("member", |partition| cell_or_blank(&partition["member_id"])),
+    ("owned for", |partition| Cell::new(time_since(&partition["owned_at"]))),
+    ("pinned for", |partition| Cell::new(time_since(&partition["pinned_at"]))),
+];
+
+const OFFSETS: &[Column] = &[
+    ("topic", |offset| cell(&offset["topic"])),
+    ("partition", |offset| cell(&offset["partition"])),
+    ("offset", |offset| cell(&offset["offset"])),
+];
+
 pub(in crate::cli) fn run(command: GroupCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            GroupCommand::List { common } => list(common).await,
-            GroupCommand::Describe { name, common } => {
-                let client = Client::new(common.server, Some(PATIENCE))?;
-                let get = client.request(Method::GET, &["groups", name.as_str()], &[]);
-                describe(&client.send(get).await?, common.json)
+            GroupCommand::List(common) => GROUP.list(&[], None, common).await,
+            GroupCommand::Describe(NameArgs { name, common }) => {
+                GROUP.show(name.as_str(), common).await
             }
-            GroupCommand::Reset(asked) => reset(asked).await,
-            GroupCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+            GroupCommand::Reset(args) => reset(args).await,
+            GroupCommand::Delete(args) => GROUP.delete(args, "all its offsets").await,
         }
     })
 }
 
-async fn list(common: Common) -> anyhow::Result<()> {
-    let client = Client::new(common.server, Some(PATIENCE))?;
-    let as_json = common.json || !stdout().is_terminal();
-    let mut groups = table(&["group", "members", "generation", "auto offset reset", "created"]);
-    let each = |group: &serde_json::value::RawValue| {
-        if as_json {
-            print(format!("{group}\n").as_bytes())?;
-        } else {
-            let group: Value = serde_json::from_str(group.get())?;
-            let members =
-                ["group", "member_count", "generation", "auto_offset_reset", "created_at"];
-            groups.add_row(members.map(|member| text(&group[member])));
-        }
-        Ok(true)
-    };
-    client.list(&["groups"], &[], "groups", each).await?;
-    if as_json { Ok(()) } else { print(format!("{groups}\n").as_bytes()) }
-}
-
-fn describe(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
-    if as_json || !stdout().is_terminal() {
-        return print(&[&answer.body, &b"\n"[..]].concat());
-    }
-    let group: Value = answer.json()?;
+fn describe(group: &Value) -> String {
     let word = |member: &str| group[member].as_str().unwrap_or_default();
-    let mut shown = format!(
-        "{}, created {}\ngeneration {}, auto offset reset {}\n\n",
+    let members = match items(&group["members"]) {
+        [] => "no members".to_owned(),
+        members => table(MEMBERS, members).to_string(),
+    };
+    let partitions = items(&group["partitions"]);
+    let lags = partitions.iter().map(|partition| partition["lag"].as_u64());
+    let unknown = lags.clone().filter(Option::is_none).count() as u64;
+    let mut text = format!(
+        "{}, created {}\ngeneration {}, auto offset reset {}\n\n{members}\n\n{}\n\n{} behind",
         word("group"),
         word("created_at"),
         group["generation"],
-        word("auto_offset_reset")
+        word("auto_offset_reset"),
+        table(PARTITIONS, partitions),
+        counted(lags.flatten().sum(), "record")
     );
-    let members = group["members"].as_array().map_or(&[][..], Vec::as_slice);
-    if members.is_empty() {
-        shown += "no members\n";
-    } else {
-        let mut rows = table(&["member", "instance", "joined", "lease until", "partitions"]);
-        for member in members {
-            let owned = member["assignment"].as_array().into_iter().flatten();
-            let count: usize =
-                owned.filter_map(|of| of["partitions"].as_array()).map(Vec::len).sum();
-            let facts = ["member_id", "instance_id", "joined_at", "lease_expires_at"];
-            let mut row = facts.map(|fact| number(&member[fact])).to_vec();
-            row.push(text(&json!(count)));
-            rows.add_row(row);
-        }
-        shown += &format!("{rows}\n");
-    }
-    let mut rows = table(&[
-        "topic",
-        "partition",
-        "committed",
-        "high watermark",
-        "lag",
-        "member",
-        "owned for",
-        "pinned for",
-    ]);
-    let (mut lag, mut unknown) = (0_u64, 0_u64);
-    for partition in group["partitions"].as_array().into_iter().flatten() {
-        match partition["lag"].as_u64() {
-            Some(records) => lag += records,
-            None => unknown += 1,
-        }
-        let facts =
-            ["topic", "partition", "committed_offset", "high_watermark", "lag", "member_id"];
-        let mut row = facts.map(|fact| number(&partition[fact])).to_vec();
-        let spans = ["owned_at", "pinned_at"].map(|fact| since(&partition[fact]));
-        row.extend(spans.map(|span| json!(span.unwrap_or_default())).iter().map(text));
-        rows.add_row(row);
-    }
-    shown += &format!("\n{rows}\n\n{} behind", counted(lag, "record"));
     if unknown > 0 {
-        let partitions = counted(unknown, "partition");
-        shown += &format!(", and {partitions} without a lag");
+        text += &format!(", and {} without a lag", counted(unknown, "partition"));
     }
-    print((shown + "\n").as_bytes())
+    text + "\n"
 }
 
-async fn reset(asked: Reset) -> anyhow::Result<()> {
-    let client = Client::new(asked.common.server, Some(PATIENCE))?;
-    let to = asked.to.unwrap_or_else(|| json!({"by": asked.by}));
-    let mut body = json!({"to": to, "dry_run": asked.dry_run});
-    if !asked.topics.is_empty() {
-        body["topics"] = asked.topics.iter().map(Name::as_str).collect();
+async fn reset(args: ResetArgs) -> anyhow::Result<()> {
+    let ResetArgs { name, topics, to, by, dry_run, common } = args;
+    let admin = AdminClient::new(common)?;
+    let to = to.unwrap_or_else(|| json!({"by": by}));
+    let mut body = Map::from_iter([("to".to_owned(), to), ("dry_run".to_owned(), dry_run.into())]);
+    if !topics.is_empty() {
+        body.insert("topics".to_owned(), topics.iter().map(Name::as_str).collect());
     }
-    let path = ["groups", asked.name.as_str(), "offsets", "reset"];
-    let answer = client.send(client.request(Method::POST, &path, &[]).json(&body)).await?;
-    let reset: Value = answer.json()?;
-    let offsets = reset["offsets"].as_array().map_or(&[][..], Vec::as_slice);
-    let partitions = counted(u64::try_from(offsets.len()).unwrap_or(u64::MAX), "partition");
-    let name = &asked.name;
-    client.notice(&match (asked.dry_run, client.repeats() > 0 && asked.by.is_some()) {
+    let path = ["groups", name.as_str(), "offsets", "reset"];
+    let answer = admin.call(Method::POST, &path, body).await?;
+    let moved = items(&answer.json::<Value>()?["offsets"]).len() as u64;
+    let partitions = counted(moved, "partition");
+    admin.client.notice(&match (dry_run, admin.client.repeats() > 0 && by.is_some()) {
         (true, _) => format!("would reset group {name} in {partitions}; nothing changed"),
         (false, false) => format!("reset group {name} in {partitions}"),
-        // an earlier attempt may have moved them, and its answer was lost
+        // an earlier attempt may have moved them, and its response was lost
         (false, true) => format!(
             "reset group {name} in {partitions}, perhaps twice; see `oncelog group describe {name}`"
         ),
     });
-    if asked.common.json || !stdout().is_terminal() {
-        return print(&[&answer.body, &b"\n"[..]].concat());
-    }
-    let mut rows = table(&["topic", "partition", "offset"]);
-    for offset in offsets {
-        rows.add_row(["topic", "partition", "offset"].map(|fact| text(&offset[fact])));
-    }
-    print(format!("{rows}\n").as_bytes())
+    admin.print(&answer, |reset| format!("{}\n", table(OFFSETS, items(&reset["offsets"]))))
 }

@@ -1,7 +1,7 @@
 //! Administrative commands for topics, groups, tenants, transactions and settings.
 
-pub mod delete;
 pub mod group;
+pub mod resource;
 pub mod settings;
 pub mod tenant;
 pub mod topic;

@@ -1,17 +1,14 @@
 //! `oncelog settings`: shows and changes the settings of the token's tenant.
 
-use std::io::{IsTerminal, stdout};
-
 use clap::Subcommand;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
+use super::resource::{AdminClient, Common, OUTPUT, help};
 use crate::{
     cli::{
         block_on,
-        client::{Answer, Client},
-        common::{Common, OUTPUT, PATIENCE},
-        output::{print, table, text},
+        output::{Column, cell, table},
     },
     model::settings::{self, Key, Setting},
 };
@@ -20,23 +17,22 @@ const ORIGINS: &str = "\
 `from` says where a value comes from: `tenant`, `default`, or `operator` if the tenant's value or
 the default exceeds the maximum that an operator has set, and the maximum applies instead.";
 
+const SET: &str = "\
+A value is a number or a word, `default`, which removes the tenant's own value, or `null` for no
+limit.";
+
 #[derive(Subcommand)]
 pub(in crate::cli) enum SettingsCommand {
     /// Show the tenant's settings, and where each value comes from
-    #[command(after_help = format!("{ORIGINS}\n{OUTPUT}\n\n{}\nExample:\n  oncelog settings show", explained()))]
-    Show {
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(
+        &format!("{ORIGINS}\n{OUTPUT}\n\n{}", explain_settings()), &["oncelog settings show"]))]
+    Show(Common),
     /// Change settings of the tenant, all or none
-    #[command(after_help = format!("\
-A value is a number, `default`, which removes the tenant's own value, or `null` for no limit.
-{OUTPUT}
-
-{}
-Example:
-  oncelog settings set max_batch_records=5000 producer_expiry_ms=null max_topics=default", explained()))]
+    #[command(after_help = help(
+        &format!("{SET}\n{OUTPUT}\n\n{}", explain_settings()),
+        &["oncelog settings set max_batch_records=5000 producer_expiry_ms=null max_topics=default"]))]
     Set {
+        /// Settings to change
         #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
         changes: Vec<(Key, Value)>,
         #[command(flatten)]
@@ -44,13 +40,20 @@ Example:
     },
 }
 
+const COLUMNS: &[Column] = &[
+    ("setting", |setting| cell(&setting["setting"])),
+    ("value", |setting| cell(&setting["value"])),
+    ("from", |setting| cell(&setting["from"])),
+    ("maximum", |setting| cell(&setting["maximum"])),
+];
+
 /// Explains every setting, for the help.
-fn explained() -> String {
+fn explain_settings() -> String {
     explain(Key::ALL.iter().map(|key| key.setting()))
 }
 
 /// Explains the settings that a topic may have, for the help.
-pub(in crate::cli) fn explained_of_topics() -> String {
+pub(in crate::cli) fn explain_topic_settings() -> String {
     explain(Key::ALL.iter().map(|key| key.setting()).filter(|setting| setting.of_topics))
 }
 
@@ -89,8 +92,13 @@ pub(in crate::cli) fn topic_change(text: &str) -> Result<(Key, Value), String> {
     }
 }
 
-/// A request's `settings`.
-pub(in crate::cli) fn members(changes: Vec<(Key, Value)>) -> Map<String, Value> {
+/// The body of a request with settings in this field; empty without settings.
+pub(in crate::cli) fn body(field: &str, changes: Vec<(Key, Value)>) -> Map<String, Value> {
+    let field = (!changes.is_empty()).then(|| (field.to_owned(), members(changes).into()));
+    field.into_iter().collect()
+}
+
+fn members(changes: Vec<(Key, Value)>) -> Map<String, Value> {
     changes.into_iter().map(|(key, value)| (key.name().to_owned(), value)).collect()
 }
 
@@ -118,32 +126,22 @@ fn change(text: &str) -> Result<(Key, Value), String> {
 }
 
 pub(in crate::cli) fn run(command: SettingsCommand) -> anyhow::Result<()> {
+    let (method, changes, common) = match command {
+        SettingsCommand::Show(common) => (Method::GET, Vec::new(), common),
+        SettingsCommand::Set { changes, common } => (Method::PATCH, changes, common),
+    };
     block_on(async {
-        match command {
-            SettingsCommand::Show { common } => {
-                let client = Client::new(common.server, Some(PATIENCE))?;
-                let answer = client.send(client.request(Method::GET, &["settings"], &[])).await?;
-                show(&answer, common.json)
-            }
-            SettingsCommand::Set { changes, common } => {
-                let client = Client::new(common.server, Some(PATIENCE))?;
-                let patch = client.request(Method::PATCH, &["settings"], &[]);
-                let patch = patch.json(&members(changes));
-                show(&client.send(patch).await?, common.json)
-            }
-        }
+        let admin = AdminClient::new(common)?;
+        let answer = admin.call(method, &["settings"], members(changes)).await?;
+        admin.print(&answer, describe)
     })
 }
 
-fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
-    if as_json || !stdout().is_terminal() {
-        return print(&[&answer.body, &b"\n"[..]].concat());
-    }
-    let answer: Value = answer.json()?;
-    let mut settings = table(&["setting", "value", "from", "maximum"]);
-    for (name, value) in answer["settings"].as_object().into_iter().flatten() {
-        let members = [&json!(name), value, &answer["origins"][name], &answer["maxima"][name]];
-        settings.add_row(members.map(text));
-    }
-    print(format!("{settings}\n").as_bytes())
+fn describe(answer: &Value) -> String {
+    let setting = |(name, value): (&String, &Value)| {
+        json!({"setting": name, "value": value, "from": answer["origins"][name],
+            "maximum": answer["maxima"][name]})
+    };
+    let settings = answer["settings"].as_object().into_iter().flatten().map(setting);
+    format!("{}\n", table(COLUMNS, &settings.collect::<Vec<_>>()))
 }

@@ -1,21 +1,18 @@
 //! `oncelog tenant`: what operators do with tenants.
 
-use std::io::{IsTerminal, stdout};
-
 use clap::Subcommand;
-use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use comfy_table::Cell;
+use serde_json::{Map, Value, json};
 
 use super::{
-    delete::{Deletable, delete},
+    resource::{CONFIRMATION, Common, DeleteArgs, NameArgs, OUTPUT, Resource, help},
     settings::{self, maximum},
 };
 use crate::{
     cli::{
         block_on,
-        client::{Answer, Client, ServerFlags, counted},
-        common::{Common, OUTPUT, PATIENCE, name},
-        output::{print, table, text},
+        common::{counted, name},
+        output::{Column, cell, table},
     },
     model::{Name, settings::Key},
 };
@@ -30,26 +27,17 @@ All of them need a token with the scope `operator`; its tenant does not matter.
 Example:
   oncelog tenant set acme max_topics=50";
 
-const KIND: Deletable = Deletable { noun: "tenant", path: "tenants", with: "all its data" };
-
 #[derive(Subcommand)]
 pub(in crate::cli) enum TenantCommand {
     /// List all tenants
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant list --json | jq -r .tenant"))]
-    List {
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog tenant list --json | jq -r .tenant"]))]
+    List(Common),
     /// Create a tenant, or show that it already exists
-    #[command(after_help = format!("\
-Maxima given here replace all maxima that the tenant has.
-{MAXIMA}
-{OUTPUT}
-
-Example:
-  oncelog tenant create acme max_topics=20 retention_ms=604800000"))]
+    #[command(after_help = help(
+        &format!("Maxima given here replace all maxima that the tenant has.\n{MAXIMA}\n{OUTPUT}"),
+        &["oncelog tenant create acme max_topics=20 retention_ms=604800000"]))]
     Create {
-        /// The tenant
+        /// Its name
         #[arg(value_parser = name)]
         name: Name,
         /// The largest values that its settings may take
@@ -59,118 +47,76 @@ Example:
         common: Common,
     },
     /// Show a tenant, its own settings and its maxima
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant show acme"))]
-    Show {
-        /// The tenant
-        #[arg(value_parser = name)]
-        name: Name,
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog tenant show acme"]))]
+    Show(NameArgs),
     /// Change the maxima of a tenant, all or none
-    #[command(after_help = format!("\
-{MAXIMA}
-A maximum takes effect within a second, also for values that the tenant set earlier.
-{OUTPUT}
-
-Example:
-  oncelog tenant set acme max_topics=50 retention_ms=default"))]
+    #[command(after_help = help(
+        &format!("{MAXIMA}\n{EFFECT}\n{OUTPUT}"),
+        &["oncelog tenant set acme max_topics=50 retention_ms=default"]))]
     Set {
-        /// The tenant
+        /// Its name
         #[arg(value_parser = name)]
         name: Name,
+        /// The largest values that its settings may take
         #[arg(required = true, value_name = "KEY=MAXIMUM", value_parser = maximum)]
         maxima: Vec<(Key, Value)>,
         #[command(flatten)]
         common: Common,
     },
     /// Refuse all requests of a tenant until it is resumed
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant suspend acme"))]
-    Suspend {
-        /// The tenant
-        #[arg(value_parser = name)]
-        name: Name,
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog tenant suspend acme"]))]
+    Suspend(NameArgs),
     /// Serve a suspended tenant again
-    #[command(after_help = format!("{OUTPUT}\n\nExample:\n  oncelog tenant resume acme"))]
-    Resume {
-        /// The tenant
-        #[arg(value_parser = name)]
-        name: Name,
-        #[command(flatten)]
-        common: Common,
-    },
+    #[command(after_help = help(OUTPUT, &["oncelog tenant resume acme"]))]
+    Resume(NameArgs),
     /// Delete a tenant and all its data
-    #[command(after_help = "\
-It asks for confirmation; without a terminal, --yes is required.
-
-Example:
-  oncelog tenant delete acme --yes")]
-    Delete {
-        /// The tenant
-        #[arg(value_parser = name)]
-        name: Name,
-        /// Skip the confirmation
-        #[arg(long, short)]
-        yes: bool,
-        #[command(flatten)]
-        server: ServerFlags,
-    },
+    #[command(after_help = help(CONFIRMATION, &["oncelog tenant delete acme --yes"]))]
+    Delete(DeleteArgs),
 }
+
+const EFFECT: &str =
+    "A maximum takes effect within a second, also for values that the tenant set earlier.";
+
+const TENANT: Resource = Resource {
+    noun: "tenant",
+    collection: "tenants",
+    columns: &[
+        ("tenant", |tenant| cell(&tenant["tenant"])),
+        ("created", |tenant| cell(&tenant["created_at"])),
+        ("state", |tenant| Cell::new(state(tenant))),
+    ],
+    describe,
+};
+
+const MAXIMA_COLUMNS: &[Column] = &[
+    ("setting", |setting| cell(&setting["setting"])),
+    ("own value", |setting| cell(&setting["value"])),
+    ("maximum", |setting| cell(&setting["maximum"])),
+];
 
 pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            TenantCommand::List { common } => list(common).await,
-            TenantCommand::Create { name, maxima, common } => create(&name, maxima, common).await,
-            TenantCommand::Show { name, common } => {
-                let client = Client::new(common.server, Some(PATIENCE))?;
-                let get = client.request(Method::GET, &["tenants", name.as_str()], &[]);
-                show(&client.send(get).await?, common.json)
+            TenantCommand::List(common) => TENANT.list(&[], None, common).await,
+            TenantCommand::Create { name, maxima, common } => {
+                TENANT.create(&name, settings::body("maxima", maxima), common).await
+            }
+            TenantCommand::Show(NameArgs { name, common }) => {
+                TENANT.show(name.as_str(), common).await
             }
             TenantCommand::Set { name, maxima, common } => {
-                patch(&name, json!({"maxima": settings::members(maxima)}), None, common).await
+                TENANT.change(&name, settings::body("maxima", maxima), None, common).await
             }
-            TenantCommand::Suspend { name, common } => {
-                patch(&name, json!({"suspended": true}), Some("suspended"), common).await
-            }
-            TenantCommand::Resume { name, common } => {
-                patch(&name, json!({"suspended": false}), Some("resumed"), common).await
-            }
-            TenantCommand::Delete { name, yes, server } => delete(&KIND, &name, yes, server).await,
+            TenantCommand::Suspend(args) => set_suspended(args, true, "suspended").await,
+            TenantCommand::Resume(args) => set_suspended(args, false, "resumed").await,
+            TenantCommand::Delete(args) => TENANT.delete(args, "all its data").await,
         }
     })
 }
 
-async fn create(name: &Name, maxima: Vec<(Key, Value)>, common: Common) -> anyhow::Result<()> {
-    let client = Client::new(common.server, Some(PATIENCE))?;
-    let put = client.request(Method::PUT, &["tenants", name.as_str()], &[]);
-    let put = if maxima.is_empty() {
-        put
-    } else {
-        put.json(&json!({"maxima": settings::members(maxima)}))
-    };
-    let answer = client.send(put).await?;
-    let done = if answer.status == StatusCode::OK {
-        format!("tenant {name} already exists")
-    } else {
-        format!("created tenant {name}")
-    };
-    client.notice(&done);
-    show(&answer, common.json)
-}
-
-/// Changes the tenant; `now` is the verb of the notice.
-async fn patch(name: &Name, body: Value, now: Option<&str>, common: Common) -> anyhow::Result<()> {
-    let client = Client::new(common.server, Some(PATIENCE))?;
-    let patch = client.request(Method::PATCH, &["tenants", name.as_str()], &[]).json(&body);
-    let answer = client.send(patch).await?;
-    if let Some(now) = now {
-        client.notice(&format!("{now} tenant {name}"));
-    }
-    show(&answer, common.json)
+async fn set_suspended(args: NameArgs, value: bool, done: &str) -> anyhow::Result<()> {
+    let body = Map::from_iter([("suspended".to_owned(), json!(value))]);
+    TENANT.change(&args.name, body, Some(done), args.common).await
 }
 
 fn state(tenant: &Value) -> String {
@@ -182,57 +128,28 @@ fn state(tenant: &Value) -> String {
     }
 }
 
-fn show(answer: &Answer, as_json: bool) -> anyhow::Result<()> {
-    if as_json || !stdout().is_terminal() {
-        return print(&[&answer.body, &b"\n"[..]].concat());
-    }
-    let tenant: Value = answer.json()?;
+fn describe(tenant: &Value) -> String {
     let word = |member: &str| tenant[member].as_str().unwrap_or_default();
     let count = |member: &str, one: &str| counted(tenant[member].as_u64().unwrap_or_default(), one);
-    let mut shown = format!(
+    let head = format!(
         "{}, created {}, {}\n{} with {}\n\n",
         word("tenant"),
         word("created_at"),
-        state(&tenant),
+        state(tenant),
         count("topic_count", "topic"),
         count("partition_count", "partition")
     );
-    let has = |member: &str, name: &str| tenant[member].get(name).is_some();
-    let said: Vec<&str> = Key::ALL
-        .iter()
-        .map(|key| key.name())
-        .filter(|name| has("settings", name) || has("maxima", name))
-        .collect();
-    if said.is_empty() {
-        shown += "no own settings, no maxima\n";
-    } else {
-        let mut rows = table(&["setting", "own value", "maximum"]);
-        for name in said {
-            let cell = |member: &str| match tenant[member].get(name) {
-                Some(value) => text(value),
-                None => text(&json!("")),
-            };
-            rows.add_row([text(&json!(name)), cell("settings"), cell("maxima")]);
-        }
-        shown += &format!("{rows}\n");
-    }
-    print(shown.as_bytes())
-}
-
-async fn list(common: Common) -> anyhow::Result<()> {
-    let client = Client::new(common.server, Some(PATIENCE))?;
-    let as_json = common.json || !stdout().is_terminal();
-    let mut tenants = table(&["tenant", "created", "state"]);
-    let each = |tenant: &serde_json::value::RawValue| {
-        if as_json {
-            print(format!("{tenant}\n").as_bytes())?;
-        } else {
-            let tenant: Value = serde_json::from_str(tenant.get())?;
-            let members = [&tenant["tenant"], &tenant["created_at"], &json!(state(&tenant))];
-            tenants.add_row(members.map(text));
-        }
-        Ok(true)
+    let setting = |key: &Key| {
+        let (name, blank) = (key.name(), json!(""));
+        let (value, maximum) = (tenant["settings"].get(name), tenant["maxima"].get(name));
+        (value.is_some() || maximum.is_some()).then(|| {
+            json!({"setting": name, "value": value.unwrap_or(&blank),
+                "maximum": maximum.unwrap_or(&blank)})
+        })
     };
-    client.list(&["tenants"], &[], "tenants", each).await?;
-    if as_json { Ok(()) } else { print(format!("{tenants}\n").as_bytes()) }
+    let settings: Vec<Value> = Key::ALL.iter().filter_map(setting).collect();
+    match settings.as_slice() {
+        [] => head + "no own settings, no maxima\n",
+        settings => format!("{head}{}\n", table(MAXIMA_COLUMNS, settings)),
+    }
 }

@@ -1,29 +1,19 @@
 //! Appends from many connections, each with its own session.
 
-use std::{
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::sync::LazyLock;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use memchr::memmem::Finder;
-use serde_json::json;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
 use uuid::Uuid;
 
 use super::{
     Common, Stage,
-    connection::{Connection, Failure, Server},
+    connection::{Connection, Failure},
     events::{BenchSession, Requests, Shape},
-    measure::{Clock, Report, SharedTally, watch},
+    measure::{Report, SharedTally},
+    workers::{Finished, Run, Worker},
 };
-
-/// The pause after an error, so that a broken server is not flooded.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
 pub(in crate::cli) struct AppendFlags {
@@ -79,28 +69,26 @@ pub(super) async fn run(flags: &AppendFlags, stage: &Stage) -> anyhow::Result<Re
     let mut producers = Vec::with_capacity(connections);
     for index in 0..connections {
         let server = stage.server(index);
-        let partition = index / stage.servers.len() % stage.partitions.unsigned_abs() as usize;
         let path = match flags.scope {
             AppendScope::Topic => stage.topic_path() + "/records",
-            AppendScope::Partition => stage.partition_path(partition as i64),
+            AppendScope::Partition => stage.partition_path(stage.partition_of(index)),
         };
         producers.push(Producer {
-            session: if flags.unsequenced { None } else { Some(open(&server).await?) },
+            session: if flags.unsequenced {
+                None
+            } else {
+                Some(BenchSession::open(&server).await?)
+            },
             next_sequence: 0,
             requests: Requests::new(&server, &path, index, shape),
             events: shape.records as u64,
             connection: server.connect().await.context("cannot connect")?,
-            server,
-            unresolved: 0,
+            is_pending: false,
         });
     }
-    let clock = stage.phases.clock();
-    let tally = SharedTally::new(clock)?;
-    let mut tasks = JoinSet::new();
-    for producer in producers {
-        tasks.spawn(producer.run(clock, tally.clone()));
-    }
-    let (unresolved, cpu) = watch(tasks, clock, &tally).await?;
+    let run = Run::measure(producers, stage).await?;
+    let unresolved = run.finished.iter().map(Producer::unresolved).sum();
+    run.tally.lock().acknowledged += u64::from(flags.live_ids);
 
     let mut report = stage.report("append", connections);
     report.note("records_per_request", flags.records_per_request);
@@ -108,23 +96,20 @@ pub(super) async fn run(flags: &AppendFlags, stage: &Stage) -> anyhow::Result<Re
     report.note("sequenced", !flags.unsequenced);
     report.note("ids", flags.ids && !flags.plain);
     report.note("live_ids", flags.live_ids);
-    report.tally("append", &tally.lock(), cpu)?;
-    let acknowledged = tally.lock().acknowledged;
-    let acknowledged = acknowledged + u64::from(flags.live_ids);
-    report.note("check", stage.check(acknowledged, unresolved.iter().sum()).await?);
+    run.report(&mut report, "append", stage, unresolved).await?;
     Ok(report)
 }
 
 /// Appends events with ids before the measurement.
 async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
     /// The default of `max_batch_records`.
-    const MOST_RECORDS: u32 = 1_000;
+    const MAX_RECORDS: u32 = 1_000;
     let (server, run) = (stage.server(0), Uuid::now_v7().as_u64_pair().1);
     let mut connection = server.connect().await.context("cannot connect")?;
     let mut left = live_ids;
     let mut filled = 0;
     while left > 0 {
-        let records = left.min(MOST_RECORDS);
+        let records = left.min(MAX_RECORDS);
         let shape = Shape {
             records: records as usize,
             record_bytes: stage.record_bytes.min(160),
@@ -133,96 +118,55 @@ async fn fill(live_ids: u32, stage: &Stage) -> anyhow::Result<()> {
         };
         let path = stage.partition_path(0);
         let mut requests = Requests::new(&server, &path, usize::from(u16::MAX), shape);
-        let answer = connection.exchange(requests.next(None).as_bytes()).await;
+        let answer = connection.exchange(requests.next(None)).await;
         answer.map_err(|failure| anyhow!("cannot append the initial ids: {failure}"))?;
         (left, filled) = (left - records, filled + 1);
     }
     Ok(())
 }
 
-/// Opens a session without a transactional id.
-pub(super) async fn open(server: &Server) -> anyhow::Result<BenchSession> {
-    let opened = server.call("POST", "/sessions", Some(&json!({}))).await;
-    let opened = opened.context("cannot open a session")?;
-    let number = |name: &str| opened[name].as_i64().context("a session without its number");
-    Ok(BenchSession { producer_id: number("producer_id")?, epoch: number("epoch")? })
-}
-
 struct Producer {
-    server: Arc<Server>,
     connection: Connection,
     session: Option<BenchSession>,
     next_sequence: u64,
     requests: Requests,
     /// Events per request.
     events: u64,
-    /// Events that may be stored or not.
-    unresolved: u64,
+    /// Whether the last request was not acknowledged: it is sent again.
+    is_pending: bool,
 }
 
 impl Producer {
-    /// Appends until the end of the run. Returns the number of unresolved events.
-    async fn run(mut self, clock: Clock, tally: SharedTally) -> u64 {
-        let mut begun = Instant::now();
-        while begun < clock.until {
-            let numbered = self.session.map(|session| (session, self.next_sequence));
-            let request = self.requests.next(numbered).as_bytes();
-            let first = self.connection.exchange(request).await.map(is_duplicate);
-            let ended = Instant::now();
-            match first {
-                Ok(duplicate) => {
-                    let mut tally = tally.lock();
-                    tally.done(begun, ended, self.events);
-                    if duplicate {
-                        tally.error("new_yet_duplicate", || "a new append was a duplicate".into());
-                    }
-                }
-                Err(failure) => {
-                    tally.lock().failed(&failure);
-                    if !self.resolve(failure, clock, &tally).await {
-                        return self.unresolved;
-                    }
-                }
-            }
-            self.next_sequence += 1;
-            begun = Instant::now();
+    /// The number of events that may be stored or not; without sequences every attempt counts.
+    fn unresolved(Finished { worker, failures }: &Finished<Self>) -> u64 {
+        let requests = match worker.session {
+            Some(_) => u64::from(worker.is_pending),
+            None => *failures,
+        };
+        requests * worker.events
+    }
+}
+
+impl Worker for Producer {
+    async fn operate(&mut self, tally: &SharedTally) -> Result<u64, Failure> {
+        let is_retry = std::mem::replace(&mut self.is_pending, true);
+        let request = if is_retry {
+            self.requests.last()
+        } else {
+            self.requests.next(self.session.map(|session| (session, self.next_sequence)))
+        };
+        let answer = self.connection.exchange(request).await?;
+        if !is_retry && is_duplicate(answer) {
+            let what = || "a new append was a duplicate".into();
+            tally.lock().error("new_yet_duplicate", what);
         }
-        self.unresolved
+        self.is_pending = false;
+        self.next_sequence += 1;
+        Ok(self.events)
     }
 
-    /// Retries a request until it is acknowledged or the run ends.
-    async fn resolve(&mut self, mut failure: Failure, clock: Clock, tally: &SharedTally) -> bool {
-        loop {
-            if self.session.is_none() {
-                self.unresolved += self.events;
-            }
-            if Instant::now() >= clock.until {
-                if self.session.is_some() {
-                    self.unresolved += self.events;
-                }
-                return false;
-            }
-            sleep(PAUSE).await;
-            let begun = Instant::now();
-            let again = self.again(&failure).await;
-            match again {
-                Ok(()) => {
-                    tally.lock().done(begun, Instant::now(), self.events);
-                    return true;
-                }
-                Err(next) => {
-                    tally.lock().failed(&next);
-                    failure = next;
-                }
-            }
-        }
-    }
-
-    async fn again(&mut self, failure: &Failure) -> Result<(), Failure> {
-        if !failure.leaves_connection() {
-            self.connection = self.server.connect().await?;
-        }
-        self.connection.exchange(self.requests.last().as_bytes()).await.map(drop)
+    fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
     }
 }
 

@@ -2,7 +2,7 @@
 //! status, length and body of a response. A general-purpose client costs the measured machine
 //! several times as much CPU.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context, bail};
 use bytes::BytesMut;
@@ -46,30 +46,32 @@ impl Server {
         format!("{method} {prefix}/v1{path}{}\r\n", self.head)
     }
 
-    /// The head of a POST of JSON up to `Content-Length: `; the caller adds the number, an empty
-    /// line and the body.
-    pub fn post_head(&self, path: &str) -> String {
-        let mut head = self.request("POST", path);
+    /// The head of a request with a JSON body up to `Content-Length: `; the caller adds the number,
+    /// an empty line and the body.
+    pub fn json_head(&self, method: &str, path: &str) -> String {
+        let mut head = self.request(method, path);
         head.truncate(head.len() - "\r\n".len());
         head + "Content-Type: application/json\r\nContent-Length: "
     }
 
+    /// Builds a request with a JSON body.
+    pub fn request_with(&self, method: &str, path: &str, body: &str) -> String {
+        format!("{}{}\r\n\r\n{body}", self.json_head(method, path), body.len())
+    }
+
     /// Sends a request on a new connection, outside the measurement.
     pub async fn call(
-        &self,
+        self: &Arc<Self>,
         method: &str,
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Value> {
-        let mut request = self.request(method, path);
-        if let Some(body) = body {
-            let body = body.to_string();
-            request.truncate(request.len() - "\r\n".len());
-            request += "Content-Type: application/json\r\n";
-            request += &format!("Content-Length: {}\r\n\r\n{body}", body.len());
-        }
+        let request = match body {
+            Some(body) => self.request_with(method, path, &body.to_string()),
+            None => self.request(method, path),
+        };
         let mut connection = self.connect().await.with_context(|| self.url.to_string())?;
-        let answer = connection.exchange(request.as_bytes()).await;
+        let answer = connection.exchange(&request).await;
         let answer = answer.with_context(|| format!("{method} {path} at {}", self.url))?;
         if answer.is_empty() {
             return Ok(Value::Null);
@@ -77,10 +79,11 @@ impl Server {
         serde_json::from_slice(answer).context("the response is not JSON")
     }
 
-    pub async fn connect(&self) -> Result<Connection, Failure> {
+    pub async fn connect(self: &Arc<Self>) -> Result<Connection, Failure> {
         let stream = TcpStream::connect(&self.addresses[..]).await?;
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, input: BytesMut::with_capacity(READ_BYTES) })
+        let input = BytesMut::with_capacity(READ_BYTES);
+        Ok(Connection { server: self.clone(), stream, input })
     }
 }
 
@@ -134,6 +137,7 @@ pub(super) fn is_refused(error: &anyhow::Error, wanted: &str) -> bool {
 }
 
 pub(super) struct Connection {
+    pub server: Arc<Server>,
     stream: TcpStream,
     input: BytesMut,
 }
@@ -147,20 +151,20 @@ struct Head {
 impl Connection {
     /// Sends a request, waits for its response, and returns the body of a 2xx. After a failure
     /// other than a refusal the connection cannot be used again.
-    pub async fn exchange(&mut self, request: &[u8]) -> Result<&[u8], Failure> {
+    pub async fn exchange(&mut self, request: &str) -> Result<&[u8], Failure> {
         self.input.clear();
-        self.stream.write_all(request).await?;
+        self.stream.write_all(request.as_bytes()).await?;
         let head = loop {
             self.fill(READ_BYTES).await?;
-            if let Some(head) = head(&self.input)? {
+            if let Some(head) = parse_head(&self.input)? {
                 break head;
             }
         };
-        let whole = head.bytes + head.body_bytes;
-        while self.input.len() < whole {
-            self.fill(whole - self.input.len()).await?;
+        let size_bytes = head.bytes + head.body_bytes;
+        while self.input.len() < size_bytes {
+            self.fill(size_bytes - self.input.len()).await?;
         }
-        if self.input.len() > whole {
+        if self.input.len() > size_bytes {
             return Err(Failure::Foreign("more than one response".into()));
         }
         let body = &self.input[head.bytes..];
@@ -170,8 +174,23 @@ impl Connection {
         }
     }
 
-    async fn fill(&mut self, room: usize) -> Result<(), Failure> {
-        self.input.reserve(room);
+    /// Sends a POST of JSON.
+    pub async fn post(&mut self, path: &str, body: &str) -> Result<&[u8], Failure> {
+        let request = self.server.request_with("POST", path, body);
+        self.exchange(&request).await
+    }
+
+    /// Connects again if the connection cannot be used after this failure.
+    pub async fn recover(&mut self, failure: &Failure) {
+        if !failure.leaves_connection()
+            && let Ok(connection) = self.server.connect().await
+        {
+            *self = connection;
+        }
+    }
+
+    async fn fill(&mut self, size_bytes: usize) -> Result<(), Failure> {
+        self.input.reserve(size_bytes);
         match self.stream.read_buf(&mut self.input).await? {
             0 => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
             _ => Ok(()),
@@ -180,7 +199,7 @@ impl Connection {
 }
 
 /// Parses the head of a response, once it is complete.
-fn head(input: &[u8]) -> Result<Option<Head>, Failure> {
+fn parse_head(input: &[u8]) -> Result<Option<Head>, Failure> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut answer = httparse::Response::new(&mut headers);
     let bytes = match answer.parse(input) {
@@ -204,18 +223,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_are_read_when_whole() {
+    fn heads_are_parsed_once_complete() {
         let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n";
-        let whole = head(answer).unwrap().unwrap();
-        assert_eq!((whole.status, whole.bytes, whole.body_bytes), (200, answer.len(), 12));
-        assert!(head(&answer[..answer.len() - 1]).unwrap().is_none());
-        assert_eq!(head(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().unwrap().body_bytes, 0);
-        assert!(head(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
-        assert!(head(b"SSH-2.0-OpenSSH_9.2\r\n").is_err());
+        let parsed = parse_head(answer).unwrap().unwrap();
+        assert_eq!((parsed.status, parsed.bytes, parsed.body_bytes), (200, answer.len(), 12));
+        assert!(parse_head(&answer[..answer.len() - 1]).unwrap().is_none());
+        assert_eq!(parse_head(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().unwrap().body_bytes, 0);
+        assert!(parse_head(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
+        assert!(parse_head(b"SSH-2.0-OpenSSH_9.2\r\n").is_err());
     }
 
     #[test]
-    fn a_refusal_is_told_by_its_code() {
+    fn a_refusal_has_a_code() {
         let problem = br#"{"code": "draining", "detail": "d"}"#;
         assert_eq!(Failure::refused(503, problem).code(), "draining");
         assert_eq!(Failure::refused(502, b"<html>").code(), "foreign_answer");

@@ -1,7 +1,14 @@
 //! Events that look like those of a shop. Each is different, has exactly the requested size,
 //! compresses like real ones, and costs little more than a copy.
 
-use std::{fmt::Write, sync::LazyLock};
+use std::{
+    fmt::Write,
+    sync::{Arc, LazyLock},
+};
+
+use anyhow::Context;
+use serde::Deserialize;
+use serde_json::json;
 
 use super::connection::Server;
 
@@ -36,10 +43,19 @@ impl Random {
 }
 
 /// The producer of an append.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct BenchSession {
     pub producer_id: i64,
     pub epoch: i64,
+}
+
+impl BenchSession {
+    /// Opens a session without a transactional id.
+    pub async fn open(server: &Arc<Server>) -> anyhow::Result<Self> {
+        let opened = server.call("POST", "/sessions", Some(&json!({}))).await;
+        serde_json::from_value(opened.context("cannot open a session")?)
+            .context("unexpected session")
+    }
 }
 
 /// The shape of the requests of one connection.
@@ -72,7 +88,7 @@ impl Requests {
             random.below(2);
         }
         Self {
-            head: server.post_head(path),
+            head: server.json_head("POST", path),
             shape,
             random,
             next_id,
@@ -82,10 +98,10 @@ impl Requests {
     }
 
     /// Builds the next request, with new events.
-    pub fn next(&mut self, numbered: Option<(BenchSession, u64)>) -> &str {
+    pub fn next(&mut self, position: Option<(BenchSession, u64)>) -> &str {
         self.envelope.clear();
         self.envelope.push('{');
-        if let Some((BenchSession { producer_id, epoch }, sequence)) = numbered {
+        if let Some((BenchSession { producer_id, epoch }, sequence)) = position {
             // writing to a String cannot fail
             let _ = write!(
                 self.envelope,
@@ -170,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    #[derive(serde::Deserialize)]
+    #[derive(Deserialize)]
     struct Record<'a> {
         key: Option<String>,
         id: Option<String>,

@@ -48,18 +48,19 @@ pub(in crate::cli) struct HeartbeatFlags {
 }
 
 pub(super) async fn run(flags: &HeartbeatFlags, stage: &Stage) -> anyhow::Result<Report> {
-    let crowd = Arc::new(Crowd::new(flags, stage));
+    let population = Arc::new(Population::new(flags, stage));
     let begun = Instant::now();
     // the measurement starts after all members have joined
     let tally = SharedTally::new(stage.phases.clock())?;
     let mut joins = Latencies::new()?;
-    let (mut staying, mut groups) = (JoinSet::new(), Vec::new());
-    let mut gathered = stream::iter((0..crowd.groups).map(|group| crowd.gather(group)))
-        .buffer_unordered(GROUPS_AT_A_TIME);
-    while let Some(group) = gathered.try_next().await? {
-        group.joined_in.iter().for_each(|took| joins.note(*took));
+    let (mut tasks, mut groups) = (JoinSet::new(), Vec::new());
+    let mut joining =
+        stream::iter((0..population.groups).map(|group| population.join_group(group)))
+            .buffer_unordered(GROUPS_AT_A_TIME);
+    while let Some(group) = joining.try_next().await? {
+        group.join_times.iter().for_each(|took| joins.note(*took));
         for member in &group.members {
-            staying.spawn(crowd.clone().stay(member.clone(), begun, tally.clone()));
+            tasks.spawn(population.clone().send_heartbeats(member.clone(), begun, tally.clone()));
         }
         groups.push(group);
     }
@@ -69,26 +70,26 @@ pub(super) async fn run(flags: &HeartbeatFlags, stage: &Stage) -> anyhow::Result
     let measured_from = SystemTime::now() + clock.from.duration_since(Instant::now());
     tally.lock().begin(clock);
     let (_, cpu) = watch(JoinSet::<()>::new(), clock, &tally).await?;
-    staying.shutdown().await;
+    tasks.shutdown().await;
 
-    let mut report = stage.report("heartbeat", crowd.lines.len());
-    report.note("groups", crowd.groups);
-    report.note("members", crowd.groups * crowd.members);
+    let mut report = stage.report("heartbeat", population.connections.len());
+    report.note("groups", population.groups);
+    report.note("members", population.groups * population.members);
     report.note("session_timeout_ms", flags.session_timeout_ms);
     report.note("joined_s", joined.as_secs_f64());
     report.note("measured_from_unix_s", measured_from.duration_since(UNIX_EPOCH)?.as_secs_f64());
     report.latencies("join", &joins);
     report.tally("heartbeat", &tally.lock(), cpu)?;
-    if stage.made {
-        let leaving = stream::iter(groups.iter().map(|group| crowd.leave(group)));
+    if stage.is_created {
+        let leaving = stream::iter(groups.iter().map(|group| population.leave(group)));
         leaving.buffer_unordered(GROUPS_AT_A_TIME).try_collect::<()>().await?;
     }
     Ok(report)
 }
 
 /// What all members of all groups share.
-struct Crowd {
-    lines: Vec<Mutex<Line>>,
+struct Population {
+    connections: Vec<Mutex<SharedConnection>>,
     /// The path of a group, up to its number.
     path: String,
     groups: usize,
@@ -100,7 +101,7 @@ struct Crowd {
 }
 
 /// A connection to one of the servers, opened when it is first used.
-struct Line {
+struct SharedConnection {
     server: Arc<Server>,
     connection: Option<Connection>,
 }
@@ -109,7 +110,7 @@ struct HeartbeatGroup {
     path: String,
     members: Vec<HeartbeatMember>,
     /// How long each join took.
-    joined_in: Vec<Duration>,
+    join_times: Vec<Duration>,
 }
 
 #[derive(Clone)]
@@ -118,9 +119,9 @@ struct HeartbeatMember {
     index: usize,
     path: String,
     /// The body of a heartbeat: the generation that the member has seen.
-    shown: String,
+    body: String,
     /// The response to a heartbeat, which must not change.
-    told: Vec<u8>,
+    answer: Vec<u8>,
 }
 
 #[derive(Deserialize)]
@@ -130,7 +131,7 @@ struct JoinAnswer {
 
 /// The relevant part of a heartbeat's response.
 #[derive(Deserialize)]
-struct Told {
+struct HeartbeatAnswer {
     generation: i64,
     assignment: Vec<GroupShare>,
     revoked: Vec<GroupShare>,
@@ -141,14 +142,15 @@ struct GroupShare {
     partitions: Vec<i64>,
 }
 
-impl Crowd {
+impl Population {
     fn new(flags: &HeartbeatFlags, stage: &Stage) -> Self {
         let (groups, members) = (usize::from(flags.groups), usize::from(flags.members));
         let count = usize::from(flags.connections).min(groups * members);
-        let line = |index| Mutex::new(Line { server: stage.server(index), connection: None });
+        let shared =
+            |index| Mutex::new(SharedConnection { server: stage.server(index), connection: None });
         let timeout_ms = flags.session_timeout_ms;
         Self {
-            lines: (0..count).map(line).collect(),
+            connections: (0..count).map(shared).collect(),
             path: format!("/groups/bench-{}", Uuid::now_v7().simple()),
             groups,
             members,
@@ -159,33 +161,31 @@ impl Crowd {
         }
     }
 
-    /// Lets the members join a group until they share its partitions.
-    async fn gather(&self, number: usize) -> anyhow::Result<HeartbeatGroup> {
+    /// Joins the members of a group, and waits until they share its partitions.
+    async fn join_group(&self, number: usize) -> anyhow::Result<HeartbeatGroup> {
         let group = format!("{}-{number}", self.path);
         let path = format!("{group}/members");
-        let (mut members, mut joined_in) = (Vec::new(), Vec::new());
+        let (mut members, mut join_times) = (Vec::new(), Vec::new());
         for member in 0..self.members {
             // consecutive indexes belong to different groups
             let index = member * self.groups + number;
             let begun = Instant::now();
-            let joined = self.send(index, |server| {
-                format!("{}{}\r\n\r\n{}", server.post_head(&path), self.join.len(), self.join)
-            });
+            let joined = self.send(index, |server| server.request_with("POST", &path, &self.join));
             let joined = joined.await.context("cannot join the group")?;
-            joined_in.push(begun.elapsed());
+            join_times.push(begun.elapsed());
             let JoinAnswer { member_id } = serde_json::from_slice(&joined)?;
             let path = format!("{path}/{member_id}");
-            members.push(HeartbeatMember { index, path, shown: "{}".into(), told: Vec::new() });
+            members.push(HeartbeatMember { index, path, body: "{}".into(), answer: Vec::new() });
         }
         for _ in 0..REBALANCE_ROUNDS {
-            let all = join_all(members.iter().map(|member| self.beat(member))).await;
-            for (member, told) in members.iter_mut().zip(all) {
-                member.told = told.context("cannot send a heartbeat")?;
-                let Told { generation, .. } = serde_json::from_slice(&member.told)?;
-                member.shown = json!({"generation": generation}).to_string();
+            let all = join_all(members.iter().map(|member| self.heartbeat(member))).await;
+            for (member, answer) in members.iter_mut().zip(all) {
+                member.answer = answer.context("cannot send a heartbeat")?;
+                let HeartbeatAnswer { generation, .. } = serde_json::from_slice(&member.answer)?;
+                member.body = json!({"generation": generation}).to_string();
             }
             if self.is_settled(&members)? {
-                return Ok(HeartbeatGroup { path: group, members, joined_in });
+                return Ok(HeartbeatGroup { path: group, members, join_times });
             }
         }
         bail!("the members of a group did not balance its partitions")
@@ -193,17 +193,24 @@ impl Crowd {
 
     /// Whether every partition has an owner, the load is balanced, and all members know it.
     fn is_settled(&self, members: &[HeartbeatMember]) -> anyhow::Result<bool> {
-        let told = members.iter().map(|member| serde_json::from_slice(&member.told));
-        let told: Vec<Told> = told.collect::<Result<_, _>>()?;
+        let answers = members.iter().map(|member| serde_json::from_slice(&member.answer));
+        let answers: Vec<HeartbeatAnswer> = answers.collect::<Result<_, _>>()?;
         let share = self.partitions.div_ceil(self.members);
-        let owned = |told: &Told| told.assignment.iter().map(|p| p.partitions.len()).sum::<usize>();
-        Ok(told.iter().map(owned).sum::<usize>() == self.partitions
-            && told.iter().all(|told| owned(told) <= share && told.revoked.is_empty())
-            && told.windows(2).all(|two| two[0].generation == two[1].generation))
+        let owned = |answer: &HeartbeatAnswer| {
+            answer.assignment.iter().map(|p| p.partitions.len()).sum::<usize>()
+        };
+        Ok(answers.iter().map(owned).sum::<usize>() == self.partitions
+            && answers.iter().all(|answer| owned(answer) <= share && answer.revoked.is_empty())
+            && answers.windows(2).all(|two| two[0].generation == two[1].generation))
     }
 
     /// Sends a heartbeat in every interval, always at the same phase.
-    async fn stay(self: Arc<Self>, member: HeartbeatMember, begun: Instant, tally: SharedTally) {
+    async fn send_heartbeats(
+        self: Arc<Self>,
+        member: HeartbeatMember,
+        begun: Instant,
+        tally: SharedTally,
+    ) {
         let share = member.index as f64 / (self.groups * self.members) as f64;
         let mut due = begun + self.interval.mul_f64(share);
         loop {
@@ -211,12 +218,13 @@ impl Crowd {
                 due += self.interval;
             }
             sleep_until(due).await;
-            let beaten = self.beat(&member).await;
+            let result = self.heartbeat(&member).await;
             let mut tally = tally.lock();
-            match beaten {
-                Ok(told) if told == member.told => tally.done(due, Instant::now(), 1),
-                Ok(told) => tally.error("another_assignment", || {
-                    let [before, after] = [&member.told, &told].map(|t| String::from_utf8_lossy(t));
+            match result {
+                Ok(answer) if answer == member.answer => tally.done(due, Instant::now(), 1),
+                Ok(answer) => tally.error("another_assignment", || {
+                    let [before, after] =
+                        [&member.answer, &answer].map(|t| String::from_utf8_lossy(t));
                     format!("a heartbeat got {after}, after {before}")
                 }),
                 Err(failure) => tally.failed(&failure),
@@ -224,12 +232,9 @@ impl Crowd {
         }
     }
 
-    async fn beat(&self, member: &HeartbeatMember) -> Result<Vec<u8>, Failure> {
+    async fn heartbeat(&self, member: &HeartbeatMember) -> Result<Vec<u8>, Failure> {
         let path = format!("{}/heartbeat", member.path);
-        let request = |server: &Server| {
-            format!("{}{}\r\n\r\n{}", server.post_head(&path), member.shown.len(), member.shown)
-        };
-        self.send(member.index, request).await
+        self.send(member.index, |server| server.request_with("POST", &path, &member.body)).await
     }
 
     async fn leave(&self, group: &HeartbeatGroup) -> anyhow::Result<()> {
@@ -248,15 +253,15 @@ impl Crowd {
         index: usize,
         request: impl FnOnce(&Server) -> String,
     ) -> Result<Vec<u8>, Failure> {
-        let mut line = self.lines[index % self.lines.len()].lock().await;
-        let mut connection = match line.connection.take() {
+        let mut shared = self.connections[index % self.connections.len()].lock().await;
+        let mut connection = match shared.connection.take() {
             Some(connection) => connection,
-            None => line.server.connect().await?,
+            None => shared.server.connect().await?,
         };
-        let request = request(&line.server);
-        let answer = connection.exchange(request.as_bytes()).await.map(<[u8]>::to_vec);
+        let request = request(&shared.server);
+        let answer = connection.exchange(&request).await.map(<[u8]>::to_vec);
         if answer.as_ref().err().is_none_or(Failure::leaves_connection) {
-            line.connection = Some(connection);
+            shared.connection = Some(connection);
         }
         answer
     }

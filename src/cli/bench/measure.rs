@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{connection::Failure, counted};
 
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_LATENCY: Duration = Duration::from_secs(60);
 /// How long to wait, after the end of a run, for outstanding responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(200);
@@ -48,7 +48,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub fn metrics(&self, instant: Instant) -> bool {
+    pub fn measures(&self, instant: Instant) -> bool {
         (self.from..self.until).contains(&instant)
     }
 }
@@ -58,8 +58,8 @@ pub(super) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     pub fn new() -> anyhow::Result<Self> {
-        let longest = u64::try_from(LONGEST.as_nanos())?;
-        Ok(Self(Histogram::new_with_max(longest, 3).context("cannot create a histogram")?))
+        let max_ns = u64::try_from(MAX_LATENCY.as_nanos())?;
+        Ok(Self(Histogram::new_with_max(max_ns, 3).context("cannot create a histogram")?))
     }
 
     pub fn note(&mut self, latency: Duration) {
@@ -151,7 +151,7 @@ impl Tally {
 
     pub fn done(&mut self, begun: Instant, ended: Instant, events: u64) {
         self.acknowledged += events;
-        if self.clock.metrics(ended) {
+        if self.clock.measures(ended) {
             self.requests += 1;
             self.events += events;
             self.latencies.note(ended - begun);
@@ -205,8 +205,8 @@ pub(super) async fn watch<T: 'static>(
 }
 
 fn progress(clock: Clock) -> ProgressBar {
-    let whole = clock.until - Instant::now();
-    let bar = ProgressBar::new(whole.as_millis() as u64);
+    let total = clock.until - Instant::now();
+    let bar = ProgressBar::new(total.as_millis() as u64);
     match ProgressStyle::with_template("{bar:30} {msg}") {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,

@@ -15,6 +15,7 @@ mod session;
 mod transaction;
 mod transform;
 mod wake;
+mod workers;
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,8 +32,8 @@ use self::{
 };
 use super::{
     WrongUsage, block_on,
-    client::{DEFAULT_URL, counted, url},
-    common::name,
+    client::{DEFAULT_URL, url},
+    common::{counted, name},
     output::print,
 };
 use crate::model::{Name, topic::MAX_PARTITION_COUNT};
@@ -147,7 +148,7 @@ struct Stage {
     servers: Vec<Arc<Server>>,
     topic: Name,
     /// Whether we created the topic, and delete it.
-    made: bool,
+    is_created: bool,
     partitions: i64,
     /// Events in the topic before the run.
     events_before: i64,
@@ -164,7 +165,7 @@ pub(super) fn run(command: BenchCommand) -> anyhow::Result<()> {
         | BenchCommand::Transaction(transaction::TransactionFlags { common, .. })
         | BenchCommand::Transform(transform::TransformFlags { common, .. })
         | BenchCommand::Heartbeat(heartbeat::HeartbeatFlags { common, .. })) = &command;
-        let stage = Stage::set(common).await?;
+        let stage = Stage::prepare(common).await?;
         let work = async {
             match &command {
                 BenchCommand::Append(flags) => append::run(flags, &stage).await,
@@ -180,16 +181,16 @@ pub(super) fn run(command: BenchCommand) -> anyhow::Result<()> {
             outcome = work => outcome,
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
         };
-        let struck = stage.strike().await;
+        let cleaned_up = stage.clean_up().await;
         let report = outcome?;
         print(report.text(common.json)?.as_bytes())?;
-        struck?;
+        cleaned_up?;
         report.verdict()
     })
 }
 
 impl Stage {
-    async fn set(common: &Common) -> anyhow::Result<Self> {
+    async fn prepare(common: &Common) -> anyhow::Result<Self> {
         let mut servers = Vec::new();
         for url in &common.urls {
             if url.scheme() != "http" {
@@ -198,7 +199,7 @@ impl Stage {
             }
             servers.push(Arc::new(Server::new(url, common.token.as_ref())?));
         }
-        let made = common.topic.is_none();
+        let is_created = common.topic.is_none();
         let topic = match &common.topic {
             Some(topic) => topic.clone(),
             None => Name::parse(&format!("bench-{}", Uuid::now_v7().simple()))
@@ -207,18 +208,18 @@ impl Stage {
         let mut stage = Self {
             servers,
             topic,
-            made,
+            is_created,
             partitions: common.partitions,
             events_before: 0,
             record_bytes: common.record_bytes as usize,
             phases: Phases { warmup: common.warmup_s, measured: common.duration_s },
         };
-        stage.find_or_make().await?;
+        stage.find_or_create().await?;
         stage.events_before = stage.events().await?;
         Ok(stage)
     }
 
-    async fn find_or_make(&mut self) -> anyhow::Result<()> {
+    async fn find_or_create(&mut self) -> anyhow::Result<()> {
         let path = self.topic_path();
         match self.first().call("GET", &path, None).await {
             Ok(found) => {
@@ -237,7 +238,7 @@ impl Stage {
 
     /// Sets the dedup window of a topic that we created.
     async fn remember_for(&self, window_ms: i64) -> anyhow::Result<()> {
-        if self.made {
+        if self.is_created {
             let settings = json!({"settings": {"dedup_window_ms": window_ms}});
             let patched = self.first().call("PATCH", &self.topic_path(), Some(&settings)).await;
             patched.context("cannot set the dedup window")?;
@@ -245,13 +246,18 @@ impl Stage {
         Ok(())
     }
 
-    fn first(&self) -> &Server {
+    fn first(&self) -> &Arc<Server> {
         &self.servers[0]
     }
 
     /// The server of a connection.
     fn server(&self, connection: usize) -> Arc<Server> {
         self.servers[connection % self.servers.len()].clone()
+    }
+
+    /// The partition of a connection: those to one server are spread over all partitions.
+    fn partition_of(&self, connection: usize) -> i64 {
+        (connection / self.servers.len()) as i64 % self.partitions
     }
 
     fn topic_path(&self) -> String {
@@ -285,8 +291,8 @@ impl Stage {
         Ok(json!({"stored": stored, "acknowledged": acknowledged, "unresolved": unresolved}))
     }
 
-    async fn strike(&self) -> anyhow::Result<()> {
-        if self.made {
+    async fn clean_up(&self) -> anyhow::Result<()> {
+        if self.is_created {
             let deleted = self.first().call("DELETE", &self.topic_path(), None).await;
             deleted.with_context(|| format!("cannot delete topic {}", self.topic))?;
         }

@@ -1,6 +1,6 @@
 //! Reads a partition from its first event to its last, repeatedly until the end of the run.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -9,7 +9,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     Common, Stage,
-    connection::{Connection, Server},
+    connection::Connection,
     counted,
     events::{Requests, Shape},
     measure::{Clock, Report, SharedTally, watch},
@@ -42,10 +42,8 @@ pub(super) async fn run(flags: &ReadFlags, stage: &Stage) -> anyhow::Result<Repo
     let filled = stage.events().await?;
     let clock = stage.phases.clock();
     let tally = SharedTally::new(clock)?;
-    let server = stage.server(0);
     let reader = BenchReader {
-        connection: server.connect().await?,
-        server,
+        connection: stage.server(0).connect().await?,
         path,
         limit: flags.limit.into(),
         next_offset: 0,
@@ -81,7 +79,7 @@ pub(super) async fn fill(
         tasks.spawn(async move {
             let mut connection = server.connect().await?;
             for _ in 0..share {
-                connection.exchange(requests.next(None).as_bytes()).await?;
+                connection.exchange(requests.next(None)).await?;
             }
             anyhow::Ok(())
         });
@@ -93,7 +91,6 @@ pub(super) async fn fill(
 }
 
 struct BenchReader {
-    server: Arc<Server>,
     connection: Connection,
     path: String,
     limit: usize,
@@ -122,9 +119,9 @@ impl BenchReader {
                 "{}?offset={offset}&limit={}&max_bytes={MAX_PAGE_BYTES}",
                 self.path, self.limit
             );
-            let request = self.server.request("GET", &path);
-            let answer = self.connection.exchange(request.as_bytes()).await?;
-            let page = page(answer, offset)?;
+            let request = self.connection.server.request("GET", &path);
+            let answer = self.connection.exchange(&request).await?;
+            let page = check_page(answer, offset)?;
             tally.lock().done(begun, Instant::now(), page.end_offset - offset);
             self.next_offset = page.end_offset;
             if page.end_offset >= page.high_watermark {
@@ -144,8 +141,8 @@ pub(super) struct PageAnswer {
 }
 
 /// Checks every offset of a page: they count up from `offset` without a hole. The events come from
-/// `events`, and contain nothing that looks like an offset.
-pub(super) fn page(answer: &[u8], offset: u64) -> anyhow::Result<PageAnswer> {
+/// `events`, and contain nothing that resembles an offset.
+pub(super) fn check_page(answer: &[u8], offset: u64) -> anyhow::Result<PageAnswer> {
     let mut end_offset = offset;
     for at in memmem::find_iter(answer, b"{\"offset\":") {
         let found = number(&answer[at + "{\"offset\":".len()..]);
@@ -184,11 +181,11 @@ mod tests {
                  \"log_start_offset\":0,\"high_watermark\":13}}"
             )
         };
-        let found = page(text(9, 10).as_bytes(), 8).unwrap();
+        let found = check_page(text(9, 10).as_bytes(), 8).unwrap();
         assert_eq!((found.end_offset, found.high_watermark), (10, 13));
-        assert!(page(text(9, 10).as_bytes(), 7).is_err());
-        assert!(page(text(10, 10).as_bytes(), 8).is_err());
-        assert!(page(text(9, 11).as_bytes(), 8).is_err());
-        assert!(page(b"{}", 8).is_err());
+        assert!(check_page(text(9, 10).as_bytes(), 7).is_err());
+        assert!(check_page(text(10, 10).as_bytes(), 8).is_err());
+        assert!(check_page(text(9, 11).as_bytes(), 8).is_err());
+        assert!(check_page(b"{}", 8).is_err());
     }
 }

@@ -1,23 +1,17 @@
 //! Transactions: in one request, the same in three, or many appends staged by a session.
 
-use std::sync::Arc;
-
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
 use uuid::Uuid;
 
 use super::{
     Common, Stage,
-    append::{PAUSE, open},
-    connection::{Connection, Failure, Server},
+    connection::{Connection, Failure},
     events::{BenchSession, Requests, Shape},
-    measure::{Clock, Report, SharedTally, watch},
+    measure::{Report, SharedTally},
+    workers::{Run, Worker},
 };
 
 #[derive(Args)]
@@ -63,55 +57,42 @@ pub(super) async fn run(flags: &TransactionFlags, stage: &Stage) -> anyhow::Resu
     let mut clients = Vec::with_capacity(connections);
     for index in 0..connections {
         let server = stage.server(index);
-        let partition = index / stage.servers.len() % stage.partitions.unsigned_abs() as usize;
         clients.push(Client {
             form: flags.form,
             appends,
-            session: open(&server).await?,
+            session: BenchSession::open(&server).await?,
             topics: [stage.topic.to_string(), beside.clone()],
-            partition,
+            partition: stage.partition_of(index),
             group: format!("bench-{}-{index}", Uuid::now_v7().simple()),
             committed: None,
             requests: Requests::new(&server, "", index, shape),
             events: appends * records as u64,
             connection: server.connect().await.context("cannot connect")?,
-            server,
-            unresolved: 0,
         });
     }
-    let clock = stage.phases.clock();
-    let tally = SharedTally::new(clock)?;
-    let mut tasks = JoinSet::new();
-    for client in clients {
-        tasks.spawn(client.run(clock, tally.clone()));
-    }
-    let (unresolved, cpu) = watch(tasks, clock, &tally).await?;
+    let run = Run::measure(clients, stage).await?;
 
     let mut report = stage.report("transaction", connections);
     report.note("form", flags.form.to_possible_value().map(|form| form.get_name().to_owned()));
-    report.tally("transaction", &tally.lock(), cpu)?;
-    let acknowledged = tally.lock().acknowledged;
-    report.note("check", stage.check(acknowledged, unresolved.iter().sum()).await?);
+    let events = appends * records as u64;
+    run.report(&mut report, "transaction", stage, run.failures() * events).await?;
     stage.first().call("DELETE", &beside_path, None).await?;
     Ok(report)
 }
 
 struct Client {
-    server: Arc<Server>,
     connection: Connection,
     form: Form,
     appends: u64,
     session: BenchSession,
     topics: [String; 2],
-    partition: usize,
+    partition: i64,
     group: String,
     /// The committed offset of the group, after the first transaction.
     committed: Option<u64>,
     requests: Requests,
     /// Events per transaction in the topic that is counted.
     events: u64,
-    /// Events that may be stored or not.
-    unresolved: u64,
 }
 
 #[derive(Deserialize)]
@@ -119,52 +100,40 @@ struct Begun {
     transaction_id: String,
 }
 
-impl Client {
-    async fn run(mut self, clock: Clock, tally: SharedTally) -> u64 {
-        loop {
-            let begun = Instant::now();
-            if begun >= clock.until {
-                return self.unresolved;
-            }
-            let ended = match self.form {
-                Form::Whole => self.whole().await,
-                Form::Three => self.three().await,
-                Form::Staged => self.staged().await,
-            };
-            match ended {
-                Ok(()) => tally.lock().done(begun, Instant::now(), self.events),
-                Err(failure) => {
-                    tally.lock().failed(&failure);
-                    self.unresolved += self.events;
-                    sleep(PAUSE).await;
-                    if let (false, Ok(connection)) =
-                        (failure.leaves_connection(), self.server.connect().await)
-                    {
-                        self.connection = connection;
-                    }
-                }
-            }
+impl Worker for Client {
+    async fn operate(&mut self, _: &SharedTally) -> Result<u64, Failure> {
+        match self.form {
+            Form::Whole => self.one_request().await?,
+            Form::Three => self.three_requests().await?,
+            Form::Staged => self.staged().await?,
         }
+        Ok(self.events)
     }
 
-    async fn whole(&mut self) -> Result<(), Failure> {
+    fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+}
+
+impl Client {
+    async fn one_request(&mut self) -> Result<(), Failure> {
         let id = Uuid::now_v7();
         let (appends, offsets) = (self.two_appends(), self.offset());
         let body = format!(
             r#"{{"transaction_id":"{id}","appends":{appends},"offsets":{offsets},"commit":true}}"#
         );
-        self.post("/transactions", &body).await?;
+        self.connection.post("/transactions", &body).await?;
         self.committed = Some(self.committed.map_or(0, |committed| committed + 1));
         Ok(())
     }
 
-    async fn three(&mut self) -> Result<(), Failure> {
+    async fn three_requests(&mut self) -> Result<(), Failure> {
         let id = Uuid::now_v7();
-        self.post("/transactions", &format!(r#"{{"transaction_id":"{id}"}}"#)).await?;
+        self.connection.post("/transactions", &format!(r#"{{"transaction_id":"{id}"}}"#)).await?;
         let body = format!(r#"{{"sequence":0,"appends":{}}}"#, self.two_appends());
-        self.post(&format!("/transactions/{id}/records"), &body).await?;
+        self.connection.post(&format!("/transactions/{id}/records"), &body).await?;
         let body = format!(r#"{{"offsets":{}}}"#, self.offset());
-        self.post(&format!("/transactions/{id}/commit"), &body).await?;
+        self.connection.post(&format!("/transactions/{id}/commit"), &body).await?;
         self.committed = Some(self.committed.map_or(0, |committed| committed + 1));
         Ok(())
     }
@@ -172,17 +141,17 @@ impl Client {
     async fn staged(&mut self) -> Result<(), Failure> {
         let BenchSession { producer_id, epoch } = self.session;
         let who = format!(r#""producer_id":{producer_id},"epoch":{epoch}"#);
-        let begun = self.post("/transactions", &format!("{{{who}}}")).await?;
+        let begun = self.connection.post("/transactions", &format!("{{{who}}}")).await?;
         let Begun { transaction_id } = serde_json::from_slice(begun)
             .map_err(|error| Failure::Foreign(format!("unexpected transaction: {error}")))?;
         let path = format!("/transactions/{transaction_id}");
         for sequence in 0..self.appends {
             let append = self.append(0);
             let body = format!(r#"{{{who},"sequence":{sequence},"appends":[{append}]}}"#);
-            self.post(&format!("{path}/records"), &body).await?;
+            self.connection.post(&format!("{path}/records"), &body).await?;
         }
         let body = format!(r#"{{{who},"expected_appends":{}}}"#, self.appends);
-        self.post(&format!("{path}/commit"), &body).await.map(drop)
+        self.connection.post(&format!("{path}/commit"), &body).await.map(drop)
     }
 
     fn append(&mut self, topic: usize) -> String {
@@ -203,11 +172,5 @@ impl Client {
         format!(
             r#"[{{"group":"{group}","topic":"{topic}","partition":{partition},"offset":{offset},"expected_offset":{expected}}}]"#
         )
-    }
-
-    async fn post(&mut self, path: &str, body: &str) -> Result<&[u8], Failure> {
-        let head = self.server.post_head(path);
-        let request = format!("{head}{}\r\n\r\n{body}", body.len());
-        self.connection.exchange(request.as_bytes()).await
     }
 }

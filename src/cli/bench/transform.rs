@@ -1,26 +1,20 @@
 //! Consume, transform, produce: members of a group fetch events from one topic, and append each
 //! batch to another topic and commit their offsets, in one request.
 
-use std::sync::Arc;
-
 use anyhow::{Context, ensure};
 use clap::Args;
 use memchr::memmem;
 use serde_json::{Value, json};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
 use uuid::Uuid;
 
 use super::{
     Common, Stage,
-    append::PAUSE,
-    connection::{Connection, Failure, Server},
+    connection::{Connection, Failure},
     counted,
     events::Shape,
-    measure::{Clock, Report, SharedTally, watch},
+    measure::{Report, SharedTally},
     read::fill,
+    workers::{Run, Worker},
 };
 
 /// The maximum number of heartbeats until the partitions are balanced.
@@ -49,26 +43,19 @@ pub(super) async fn run(flags: &TransformFlags, stage: &Stage) -> anyhow::Result
     for index in 0..usize::from(flags.members) {
         members.push(TransformMember::join(flags, stage, &group, &source, index).await?);
     }
-    settle(&members, stage.partitions).await?;
-    let clock = stage.phases.clock();
-    let tally = SharedTally::new(clock)?;
-    let mut tasks = JoinSet::new();
-    for member in members {
-        tasks.spawn(member.run(clock, tally.clone()));
-    }
-    let (ended, cpu) = watch(tasks, clock, &tally).await?;
+    wait_for_balance(&members, stage.partitions).await?;
+    let run = Run::measure(members, stage).await?;
 
-    let mut report = stage.report("transform", ended.len());
+    let mut report = stage.report("transform", run.finished.len());
     report.note("records_per_request", flags.records_per_request);
     report.note("stored", stored);
-    report.tally("turn", &tally.lock(), cpu)?;
-    let acknowledged = tally.lock().acknowledged;
-    let unresolved = ended.iter().map(|member| member.unresolved).sum();
-    report.note("check", stage.check(acknowledged, unresolved).await?);
-    for member in &ended {
-        member.server.call("DELETE", &member.path, None).await.context("cannot leave the group")?;
+    let unresolved = run.failures() * u64::from(flags.records_per_request);
+    run.report(&mut report, "turn", stage, unresolved).await?;
+    for member in run.finished.iter().map(|finished| &finished.worker) {
+        let left = member.connection.server.call("DELETE", &member.path, None).await;
+        left.context("cannot leave the group")?;
     }
-    if stage.made {
+    if stage.is_created {
         stage.first().call("DELETE", &group, None).await.context("cannot delete the group")?;
         stage.first().call("DELETE", &format!("/topics/{source}"), None).await?;
     }
@@ -97,17 +84,17 @@ async fn store_events(flags: &TransformFlags, stage: &Stage, source: &str) -> an
 }
 
 /// Waits until every partition has an owner, and the load is balanced.
-async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
+async fn wait_for_balance(members: &[TransformMember], partitions: i64) -> anyhow::Result<()> {
     let share = partitions.unsigned_abs().div_ceil(members.len() as u64);
-    let mut shown = vec![json!({}); members.len()];
+    let mut bodies = vec![json!({}); members.len()];
     for _ in 0..REBALANCE_ROUNDS {
         let mut owned = Vec::new();
-        for (member, shown) in members.iter().zip(&mut shown) {
+        for (member, body) in members.iter().zip(&mut bodies) {
             let path = format!("{}/heartbeat", member.path);
-            let told = member.server.call("POST", &path, Some(shown)).await?;
+            let answer = member.connection.server.call("POST", &path, Some(body)).await?;
             // nothing was fetched yet, so every revoked partition can be released
-            *shown = json!({"generation": told["generation"]});
-            let assignment = told["assignment"].as_array().context("no assignment")?.iter();
+            *body = json!({"generation": answer["generation"]});
+            let assignment = answer["assignment"].as_array().context("no assignment")?.iter();
             let count = |topic: &Value| topic["partitions"].as_array().map_or(0, Vec::len) as u64;
             owned.push(assignment.map(count).sum::<u64>());
         }
@@ -120,19 +107,16 @@ async fn settle(members: &[TransformMember], partitions: i64) -> anyhow::Result<
 }
 
 struct TransformMember {
-    server: Arc<Server>,
     connection: Connection,
     /// The member's own path, and the beginning of an append to the target.
     path: String,
     target: String,
     /// The beginning of an offset commit, up to the generation.
-    claim: String,
+    offsets: String,
     limit: usize,
     record_bytes: usize,
     cursor: String,
     body: String,
-    /// Events that may be stored or not.
-    unresolved: u64,
 }
 
 impl TransformMember {
@@ -152,87 +136,64 @@ impl TransformMember {
         let partition = index as u64 % stage.partitions.unsigned_abs();
         Ok(Self {
             connection: server.connect().await.context("cannot connect")?,
-            server,
             path: format!("{group}/members/{member_id}"),
             target: format!(r#"{{"topic":"{}","partition":{partition},"records":["#, stage.topic),
-            claim: format!(r#"{{"group":"{name}","member_id":"{member_id}","generation":"#),
+            offsets: format!(r#"{{"group":"{name}","member_id":"{member_id}","generation":"#),
             limit: flags.records_per_request.into(),
             record_bytes: stage.record_bytes,
             cursor: String::new(),
             body: String::new(),
-            unresolved: 0,
         })
     }
+}
 
-    async fn run(mut self, clock: Clock, tally: SharedTally) -> Self {
-        loop {
-            let begun = Instant::now();
-            if begun >= clock.until {
-                return self;
-            }
-            match self.turn().await {
-                Ok(0) => {
-                    let what = "all events were read before the end of the run: give more --events";
-                    tally.lock().error("no_more_events", || what.into());
-                    return self;
-                }
-                Ok(events) => tally.lock().done(begun, Instant::now(), events),
-                Err(failure) => {
-                    tally.lock().failed(&failure);
-                    self.unresolved += self.limit as u64;
-                    sleep(PAUSE).await;
-                    if let (false, Ok(connection)) =
-                        (failure.leaves_connection(), self.server.connect().await)
-                    {
-                        self.connection = connection;
-                    }
-                }
-            }
-        }
-    }
-
+impl Worker for TransformMember {
     /// Fetches a batch and commits it; returns the number of its events.
-    async fn turn(&mut self) -> Result<u64, Failure> {
+    async fn operate(&mut self, tally: &SharedTally) -> Result<u64, Failure> {
         let path = format!("{}/records?limit={}{}", self.path, self.limit, self.cursor);
-        let request = self.server.request("GET", &path);
-        let answer = self.connection.exchange(request.as_bytes()).await?;
-        let lot = Lot::of(answer, self.record_bytes)
+        let request = self.connection.server.request("GET", &path);
+        let answer = self.connection.exchange(&request).await?;
+        let batch = FetchedBatch::parse(answer, self.record_bytes)
             .map_err(|error| Failure::Foreign(format!("unexpected fetch: {error}")))?;
-        let (events, cursor) = (lot.values.len() as u64, lot.cursor);
+        let (events, cursor) = (batch.values.len() as u64, batch.cursor);
         if events == 0 {
+            let what = "all events were read before the end of the run: give more --events";
+            tally.lock().error("no_more_events", || what.into());
             return Ok(0);
         }
         self.body.clear();
         self.body += r#"{"appends":["#;
         self.body += &self.target;
-        for (index, value) in lot.values.iter().enumerate() {
+        for (index, value) in batch.values.iter().enumerate() {
             self.body += if index == 0 { r#"{"value":"# } else { r#",{"value":"# };
             self.body += value;
             self.body += "}";
         }
         self.body += r#"]}],"offsets":["#;
-        self.body += &self.claim;
-        self.body += &format!(r#"{},"cursor":"{cursor}"}}],"commit":true}}"#, lot.generation);
+        self.body += &self.offsets;
+        self.body += &format!(r#"{},"cursor":"{cursor}"}}],"commit":true}}"#, batch.generation);
         self.cursor = format!("&cursor={cursor}");
-        let head = self.server.post_head("/transactions");
-        let request = format!("{head}{}\r\n\r\n{}", self.body.len(), self.body);
-        self.connection.exchange(request.as_bytes()).await?;
+        self.connection.post("/transactions", &self.body).await?;
         Ok(events)
+    }
+
+    fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
     }
 }
 
 /// The relevant parts of a fetch's response.
 #[derive(Debug, PartialEq, Eq)]
-struct Lot<'a> {
+struct FetchedBatch<'a> {
     generation: u64,
     values: Vec<&'a str>,
     cursor: &'a str,
 }
 
-impl<'a> Lot<'a> {
+impl<'a> FetchedBatch<'a> {
     /// Parses a response. The events come from `events`: they have one size, and contain nothing
-    /// that looks like a member.
-    fn of(answer: &'a [u8], record_bytes: usize) -> anyhow::Result<Self> {
+    /// that resembles a member.
+    fn parse(answer: &'a [u8], record_bytes: usize) -> anyhow::Result<Self> {
         let answer = str::from_utf8(answer)?;
         let after = |name: &str| {
             let at = memmem::rfind(answer.as_bytes(), name.as_bytes());
@@ -248,8 +209,8 @@ impl<'a> Lot<'a> {
         };
         let values = memmem::find_iter(answer.as_bytes(), b"\"value\":").map(value);
         let values = values.collect::<anyhow::Result<Vec<_>>>()?;
-        let whole = values.iter().all(|value| value.starts_with('{') && value.ends_with('}'));
-        ensure!(whole, "not all of {} are complete", counted(values.len() as u64, "event"));
+        let complete = values.iter().all(|value| value.starts_with('{') && value.ends_with('}'));
+        ensure!(complete, "not all of {} are complete", counted(values.len() as u64, "event"));
         Ok(Self { generation: generation[..digits].parse()?, values, cursor })
     }
 }
@@ -259,14 +220,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lot_is_cut_from_an_answer() {
+    fn a_batch_is_parsed() {
         let text = r#"{"generation":12,"assignment":[{"topic":"t","partitions":[0]}],"revoked":[],
             "records":[{"topic":"t","partition":0,"offset":8,"value":{"a":1}},
             {"topic":"t","partition":0,"offset":9,"value":{"a":2}}],"cursor":"AbC-_"}"#;
         let values = vec![r#"{"a":1}"#, r#"{"a":2}"#];
-        let lot = Lot::of(text.as_bytes(), 7).unwrap();
-        assert_eq!(lot, Lot { generation: 12, values, cursor: "AbC-_" });
-        assert!(Lot::of(text.as_bytes(), 6).is_err());
-        assert!(Lot::of(b"{}", 7).is_err());
+        let batch = FetchedBatch::parse(text.as_bytes(), 7).unwrap();
+        assert_eq!(batch, FetchedBatch { generation: 12, values, cursor: "AbC-_" });
+        assert!(FetchedBatch::parse(text.as_bytes(), 6).is_err());
+        assert!(FetchedBatch::parse(b"{}", 7).is_err());
     }
 }

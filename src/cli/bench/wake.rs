@@ -1,6 +1,6 @@
 //! One producer appends at a fixed rate, and readers wait at the end of the log.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -11,11 +11,10 @@ use tokio::{
 
 use super::{
     Common, Stage,
-    append::open,
-    connection::{Connection, Server},
+    connection::Connection,
     events::{BenchSession, Requests, Shape},
     measure::{Clock, Latencies, Report, SharedTally, watch},
-    read::page,
+    read::check_page,
 };
 
 const WAIT_MS: u64 = 20_000;
@@ -48,25 +47,25 @@ pub(super) async fn run(flags: &WakeFlags, stage: &Stage) -> anyhow::Result<Repo
     let (path, offset) = (stage.partition_path(0), stage.events_before.unsigned_abs());
     // with several servers, the first reader uses another one than the producer
     let (near, readers) = (stage.server(0), usize::from(flags.readers));
-    let session = open(&near).await?;
+    let session = BenchSession::open(&near).await?;
     let shape = Shape { records: 1, record_bytes: stage.record_bytes, keyed: false, ids_of: None };
     let requests = Requests::new(&near, &path, 0, shape);
     let sender = near.connect().await?;
     let mut waiting = Vec::with_capacity(readers);
     for index in 0..readers {
         let server = stage.server(stage.servers.len() - 1 + index);
-        waiting.push((server.connect().await.context("cannot connect")?, server));
+        waiting.push(server.connect().await.context("cannot connect")?);
     }
 
     let period = Duration::from_secs(1) / u32::from(flags.rate);
-    let whole = stage.phases.warmup + stage.phases.measured;
-    let count = (whole.as_nanos() / period.as_nanos()).try_into().unwrap_or(usize::MAX);
+    let total = stage.phases.warmup + stage.phases.measured;
+    let count = (total.as_nanos() / period.as_nanos()).try_into().unwrap_or(usize::MAX);
     let clock = stage.phases.clock();
     let tally = SharedTally::new(clock)?;
     let mut tasks = JoinSet::new();
     tasks.spawn(produce(sender, requests, session, (period, count), tally.clone()));
-    for (connection, server) in waiting {
-        tasks.spawn(wait(connection, server, path.clone(), offset, count));
+    for connection in waiting {
+        tasks.spawn(wait(connection, path.clone(), offset, count));
     }
     let (seen, cpu) = watch(tasks, clock, &tally).await?;
 
@@ -100,7 +99,7 @@ async fn produce(
     let mut sent = Vec::with_capacity(count);
     for sequence in 0..count as u64 {
         ticks.tick().await;
-        let request = requests.next(Some((session, sequence))).as_bytes();
+        let request = requests.next(Some((session, sequence)));
         let at = Instant::now();
         connection.exchange(request).await.context("cannot append")?;
         let answered = Instant::now();
@@ -112,7 +111,6 @@ async fn produce(
 
 async fn wait(
     mut connection: Connection,
-    server: Arc<Server>,
     path: String,
     mut offset: u64,
     count: usize,
@@ -120,10 +118,10 @@ async fn wait(
     let mut arrived = Vec::with_capacity(count);
     while arrived.len() < count {
         let path = format!("{path}?offset={offset}&wait_ms={WAIT_MS}");
-        let request = server.request("GET", &path);
-        let answer = connection.exchange(request.as_bytes()).await.context("cannot read")?;
+        let request = connection.server.request("GET", &path);
+        let answer = connection.exchange(&request).await.context("cannot read")?;
         let now = Instant::now();
-        let end = page(answer, offset)?.end_offset;
+        let end = check_page(answer, offset)?.end_offset;
         arrived.extend((offset..end).map(|_| now));
         offset = end;
     }
@@ -140,7 +138,7 @@ fn compare(
     let mut before_answer: u64 = 0;
     let arrivals = arrived.iter().flat_map(|arrived| sent.iter().zip(arrived));
     for (sent, arrived) in arrivals {
-        if clock.metrics(sent.at) {
+        if clock.measures(sent.at) {
             from_send.note(arrived.saturating_duration_since(sent.at));
             from_answer.note(arrived.saturating_duration_since(sent.answered));
             before_answer += u64::from(*arrived < sent.answered);

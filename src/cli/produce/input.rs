@@ -67,8 +67,8 @@ impl<R: BufRead> Cutter<R> {
         while batch.lines.len() < self.batch_size && self.read_record()? {
             let text = std::str::from_utf8(&self.buffer);
             let text = text.with_context(|| format!("line {} is not UTF-8", self.line))?;
-            let shape = shape(text, self.kind, self.key_field.as_deref());
-            let record = shape.with_context(|| format!("line {}", self.line))?;
+            let record = to_record(text, self.kind, self.key_field.as_deref());
+            let record = record.with_context(|| format!("line {}", self.line))?;
             batch.body.extend_from_slice(record.as_deref().unwrap_or(text).as_bytes());
             batch.body.push(b'\n');
             batch.lines.push(self.line);
@@ -101,8 +101,8 @@ impl<R: BufRead> Cutter<R> {
     fn read_record(&mut self) -> anyhow::Result<bool> {
         loop {
             self.buffer.clear();
-            let most = MAX_BATCH_BYTES as u64 + 1;
-            let mut input = Read::take(&mut self.input, most);
+            let limit = MAX_BATCH_BYTES as u64 + 1;
+            let mut input = Read::take(&mut self.input, limit);
             let read = input.read_until(b'\n', &mut self.buffer);
             let read = read.context("cannot read the input")?;
             if read == 0 {
@@ -113,7 +113,7 @@ impl<R: BufRead> Cutter<R> {
             let ending = if self.buffer.ends_with(b"\r\n") { 2 } else { 1 };
             if self.buffer.last() == Some(&b'\n') {
                 self.buffer.truncate(read - ending);
-            } else if read as u64 == most {
+            } else if read as u64 == limit {
                 bail!("line {} is longer than {MAX_BATCH_BYTES} bytes", self.line);
             }
             // an empty line is a record of text, but none of JSON
@@ -125,12 +125,16 @@ impl<R: BufRead> Cutter<R> {
 }
 
 /// The record of a line; none if the line is the record itself.
-fn shape(line: &str, kind: LineKind, key_field: Option<&str>) -> anyhow::Result<Option<String>> {
+fn to_record(
+    line: &str,
+    kind: LineKind,
+    key_field: Option<&str>,
+) -> anyhow::Result<Option<String>> {
     match kind {
         LineKind::Text => Ok(Some(format!("{{\"value\":{}}}", Value::from(line)))),
         LineKind::Value => {
             let value: &RawValue = serde_json::from_str(line).context("not JSON")?;
-            let key = key_field.map(|field| key(value.get(), field)).transpose()?;
+            let key = key_field.map(|field| extract_key(value.get(), field)).transpose()?;
             let key = key.map(|key| format!("\"key\":{},", Value::from(key))).unwrap_or_default();
             Ok(Some(format!("{{{key}\"value\":{value}}}")))
         }
@@ -151,14 +155,14 @@ fn with_key(line: &str, field: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = record.get("value") else {
         bail!("without a `value` there is no field to take the key from");
     };
-    let key = Value::from(key(value.get(), field)?);
+    let key = Value::from(extract_key(value.get(), field)?);
     // the object has a member, so ours can be put before it
     let rest = line.trim_start().strip_prefix('{').unwrap_or_default();
     Ok(Some(format!("{{\"key\":{key},{rest}")))
 }
 
 /// The key in a field of the value: a string, or the JSON text of a number or boolean.
-fn key(value: &str, field: &str) -> anyhow::Result<String> {
+fn extract_key(value: &str, field: &str) -> anyhow::Result<String> {
     let value: Value = serde_json::from_str(value)?;
     match value.get(field) {
         Some(Value::String(text)) => Ok(text.clone()),
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_hold_so_many_records_and_know_their_lines() {
+    fn batches_have_the_batch_size_and_know_their_lines() {
         let batches = cut("{1}\n\n{2}\r\n  \n{3}\n{4}\n{5}", LineKind::Record, None, 2);
         let bodies: Vec<_> = batches.iter().map(|batch| batch.body.as_slice()).collect();
         assert_eq!(bodies, [&b"{1}\n{2}\n"[..], b"{3}\n{4}\n", b"{5}\n"]);

@@ -18,7 +18,6 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::mpsc;
-
 use uuid::Uuid;
 
 use self::{
@@ -29,8 +28,8 @@ use super::{
     Interrupted, WrongUsage,
     admin::txn,
     block_on,
-    client::{Client, ServerFlags, counted},
-    common::name,
+    client::{Client, ServerFlags},
+    common::{counted, name},
     interrupted,
 };
 use crate::model::Name;
@@ -187,7 +186,7 @@ pub(super) fn run(flags: ProduceFlags) -> anyhow::Result<()> {
 async fn produce(flags: ProduceFlags) -> anyhow::Result<()> {
     let (identity, batch_size) = flags.identity()?;
     let words = identity.words();
-    let (input, size) = input(flags.file)?;
+    let (input, size) = open_input(flags.file)?;
     let kind = match (flags.plain, flags.values) {
         (true, _) => LineKind::Text,
         (_, true) => LineKind::Value,
@@ -196,39 +195,39 @@ async fn produce(flags: ProduceFlags) -> anyhow::Result<()> {
     let cutter = Cutter::new(input, kind, flags.key_field, (batch_size as usize, words.size));
     let patience = flags.max_retry_ms.map(Duration::from_millis);
     let mut client = Client::new(flags.server, patience)?;
-    client.progress = progress(size);
+    client.progress = progress_bar(size);
     let client = Arc::new(client);
-    let scope = Destination { topic: flags.topic, partition: flags.partition };
+    let destination = Destination { topic: flags.topic, partition: flags.partition };
     let begun = Instant::now();
 
     let (mut tally, mut signal) = (Tally::default(), None);
     let sent = tokio::select! {
         sent = async {
-            let mut window = Window::open(client.clone(), &scope, &identity).await?;
+            let mut window = Window::open(client.clone(), &destination, &identity).await?;
             send_all(cutter, &mut window, &mut tally, &client, words).await
         } => sent,
-        interrupted = interrupted() => {
-            signal = Some(interrupted?);
+        received = interrupted() => {
+            signal = Some(received?);
             Err(anyhow!("interrupted"))
         }
     };
     client.progress.finish_and_clear();
-    let stored = summary(&tally, &scope, &client, words, begun.elapsed());
+    let stored = summary(&tally, &destination, &client, words, begun.elapsed());
     let Err(error) = sent else {
         client.notice(&stored);
         return Ok(());
     };
-    let mut told = format!("{error:#}");
+    let mut message = format!("{error:#}");
     if tally.requests > 0 {
-        told += &format!("\nbefore that it {stored}");
+        message += &format!("\nbefore that it {stored}");
     }
-    let Some(signal) = signal else { return Err(anyhow!(told)) };
-    told += &if identity.is_lasting() {
+    let Some(signal) = signal else { return Err(anyhow!(message)) };
+    message += &if identity.is_lasting() {
         "\nrun the same command again to resume where the log ends, with no line twice".to_owned()
     } else {
         format!("\nwithout {} the run cannot be resumed", words.id)
     };
-    Err(Interrupted { signal, told }.into())
+    Err(Interrupted { signal, message }.into())
 }
 
 async fn send_all(
@@ -288,7 +287,7 @@ impl Tally {
 
 fn summary(
     tally: &Tally,
-    scope: &Destination,
+    destination: &Destination,
     client: &Client,
     words: &Words,
     took: Duration,
@@ -298,7 +297,7 @@ fn summary(
         "stored {} in {} to {} in {seconds:.1} s ({:.0}/s)",
         counted(tally.records, "record"),
         counted(tally.requests, words.unit),
-        scope.topic,
+        destination.topic,
         tally.records as f64 / seconds.max(0.001)
     );
     if tally.requests_before > 0 {
@@ -315,7 +314,7 @@ fn summary(
 type Input = Box<dyn BufRead + Send>;
 
 /// Opens the input; returns its size too if it is a file.
-fn input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
+fn open_input(file: Option<PathBuf>) -> anyhow::Result<(Input, Option<u64>)> {
     let path = match file {
         Some(path) if path.as_os_str() != "-" => path,
         _ => return Ok((Box::new(BufReader::with_capacity(READ_AHEAD_BYTES, stdin())), None)),
@@ -362,7 +361,7 @@ fn read_ahead(
 }
 
 /// A progress bar; indicatif draws it only on a terminal.
-fn progress(size: Option<u64>) -> ProgressBar {
+fn progress_bar(size: Option<u64>) -> ProgressBar {
     let (bar, template) = match size {
         Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes} {msg} ({eta} left)"),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} {msg}"),

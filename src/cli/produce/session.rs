@@ -33,19 +33,19 @@ impl ProducerSession {
     /// next sequence too.
     pub async fn open(
         client: &Client,
-        scope: &Destination,
+        destination: &Destination,
         transactional_id: Option<&Name>,
     ) -> anyhow::Result<(Self, i64)> {
-        let mut asked = json!({"open_id": Uuid::now_v7()});
+        let mut body = json!({"open_id": Uuid::now_v7()});
         if let Some(name) = transactional_id {
-            asked["transactional_id"] = name.as_str().into();
+            body["transactional_id"] = name.as_str().into();
         }
-        let open = client.request(Method::POST, &["sessions"], &[]).json(&asked);
+        let open = client.request(Method::POST, &["sessions"], &[]).json(&body);
         let opened: OpenedSession =
             client.send(open).await.context("cannot open the session")?.json()?;
-        let next_sequence = next_sequence(client, scope, &opened).await?;
+        let next_sequence = find_next_sequence(client, destination, &opened).await?;
         let OpenedSession { producer_id, epoch, .. } = opened;
-        Ok((Self { path: path(scope), producer_id, epoch }, next_sequence))
+        Ok((Self { path: records_path(destination), producer_id, epoch }, next_sequence))
     }
 
     pub fn request(&self, client: &Client, sequence: i64, body: Vec<u8>) -> RequestBuilder {
@@ -58,9 +58,9 @@ impl ProducerSession {
     }
 }
 
-fn path(scope: &Destination) -> Vec<String> {
-    let topic = scope.topic.to_string();
-    match scope.partition {
+fn records_path(destination: &Destination) -> Vec<String> {
+    let topic = destination.topic.to_string();
+    match destination.partition {
         Some(partition) => {
             ["topics", &topic, "partitions", &partition.to_string(), "records"].map(String::from)
         }
@@ -69,18 +69,18 @@ fn path(scope: &Destination) -> Vec<String> {
     }
 }
 
-fn is_of(scope: &Destination, item: &Value) -> bool {
-    item["topic"] == scope.topic.as_str()
-        && item["partition"].as_i64() == scope.partition.map(i64::from)
+fn is_of(destination: &Destination, item: &Value) -> bool {
+    item["topic"] == destination.topic.as_str()
+        && item["partition"].as_i64() == destination.partition.map(i64::from)
 }
 
-async fn next_sequence(
+async fn find_next_sequence(
     client: &Client,
-    scope: &Destination,
+    destination: &Destination,
     opened: &OpenedSession,
 ) -> anyhow::Result<i64> {
     let number = |item: &Value| item["next_sequence"].as_i64().context("no next_sequence");
-    if let Some(found) = opened.next_sequences.iter().find(|item| is_of(scope, item)) {
+    if let Some(found) = opened.next_sequences.iter().find(|item| is_of(destination, item)) {
         return number(found);
     }
     // an open lists a thousand scopes, which nearly always are all of them
@@ -88,16 +88,16 @@ async fn next_sequence(
     if opened.next_sequences.len() >= crate::model::session::MAX_LISTED_SCOPES as usize {
         let path = ["sessions", &opened.producer_id.to_string(), "sequences"];
         let each = |item: &RawValue| {
-            found = Some(serde_json::from_str(item.get())?).filter(|item| is_of(scope, item));
+            found = Some(serde_json::from_str(item.get())?).filter(|item| is_of(destination, item));
             Ok(found.is_none())
         };
-        client.list(&path, &[], "sequences", each).await?;
+        client.list(&path, &[], each).await?;
     }
     found.as_ref().map_or(Ok(0), number)
 }
 
 /// Advice to the user about a refusal.
-pub fn hint(problem: &Problem) -> Option<&'static str> {
+pub fn hint_for(problem: &Problem) -> Option<&'static str> {
     Some(match problem.code.as_str() {
         "producer_fenced" => {
             "another run with the same --transactional-id was started and has fenced this one. If \

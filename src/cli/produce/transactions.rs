@@ -24,7 +24,7 @@ const APPEND_BYTES: usize = 1 << 19;
 /// The default of `max_body_bytes`.
 const MAX_BODY_BYTES: usize = 16 << 20;
 /// The fields that a read adds to a record.
-const OF_A_READ: [&str; 5] = ["offset", "partition", "topic", "appended_at", "transaction_id"];
+const READ_FIELDS: [&str; 5] = ["offset", "partition", "topic", "appended_at", "transaction_id"];
 
 const EXPIRED: &str = "\
 transactions are remembered for the tenant's transaction_retention_ms (7 days unless set), and an \
@@ -44,15 +44,15 @@ impl TransactionRun {
     /// Returns also how many transactions earlier runs with the same first id have committed.
     pub async fn open(
         client: &Client,
-        scope: &Destination,
+        destination: &Destination,
         first: Option<Uuid>,
         batch_size: usize,
     ) -> anyhow::Result<(Self, i64)> {
-        let partition = scope.partition.map(|number| format!("\"partition\":{number},"));
+        let partition = destination.partition.map(|number| format!("\"partition\":{number},"));
         let partition = partition.unwrap_or_default();
-        let head = format!("{{\"topic\":\"{}\",{partition}\"records\":[", scope.topic);
+        let head = format!("{{\"topic\":\"{}\",{partition}\"records\":[", destination.topic);
         let committed = match first {
-            Some(first) => committed(client, first).await?,
+            Some(first) => count_committed(client, first).await?,
             None => 0,
         };
         Ok((Self { first, batch_size, head }, committed))
@@ -78,7 +78,8 @@ impl TransactionRun {
             format!("{{\"transaction_id\":\"{id}\",\"commit\":true,\"appends\":[{}", self.head);
         let (mut starts, mut records, mut bytes) = (vec![0], 0, 0);
         for (index, (text, line)) in ndjson.split_terminator('\n').zip(lines).enumerate() {
-            let record = record(text).with_context(|| format!("line {line}: not a record"))?;
+            let record =
+                strip_read_fields(text).with_context(|| format!("line {line}: not a record"))?;
             if records == self.batch_size || records > 0 && bytes + record.len() > APPEND_BYTES {
                 body.push_str("]},");
                 body.push_str(&self.head);
@@ -115,7 +116,7 @@ fn nth(first: Uuid, number: i64) -> Uuid {
 
 /// The number of committed transactions of a run. Each is sent after the one before it is
 /// committed, so an exponential and a binary search find the first that is missing.
-async fn committed(client: &Client, first: Uuid) -> anyhow::Result<i64> {
+async fn count_committed(client: &Client, first: Uuid) -> anyhow::Result<i64> {
     let (mut held, mut step) = (0, 1);
     while is_committed(client, nth(first, held + step - 1)).await? {
         held += step;
@@ -145,7 +146,7 @@ async fn is_committed(client: &Client, id: Uuid) -> anyhow::Result<bool> {
         Err(Failure::Refused(problem)) if problem.code == "transaction_not_found" => Ok(false),
         Err(failure) => {
             let hint = match &failure {
-                Failure::Refused(problem) => hint(problem),
+                Failure::Refused(problem) => hint_for(problem),
                 _ => None,
             };
             let hint = hint.map(|hint| format!("\n{hint}")).unwrap_or_default();
@@ -156,12 +157,12 @@ async fn is_committed(client: &Client, id: Uuid) -> anyhow::Result<bool> {
 
 /// The record of a line without the fields that a read adds: an append of NDJSON ignores them, a
 /// transaction refuses them. It also makes sure that one line is one record.
-fn record(line: &str) -> anyhow::Result<String> {
+fn strip_read_fields(line: &str) -> anyhow::Result<String> {
     let Members(members) = serde_json::from_str(line)?;
-    if !members.iter().any(|(name, _)| OF_A_READ.contains(&name.as_str())) {
+    if !members.iter().any(|(name, _)| READ_FIELDS.contains(&name.as_str())) {
         return Ok(line.to_owned());
     }
-    let kept = members.iter().filter(|(name, _)| !OF_A_READ.contains(&name.as_str()));
+    let kept = members.iter().filter(|(name, _)| !READ_FIELDS.contains(&name.as_str()));
     let kept = kept.map(|(name, value)| format!("{}:{value}", Value::from(name.as_str())));
     Ok(format!("{{{}}}", kept.collect::<Vec<_>>().join(",")))
 }
@@ -192,7 +193,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
 }
 
 /// Advice to the user about a refusal.
-pub fn hint(problem: &Problem) -> Option<&'static str> {
+pub fn hint_for(problem: &Problem) -> Option<&'static str> {
     Some(match problem.code.as_str() {
         "transaction_expired" => EXPIRED,
         "invalid_transaction_id" => {
@@ -237,10 +238,10 @@ mod tests {
 
     #[test]
     fn a_transaction_is_cut_into_appends_by_records_and_by_bytes() {
-        let (whole, starts) = body(2, "{\"value\":1}\n{\"value\":2}\n{\"value\":3}\n").unwrap();
-        assert_eq!((&whole["transaction_id"], &whole["commit"]), (&FIRST.into(), &true.into()));
+        let (request, starts) = body(2, "{\"value\":1}\n{\"value\":2}\n{\"value\":3}\n").unwrap();
+        assert_eq!((&request["transaction_id"], &request["commit"]), (&FIRST.into(), &true.into()));
         assert_eq!(
-            whole["appends"].to_string(),
+            request["appends"].to_string(),
             "[{\"records\":[{\"value\":1},{\"value\":2}],\"topic\":\"t\"},\
              {\"records\":[{\"value\":3}],\"topic\":\"t\"}]"
         );
@@ -266,7 +267,7 @@ mod tests {
             (r#"{"offset":1}"#, "{}"),
         ];
         for (line, want) in table {
-            assert_eq!(record(line).unwrap(), want);
+            assert_eq!(strip_read_fields(line).unwrap(), want);
         }
         for line in [r#"{"value":1},{"value":2}"#, r#"{"value":1"#, "7", "", "]}"] {
             let error = body(9, &format!("{{\"value\":0}}\n{line}\n")).unwrap_err();

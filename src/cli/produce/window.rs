@@ -9,13 +9,18 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::{Destination, input::Batch, session::ProducerSession, transactions::TransactionRun};
+use super::{
+    Destination,
+    input::Batch,
+    session::{self, ProducerSession},
+    transactions::{self, TransactionRun},
+};
 use crate::{
     cli::client::{Client, Failure, Problem},
     model::Name,
 };
 
-/// How a run is told from others, and its requests from each other.
+/// How a run and its requests are identified.
 pub(in crate::cli) enum Identity {
     /// A session, with or without a name, and sequences.
     Session { transactional_id: Option<Name>, in_flight: usize },
@@ -76,11 +81,11 @@ pub(in crate::cli) struct Window {
 
 struct ProduceRun {
     client: Arc<Client>,
-    way: Way,
+    mode: Mode,
     words: &'static Words,
 }
 
-enum Way {
+enum Mode {
     Session(ProducerSession),
     Transactions(TransactionRun),
 }
@@ -88,21 +93,22 @@ enum Way {
 impl Window {
     pub async fn open(
         client: Arc<Client>,
-        scope: &Destination,
+        destination: &Destination,
         identity: &Identity,
     ) -> anyhow::Result<Self> {
-        let (way, next, limit) = match identity {
+        let (mode, next, limit) = match identity {
             Identity::Session { transactional_id, in_flight } => {
                 let opened =
-                    ProducerSession::open(&client, scope, transactional_id.as_ref()).await?;
-                (Way::Session(opened.0), opened.1, *in_flight)
+                    ProducerSession::open(&client, destination, transactional_id.as_ref()).await?;
+                (Mode::Session(opened.0), opened.1, *in_flight)
             }
             Identity::Transactions { first, batch_size } => {
-                let opened = TransactionRun::open(&client, scope, *first, *batch_size).await?;
-                (Way::Transactions(opened.0), opened.1, 1)
+                let opened =
+                    TransactionRun::open(&client, destination, *first, *batch_size).await?;
+                (Mode::Transactions(opened.0), opened.1, 1)
             }
         };
-        let run = Arc::new(ProduceRun { client, way, words: identity.words() });
+        let run = Arc::new(ProduceRun { client, mode, words: identity.words() });
         Ok(Self { run, next, limit, in_flight: VecDeque::new() })
     }
 
@@ -175,11 +181,11 @@ async fn append(
     request: RequestBuilder,
     known: i64,
 ) -> Result<StoredBatch, Failure> {
-    let overtook = |problem: &Problem| {
+    let has_overtaken = |problem: &Problem| {
         ["out_of_order_sequence", "unknown_producer_state"].contains(&problem.code.as_str())
             && problem.expected.is_some_and(|expected| expected >= known)
     };
-    let answer = client.send_while(request, overtook).await?;
+    let answer = client.send_while(request, has_overtaken).await?;
     answer.json().map_err(|error| Failure::Foreign(format!("{error:#}")))
 }
 
@@ -192,11 +198,11 @@ impl ProduceRun {
         ndjson: Vec<u8>,
         lines: &[u64],
     ) -> anyhow::Result<(RequestBuilder, Vec<usize>)> {
-        match &self.way {
-            Way::Session(session) => {
+        match &self.mode {
+            Mode::Session(session) => {
                 Ok((session.request(&self.client, number, ndjson), Vec::new()))
             }
-            Way::Transactions(transactions) => {
+            Mode::Transactions(transactions) => {
                 transactions.request(&self.client, number, &ndjson, lines)
             }
         }
@@ -211,16 +217,16 @@ impl ProduceRun {
         starts: &[usize],
     ) -> anyhow::Error {
         let Failure::Refused(problem) = &failure else { return failure.into() };
-        let hint = match (&self.way, problem.code.as_str()) {
+        let hint = match (&self.mode, problem.code.as_str()) {
             (_, "invalid_request") => Some(
                 "a line is a record such as {\"key\": \"a\", \"value\": 1}; use --values if lines \
                  are values, --plain if they are text",
             ),
-            (Way::Session(_), _) => crate::cli::produce::session::hint(problem),
-            (Way::Transactions(_), _) => crate::cli::produce::transactions::hint(problem),
+            (Mode::Session(_), _) => session::hint_for(problem),
+            (Mode::Transactions(_), _) => transactions::hint_for(problem),
         };
         let Some(hint) = hint else { return failure.into() };
-        let record = problem.errors.first().and_then(|fault| record_at(&fault.pointer, starts));
+        let record = problem.errors.first().and_then(|error| record_at(&error.pointer, starts));
         let place = match (record.and_then(|record| lines.get(record)), lines.first()) {
             (Some(line), _) => format!("line {line}"),
             (None, first) => {

@@ -1,7 +1,7 @@
 //! Strict JSON: unknown and repeated fields, trailing bytes and arrays in place of objects are
 //! refused, and every error is located by an RFC 6901 pointer.
 
-use std::{fmt, marker::PhantomData, ops::RangeInclusive};
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -9,23 +9,21 @@ use serde::{
 };
 use serde_path_to_error::{Path, Segment};
 
-use crate::model::{
-    Code, Fault, Invalid, MAX_INTEGER, Name, Partition, invalid::MAX_FAULT_TEXT_BYTES,
-};
+use crate::model::{Code, Name, ValidationErrors, validation::MAX_TEXT_BYTES};
 
 /// Parses one object. (`T` refuses unknown fields by its own attribute.)
-pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Invalid> {
+pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ValidationErrors> {
     let mut json = serde_json::Deserializer::from_str(text);
     let parsed = serde_path_to_error::deserialize::<_, Object<T>>(&mut json);
     let Object(value) = parsed.map_err(|error| {
-        let mut pointer = pointer(error.path());
+        let mut pointer = pointer_of(error.path());
         let detail = error.into_inner().to_string();
         if let Some(name) = named_by(&detail) {
             push(&mut pointer, name);
         }
-        Invalid::at(pointer, detail)
+        ValidationErrors::at(pointer, detail)
     })?;
-    json.end().map_err(|error| Invalid::at("", error.to_string()))?;
+    json.end().map_err(|error| ValidationErrors::at("", error.to_string()))?;
     Ok(value)
 }
 
@@ -37,7 +35,7 @@ pub fn named_by(detail: &str) -> Option<&str> {
     rest.split_once('`').map(|(name, _)| name)
 }
 
-fn pointer(path: &Path) -> String {
+fn pointer_of(path: &Path) -> String {
     let mut pointer = String::new();
     for segment in path {
         match segment {
@@ -51,7 +49,7 @@ fn pointer(path: &Path) -> String {
 
 fn push(pointer: &mut String, token: &str) {
     // what is beyond is not shown, and need not be copied
-    let token = &token[..token.floor_char_boundary(MAX_FAULT_TEXT_BYTES)];
+    let token = &token[..token.floor_char_boundary(MAX_TEXT_BYTES)];
     pointer.push('/');
     pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
 }
@@ -133,92 +131,35 @@ pub fn given<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Option<i64>>, 
     Option::deserialize(json).map(Some)
 }
 
-/// Collects all validation errors of a request, where serde stops at the first.
-#[derive(Default)]
-pub struct Faults(Invalid);
+/// The elements of a list; none if it is absent or too long.
+pub fn elements<T, const MOST: usize>(
+    errors: &mut ValidationErrors,
+    pointer: &str,
+    list: Option<AtMost<T, MOST>>,
+    code: Code,
+) -> Vec<T> {
+    let Some(list) = list else { return Vec::new() };
+    list.elements().unwrap_or_else(|| {
+        let detail = format!("at most {MOST} elements are allowed");
+        errors.join(ValidationErrors::too_large(pointer, detail, code, MOST as i64));
+        Vec::new()
+    })
+}
 
-impl Faults {
-    pub fn add(&mut self, pointer: &str, detail: impl Into<String>) {
-        self.0.add(Fault::new(pointer, detail));
+/// The names of a list; none if the list is too long.
+pub fn names<C: FromIterator<Name>, const MOST: usize>(
+    errors: &mut ValidationErrors,
+    pointer: &str,
+    list: AtMost<String, MOST>,
+) -> C {
+    let list = list.elements();
+    if list.is_none() {
+        errors.add(pointer, format!("at most {MOST} names are allowed"));
     }
-
-    /// The elements of a list; none if it is absent or too long.
-    pub fn elements<T, const MOST: usize>(
-        &mut self,
-        pointer: &str,
-        sent: Option<AtMost<T, MOST>>,
-        code: Code,
-    ) -> Vec<T> {
-        let Some(sent) = sent else { return Vec::new() };
-        sent.elements().unwrap_or_else(|| {
-            let detail = format!("at most {MOST} elements are allowed");
-            self.0.join(Invalid::too_large(pointer, detail, code, MOST as i64));
-            Vec::new()
-        })
-    }
-
-    /// Checks that a value, if present, is within the range.
-    pub fn range(
-        &mut self,
-        pointer: &str,
-        value: Option<i64>,
-        range: RangeInclusive<i64>,
-    ) -> Option<i64> {
-        let value = value?;
-        if range.contains(&value) {
-            return Some(value);
-        }
-        let (low, high) = (range.start(), range.end());
-        self.add(pointer, format!("{value} is outside of {low} to {high}"));
-        None
-    }
-
-    /// Checks an id, offset, epoch or sequence.
-    pub fn count(&mut self, pointer: &str, value: Option<i64>) -> Option<i64> {
-        self.range(pointer, value, 0..=MAX_INTEGER)
-    }
-
-    /// Checks a partition number.
-    pub fn partition(&mut self, pointer: &str, value: Option<i64>) -> Option<Partition> {
-        let value = self.range(pointer, value, 0..=i64::from(Partition::MAX))?;
-        Partition::try_from(value).ok()
-    }
-
-    /// Returns the parsed part of the request, or records its errors.
-    pub fn part<T>(&mut self, made: Result<T, Invalid>) -> Option<T> {
-        made.map_err(|invalid| self.0.join(invalid)).ok()
-    }
-
-    pub fn name(&mut self, pointer: &str, text: Option<&str>) -> Option<Name> {
-        match Name::parse(text?) {
-            Ok(name) => Some(name),
-            Err(why) => {
-                self.add(pointer, why);
-                None
-            }
-        }
-    }
-
-    /// The names of a list; none if the list is too long.
-    pub fn names<C: FromIterator<Name>, const MOST: usize>(
-        &mut self,
-        pointer: &str,
-        sent: AtMost<String, MOST>,
-    ) -> C {
-        let sent = sent.elements();
-        if sent.is_none() {
-            self.add(pointer, format!("at most {MOST} names are allowed"));
-        }
-        let sent = sent.unwrap_or_default();
-        let names = sent.iter().enumerate();
-        names
-            .filter_map(|(index, text)| self.name(&format!("{pointer}/{index}"), Some(text)))
-            .collect()
-    }
-
-    pub fn finish(self) -> Result<(), Invalid> {
-        if self.0.faults.is_empty() { Ok(()) } else { Err(self.0) }
-    }
+    let texts = list.into_iter().flatten().enumerate();
+    texts
+        .filter_map(|(index, text)| errors.name(&format!("{pointer}/{index}"), Some(&text)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -267,9 +208,9 @@ mod tests {
             ("", "", "EOF"),
         ];
         for (text, pointer, detail) in table {
-            let fault = parse::<Outer>(text).err().unwrap().faults.remove(0);
-            assert_eq!(fault.pointer, pointer, "{text}: {}", fault.detail);
-            assert!(fault.detail.contains(detail), "{text}: {}", fault.detail);
+            let error = parse::<Outer>(text).err().unwrap().listed.remove(0);
+            assert_eq!(error.pointer, pointer, "{text}: {}", error.detail);
+            assert!(error.detail.contains(detail), "{text}: {}", error.detail);
         }
     }
 
@@ -290,34 +231,18 @@ mod tests {
         assert_eq!(list(&["{}"; 4]), Ok(None));
         // what is beyond need not be what it should be, what is before is looked at
         assert_eq!(list(&["{}", "{}", "{}", "1", "[]"]), Ok(None));
-        assert_eq!(list(&["{}", "{}", "1", "{}"]).unwrap_err().faults[0].pointer, "/list/2");
-        assert_eq!(parse::<Listed>("{\"list\": {}}").err().unwrap().faults[0].pointer, "/list");
+        assert_eq!(list(&["{}", "{}", "1", "{}"]).unwrap_err().listed[0].pointer, "/list/2");
+        assert_eq!(parse::<Listed>("{\"list\": {}}").err().unwrap().listed[0].pointer, "/list");
         assert!(parse::<Listed>("{\"list\": [{}, {}, {}, {}, ").is_err());
 
-        let mut faults = Faults::default();
-        faults.add("/a", "no");
+        let mut errors = ValidationErrors::default();
+        errors.add("/a", "no");
         let sent: Listed = parse(r#"{"list": [0, 0, 0]}"#.replace('0', "{}").as_str()).unwrap();
-        assert_eq!(faults.elements("/list", sent.list, Code::PayloadTooLarge).len(), 3);
+        assert_eq!(elements(&mut errors, "/list", sent.list, Code::PayloadTooLarge).len(), 3);
         let sent: Listed = parse(r#"{"list": [0, 0, 0, 0]}"#.replace('0', "{}").as_str()).unwrap();
-        assert!(faults.elements("/list", sent.list, Code::PayloadTooLarge).is_empty());
-        let refused = faults.finish().unwrap_err();
+        assert!(elements(&mut errors, "/list", sent.list, Code::PayloadTooLarge).is_empty());
+        let refused = errors.finish().unwrap_err();
         assert_eq!(refused.too_large.map(|large| large.limit), Some(3));
-        assert_eq!(refused.faults[0].pointer, "/list");
-    }
-
-    #[test]
-    fn all_faults_are_collected() {
-        let mut faults = Faults::default();
-        assert_eq!(faults.range("/a", Some(1), 1..=2), Some(1));
-        assert_eq!(faults.range("/b", Some(0), 1..=2), None);
-        assert_eq!(faults.count("/c", Some(1 << 53)), None);
-        assert!(faults.name("/d", Some("..")).is_none());
-        assert_eq!(faults.partition("/e", Some(i64::from(Partition::MAX))), Some(Partition::MAX));
-        assert_eq!(faults.partition("/f", Some(1 << 31)), None);
-        assert_eq!(faults.part(Ok(7)), Some(7));
-        assert_eq!(faults.part::<()>(Err(Invalid::at("/g", "no"))), None);
-        let pointers: Vec<_> =
-            faults.finish().unwrap_err().faults.into_iter().map(|fault| fault.pointer).collect();
-        assert_eq!(pointers, ["/b", "/c", "/d", "/f", "/g"]);
+        assert_eq!(refused.listed[0].pointer, "/list");
     }
 }

@@ -8,11 +8,11 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
-use super::{json::Faults, query::escape};
+use super::query::escape;
 use crate::{
     broker::Error,
     model::{
-        Invalid, Name,
+        Name, ValidationErrors,
         topic::{Listed, Page},
     },
 };
@@ -36,21 +36,21 @@ pub struct ListQuery {
 }
 
 impl ListQuery {
-    pub fn page(self) -> Result<Page, Invalid> {
+    pub fn page(self) -> Result<Page, ValidationErrors> {
         page(self.limit, self.after)
     }
 }
 
-pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Invalid> {
-    let mut faults = Faults::default();
-    faults.range("?limit", limit, 1..=MAX_LIMIT);
+pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
+    errors.range("?limit", limit, 1..=MAX_LIMIT);
     let visible = |text: &String| {
         (1..=MAX_AFTER_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
     };
     if after.as_ref().is_some_and(|text| !visible(text)) {
-        faults.add("?after", "not a next_after of this list");
+        errors.add("?after", "not a next_after of this list");
     }
-    faults.finish()?;
+    errors.finish()?;
     Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
 }
 
@@ -85,17 +85,21 @@ where
     }
 }
 
-/// The page with its link to the next one. `base` is the URL with its other parameters, ready for
-/// one more.
-pub fn answer(list: impl Serialize, base: &str, limit: i64, next_after: Option<&str>) -> Response {
-    let mut answer = Json(list).into_response();
-    if let Some(after) = next_after {
+/// The page, made of its items and its `next_after`, with a link to the next one. `base` is the URL
+/// with its other parameters, ready for one more.
+pub fn answer<T, I: From<T>, L: Serialize>(
+    listed: Listed<T>,
+    base: &str,
+    limit: i64,
+    page: impl FnOnce(Vec<I>, Option<String>) -> L,
+) -> Response {
+    let Listed { items, next_after } = listed;
+    let link = next_after.as_deref().and_then(|after| {
         let link = format!("<{base}limit={limit}&after={}>; rel=\"next\"", escape(after));
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            answer.headers_mut().insert(LINK, link);
-        }
-    }
-    answer
+        HeaderValue::try_from(link).ok()
+    });
+    let items = items.into_iter().map(I::from).collect();
+    (link.map(|link| [(LINK, link)]), Json(page(items, next_after))).into_response()
 }
 
 #[cfg(test)]
@@ -110,13 +114,14 @@ mod tests {
             [(0, "a", "?limit"), (1001, "a", "?limit"), (1, "", "?after"), (1, "\0", "?after")]
         {
             let invalid = page(Some(limit), Some(after.into())).unwrap_err();
-            assert_eq!(invalid.faults[0].pointer, pointer);
+            assert_eq!(invalid.listed[0].pointer, pointer);
         }
     }
 
     #[test]
     fn the_next_page_is_linked() {
-        let answer = answer((), "/v1/topics?", 2, Some("a/1"));
+        let listed = Listed { items: vec![7], next_after: Some("a/1".into()) };
+        let answer = answer(listed, "/v1/topics?", 2, |items: Vec<i64>, after| (items, after));
         assert_eq!(answer.headers()[LINK], "</v1/topics?limit=2&after=a%2F1>; rel=\"next\"");
     }
 }

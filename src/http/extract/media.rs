@@ -72,11 +72,11 @@ pub fn accept_encoding(headers: &HeaderMap) -> Encoding {
     let ranges: Vec<(&str, f32)> =
         fields.flat_map(|field| field.split(',')).filter_map(range).collect();
     let named = |name: &str| ranges.iter().find(|(range, _)| range.eq_ignore_ascii_case(name));
-    let quality =
+    let quality_of =
         |name: &str| named(name).or_else(|| named("*")).map_or(0.0, |(_, quality)| *quality);
     let mut best = (Encoding::Identity, named("identity").map_or(0.0, |(_, quality)| *quality));
     for encoding in [Encoding::Zstd, Encoding::Gzip] {
-        let quality = quality(encoding.as_str());
+        let quality = quality_of(encoding.as_str());
         let is_better = match best {
             (Encoding::Identity, least) => quality > 0.0 && quality >= least,
             (_, least) => quality > least,

@@ -1,7 +1,10 @@
 //! Query strings, parsed as strictly as bodies: an unknown, repeated, missing or malformed
 //! parameter is an error, never ignored.
 
+use std::borrow::Cow;
+
 use axum::{extract::FromRequestParts, http::request::Parts};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, IntoDeserializer, Visitor, value},
@@ -9,7 +12,7 @@ use serde::{
 };
 
 use super::json::named_by;
-use crate::{broker::Error, model::Invalid};
+use crate::{broker::Error, model::ValidationErrors};
 
 /// The parameters of an operation without a body.
 pub struct Query<T>(pub T);
@@ -44,12 +47,12 @@ impl ParameterPlace {
 #[serde(deny_unknown_fields)]
 pub struct NoParameters {}
 
-pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
+pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, ValidationErrors> {
     let mut pairs = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let name = unescape(name).map_err(|why| Invalid::at("?", why))?;
-        let value = unescape(value).map_err(|why| Invalid::at(format!("?{name}"), why))?;
+        let name = unescape(name).map_err(|why| ValidationErrors::at("?", why))?;
+        let value = unescape(value).map_err(|why| ValidationErrors::at(format!("?{name}"), why))?;
         pairs.push((name, Text(value)));
     }
     let pairs = value::MapDeserializer::new(pairs.into_iter());
@@ -58,40 +61,29 @@ pub fn parse<T: DeserializeOwned>(query: Option<&str>) -> Result<T, Invalid> {
         let detail = error.into_inner().to_string();
         // Serde names a missing or repeated field in its words only.
         let name = if path == "." { named_by(&detail).unwrap_or_default() } else { &path };
-        Invalid::at(format!("?{name}"), detail.clone())
+        ValidationErrors::at(format!("?{name}"), detail.clone())
     })
 }
 
 /// Decodes by RFC 3986: `+` stays a plus (as in the zone of a timestamp).
 fn unescape(text: &str) -> Result<String, &'static str> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16));
-        match (digit(), digit()) {
-            (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
-            _ => return Err("malformed percent-encoding"),
-        }
+    // The crate keeps a malformed escape as it is.
+    let is_escape = |rest: &str| match rest.as_bytes() {
+        [high, low, ..] => high.is_ascii_hexdigit() && low.is_ascii_hexdigit(),
+        _ => false,
+    };
+    if !text.split('%').skip(1).all(is_escape) {
+        return Err("malformed percent-encoding");
     }
-    String::from_utf8(bytes).map_err(|_| "invalid UTF-8")
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Cow::into_owned).map_err(|_| "invalid UTF-8")
 }
 
-/// Percent-encodes everything except RFC 3986's unreserved characters.
+/// All characters except RFC 3986's unreserved ones.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                escaped.push(char::from(byte));
-            }
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
 /// Parses an integer in its only spelling: no sign but `-`, no leading zeros, no spaces.
@@ -187,17 +179,19 @@ mod tests {
             ("before=99999999999999999999", "?before", "2^53"),
             ("before=1&name=%zz", "?name", "percent-encoding"),
             ("before=1&name=%f", "?name", "percent-encoding"),
+            ("before=1&name=%%41", "?name", "percent-encoding"),
+            ("before=1&name=%+1", "?name", "percent-encoding"),
             ("before=1&name=%ff", "?name", "UTF-8"),
             ("before=1&%ff=a", "?", "UTF-8"),
             ("before=1&isolation=none", "?isolation", "unknown variant"),
         ];
         for (query, pointer, detail) in table {
-            let fault = parse::<Parameters>(Some(query)).unwrap_err().faults.remove(0);
-            assert_eq!(fault.pointer, pointer, "{query}");
-            assert!(fault.detail.contains(detail), "{query}: {}", fault.detail);
+            let error = parse::<Parameters>(Some(query)).unwrap_err().listed.remove(0);
+            assert_eq!(error.pointer, pointer, "{query}");
+            assert!(error.detail.contains(detail), "{query}: {}", error.detail);
         }
-        let fault = parse::<NoParameters>(Some("limit=1")).err().unwrap().faults.remove(0);
-        assert_eq!(fault.pointer, "?limit");
+        let error = parse::<NoParameters>(Some("limit=1")).err().unwrap().listed.remove(0);
+        assert_eq!(error.pointer, "?limit");
     }
 
     #[test]

@@ -17,7 +17,6 @@ use crate::{
     model::{
         Name, Partition, Timestamp,
         group::view::{GroupDescription, GroupSummary, MemberDescription, PlaceDescription},
-        topic::Listed,
     },
 };
 
@@ -244,12 +243,11 @@ pub async fn list_groups(
     let page = query.page()?;
     let look = |page| access.broker.groups(access.tenant, page);
     let name = |group: &GroupSummary| group.group.clone();
-    let Listed { items, next_after } =
-        covered(&page, look, name, |name| access.covers(name)).await?;
-    let groups = items.into_iter().map(GroupItem::from).collect();
-    let next = next_after.clone();
-    let list = GroupList { groups, next_after };
-    Ok(list::answer(list, "/v1/groups?", page.limit, next.as_deref()))
+    let listed = covered(&page, look, name, |name| access.covers(name)).await?;
+    Ok(list::answer(listed, "/v1/groups?", page.limit, |groups, next_after| GroupList {
+        groups,
+        next_after,
+    }))
 }
 
 /// Describe a group

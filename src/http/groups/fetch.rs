@@ -19,7 +19,6 @@ use crate::{
             access::{Admission, Group, GroupAccess, MemberPath},
             auth::Word,
             body::JsonBody,
-            json::Faults,
             media::{AnswersRecords, Media},
             query::{ParameterPlace, Query},
         },
@@ -27,11 +26,11 @@ use crate::{
         reads::{
             bounds::Bounds,
             cursors,
-            records::{self, drop_last, write_records},
+            records::{ndjson, total_capacity, write_list},
         },
     },
     model::{
-        Invalid, Name,
+        Name, ValidationErrors,
         read::{self, Fetch, GroupFetched, PartitionRecords},
     },
 };
@@ -74,20 +73,20 @@ enum Run {
 }
 
 impl FetchParameters {
-    fn checked(self, place: ParameterPlace) -> Result<Fetch, Invalid> {
-        let mut faults = Faults::default();
+    fn checked(self, place: ParameterPlace) -> Result<Fetch, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
         let run = match self.run {
             None => read::Run::SinceCommit,
             Some(Run::Continue) => read::Run::Continue,
             Some(Run::New) => read::Run::New,
         };
         if run == read::Run::Continue && self.cursor.is_none() {
-            faults.add("?run", "run=continue requires a cursor");
+            errors.add("?run", "run=continue requires a cursor");
         }
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
-        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
-        faults.finish()?;
+            Bounds::checked(&mut errors, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut errors, place, self.cursor.as_deref(), LONG_CURSORS);
+        errors.finish()?;
         Ok(Fetch { cursor: self.cursor, run, limit, max_bytes, wait_ms })
     }
 }
@@ -158,12 +157,12 @@ fn nothing_new() -> Value {
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group(
     access: GroupAccess<Group>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     MemberPath(member_id): MemberPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<FetchParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, &member_id, media, query.checked(ParameterPlace::Query)?).await
+    answer(access, &admission, &member_id, media, query.checked(ParameterPlace::Query)?).await
 }
 
 /// Fetch records with a long cursor
@@ -186,17 +185,17 @@ pub async fn fetch_group(
     security(("bearer" = ["group", "consume"])))]
 pub async fn fetch_group_by_body(
     access: GroupAccess<Group>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     MemberPath(member_id): MemberPath,
     AnswersRecords(media): AnswersRecords,
     sent: JsonBody<FetchParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, &member_id, media, sent.body.checked(ParameterPlace::Body)?).await
+    answer(access, &admission, &member_id, media, sent.body.checked(ParameterPlace::Body)?).await
 }
 
 async fn answer(
     access: GroupAccess<Group>,
-    gate: &Admission,
+    admission: &Admission,
     member_id: &str,
     media: Media,
     fetch: Fetch,
@@ -209,9 +208,10 @@ async fn answer(
     let body = match media {
         Media::Json => {
             let ends = Ends::new(membership.into(), &cursor)?;
-            gate.answer(ends.size_bytes() + capacity(&parts), || json_body(&ends, &parts))?
+            admission
+                .answer(ends.size_bytes() + total_capacity(&parts), || json_body(&ends, &parts))?
         }
-        Media::Ndjson => gate.answer(capacity(&parts), || ndjson_body(&parts))?,
+        Media::Ndjson => admission.answer(total_capacity(&parts), || ndjson(&parts))?,
     };
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
@@ -244,26 +244,11 @@ impl Ends {
 }
 
 fn json_body(ends: &Ends, parts: &[PartitionRecords]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(ends.size_bytes() + capacity(parts));
+    let mut body = Vec::with_capacity(ends.size_bytes() + total_capacity(parts));
     body.extend_from_slice(&ends.head);
-    for part in parts {
-        write_records(&mut body, &part.origin, &part.slices, b',');
-    }
-    drop_last(&mut body, b',');
+    write_list(&mut body, parts);
     body.extend_from_slice(ends.tail.as_bytes());
     body
-}
-
-fn ndjson_body(parts: &[PartitionRecords]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(capacity(parts));
-    for part in parts {
-        write_records(&mut body, &part.origin, &part.slices, b'\n');
-    }
-    body
-}
-
-fn capacity(parts: &[PartitionRecords]) -> usize {
-    parts.iter().map(|part| records::capacity(&part.origin, &part.slices)).sum()
 }
 
 #[cfg(test)]
@@ -278,7 +263,7 @@ mod tests {
         },
     };
 
-    fn fetch(text: &str) -> Result<Fetch, Invalid> {
+    fn fetch(text: &str) -> Result<Fetch, ValidationErrors> {
         query::parse::<FetchParameters>(Some(text))?.checked(ParameterPlace::Query)
     }
 
@@ -311,7 +296,7 @@ mod tests {
             ("cursor=c&run=since_commit", "?run"),
             ("cursor=c&run=", "?run"),
         ] {
-            assert_eq!(fetch(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+            assert_eq!(fetch(text).unwrap_err().listed[0].pointer, pointer, "{text}");
         }
     }
 
@@ -342,8 +327,8 @@ mod tests {
             format!(r#"{{"topic":"b","partition":12,"offset":8,{at},"value":2}}"#),
             format!(r#"{{"topic":"a","partition":0,"offset":7,{at},"value":3}}"#),
         ];
-        let body = ndjson_body(&parts);
-        assert!(body.len() <= capacity(&parts));
+        let body = ndjson(&parts);
+        assert!(body.len() <= total_capacity(&parts));
         assert_eq!(String::from_utf8(body).unwrap(), lines.join("\n") + "\n");
         let own = |topic: &str, numbers: &[i32]| -> Partitions {
             [(Name::parse(topic).unwrap(), numbers.iter().copied().collect())].into()
@@ -355,7 +340,7 @@ mod tests {
         };
         let ends = Ends::new(membership.into(), "AbC-_").unwrap();
         let body = json_body(&ends, &parts);
-        assert!(body.len() <= ends.size_bytes() + capacity(&parts));
+        assert!(body.len() <= ends.size_bytes() + total_capacity(&parts));
         let want = format!(
             r#"{{"generation":3,"assignment":[{{"topic":"a","partitions":[0,1]}}],"revoked":[{{"topic":"b","partitions":[2]}}],"records":[{}],"cursor":"AbC-_"}}"#,
             lines.join(",")
@@ -371,6 +356,6 @@ mod tests {
             body,
             r#"{"generation":0,"assignment":[],"revoked":[],"records":[],"cursor":"c"}"#
         );
-        assert!(ndjson_body(&[]).is_empty());
+        assert!(ndjson(&[]).is_empty());
     }
 }

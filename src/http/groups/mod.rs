@@ -13,14 +13,14 @@ use utoipa::ToSchema;
 use super::extract::{
     access::{Group, GroupAccess},
     body::KeyedBody,
-    json::{AtMost, Faults, Object, given},
+    json::{AtMost, Object, elements, given},
     media::AnswersJson,
     query::{NoParameters, Query},
 };
 use crate::{
     broker::{Answer, Error},
     model::{
-        Code, Name, Partition,
+        Code, Name, Partition, ValidationErrors,
         group::{
             self, MAX_MEMBER_ID_BYTES, MAX_METADATA_BYTES, MAX_OFFSETS, Member, OffsetCommit,
             OffsetItem,
@@ -70,29 +70,29 @@ pub struct OffsetToCommit {
 
 impl CommitOffsets {
     fn checked(self) -> Result<OffsetCommit, Error> {
-        let mut faults = Faults::default();
+        let mut errors = ValidationErrors::default();
         let by_member = self.member_id.is_some();
-        let member = member(self.member_id, self.generation, &mut faults);
+        let member = parse_member(self.member_id, self.generation, &mut errors);
         let mut items = Vec::new();
         match (self.offsets, &self.cursor) {
-            (None, None) => faults.add("/offsets", "missing: give offsets or a cursor"),
-            (Some(_), Some(_)) => faults.add("/cursor", "offsets and cursor exclude each other"),
+            (None, None) => errors.add("/offsets", "missing: give offsets or a cursor"),
+            (Some(_), Some(_)) => errors.add("/cursor", "offsets and cursor exclude each other"),
             (None, Some(_)) if !by_member => {
-                faults.add("/member_id", "a cursor requires member_id and generation")
+                errors.add("/member_id", "a cursor requires member_id and generation")
             }
             (None, Some(_)) => {}
             (Some(sent), None) if sent.is_empty() => {
-                faults.add("/offsets", format!("expected 1 to {MAX_OFFSETS} offsets"))
+                errors.add("/offsets", format!("expected 1 to {MAX_OFFSETS} offsets"))
             }
             (sent, None) => {
-                let sent = faults.elements("/offsets", sent, Code::PayloadTooLarge);
+                let sent = elements(&mut errors, "/offsets", sent, Code::PayloadTooLarge);
                 for (index, Object(sent)) in sent.into_iter().enumerate() {
                     let at = format!("/offsets/{index}");
-                    items.extend(sent.checked(&at, by_member, &mut faults));
+                    items.extend(sent.checked(&at, by_member, &mut errors));
                 }
             }
         }
-        faults.finish()?;
+        errors.finish()?;
         Ok(match (self.cursor, member) {
             (Some(cursor), Some(member)) => OffsetCommit::Cursor { member, cursor },
             (_, member) => OffsetCommit::Items { member, items },
@@ -101,41 +101,46 @@ impl CommitOffsets {
 }
 
 /// Requires `member_id` and `generation` together or not at all.
-fn member(
+fn parse_member(
     member_id: Option<String>,
     generation: Option<i64>,
-    faults: &mut Faults,
+    errors: &mut ValidationErrors,
 ) -> Option<Member> {
     match (&member_id, generation) {
-        (Some(_), None) => faults.add("/generation", "member_id requires generation"),
-        (None, Some(_)) => faults.add("/member_id", "generation requires member_id"),
+        (Some(_), None) => errors.add("/generation", "member_id requires generation"),
+        (None, Some(_)) => errors.add("/member_id", "generation requires member_id"),
         _ => {}
     }
-    let generation = faults.count("/generation", generation);
+    let generation = errors.count("/generation", generation);
     // PostgreSQL's text has no U+0000
     let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
     if member_id.as_deref().is_some_and(|id| !fits(id)) {
         let detail = format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
-        faults.add("/member_id", detail);
+        errors.add("/member_id", detail);
     }
     Some(Member { member_id: member_id?, generation: generation? })
 }
 
 impl OffsetToCommit {
-    fn checked(self, at: &str, by_member: bool, faults: &mut Faults) -> Option<OffsetItem> {
-        let topic = faults.name(&format!("{at}/topic"), Some(&self.topic));
+    fn checked(
+        self,
+        at: &str,
+        by_member: bool,
+        errors: &mut ValidationErrors,
+    ) -> Option<OffsetItem> {
+        let topic = errors.name(&format!("{at}/topic"), Some(&self.topic));
         let partitions = 0..=i64::from(Partition::MAX);
-        let partition = faults.range(&format!("{at}/partition"), Some(self.partition), partitions);
-        let offset = faults.count(&format!("{at}/offset"), Some(self.offset));
+        let partition = errors.range(&format!("{at}/partition"), Some(self.partition), partitions);
+        let offset = errors.count(&format!("{at}/offset"), Some(self.offset));
         let expected_at = format!("{at}/expected_offset");
         if let Some(expected) = self.expected_offset {
-            faults.count(&expected_at, expected);
+            errors.count(&expected_at, expected);
             if by_member {
-                faults.add(&expected_at, "not allowed in a member's commit");
+                errors.add(&expected_at, "not allowed in a member's commit");
             }
         }
         if let Some(why) = self.metadata.as_deref().and_then(unfit) {
-            faults.add(&format!("{at}/metadata"), why);
+            errors.add(&format!("{at}/metadata"), why);
         }
         Some(OffsetItem {
             topic: topic?,

@@ -15,11 +15,11 @@ use crate::{
     http::extract::{
         access::{Group, GroupAccess},
         body::JsonBody,
-        json::{AtMost, Faults},
+        json::{AtMost, names},
         media::AnswersJson,
     },
     model::{
-        Invalid, MAX_INTEGER, Timestamp,
+        MAX_INTEGER, Timestamp, ValidationErrors,
         group::{
             MAX_TOPICS,
             view::{OffsetsReset, ResetTo},
@@ -104,50 +104,46 @@ impl<'de> Deserialize<'de> for SentTarget {
 }
 
 impl ResetOffsets {
-    fn checked(self) -> Result<OffsetsReset, Invalid> {
-        let mut faults = Faults::default();
+    fn checked(self) -> Result<OffsetsReset, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
         let topics = self.topics.map(|topics| {
             if topics.is_empty() {
-                faults.add("/topics", format!("expected 1 to {MAX_TOPICS} topics"));
+                errors.add("/topics", format!("expected 1 to {MAX_TOPICS} topics"));
             }
-            faults.names("/topics", topics)
+            names(&mut errors, "/topics", topics)
         });
         let to = match self.to {
             SentTarget::Word(word) => match word.as_str() {
                 "earliest" => Some(ResetTo::Earliest),
                 "latest" => Some(ResetTo::Latest),
                 _ => {
-                    faults.add("/to", "expected earliest, latest, or an object");
+                    errors.add("/to", "expected earliest, latest, or an object");
                     None
                 }
             },
-            SentTarget::Place(place) => place.checked(&mut faults),
+            SentTarget::Place(place) => place.checked(&mut errors),
         };
-        faults.finish()?;
-        let to = to.ok_or_else(|| Invalid::at("/to", "missing: give a target"))?;
+        errors.finish()?;
+        let to = to.ok_or_else(|| ValidationErrors::at("/to", "missing: give a target"))?;
         Ok(OffsetsReset { topics, to, dry_run: self.dry_run.unwrap_or(false) })
     }
 }
 
 impl SentPlace {
-    fn checked(self, faults: &mut Faults) -> Option<ResetTo> {
+    fn checked(self, errors: &mut ValidationErrors) -> Option<ResetTo> {
         match self {
             Self { offset: Some(offset), timestamp: None, by: None } => {
-                faults.count("/to/offset", Some(offset)).map(ResetTo::Offset)
+                errors.count("/to/offset", Some(offset)).map(ResetTo::Offset)
             }
-            Self { offset: None, timestamp: Some(text), by: None } => match Timestamp::parse(&text)
-            {
-                Ok(instant) => Some(ResetTo::Timestamp(instant)),
-                Err(why) => {
-                    faults.add("/to/timestamp", why);
-                    None
-                }
-            },
+            Self { offset: None, timestamp: Some(text), by: None } => {
+                let instant = errors.parsed("/to/timestamp", Timestamp::parse(&text));
+                instant.map(ResetTo::Timestamp)
+            }
             Self { offset: None, timestamp: None, by: Some(by) } => {
-                faults.range("/to/by", Some(by), -MAX_INTEGER..=MAX_INTEGER).map(ResetTo::By)
+                errors.range("/to/by", Some(by), -MAX_INTEGER..=MAX_INTEGER).map(ResetTo::By)
             }
             _ => {
-                faults.add("/to", "expected exactly one of offset, timestamp and by");
+                errors.add("/to", "expected exactly one of offset, timestamp and by");
                 None
             }
         }

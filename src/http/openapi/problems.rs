@@ -12,10 +12,11 @@ const EVERY: &[Code] = &[
     Code::Unavailable,
     Code::Draining,
 ];
-/// Problems of operations that answer a document.
+/// Problems of operations that answer a document and take no body.
 const ANSWERING: &[Code] = &[Code::NotAcceptable];
-/// Problems of operations that take a body.
-const TAKING: &[Code] = &[Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
+/// Problems of operations that take a body and answer a document.
+const TAKING: &[Code] =
+    &[Code::NotAcceptable, Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType];
 /// Problems of operations that write.
 const WRITING: &[Code] = &[Code::OutcomeUnknown];
 /// Problems of operations that take an Idempotency-Key.
@@ -72,36 +73,29 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("docs", &[]),
     ("docs_file", &[&[Code::RouteNotFound]]),
     ("get_settings", &[EVERY, ANSWERING]),
-    ("patch_settings", &[EVERY, ANSWERING, TAKING, &[Code::PreconditionFailed], WRITING]),
+    ("patch_settings", &[EVERY, TAKING, &[Code::PreconditionFailed], WRITING]),
     ("list_tenants", &[EVERY, ANSWERING]),
-    ("put_tenant", &[EVERY, ANSWERING, TAKING, WRITING]),
+    ("put_tenant", &[EVERY, TAKING, WRITING]),
     ("get_tenant", &[EVERY, ANSWERING]),
-    ("patch_tenant", &[EVERY, ANSWERING, TAKING, &[Code::PreconditionFailed], WRITING]),
+    ("patch_tenant", &[EVERY, TAKING, &[Code::PreconditionFailed], WRITING]),
     ("delete_tenant", &[EVERY, WRITING]),
     ("list_topics", &[EVERY, ANSWERING]),
-    ("put_topic", &[EVERY, ANSWERING, TAKING, &[Code::TopicExists, Code::QuotaExceeded], WRITING]),
+    ("put_topic", &[EVERY, TAKING, &[Code::TopicExists, Code::QuotaExceeded], WRITING]),
     ("get_topic", &[EVERY, ANSWERING, IN_TOPIC]),
-    (
-        "patch_topic",
-        &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::TopicExists, Code::QuotaExceeded], WRITING],
-    ),
+    ("patch_topic", &[EVERY, TAKING, IN_TOPIC, &[Code::TopicExists, Code::QuotaExceeded], WRITING]),
     ("delete_topic", &[EVERY, IN_TOPIC, &[Code::TopicInUse], WRITING]),
     ("trim_partition", &[EVERY, IN_PARTITION, &[Code::OffsetOutOfRange], WRITING]),
-    ("open_session", &[EVERY, ANSWERING, TAKING, FENCING, KEYED, WRITING]),
+    ("open_session", &[EVERY, TAKING, FENCING, KEYED, WRITING]),
     ("list_sessions", &[EVERY, ANSWERING]),
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("end_session", &[EVERY, OF_PRODUCER, &[Code::InvalidProducerEpoch], WRITING]),
-    (
-        "append_to_topic",
-        &[EVERY, ANSWERING, TAKING, IN_TOPIC, FENCING, APPENDING, KEYED, KNOWING, WRITING],
-    ),
+    ("append_to_topic", &[EVERY, TAKING, IN_TOPIC, FENCING, APPENDING, KEYED, KNOWING, WRITING]),
     (
         "append_to_partition",
         &[
             &[Code::OffsetMismatch],
             EVERY,
-            ANSWERING,
             TAKING,
             IN_PARTITION,
             FENCING,
@@ -115,7 +109,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
     (
         "read_topic_by_body",
-        &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
+        &[EVERY, TAKING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
     ),
     ("list_groups", &[EVERY, ANSWERING]),
     ("get_group", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
@@ -123,7 +117,6 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         "reset_group_offsets",
         &[
             EVERY,
-            ANSWERING,
             TAKING,
             IN_TOPIC,
             &[Code::GroupNotFound, Code::OffsetOutOfRange],
@@ -132,24 +125,17 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         ],
     ),
     ("delete_group", &[EVERY, &[Code::GroupNotFound], OPERATING, WRITING]),
-    ("commit_group_offsets", &[EVERY, ANSWERING, TAKING, POINTING, CLAIMING, KEYED, WRITING]),
+    ("commit_group_offsets", &[EVERY, TAKING, POINTING, CLAIMING, KEYED, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
-    ("join_group", &[EVERY, ANSWERING, TAKING, IN_TOPIC, &[Code::QuotaExceeded], KEYED, WRITING]),
-    ("heartbeat", &[EVERY, ANSWERING, TAKING, OF_MEMBER, WRITING]),
+    ("join_group", &[EVERY, TAKING, IN_TOPIC, &[Code::QuotaExceeded], KEYED, WRITING]),
+    ("heartbeat", &[EVERY, TAKING, OF_MEMBER, WRITING]),
     (
         "fetch_group",
         &[EVERY, ANSWERING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
     ),
     (
         "fetch_group_by_body",
-        &[
-            EVERY,
-            ANSWERING,
-            TAKING,
-            OF_MEMBER,
-            &[Code::InvalidCursor, Code::OffsetOutOfRange],
-            WRITING,
-        ],
+        &[EVERY, TAKING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
     ),
     ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
@@ -157,7 +143,6 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         &[
             &[Code::ConcurrentTransactions, Code::TransactionReused],
             EVERY,
-            ANSWERING,
             TAKING,
             FENCING,
             IDENTIFYING,
@@ -175,7 +160,6 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         &[
             &[Code::OutOfOrderSequence, Code::SequenceReused],
             EVERY,
-            ANSWERING,
             TAKING,
             FENCING,
             IDENTIFYING,
@@ -190,7 +174,6 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             // a cursor may be of another ownership; all else is judged when it ends
             &[Code::IllegalGeneration, Code::TransactionTooLarge],
             EVERY,
-            ANSWERING,
             TAKING,
             FENCING,
             IDENTIFYING,
@@ -201,26 +184,13 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ),
     (
         "prepare_transaction",
-        &[
-            EVERY,
-            ANSWERING,
-            TAKING,
-            FENCING,
-            IDENTIFYING,
-            CALLING,
-            IN_TOPIC,
-            CLAIMING,
-            KNOWING,
-            HELD,
-            WRITING,
-        ],
+        &[EVERY, TAKING, FENCING, IDENTIFYING, CALLING, IN_TOPIC, CLAIMING, KNOWING, HELD, WRITING],
     ),
     (
         "commit_transaction",
         &[
             &[Code::AppendsMissing],
             EVERY,
-            ANSWERING,
             TAKING,
             FENCING,
             IDENTIFYING,
@@ -233,7 +203,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             WRITING,
         ],
     ),
-    ("abort_transaction", &[EVERY, ANSWERING, TAKING, FENCING, IDENTIFYING, CALLING, WRITING]),
+    ("abort_transaction", &[EVERY, TAKING, FENCING, IDENTIFYING, CALLING, WRITING]),
 ];
 
 /// The problems of an operation, ordered by status.

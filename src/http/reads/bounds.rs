@@ -1,6 +1,6 @@
 //! Limits of a read: how much an answer may hold, and how long it may wait.
 
-use crate::http::extract::{json::Faults, query::ParameterPlace};
+use crate::{http::extract::query::ParameterPlace, model::ValidationErrors};
 
 const DEFAULT_LIMIT: i64 = 500;
 const MAX_LIMIT: i64 = 10_000;
@@ -19,14 +19,14 @@ pub struct Bounds {
 impl Bounds {
     /// Parses the parameters with these names, with defaults for absent ones.
     pub fn checked(
-        faults: &mut Faults,
+        errors: &mut ValidationErrors,
         place: ParameterPlace,
         limit: Option<i64>,
         max_bytes: Option<i64>,
         wait_ms: Option<i64>,
     ) -> Self {
         let mut size = |name, value: Option<i64>, default, range| {
-            let value = faults.range(&place.of(name), Some(value.unwrap_or(default)), range);
+            let value = errors.range(&place.of(name), Some(value.unwrap_or(default)), range);
             value.and_then(|value| usize::try_from(value).ok()).unwrap_or_default()
         };
         Self {

@@ -3,24 +3,25 @@
 
 use axum::http::HeaderValue;
 
-use crate::{
-    broker::Error,
-    http::extract::{json::Faults, query::ParameterPlace},
-    model::Invalid,
-};
+use crate::{broker::Error, http::extract::query::ParameterPlace, model::ValidationErrors};
 
 /// The longest cursor in a URL or a header, in bytes.
 pub const MAX_HEAD_CURSOR_BYTES: usize = 8 << 10;
 
 /// Checks the length of a cursor where it was sent. `instead` is the operation that accepts any.
-pub fn check(faults: &mut Faults, place: ParameterPlace, cursor: Option<&str>, instead: &str) {
+pub fn check(
+    errors: &mut ValidationErrors,
+    place: ParameterPlace,
+    cursor: Option<&str>,
+    instead: &str,
+) {
     let length = cursor.map_or(0, str::len);
     if place == ParameterPlace::Query && length > MAX_HEAD_CURSOR_BYTES {
         let detail = format!(
             "this cursor has {length} bytes; a URL can hold at most {MAX_HEAD_CURSOR_BYTES}. Send \
              the parameters as the JSON body of {instead}"
         );
-        faults.add(&place.of("cursor"), detail);
+        errors.add(&place.of("cursor"), detail);
     }
 }
 
@@ -32,7 +33,7 @@ pub fn header(cursor: String) -> Result<HeaderValue, Error> {
             "the cursor of this answer has {length} bytes; a header can hold at most \
              {MAX_HEAD_CURSOR_BYTES}. Ask for application/json"
         );
-        return Err(Invalid::at("Accept", detail).into());
+        return Err(ValidationErrors::at("Accept", detail).into());
     }
     HeaderValue::try_from(cursor).map_err(|_| Error::internal())
 }
@@ -49,14 +50,14 @@ mod tests {
             (ParameterPlace::Query, MAX_HEAD_CURSOR_BYTES + 1, false),
             (ParameterPlace::Body, MAX_HEAD_CURSOR_BYTES + 1, true),
         ] {
-            let mut faults = Faults::default();
-            check(&mut faults, place, Some(&"A".repeat(length)), "POST /elsewhere");
-            match faults.finish() {
+            let mut errors = ValidationErrors::default();
+            check(&mut errors, place, Some(&"A".repeat(length)), "POST /elsewhere");
+            match errors.finish() {
                 Ok(()) => assert!(is_good, "{length}"),
                 Err(invalid) => {
                     assert!(!is_good, "{length}");
-                    assert_eq!(invalid.faults[0].pointer, "?cursor");
-                    assert!(invalid.faults[0].detail.contains("POST /elsewhere"));
+                    assert_eq!(invalid.listed[0].pointer, "?cursor");
+                    assert!(invalid.listed[0].detail.contains("POST /elsewhere"));
                 }
             }
         }

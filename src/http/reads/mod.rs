@@ -33,7 +33,6 @@ use self::{
 use super::{
     extract::{
         access::{Admission, Consume, PartitionPath, TopicAccess},
-        json::Faults,
         media::{AnswersRecords, Media},
         query::{self, ParameterPlace, Query},
     },
@@ -42,7 +41,7 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Invalid, MAX_INTEGER, Name, Partition, Timestamp,
+        MAX_INTEGER, Name, Partition, Timestamp, ValidationErrors,
         read::{self, Fetched, Read, Staged, Start},
     },
 };
@@ -111,19 +110,17 @@ impl PartialSchema for OffsetParameter {
 impl ToSchema for OffsetParameter {}
 
 impl ReadQuery {
-    fn checked(self, media: Media) -> Result<Read, Invalid> {
-        let mut faults = Faults::default();
+    fn checked(self, media: Media) -> Result<Read, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
         let (limit, max_bytes, wait_ms) = (self.limit, self.max_bytes, self.wait_ms);
-        let bounds = Bounds::checked(&mut faults, ParameterPlace::Query, limit, max_bytes, wait_ms);
+        let bounds = Bounds::checked(&mut errors, ParameterPlace::Query, limit, max_bytes, wait_ms);
         let start = match (self.offset, self.timestamp.as_deref().map(Timestamp::parse)) {
             (Some(_), Some(_)) => {
-                faults.add("?timestamp", "offset and timestamp exclude each other");
+                errors.add("?timestamp", "offset and timestamp exclude each other");
                 Start::Earliest
             }
-            (None, Some(Ok(instant))) => Start::Timestamp(instant),
-            (None, Some(Err(why))) => {
-                faults.add("?timestamp", why);
-                Start::Earliest
+            (None, Some(parsed)) => {
+                errors.parsed("?timestamp", parsed).map_or(Start::Earliest, Start::Timestamp)
             }
             (Some(OffsetParameter(start)), None) => start,
             (None, None) => Start::Earliest,
@@ -133,9 +130,9 @@ impl ReadQuery {
             Some(Isolation::ReadUncommitted) => read::Isolation::ReadUncommitted,
         };
         if isolation == read::Isolation::ReadUncommitted && media == Media::Ndjson {
-            faults.add("?isolation", "NDJSON cannot represent uncommitted records; ask for JSON");
+            errors.add("?isolation", "NDJSON cannot represent uncommitted records; ask for JSON");
         }
-        faults.finish()?;
+        errors.finish()?;
         let Bounds { limit, max_bytes, wait_ms } = bounds;
         Ok(Read { start, limit, max_bytes, wait_ms, isolation })
     }
@@ -168,14 +165,14 @@ impl ReadQuery {
     security(("bearer" = ["consume"])))]
 pub async fn read_partition(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     PartitionPath(partition): PartitionPath,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<ReadQuery>,
 ) -> Result<Response, Error> {
     let read = query.checked(media)?;
     let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
-    let body = gate.answer(capacity(&fetched), || match media {
+    let body = admission.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, partition, &fetched),
         Media::Ndjson => ndjson_body(&fetched),
     })?;

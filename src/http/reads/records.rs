@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use memchr::memchr_iter;
 
-use crate::model::read::{BatchRow, Slice};
+use crate::model::read::{BatchRow, PartitionRecords, Slice};
 
 /// Upper bound of the text in front of a record, without its origin.
 const ADDED_BYTES: usize = "{\"offset\":0123456789012345".len() + ROW_MEMBERS_BYTES;
@@ -33,7 +33,7 @@ pub fn row_members(row: &BatchRow) -> String {
 }
 
 /// Writes a stored line, `{...}` with a newline, as `{"offset":N,...}` and `end`, with its origin
-/// (`transfer::origin`, or nothing) in front of the offset.
+/// (`read::origin`, or nothing) in front of the offset.
 pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8) {
     let head = format!("{{{origin}\"offset\":");
     for slice in slices {
@@ -53,7 +53,25 @@ pub fn write_records(body: &mut Vec<u8>, origin: &str, slices: &[Slice], end: u8
     }
 }
 
-/// Writes each item with a separator behind it.
+/// Size estimate for the records of several partitions.
+pub fn total_capacity(parts: &[PartitionRecords]) -> usize {
+    parts.iter().map(|part| capacity(&part.origin, &part.slices)).sum()
+}
+
+/// Writes the elements of a JSON list.
+pub fn write_list(body: &mut Vec<u8>, parts: &[PartitionRecords]) {
+    parts.iter().for_each(|part| write_records(body, &part.origin, &part.slices, b','));
+    drop_last(body, b',');
+}
+
+/// Writes one record per line.
+pub fn ndjson(parts: &[PartitionRecords]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(total_capacity(parts));
+    parts.iter().for_each(|part| write_records(&mut body, &part.origin, &part.slices, b'\n'));
+    body
+}
+
+/// Drops the separator behind the last item.
 pub fn drop_last(body: &mut Vec<u8>, separator: u8) {
     if body.last() == Some(&separator) {
         body.pop();

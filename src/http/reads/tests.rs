@@ -135,7 +135,7 @@ fn the_room_is_made_once() {
     assert!(row_members(&transactional).len() <= ROW_MEMBERS_BYTES);
 }
 
-fn read(query: &str, media: Media) -> Result<Read, Invalid> {
+fn read(query: &str, media: Media) -> Result<Read, ValidationErrors> {
     query::parse::<ReadQuery>(Some(query))?.checked(media)
 }
 
@@ -177,8 +177,8 @@ fn bad_parameters_are_named() {
     ];
     for (query, pointer) in table {
         let invalid = read(query, Media::Json).unwrap_err();
-        assert_eq!(invalid.faults[0].pointer, pointer, "{query}");
+        assert_eq!(invalid.listed[0].pointer, pointer, "{query}");
     }
     let invalid = read("isolation=read_uncommitted", Media::Ndjson).unwrap_err();
-    assert_eq!(invalid.faults[0].pointer, "?isolation");
+    assert_eq!(invalid.listed[0].pointer, "?isolation");
 }

@@ -8,10 +8,9 @@ use crate::{
     broker::Error,
     http::extract::{
         access::{Access, Produce, ProducerPath},
-        json::Faults,
         query::Query,
     },
-    model::{Epoch, Invalid},
+    model::{Epoch, ValidationErrors},
 };
 
 #[derive(Deserialize, IntoParams)]
@@ -25,10 +24,10 @@ pub struct EndSessionQuery {
 }
 
 impl EndSessionQuery {
-    fn epoch(&self) -> Result<Option<Epoch>, Invalid> {
-        let mut faults = Faults::default();
-        let epoch = faults.count("?epoch", self.epoch);
-        faults.finish()?;
+    fn epoch(&self) -> Result<Option<Epoch>, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let epoch = errors.count("?epoch", self.epoch);
+        errors.finish()?;
         Ok(epoch)
     }
 }

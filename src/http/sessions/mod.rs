@@ -14,7 +14,6 @@ use uuid::Uuid;
 use super::extract::{
     access::{Access, Produce, ProducerPath},
     body::KeyedBody,
-    json::Faults,
     list::{self, ListQuery},
     media::AnswersJson,
     query::{self, NoParameters, Query, escape},
@@ -23,7 +22,7 @@ use crate::http::openapi::examples::sessions as examples;
 use crate::{
     broker::{Answer, Error},
     model::{
-        Invalid, MAX_INTEGER, Name, ProducerId,
+        MAX_INTEGER, Name, ProducerId, ValidationErrors,
         session::{self, Open, Opened},
         uuid_v7,
     },
@@ -72,23 +71,23 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    fn checked(self) -> Result<Open, Invalid> {
-        let mut faults = Faults::default();
-        let transactional_id = faults.name("/transactional_id", self.transactional_id.as_deref());
-        let producer_id = faults.count("/producer_id", self.producer_id);
-        let epoch = faults.count("/epoch", self.epoch);
+    fn checked(self) -> Result<Open, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let transactional_id = errors.name("/transactional_id", self.transactional_id.as_deref());
+        let producer_id = errors.count("/producer_id", self.producer_id);
+        let epoch = errors.count("/epoch", self.epoch);
         match (self.producer_id, self.epoch) {
-            (Some(_), None) => faults.add("/epoch", "producer_id requires epoch"),
-            (None, Some(_)) => faults.add("/producer_id", "epoch requires producer_id"),
+            (Some(_), None) => errors.add("/epoch", "producer_id requires epoch"),
+            (None, Some(_)) => errors.add("/producer_id", "epoch requires producer_id"),
             _ => {}
         }
         let open_id = self.open_id.as_deref().and_then(uuid_v7);
         if self.open_id.is_some() && open_id.is_none() {
-            faults.add("/open_id", "expected a UUIDv7");
+            errors.add("/open_id", "expected a UUIDv7");
         }
         let transaction_timeout_ms = self.transaction_timeout_ms;
-        faults.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
-        faults.finish()?;
+        errors.range("/transaction_timeout_ms", transaction_timeout_ms, 1..=MAX_INTEGER);
+        errors.finish()?;
         Ok(Open {
             transactional_id,
             condition: producer_id.map(ProducerId).zip(epoch),
@@ -306,14 +305,14 @@ pub struct SessionsQuery {
 }
 
 impl SessionsQuery {
-    fn name(&self) -> Result<Option<Name>, Invalid> {
-        let mut faults = Faults::default();
-        let name = faults.name("?transactional_id", self.transactional_id.as_deref());
+    fn name(&self) -> Result<Option<Name>, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let name = errors.name("?transactional_id", self.transactional_id.as_deref());
         let id = self.after.as_deref().map(query::integer);
         if id.is_some_and(|id| !id.is_ok_and(|id| (0..=MAX_INTEGER).contains(&id))) {
-            faults.add("?after", "expected a producer id");
+            errors.add("?after", "expected a producer id");
         }
-        faults.finish()?;
+        errors.finish()?;
         Ok(name)
     }
 }
@@ -343,10 +342,10 @@ pub async fn list_sessions(
         Some(name) => format!("/v1/sessions?transactional_id={}&", escape(name.as_str())),
         None => "/v1/sessions?".to_owned(),
     };
-    let next = listed.next_after.clone();
-    let sessions = listed.items.into_iter().map(SessionItem::from).collect();
-    let list = SessionList { sessions, next_after: listed.next_after };
-    Ok(list::answer(list, &base, limit, next.as_deref()))
+    Ok(list::answer(listed, &base, limit, |sessions, next_after| SessionList {
+        sessions,
+        next_after,
+    }))
 }
 
 /// List a session's sequences
@@ -368,10 +367,10 @@ pub async fn list_session_sequences(
     let limit = page.limit;
     let listed = access.broker.session_sequences(access.tenant, id, page).await?;
     let base = format!("/v1/sessions/{}/sequences?", id.0);
-    let next = listed.next_after.clone();
-    let sequences = listed.items.into_iter().map(NextSequence::from).collect();
-    let list = SequenceList { sequences, next_after: listed.next_after };
-    Ok(list::answer(list, &base, limit, next.as_deref()))
+    Ok(list::answer(listed, &base, limit, |sequences, next_after| SequenceList {
+        sequences,
+        next_after,
+    }))
 }
 
 #[cfg(test)]

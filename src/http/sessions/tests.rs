@@ -1,7 +1,7 @@
 use super::*;
 use crate::http::extract::json;
 
-fn open(text: &str) -> Result<Open, Invalid> {
+fn open(text: &str) -> Result<Open, ValidationErrors> {
     json::parse::<OpenSession>(text)?.checked()
 }
 
@@ -38,6 +38,6 @@ fn shapes_are_refused_by_pointer() {
         (r#"{"sequence": "reset"}"#, "/sequence"),
     ];
     for (text, pointer) in table {
-        assert_eq!(open(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+        assert_eq!(open(text).unwrap_err().listed[0].pointer, pointer, "{text}");
     }
 }

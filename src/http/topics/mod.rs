@@ -13,7 +13,7 @@ use super::{
     extract::{
         access::{Access, Admin, PartitionPath, See, TopicAccess},
         body::JsonBody,
-        json::{Faults, Object},
+        json::Object,
         list::{self, ListQuery, covered},
         media::AnswersJson,
         query::{NoParameters, Query},
@@ -23,11 +23,10 @@ use super::{
 use crate::{
     broker::Error,
     model::{
-        Invalid, MAX_INTEGER, Partition,
+        MAX_INTEGER, Partition, ValidationErrors,
         settings::OwnSettings,
         topic::{
-            Listed, MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch,
-            TopicSummary,
+            MAX_PARTITION_COUNT, PartitionDescription, TopicDescription, TopicPatch, TopicSummary,
         },
     },
 };
@@ -59,14 +58,14 @@ pub struct PatchTopic {
 fn checked(
     partition_count: Option<i64>,
     settings: Option<Object<SentChanges>>,
-) -> Result<TopicPatch, Invalid> {
-    let mut faults = Faults::default();
+) -> Result<TopicPatch, ValidationErrors> {
+    let mut errors = ValidationErrors::default();
     let partition_count =
-        faults.range("/partition_count", partition_count, 1..=MAX_PARTITION_COUNT);
+        errors.range("/partition_count", partition_count, 1..=MAX_PARTITION_COUNT);
     let partition_count = partition_count.and_then(|count| Partition::try_from(count).ok());
     let settings = settings.map(|Object(settings)| settings).unwrap_or_default();
-    let settings = settings.checked("/settings", true, &mut faults);
-    faults.finish()?;
+    let settings = settings.checked("/settings", true, &mut errors);
+    errors.finish()?;
     Ok(TopicPatch { partition_count, settings })
 }
 
@@ -236,12 +235,11 @@ pub async fn list_topics(
     let page = query.page()?;
     let look = |page| access.broker.topics(access.tenant, page);
     let name = |topic: &TopicSummary| topic.topic.clone();
-    let Listed { items, next_after } =
-        covered(&page, look, name, |name| access.covers(name)).await?;
-    let topics = items.into_iter().map(TopicItem::from).collect();
-    let next = next_after.clone();
-    let list = TopicList { topics, next_after };
-    Ok(list::answer(list, "/v1/topics?", page.limit, next.as_deref()))
+    let listed = covered(&page, look, name, |name| access.covers(name)).await?;
+    Ok(list::answer(listed, "/v1/topics?", page.limit, |topics, next_after| TopicList {
+        topics,
+        next_after,
+    }))
 }
 
 /// Change a topic
@@ -305,9 +303,9 @@ pub async fn trim_partition(
     PartitionPath(partition): PartitionPath,
     Query(query): Query<TrimQuery>,
 ) -> Result<StatusCode, Error> {
-    let mut faults = Faults::default();
-    faults.range("?before", Some(query.before), 0..=MAX_INTEGER);
-    faults.finish()?;
+    let mut errors = ValidationErrors::default();
+    errors.range("?before", Some(query.before), 0..=MAX_INTEGER);
+    errors.finish()?;
     access.broker.trim(access.tenant, &access.topic, partition, query.before).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -4,7 +4,7 @@ use crate::{
     model::settings::{Change, Key, Value},
 };
 
-fn patch(text: &str) -> Result<TopicPatch, Invalid> {
+fn patch(text: &str) -> Result<TopicPatch, ValidationErrors> {
     let patch: PatchTopic = json::parse(text)?;
     checked(patch.partition_count, patch.settings)
 }
@@ -49,6 +49,6 @@ fn shapes_are_refused_by_pointer() {
         (r#"{"settings": [1]}"#, "/settings"),
     ];
     for (text, pointer) in table {
-        assert_eq!(patch(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+        assert_eq!(patch(text).unwrap_err().listed[0].pointer, pointer, "{text}");
     }
 }

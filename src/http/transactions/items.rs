@@ -13,12 +13,12 @@ use crate::{
         extract::{
             auth::{Grant, Word},
             body::count,
-            json::{AtMost, Faults, Object, given},
+            json::{AtMost, Object, elements, given},
         },
         openapi::schemas::Record,
     },
     model::{
-        Batch, Code,
+        Batch, Code, ValidationErrors,
         append::Scope,
         group::{MAX_MEMBER_ID_BYTES, MAX_OFFSETS, Member},
         transaction::{AppendItem, CommitRight, OffsetItem, Work},
@@ -92,20 +92,20 @@ impl ParsedWork {
         (appends, offsets): (Option<Appends>, Option<Offsets>),
         traceparent: Option<&str>,
         held: &mut Taken,
-        faults: &mut Faults,
+        errors: &mut ValidationErrors,
     ) -> Result<Self, Error> {
         let mut work = Work::default();
-        let appends = faults.elements("/appends", appends, Code::TransactionTooLarge);
-        let offsets = faults.elements("/offsets", offsets, Code::TransactionTooLarge);
+        let appends = elements(errors, "/appends", appends, Code::TransactionTooLarge);
+        let offsets = elements(errors, "/offsets", offsets, Code::TransactionTooLarge);
         for (index, Object(append)) in appends.into_iter().enumerate() {
             let at = format!("/appends/{index}");
-            if let Some(item) = append.checked(&at, traceparent, faults) {
+            if let Some(item) = append.checked(&at, traceparent, errors) {
                 count(held, held.bytes() + item.batch.held_bytes())?;
                 work.appends.push(item);
             }
         }
         for (index, Object(offset)) in offsets.into_iter().enumerate() {
-            work.offsets.extend(offset.checked(&format!("/offsets/{index}"), faults));
+            work.offsets.extend(offset.checked(&format!("/offsets/{index}"), errors));
         }
         Ok(Self { work })
     }
@@ -127,23 +127,23 @@ impl TransactionAppend<'_> {
         self,
         at: &str,
         traceparent: Option<&str>,
-        faults: &mut Faults,
+        errors: &mut ValidationErrors,
     ) -> Option<AppendItem> {
-        let topic = faults.name(&format!("{at}/topic"), Some(&self.topic));
-        let partition = faults.partition(&format!("{at}/partition"), self.partition);
-        let batch = faults.part(Batch::from_array(self.records, at, traceparent));
+        let topic = errors.name(&format!("{at}/topic"), Some(&self.topic));
+        let partition = errors.partition(&format!("{at}/partition"), self.partition);
+        let batch = errors.part(Batch::from_array(self.records, at, traceparent));
         let scope = partition.map_or(Scope::Topic, Scope::Partition);
         Some(AppendItem { topic: topic?, scope, batch: batch?.into() })
     }
 }
 
 impl TransactionOffset<'_> {
-    fn checked(self, at: &str, faults: &mut Faults) -> Option<OffsetItem> {
+    fn checked(self, at: &str, errors: &mut ValidationErrors) -> Option<OffsetItem> {
         let of = |name: &str| format!("{at}/{name}");
-        let group = faults.name(&of("group"), Some(&self.group));
-        let topic = faults.name(&of("topic"), self.topic.as_deref());
-        let partition = faults.partition(&of("partition"), self.partition);
-        let offset = faults.count(&of("offset"), self.offset);
+        let group = errors.name(&of("group"), Some(&self.group));
+        let topic = errors.name(&of("topic"), self.topic.as_deref());
+        let partition = errors.partition(&of("partition"), self.partition);
+        let offset = errors.count(&of("offset"), self.offset);
         let place = [
             ("topic", self.topic.is_some()),
             ("partition", self.partition.is_some()),
@@ -151,13 +151,13 @@ impl TransactionOffset<'_> {
         ];
         for (name, is_given) in place {
             match (&self.cursor, is_given) {
-                (Some(_), true) => faults.add(&of(name), "the cursor contains it; omit it"),
-                (None, false) => faults.add(&of(name), "missing"),
+                (Some(_), true) => errors.add(&of(name), "the cursor contains it; omit it"),
+                (None, false) => errors.add(&of(name), "missing"),
                 _ => {}
             }
         }
         let cursor = self.cursor.as_deref().map(str::to_owned);
-        let claim = self.claim(at, faults);
+        let claim = self.claim(at, errors);
         let group = group?;
         match (cursor, claim?) {
             (None, claim) => {
@@ -173,35 +173,35 @@ impl TransactionOffset<'_> {
         }
     }
 
-    fn claim(self, at: &str, faults: &mut Faults) -> Option<CommitRight> {
+    fn claim(self, at: &str, errors: &mut ValidationErrors) -> Option<CommitRight> {
         let of = |name: &str| format!("{at}/{name}");
         // PostgreSQL's text has no U+0000
         let fits = |id: &str| (1..=MAX_MEMBER_ID_BYTES).contains(&id.len()) && !id.contains('\0');
         if self.member_id.as_deref().is_some_and(|id| !fits(id)) {
             let detail =
                 format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
-            faults.add(&of("member_id"), detail);
+            errors.add(&of("member_id"), detail);
         }
-        faults.count(&of("generation"), self.generation);
-        faults.count(&of("expected_offset"), self.expected_offset.flatten());
+        errors.count(&of("generation"), self.generation);
+        errors.count(&of("expected_offset"), self.expected_offset.flatten());
         let member = self.cursor.is_some() || self.member_id.is_some() || self.generation.is_some();
         if self.cursor.is_some() && self.expected_offset.is_some() {
-            faults.add(&of("expected_offset"), "the cursor contains it; omit it");
+            errors.add(&of("expected_offset"), "the cursor contains it; omit it");
         }
         if let Some(expected) = self.expected_offset.filter(|_| !member) {
             return Some(CommitRight::Expected(expected));
         } else if !member {
             let detail = "missing: give member_id and generation, or expected_offset (null if \
                           nothing was committed yet)";
-            faults.add(at, detail);
+            errors.add(at, detail);
             return None;
         }
         let missing = "missing: a member needs both member_id and generation";
         if self.member_id.is_none() {
-            faults.add(&of("member_id"), missing);
+            errors.add(&of("member_id"), missing);
         }
         if self.generation.is_none() {
-            faults.add(&of("generation"), missing);
+            errors.add(&of("generation"), missing);
         }
         Some(CommitRight::Member {
             member_id: self.member_id?,

@@ -29,7 +29,6 @@ use super::extract::{
         Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
     },
     body::TransactionBody,
-    json::Faults,
     list,
     media::AnswersJson,
     query::{NoParameters, Query},
@@ -38,8 +37,8 @@ use crate::http::openapi::examples::transactions as examples;
 use crate::{
     broker::{Broker, Error, Taken},
     model::{
-        Invalid, ProducerId, TenantId,
-        transaction::{self, Filter},
+        ProducerId, TenantId, ValidationErrors,
+        transaction::{Filter, State},
         uuid_v7,
     },
 };
@@ -258,8 +257,8 @@ pub async fn get_transaction(
 #[into_params(parameter_in = Query)]
 pub struct TransactionsQuery {
     /// Only those in this state.
-    #[param(inline)]
-    state: Option<TransactionState>,
+    #[param(inline, value_type = Option<TransactionState>)]
+    state: Option<State>,
     /// Only those begun at least this long ago.
     #[param(minimum = 0)]
     older_than_ms: Option<i64>,
@@ -274,16 +273,16 @@ pub struct TransactionsQuery {
 }
 
 impl TransactionsQuery {
-    fn filter(&self) -> Result<Filter, Invalid> {
-        let mut faults = Faults::default();
-        let older_than_ms = faults.count("?older_than_ms", self.older_than_ms);
-        let producer_id = faults.count("?producer_id", self.producer_id);
+    fn filter(&self) -> Result<Filter, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
+        let older_than_ms = errors.count("?older_than_ms", self.older_than_ms);
+        let producer_id = errors.count("?producer_id", self.producer_id);
         if self.after.as_deref().is_some_and(|after| uuid_v7(after).is_none()) {
-            faults.add("?after", "expected a transaction id");
+            errors.add("?after", "expected a transaction id");
         }
-        faults.finish()?;
-        let state = self.state.map(transaction::State::from);
-        Ok(Filter { state, older_than_ms, producer_id: producer_id.map(ProducerId) })
+        errors.finish()?;
+        let producer_id = producer_id.map(ProducerId);
+        Ok(Filter { state: self.state, older_than_ms, producer_id })
     }
 }
 
@@ -320,8 +319,8 @@ pub async fn list_transactions(
     let page = list::page(query.limit, after)?;
     let limit = page.limit;
     let listed = access.broker.transactions(access.tenant, filter, page).await?;
-    let next = listed.next_after.clone();
-    let transactions = listed.items.into_iter().map(Transaction::from).collect();
-    let list = TransactionList { transactions, next_after: listed.next_after };
-    Ok(list::answer(list, &base(&filter), limit, next.as_deref()))
+    Ok(list::answer(listed, &base(&filter), limit, |transactions, next_after| TransactionList {
+        transactions,
+        next_after,
+    }))
 }

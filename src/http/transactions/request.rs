@@ -6,12 +6,9 @@ use utoipa::ToSchema;
 use super::items::{Appends, Offsets, ParsedWork, TransactionAppend, TransactionOffset};
 use crate::{
     broker::{Error, Taken},
-    http::extract::{
-        auth::Grant,
-        json::{AtMost, Faults},
-    },
+    http::extract::{auth::Grant, json::AtMost},
     model::{
-        Epoch, MAX_INTEGER, ProducerId,
+        Epoch, MAX_INTEGER, ProducerId, ValidationErrors,
         transaction::{Begin, Call, Caller, Work},
         uuid_v7,
     },
@@ -125,18 +122,18 @@ impl BeginTransaction<'_> {
         grant: &Grant,
         held: &mut Taken,
     ) -> Result<Begin, Error> {
-        let mut faults = Faults::default();
-        let session = session(self.producer_id, self.epoch, &mut faults);
-        let timeout_ms = faults.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
-        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
-        faults.finish()?;
+        let mut errors = ValidationErrors::default();
+        let session = parse_session(self.producer_id, self.epoch, &mut errors);
+        let timeout_ms = errors.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
+        let work = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
+        errors.finish()?;
         let named = self.transaction_id.as_deref();
         let id = named.map(|text| uuid_v7(text).ok_or_else(Error::invalid_transaction_id));
         Ok(Begin {
             transaction_id: id.transpose()?,
             session,
             timeout_ms,
-            work: asked.permitted(grant)?,
+            work: work.permitted(grant)?,
             commit: self.commit.unwrap_or_default(),
         })
     }
@@ -152,49 +149,49 @@ impl AppendToTransaction<'_> {
         grant: &Grant,
         held: &mut Taken,
     ) -> Result<Called, Error> {
-        let mut faults = Faults::default();
-        let caller = client(self.producer_id, self.epoch, &mut faults);
-        let sequence = faults.count("/sequence", self.sequence);
+        let mut errors = ValidationErrors::default();
+        let caller = client(self.producer_id, self.epoch, &mut errors);
+        let sequence = errors.count("/sequence", self.sequence);
         if self.appends.as_ref().is_none_or(AtMost::is_empty) {
-            faults.add("/appends", "missing or empty; expected an array of at least one append");
+            errors.add("/appends", "missing or empty; expected an array of at least one append");
         }
-        let asked = ParsedWork::read((self.appends, None), traceparent, held, &mut faults)?;
-        faults.finish()?;
-        let Work { appends, .. } = asked.permitted(grant)?;
+        let work = ParsedWork::read((self.appends, None), traceparent, held, &mut errors)?;
+        errors.finish()?;
+        let Work { appends, .. } = work.permitted(grant)?;
         Ok((caller, Call::Records { sequence, appends }))
     }
 }
 
 impl AddOffsetsToTransaction<'_> {
     pub fn checked(self, grant: &Grant, held: &mut Taken) -> Result<Called, Error> {
-        let mut faults = Faults::default();
-        let caller = client(self.producer_id, self.epoch, &mut faults);
+        let mut errors = ValidationErrors::default();
+        let caller = client(self.producer_id, self.epoch, &mut errors);
         if self.offsets.as_ref().is_none_or(AtMost::is_empty) {
-            faults.add("/offsets", "missing or empty; expected an array of at least one offset");
+            errors.add("/offsets", "missing or empty; expected an array of at least one offset");
         }
-        let asked = ParsedWork::read((None, self.offsets), None, held, &mut faults)?;
-        faults.finish()?;
-        let Work { offsets, .. } = asked.permitted(grant)?;
+        let work = ParsedWork::read((None, self.offsets), None, held, &mut errors)?;
+        errors.finish()?;
+        let Work { offsets, .. } = work.permitted(grant)?;
         Ok((caller, Call::Offsets(offsets)))
     }
 }
 
 impl CallTransaction {
     pub fn prepare(self) -> Result<Called, Error> {
-        let mut faults = Faults::default();
-        let caller = client(self.producer_id, self.epoch, &mut faults);
-        faults.finish()?;
+        let mut errors = ValidationErrors::default();
+        let caller = client(self.producer_id, self.epoch, &mut errors);
+        errors.finish()?;
         Ok((caller, Call::Prepare))
     }
 
     pub fn abort(self, by_operator: bool) -> Result<Called, Error> {
-        let mut faults = Faults::default();
+        let mut errors = ValidationErrors::default();
         let caller = if by_operator {
-            operator(self.producer_id, self.epoch, &mut faults)
+            operator(self.producer_id, self.epoch, &mut errors)
         } else {
-            client(self.producer_id, self.epoch, &mut faults)
+            client(self.producer_id, self.epoch, &mut errors)
         };
-        faults.finish()?;
+        errors.finish()?;
         Ok((caller, Call::Abort))
     }
 }
@@ -207,53 +204,53 @@ impl CommitTransaction<'_> {
         by_operator: bool,
         held: &mut Taken,
     ) -> Result<Called, Error> {
-        let mut faults = Faults::default();
+        let mut errors = ValidationErrors::default();
         let caller = if by_operator {
             for (name, is_empty) in [
                 ("/appends", self.appends.as_ref().is_none_or(AtMost::is_empty)),
                 ("/offsets", self.offsets.as_ref().is_none_or(AtMost::is_empty)),
             ] {
                 if !is_empty {
-                    faults.add(name, "an operator can only end a transaction, not add to it");
+                    errors.add(name, "an operator can only end a transaction, not add to it");
                 }
             }
-            operator(self.producer_id, self.epoch, &mut faults)
+            operator(self.producer_id, self.epoch, &mut errors)
         } else {
-            client(self.producer_id, self.epoch, &mut faults)
+            client(self.producer_id, self.epoch, &mut errors)
         };
-        let expected_appends = faults.count("/expected_appends", self.expected_appends);
-        let asked = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut faults)?;
-        faults.finish()?;
-        Ok((caller, Call::Commit { expected_appends, work: asked.permitted(grant)? }))
+        let expected_appends = errors.count("/expected_appends", self.expected_appends);
+        let work = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
+        errors.finish()?;
+        Ok((caller, Call::Commit { expected_appends, work: work.permitted(grant)? }))
     }
 }
 
-fn session(
+fn parse_session(
     producer_id: Option<i64>,
     epoch: Option<i64>,
-    faults: &mut Faults,
+    errors: &mut ValidationErrors,
 ) -> Option<(ProducerId, Epoch)> {
     let parts = [("/producer_id", producer_id), ("/epoch", epoch)];
     for (pointer, value) in parts {
-        faults.count(pointer, value);
+        errors.count(pointer, value);
         if value.is_none() && parts.iter().any(|(_, value)| value.is_some()) {
-            faults.add(pointer, "missing: give producer_id and epoch together, or neither");
+            errors.add(pointer, "missing: give producer_id and epoch together, or neither");
         }
     }
     producer_id.map(ProducerId).zip(epoch)
 }
 
-fn client(producer_id: Option<i64>, epoch: Option<i64>, faults: &mut Faults) -> Caller {
-    match session(producer_id, epoch, faults) {
+fn client(producer_id: Option<i64>, epoch: Option<i64>, errors: &mut ValidationErrors) -> Caller {
+    match parse_session(producer_id, epoch, errors) {
         Some((producer_id, epoch)) => Caller::Session(producer_id, epoch),
         None => Caller::Bearer,
     }
 }
 
-fn operator(producer_id: Option<i64>, epoch: Option<i64>, faults: &mut Faults) -> Caller {
+fn operator(producer_id: Option<i64>, epoch: Option<i64>, errors: &mut ValidationErrors) -> Caller {
     for (pointer, value) in [("/producer_id", producer_id), ("/epoch", epoch)] {
         if value.is_some() {
-            faults.add(pointer, "an operator names no session: omit it, or omit `as`");
+            errors.add(pointer, "an operator names no session: omit it, or omit `as`");
         }
     }
     Caller::Operator

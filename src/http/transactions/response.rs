@@ -1,6 +1,6 @@
 //! Answers to transaction calls.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -11,8 +11,9 @@ use crate::model::{
 
 /// `ongoing` until it is `committed` or `aborted`; `prepared` in between if its client prepares it,
 /// which guarantees that it can be committed.
-#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only describes")]
 pub enum TransactionState {
     Ongoing,
     Prepared,
@@ -22,8 +23,9 @@ pub enum TransactionState {
 
 /// Why it was aborted: at the request of its `client`, at its deadline (`timeout`), because its
 /// session was opened again or ended (`fenced`), or at the request of an `operator`.
-#[derive(Clone, Copy, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only describes")]
 pub enum AbortReason {
     Client,
     Timeout,
@@ -50,7 +52,8 @@ pub struct TransactionPlace {
 pub struct Transaction {
     /// The transaction's id.
     transaction_id: Uuid,
-    state: TransactionState,
+    #[schema(value_type = TransactionState)]
+    state: transaction::State,
     /// The producer whose session began it; null if none did.
     #[schema(required = true)]
     producer_id: Option<i64>,
@@ -71,8 +74,8 @@ pub struct Transaction {
     #[schema(format = DateTime, required = true)]
     ended_at: Option<String>,
     /// Why it was aborted; null if it was not.
-    #[schema(required = true)]
-    reason: Option<AbortReason>,
+    #[schema(required = true, value_type = Option<AbortReason>)]
+    reason: Option<transaction::Reason>,
     /// The number of items of `appends` it holds, over all calls.
     append_count: i64,
     /// The locations of the records of a committed transaction, in the order appended. An append to
@@ -94,39 +97,6 @@ pub struct TransactionList {
     pub next_after: Option<String>,
 }
 
-impl From<transaction::State> for TransactionState {
-    fn from(state: transaction::State) -> Self {
-        match state {
-            transaction::State::Ongoing => Self::Ongoing,
-            transaction::State::Prepared => Self::Prepared,
-            transaction::State::Committed => Self::Committed,
-            transaction::State::Aborted => Self::Aborted,
-        }
-    }
-}
-
-impl From<TransactionState> for transaction::State {
-    fn from(state: TransactionState) -> Self {
-        match state {
-            TransactionState::Ongoing => Self::Ongoing,
-            TransactionState::Prepared => Self::Prepared,
-            TransactionState::Committed => Self::Committed,
-            TransactionState::Aborted => Self::Aborted,
-        }
-    }
-}
-
-impl From<transaction::Reason> for AbortReason {
-    fn from(reason: transaction::Reason) -> Self {
-        match reason {
-            transaction::Reason::Client => Self::Client,
-            transaction::Reason::Timeout => Self::Timeout,
-            transaction::Reason::Fenced => Self::Fenced,
-            transaction::Reason::Operator => Self::Operator,
-        }
-    }
-}
-
 impl From<transaction::PlacedAppend> for TransactionPlace {
     fn from(placed: transaction::PlacedAppend) -> Self {
         let transaction::PlacedAppend { topic, partition, base_offset, record_count } = placed;
@@ -143,14 +113,14 @@ impl From<transaction::Transaction> for Transaction {
         };
         Self {
             transaction_id: transaction.transaction_id,
-            state: transaction.state.into(),
+            state: transaction.state,
             producer_id: producer_id.map(|id| id.0),
             epoch,
             created_at: transaction.created_at.to_string(),
             expires_at: instant(transaction.expires_at),
             prepared_at: instant(transaction.prepared_at),
             ended_at: instant(transaction.ended_at),
-            reason: transaction.reason.map(AbortReason::from),
+            reason: transaction.reason,
             append_count: transaction.append_count,
             appends: transaction.appends.map(places),
             duplicate: None,

@@ -310,7 +310,7 @@ async fn the_traceparent_goes_into_the_records() {
 #[test]
 fn lists_are_filtered_and_linked() {
     let query = TransactionsQuery {
-        state: Some(TransactionState::Prepared),
+        state: Some(State::Prepared),
         older_than_ms: Some(0),
         producer_id: Some(17),
         limit: None,
@@ -326,6 +326,6 @@ fn lists_are_filtered_and_linked() {
         limit: None,
         after: Some("17".into()),
     };
-    let faults = query.filter().unwrap_err().faults.into_iter().map(|fault| fault.pointer);
-    assert_eq!(faults.collect::<Vec<_>>(), ["?older_than_ms", "?producer_id", "?after"]);
+    let errors = query.filter().unwrap_err().listed.into_iter().map(|error| error.pointer);
+    assert_eq!(errors.collect::<Vec<_>>(), ["?older_than_ms", "?producer_id", "?after"]);
 }

@@ -15,7 +15,7 @@ mod visit;
 
 use serde_json::value::RawValue;
 
-use super::{Digest, Epoch, Invalid, Offset, Sequence, dedup::DedupKey};
+use super::{Digest, Epoch, Offset, Sequence, ValidationErrors, dedup::DedupKey};
 
 pub use key::{Keyed, keyed};
 pub use reader::MAX_ID_BYTES;
@@ -69,13 +69,16 @@ pub struct Batch {
 impl Batch {
     /// Parses `{"producer_id", "epoch", "sequence", "expected_offset", "on_duplicate", "records":
     /// [...]}`. `traceparent` becomes a header of every record that does not have one.
-    pub fn from_json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, Batch), Invalid> {
+    pub fn from_json(
+        body: &[u8],
+        traceparent: Option<&str>,
+    ) -> Result<(Envelope, Batch), ValidationErrors> {
         read::json(body, traceparent)
     }
 
     /// Parses one record per line. Lines of a read answer are accepted too: fields that the log
     /// adds are ignored.
-    pub fn from_ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, Invalid> {
+    pub fn from_ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, ValidationErrors> {
         read::ndjson(body, traceparent)
     }
 
@@ -85,7 +88,7 @@ impl Batch {
         array: &RawValue,
         at: &str,
         traceparent: Option<&str>,
-    ) -> Result<Batch, Invalid> {
+    ) -> Result<Batch, ValidationErrors> {
         read::array(array.get(), at, traceparent)
     }
 

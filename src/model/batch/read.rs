@@ -9,13 +9,19 @@ use super::{
     reader::{READ_RECORD_FIELDS, RECORD_FIELDS, Reader},
     visit::{EnvelopeVisitor, RecordVisitor, RecordsVisitor},
 };
-use crate::model::Invalid;
+use crate::model::ValidationErrors;
 
 /// See `Batch::from_json`.
-pub(super) fn json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, Batch), Invalid> {
+pub(super) fn json(
+    body: &[u8],
+    traceparent: Option<&str>,
+) -> Result<(Envelope, Batch), ValidationErrors> {
     let text = utf8(body)?;
     if text.is_empty() {
-        return Err(Invalid::at("", "the body is empty; expected an object with `records`"));
+        return Err(ValidationErrors::at(
+            "",
+            "the body is empty; expected an object with `records`",
+        ));
     }
     let mut reader = Reader::new(text, traceparent, RECORD_FIELDS);
     let mut json = Deserializer::from_str(text);
@@ -27,7 +33,11 @@ pub(super) fn json(body: &[u8], traceparent: Option<&str>) -> Result<(Envelope, 
 }
 
 /// See `Batch::from_array`.
-pub(super) fn array(array: &str, at: &str, traceparent: Option<&str>) -> Result<Batch, Invalid> {
+pub(super) fn array(
+    array: &str,
+    at: &str,
+    traceparent: Option<&str>,
+) -> Result<Batch, ValidationErrors> {
     let mut reader = Reader::new(array, traceparent, RECORD_FIELDS);
     reader.at = at;
     reader.field = Some("records");
@@ -39,7 +49,7 @@ pub(super) fn array(array: &str, at: &str, traceparent: Option<&str>) -> Result<
 }
 
 /// See `Batch::from_ndjson`.
-pub(super) fn ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, Invalid> {
+pub(super) fn ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, ValidationErrors> {
     let text = utf8(body)?;
     let mut reader = Reader::new(text, traceparent, READ_RECORD_FIELDS);
     for (index, line) in text.split('\n').enumerate() {
@@ -54,17 +64,17 @@ pub(super) fn ndjson(body: &[u8], traceparent: Option<&str>) -> Result<Batch, In
         }
     }
     if reader.lines.len() == 0 {
-        return Err(Invalid::at("", "the body is empty; expected one record per line"));
+        return Err(ValidationErrors::at("", "the body is empty; expected one record per line"));
     }
     Ok(reader.lines.finish())
 }
 
-fn utf8(body: &[u8]) -> Result<&str, Invalid> {
+fn utf8(body: &[u8]) -> Result<&str, ValidationErrors> {
     let text = std::str::from_utf8(body).map_err(|error| {
-        Invalid::at("", format!("invalid UTF-8 at byte {}", error.valid_up_to()))
+        ValidationErrors::at("", format!("invalid UTF-8 at byte {}", error.valid_up_to()))
     })?;
     if text.starts_with('\u{feff}') {
-        return Err(Invalid::at("", "the body starts with a byte order mark; remove it"));
+        return Err(ValidationErrors::at("", "the body starts with a byte order mark; remove it"));
     }
     Ok(text)
 }

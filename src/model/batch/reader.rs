@@ -11,7 +11,7 @@ use super::{
     line::{Lines, Record, Text, found},
 };
 use crate::model::{
-    Code, Invalid, MAX_INTEGER, Timestamp, invalid::MAX_FAULT_TEXT_BYTES, settings::Key,
+    Code, MAX_INTEGER, Timestamp, ValidationErrors, settings::Key, validation::MAX_TEXT_BYTES,
 };
 
 /// Longest `id` of a record, in bytes.
@@ -51,7 +51,7 @@ pub(super) struct Reader<'a> {
     pub record_index: Option<usize>,
     pub field: Option<&'static str>,
     /// Why parsing stopped, unless serde_json stopped it.
-    refused: Option<Invalid>,
+    refused: Option<ValidationErrors>,
 }
 
 impl<'a> Reader<'a> {
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
         };
         for part in self.field.into_iter().chain(below) {
             // what is beyond is not shown, and need not be copied
-            let part = &part[..part.floor_char_boundary(MAX_FAULT_TEXT_BYTES)];
+            let part = &part[..part.floor_char_boundary(MAX_TEXT_BYTES)];
             pointer.push('/');
             pointer.push_str(&part.replace('~', "~0").replace('/', "~1"));
         }
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
 
     /// Records the validation error; the serde error only unwinds the parser.
     pub fn refuse<E: Error>(&mut self, below: Option<&str>, detail: String) -> E {
-        self.refused = Some(Invalid::at(self.pointer(below), detail));
+        self.refused = Some(ValidationErrors::at(self.pointer(below), detail));
         E::custom("refused")
     }
 
@@ -100,12 +100,13 @@ impl<'a> Reader<'a> {
         let setting = key.setting();
         let detail = format!("too large: {} is at most {}", setting.name, setting.maximum);
         let (pointer, limit) = (self.pointer(None), setting.maximum);
-        self.refused = Some(Invalid::too_large(pointer, detail, Code::BatchTooLarge, limit));
+        self.refused =
+            Some(ValidationErrors::too_large(pointer, detail, Code::BatchTooLarge, limit));
         E::custom("refused")
     }
 
     /// Why parsing stopped in `line` of the input.
-    pub fn explain(&mut self, error: &serde_json::Error, line: usize) -> Invalid {
+    pub fn explain(&mut self, error: &serde_json::Error, line: usize) -> ValidationErrors {
         if let Some(refused) = self.refused.take() {
             return refused;
         }
@@ -120,7 +121,7 @@ impl<'a> Reader<'a> {
                 format!("not JSON at line {line} column {}{of}: {message}", error.column())
             }
         };
-        Invalid::at(self.pointer(None), detail)
+        ValidationErrors::at(self.pointer(None), detail)
     }
 
     /// An optional string; null counts as absent.
@@ -140,8 +141,8 @@ impl<'a> Reader<'a> {
         match token.parse() {
             Ok(number @ 0..=MAX_INTEGER) if digits => Ok(Some(number)),
             _ => {
-                let found = found(token);
-                let detail = format!("expected an integer from 0 to {MAX_INTEGER}, found {found}");
+                let what = found(token);
+                let detail = format!("expected an integer from 0 to {MAX_INTEGER}, found {what}");
                 Err(self.refuse(None, detail))
             }
         }

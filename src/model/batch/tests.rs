@@ -1,20 +1,20 @@
 //! Tables: one row a case.
 
 use super::*;
-use crate::model::{Code, MAX_INTEGER, invalid::TooLarge, settings::Key};
+use crate::model::{Code, MAX_INTEGER, settings::Key, validation::TooLarge};
 
 pub(super) const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-pub(super) fn json(body: &str) -> Result<(Envelope, Batch), Invalid> {
+pub(super) fn json(body: &str) -> Result<(Envelope, Batch), ValidationErrors> {
     Batch::from_json(body.as_bytes(), None)
 }
 
-pub(super) fn ndjson(body: &str) -> Result<Batch, Invalid> {
+pub(super) fn ndjson(body: &str) -> Result<Batch, ValidationErrors> {
     Batch::from_ndjson(body.as_bytes(), None)
 }
 
 /// As the second append of a body.
-pub(super) fn array(array: &str) -> Result<Batch, Invalid> {
+pub(super) fn array(array: &str) -> Result<Batch, ValidationErrors> {
     Batch::from_array(serde_json::from_str(array).unwrap(), "/appends/1", None)
 }
 
@@ -26,10 +26,14 @@ pub(super) fn batch_of(record: &str) -> Batch {
 }
 
 #[track_caller]
-pub(super) fn refused<T: std::fmt::Debug>(result: Result<T, Invalid>, pointer: &str, detail: &str) {
-    let faults = result.unwrap_err().faults;
-    assert_eq!(faults.len(), 1);
-    assert_eq!((faults[0].pointer.as_str(), faults[0].detail.as_str()), (pointer, detail));
+pub(super) fn refused<T: std::fmt::Debug>(
+    result: Result<T, ValidationErrors>,
+    pointer: &str,
+    detail: &str,
+) {
+    let errors = result.unwrap_err().listed;
+    assert_eq!(errors.len(), 1);
+    assert_eq!((errors[0].pointer.as_str(), errors[0].detail.as_str()), (pointer, detail));
 }
 
 #[test]
@@ -294,8 +298,8 @@ fn ids_have_a_bound_and_so_have_names_in_pointers() {
     refused(too_long, "/records/0/id", "an id must be 1 to 1024 bytes");
 
     let name = "é".repeat(1000);
-    let fault = ndjson(&format!(r#"{{"{name}":1}}"#)).unwrap_err().faults.remove(0);
-    assert_eq!(fault.pointer, format!("/records/0/{}…", "é".repeat(121)));
+    let error = ndjson(&format!(r#"{{"{name}":1}}"#)).unwrap_err().listed.remove(0);
+    assert_eq!(error.pointer, format!("/records/0/{}…", "é".repeat(121)));
 }
 
 #[test]
@@ -307,11 +311,11 @@ fn bytes_that_are_not_utf8_are_refused_anywhere() {
         b"{\"\xed\xa0\x80\":1}",
     ];
     for body in bodies {
-        for faults in [
-            Batch::from_json(body, None).unwrap_err().faults,
-            Batch::from_ndjson(body, None).unwrap_err().faults,
+        for errors in [
+            Batch::from_json(body, None).unwrap_err().listed,
+            Batch::from_ndjson(body, None).unwrap_err().listed,
         ] {
-            assert!(faults[0].detail.starts_with("invalid UTF-8 at byte "), "{faults:?}");
+            assert!(errors[0].detail.starts_with("invalid UTF-8 at byte "), "{errors:?}");
         }
     }
 }
@@ -419,12 +423,12 @@ fn lines_are_counted_and_measured() {
 
 /// Refused as too large for any value of this setting.
 #[track_caller]
-fn too_large<T: std::fmt::Debug>(made: Result<T, Invalid>, pointer: &str, key: Key) {
+fn too_large<T: std::fmt::Debug>(made: Result<T, ValidationErrors>, pointer: &str, key: Key) {
     let refused = made.unwrap_err();
     let limit = key.setting().maximum;
     assert_eq!(refused.too_large, Some(TooLarge { code: Code::BatchTooLarge, limit }));
-    assert_eq!(refused.faults[0].pointer, pointer);
-    assert!(refused.faults[0].detail.contains(key.setting().name), "{refused:?}");
+    assert_eq!(refused.listed[0].pointer, pointer);
+    assert!(refused.listed[0].detail.contains(key.setting().name), "{refused:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId};
+use super::{GroupId, LogId, MAX_INTEGER, Offset, Partition, TenantId, TopicId, varint};
 
 /// The version of the format. Other versions do not parse.
 const VERSION: u8 = 1;
@@ -166,7 +166,7 @@ fn unzigzag(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
-/// Version and kind, then numbers with 7 bits per byte, the lowest first, then the checksum.
+/// Version and kind, then numbers, then the checksum.
 struct Written(Vec<u8>);
 
 impl Written {
@@ -176,12 +176,8 @@ impl Written {
         written
     }
 
-    fn number(&mut self, mut number: u64) {
-        while number > 0x7f {
-            self.0.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.0.push(number as u8);
+    fn number(&mut self, number: u64) {
+        varint::put(&mut self.0, number);
     }
 
     /// Encodes the difference from the previous number: neighbours are often close.
@@ -215,16 +211,7 @@ impl Rest<'_> {
     }
 
     fn number(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..63).step_by(7) {
-            let (byte, rest) = self.0.split_first()?;
-            self.0 = rest;
-            number |= u64::from(byte & 0x7f) << shift;
-            if *byte <= 0x7f {
-                return Some(number);
-            }
-        }
-        None
+        varint::take(&mut self.0)
     }
 
     fn first(&mut self) -> Option<usize> {

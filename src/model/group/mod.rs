@@ -32,7 +32,8 @@ pub const DEFAULT_SESSION_TIMEOUT_MS: i64 = 45_000;
 
 /// Where a group starts in a partition without a committed offset, or whose committed offset was
 /// trimmed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AutoOffsetReset {
     /// At the log start.
     #[default]

@@ -5,7 +5,7 @@
 //! that this module would not write are an error, never a guess.
 
 use super::producer_state::{Entry, Placement, RecordPlace, Remembered};
-use crate::model::{Digest, MAX_INTEGER, Offset, ProducerId, Timestamp};
+use crate::model::{Digest, MAX_INTEGER, Offset, ProducerId, Timestamp, varint};
 
 const FORMAT: u8 = 1;
 const FRESH: u8 = 1;
@@ -181,26 +181,13 @@ fn format(bytes: &[u8]) -> Result<&[u8], Corrupt> {
 }
 
 fn put(out: &mut Vec<u8>, number: i64) {
-    let mut rest = number as u64;
-    while rest >= 0x80 {
-        out.push(rest as u8 | 0x80);
-        rest >>= 7;
-    }
-    out.push(rest as u8);
+    varint::put(out, number as u64);
 }
 
-/// A number below 2^53, in the fewest bytes.
+/// A number below 2^53.
 fn take(bytes: &mut &[u8]) -> Result<i64, Corrupt> {
-    let mut number = 0;
-    for shift in (0..56).step_by(7) {
-        let next = byte(bytes)?;
-        number |= i64::from(next & 0x7f) << shift;
-        if next & 0x80 == 0 {
-            let is_shortest = next != 0 || shift == 0;
-            return if is_shortest && number <= MAX_INTEGER { Ok(number) } else { Err(Corrupt) };
-        }
-    }
-    Err(Corrupt)
+    let number = varint::take(bytes).and_then(|number| i64::try_from(number).ok());
+    number.filter(|number| *number <= MAX_INTEGER).ok_or(Corrupt)
 }
 
 fn small(bytes: &mut &[u8]) -> Result<i32, Corrupt> {

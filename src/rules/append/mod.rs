@@ -108,7 +108,7 @@ impl Request {
         };
         match &self.whole {
             _ if self.numbered.is_some() => true,
-            // of an id of the client's its instant tells
+            // a forgotten id of the client's is refused by its instant
             Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
             None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
         }
@@ -139,7 +139,12 @@ pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnConte
         };
         let parts = reservations::stored_parts(request, &verdicts);
         let deltas = draft.add_parts(&parts, index, request.transaction_id());
-        let placement = placement(request, &verdicts, &deltas, &compares);
+        let placement = locate_records(request, &verdicts, |part| {
+            let compare = compares.get(&request.parts[part].log_id).copied().flatten();
+            // without a compare the offsets are known only after the write
+            let position = compare.and_then(|compare| compare.position);
+            position.map_or(0, |(next_offset, _)| next_offset) + deltas[part]
+        });
         if let Some(numbered) = request.numbered {
             let entry = entry(request, numbered, fresh, placement.clone());
             draft.number(caches, request, entry, &parts);
@@ -339,23 +344,17 @@ fn entry(request: &Request, numbered: ProducerSeq, fresh: bool, placement: Place
     }
 }
 
-/// The location of an appended request, if its logs are compared.
-fn placement(
+/// The location of an appended request. `base` is the offset of the first record stored from a
+/// part.
+pub fn locate_records(
     request: &Request,
     verdicts: &Verdicts,
-    deltas: &[i64],
-    compares: &BTreeMap<LogId, Option<ExpectedHead>>,
+    base: impl Fn(usize) -> Offset,
 ) -> Placement {
-    let base = |part: usize| {
-        let (part, delta) = (&request.parts[part], deltas[part]);
-        let compare = compares.get(&part.log_id).copied().flatten();
-        let position = compare.and_then(|compare| compare.position);
-        position.map_or(0, |(next_offset, _)| next_offset) + delta
-    };
     if reservations::skips_any(verdicts) {
         return Placement::Records(reservations::places(request, verdicts, base));
     }
-    let bases = (0..request.parts.len()).map(|part| (request.parts[part].partition, base(part)));
+    let bases = (request.parts.iter().enumerate()).map(|(at, part)| (part.partition, base(at)));
     match request.spread {
         Some(Spread { partition_count, keyless }) => {
             Placement::Topic { partition_count, keyless, bases: bases.collect() }

@@ -84,7 +84,7 @@ pub struct Owner {
 pub struct Revoked {
     /// The generation that revokes it: every response of that or a later one says so.
     pub since: i64,
-    /// When the owner loses it, after it was first told. None: not told yet.
+    /// When the owner loses it, set by the first response that announces it. None: not announced.
     pub let_go_by: Option<Timestamp>,
 }
 

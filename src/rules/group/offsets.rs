@@ -2,10 +2,13 @@
 //!
 //! | by right of | commits if | over a greater one |
 //! |---|---|---|
-//! | a member | it owns the partition, since its generation or earlier | keeps that; in a transaction refused: its records were processed before |
+//! | a member | it owns the partition, since its generation or earlier | keeps that |
 //! | a member, an expected offset | both as above and below | moves back |
 //! | an expected offset | the group has no members, and this is the committed offset | moves back |
 //! | nothing (not in a transaction) | the group has no members | moves back |
+//!
+//! In a transaction, a member's commit over a greater offset is refused: its records were processed
+//! before.
 //!
 //! Nobody can commit where a prepared transaction will. The right to commit is checked before the
 //! committed offset.

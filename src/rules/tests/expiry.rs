@@ -1,6 +1,9 @@
 //! Expiry: one table row per check.
 
-use super::session::a_row;
+use super::{
+    session::a_row,
+    text::{cells, rows},
+};
 use crate::{
     model::{
         Timestamp,
@@ -11,6 +14,24 @@ use crate::{
 };
 
 const HOUR_MS: i64 = 3_600_000;
+
+fn hours(text: &str) -> i64 {
+    text.parse::<i64>().unwrap() * HOUR_MS
+}
+
+/// `limit 10` or `limit null`, and `now 109`.
+fn limit_and_now(limit: &str, now: &str) -> (Option<i64>, Timestamp) {
+    let limit = limit.strip_prefix("limit ").unwrap().trim();
+    let now = now.strip_prefix("now ").unwrap().trim();
+    ((limit != "null").then(|| hours(limit)), Timestamp(hours(now)))
+}
+
+fn show(verdict: ExpiryVerdict) -> String {
+    match verdict {
+        ExpiryVerdict::Expired => "expired".to_owned(),
+        ExpiryVerdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
+    }
+}
 
 /// In hours: `o` opened, `a` its last append, `t` its last transaction's begin or end, `n` noted,
 /// `h` its open horizon, `limit`, `now`. `open`: it has an open transaction.
@@ -53,10 +74,8 @@ fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
         o100 open h900    | limit 10   | now 920 -> active 920
         o100 open h910    | limit 10   | now 920 -> active 925";
     assert_eq!(OPEN_ID_MEMORY_MS, 25 * HOUR_MS);
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (given, want) = line.split_once("->").unwrap();
-        let [doings, limit, now] = given.split('|').collect::<Vec<_>>()[..] else { panic!() };
-        let hours = |text: &str| text.parse::<i64>().unwrap() * HOUR_MS;
+    for row in rows(table) {
+        let [doings, limit, now, want] = cells(row);
         let (mut session, mut activity) = (a_row("P7 pay").unwrap(), Activity::default());
         for word in doings.split_whitespace() {
             if word == "open" {
@@ -72,15 +91,8 @@ fn a_producer_expires_when_it_has_been_idle_longer_than_its_limit() {
                 _ => activity.last_appended_at = Some(at),
             }
         }
-        let number =
-            |text: &str, word: &str| text.trim().strip_prefix(word).unwrap().trim().to_owned();
-        let limit = number(limit, "limit");
-        let limit = (limit != "null").then(|| hours(&limit));
-        let got = match judge(&session, &activity, limit, Timestamp(hours(&number(now, "now")))) {
-            ExpiryVerdict::Expired => "expired".to_owned(),
-            ExpiryVerdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
-        };
-        assert_eq!(got, want.trim(), "{line}");
+        let (limit, now) = limit_and_now(limit, now);
+        assert_eq!(show(judge(&session, &activity, limit, now)), want, "{row}");
     }
 }
 
@@ -120,12 +132,8 @@ fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit
         n100 c105 pinned  | limit null | now 999 -> active 999
         n100 c105 members | limit 10   | now 116 -> active 116
         n120 members      | limit 10   | now 116 -> active 120";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (given, want) = line.split_once("->").unwrap();
-        let [doings, limit, now] = given.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
-            panic!("{line}")
-        };
-        let hours = |text: &str| text.parse::<i64>().unwrap() * HOUR_MS;
+    for row in rows(table) {
+        let [doings, limit, now, want] = cells(row);
         let mut activity = GroupActivity::default();
         for word in doings.split_whitespace() {
             match word {
@@ -137,13 +145,7 @@ fn a_group_expires_when_nobody_was_in_it_and_committed_for_longer_than_its_limit
                 at => activity.last_committed_at = Some(Timestamp(hours(&at[1..]))),
             }
         }
-        let limit = limit.strip_prefix("limit ").unwrap();
-        let limit = (limit != "null").then(|| hours(limit));
-        let now = Timestamp(hours(now.strip_prefix("now ").unwrap()));
-        let got = match judge_group(&activity, limit, now) {
-            ExpiryVerdict::Expired => "expired".to_owned(),
-            ExpiryVerdict::ActiveAt(at) => format!("active {}", at.0 / HOUR_MS),
-        };
-        assert_eq!(got, want.trim(), "{line}");
+        let (limit, now) = limit_and_now(limit, now);
+        assert_eq!(show(judge_group(&activity, limit, now)), want, "{row}");
     }
 }

@@ -1,6 +1,6 @@
 use crate::{
     model::{Timestamp, dedup::Ring},
-    rules::key_rings::RingRow,
+    rules::{key_rings::RingRow, tests::text::rows},
 };
 
 /// Instants in milliseconds; `null`: no period.
@@ -18,7 +18,7 @@ fn a_ring_turns_when_its_period_is_over() {
         ring 0 at 0   | period 100  | turned 1000 now 0    -> stays
         ring 5 at 15  | period 9223372036854775807 | turned 1000 now 9999 -> stays
         ring 6 at 18  | period null | turned 0    now 9999 -> stays";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+    for line in rows(table) {
         let (given, want) = line.split_once("->").unwrap();
         let words: Vec<&str> = given.split_whitespace().filter(|word| *word != "|").collect();
         let [_, ring, _, slot, _, period, _, turned, _, now] = words[..] else { panic!("{line}") };

@@ -1,14 +1,17 @@
-//! Tests of the rules: by tables, by properties, and against an oracle that remembers everything.
+//! Tests of the rules: by text tables, by properties over random histories, and against oracles
+//! that remember everything.
 
 pub mod append;
 mod compaction;
 mod expiry;
 mod group;
 mod key_rings;
+mod random;
 mod retention;
 mod session;
 mod settings;
 mod tenant;
+mod text;
 mod transaction;
 
 use super::{
@@ -17,9 +20,13 @@ use super::{
         Request, Spread,
         plan::{Decision, Plan},
         producer_state::{Placement, Remembered},
+        sequence::SessionFacts,
     },
 };
-use crate::model::{Digest, Epoch, LogId, Partition, ProducerId, Sequence, append::ProducerSeq};
+use crate::model::{
+    Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, append::ProducerSeq,
+    session::Sequencing,
+};
 use append::ledger::Written;
 
 pub const JOURNAL: LogId = LogId(100);
@@ -34,6 +41,30 @@ pub fn digest(of: &str) -> Digest {
 
 pub fn numbered(producer_id: i64, epoch: Epoch, sequence: Sequence) -> Option<ProducerSeq> {
     Some(ProducerSeq { producer_id: ProducerId(producer_id), epoch, sequence })
+}
+
+pub fn name(text: &str) -> Name {
+    Name::parse(text).unwrap()
+}
+
+/// An open session that was never reset.
+pub fn open_session(epoch: Epoch) -> SessionFacts {
+    SessionFacts { epoch, closed: false, reset_epoch: 0, sequencing: Sequencing::Contiguous }
+}
+
+/// Rows 1 to 3 of the contract's table. The current epoch comes with whether the session is closed.
+pub fn check_epoch(
+    (producer_id, epoch): (ProducerId, Epoch),
+    current: Option<(Epoch, bool)>,
+) -> Result<(), Refusal> {
+    let (current_epoch, closed) = current.ok_or(Refusal::UnknownProducer { producer_id })?;
+    if epoch < current_epoch {
+        return Err(Refusal::ProducerFenced { current_epoch });
+    }
+    if epoch > current_epoch || closed {
+        return Err(Refusal::InvalidProducerEpoch { current_epoch });
+    }
+    Ok(())
 }
 
 /// The answer to a client.

@@ -1,5 +1,6 @@
 //! Retention: one table row per step.
 
+use super::text;
 use crate::{
     model::{
         Timestamp,
@@ -45,9 +46,8 @@ fn the_oldest_rows_go_by_time_and_by_bytes() {
         start 0 next 30 size 30 held 30 | 10@100/10 20@200/10 30@300/10 | ms 1 bytes 1 -> 30 time 30/30 bytes 0/0
         start 20 next 30 size 30 held 5 | 10@100/10 20@200/10 30@300/10 | ms 1 bytes 1 -> 20 time 0/0 bytes 0/0
         start 0 next 30 size 70         | 10@100/50 20@200/10 30@300/10 | ms null bytes 30 -> 10 time 0/0 bytes 10/50";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (given, want) = line.split_once(" -> ").unwrap();
-        let [log, rows, limits] = given.split('|').collect::<Vec<_>>()[..] else { panic!() };
+    for line in text::rows(table) {
+        let [log, rows, limits, want] = text::cells(line);
         let log = Log {
             log_start_offset: number(log, "start").unwrap(),
             next_offset: number(log, "next").unwrap(),

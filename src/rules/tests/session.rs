@@ -4,13 +4,16 @@ use uuid::Uuid;
 
 use crate::{
     model::{
-        Name, ProducerId, Timestamp,
+        ProducerId, Timestamp,
         session::{OPEN_ID_WINDOW_MS, Open, Sequences, Sequencing},
     },
     rules::{
         Refusal,
-        append::sequence::SessionFacts,
         session::{End, SessionRow, check_open_id, end, open, repeat},
+        tests::{
+            name, open_session,
+            text::{check, show_refusal},
+        },
     },
 };
 
@@ -37,7 +40,7 @@ fn an_open(words: &str) -> Open {
         } else if let Some((id, epoch)) = word.split_once(":e") {
             open.condition = Some((ProducerId(id[1..].parse().unwrap()), epoch.parse().unwrap()));
         } else if word != "-" {
-            open.transactional_id = Some(Name::parse(word).unwrap());
+            open.transactional_id = Some(name(word));
         }
     }
     open
@@ -48,12 +51,7 @@ pub fn a_row(words: &str) -> Option<SessionRow> {
     if words == "none" {
         return None;
     }
-    let mut facts = SessionFacts {
-        epoch: 0,
-        closed: false,
-        reset_epoch: 0,
-        sequencing: Sequencing::Contiguous,
-    };
+    let mut facts = open_session(0);
     let (mut producer_id, mut transactional_id, mut open_horizon) = (0, None, Timestamp(0));
     for word in words.split_whitespace() {
         match word {
@@ -62,7 +60,7 @@ pub fn a_row(words: &str) -> Option<SessionRow> {
             _ if word.starts_with('@') => open_horizon = Timestamp(word[1..].parse().unwrap()),
             _ if word.starts_with("reset") => facts.reset_epoch = word[5..].parse().unwrap(),
             _ if word.starts_with('e') => facts.epoch = word[1..].parse().unwrap(),
-            name => transactional_id = Some(Name::parse(name).unwrap()),
+            text => transactional_id = Some(name(text)),
         }
     }
     Some(SessionRow {
@@ -74,25 +72,6 @@ pub fn a_row(words: &str) -> Option<SessionRow> {
         opened_at: Timestamp(400),
         fencing: false,
     })
-}
-
-pub fn refused(refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::UnknownProducer { producer_id } => format!("unknown P{}", producer_id.0),
-        Refusal::ProducerFenced { current_epoch } => format!("fenced by e{current_epoch}"),
-        Refusal::InvalidProducerEpoch { current_epoch } => format!("not issued, e{current_epoch}"),
-        Refusal::OpenIdReused => "reused".into(),
-        other => format!("{other:?}"),
-    }
-}
-
-/// A row: `given | event -> result`.
-pub fn check(table: &str, judge: impl Fn(&str, &str) -> String) {
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (row, rest) = line.split_once('|').unwrap();
-        let (words, want) = rest.split_once("->").unwrap();
-        assert_eq!(judge(row.trim(), words.trim()), want.trim(), "{line}");
-    }
 }
 
 #[test]
@@ -126,7 +105,7 @@ fn opens_never_seen_before() {
         P7 pay e3 @500        | pay                -> e4 reset0";
     check(table, |row, words| match open(&an_open(words), a_row(row).as_ref()) {
         Ok(next) => format!("e{} reset{}", next.epoch, next.reset_epoch),
-        Err(refusal) => refused(&refusal),
+        Err(refusal) => show_refusal(&refusal),
     });
 }
 
@@ -157,7 +136,7 @@ fn remembered_open_ids() {
         let made = made.strip_prefix("made").unwrap().parse().unwrap();
         match repeat(&an_open(words), a_row(row), (ProducerId(7), made)) {
             Ok(_) => "again".into(),
-            Err(refusal) => refused(&refusal),
+            Err(refusal) => show_refusal(&refusal),
         }
     });
 }
@@ -183,7 +162,7 @@ fn ends_of_an_epoch_or_of_whichever_is_open() {
             Ok(End::Now) => "now".into(),
             Ok(End::Before) => "before".into(),
             Ok(End::Stale) => "stale".into(),
-            Err(refusal) => refused(&refusal),
+            Err(refusal) => show_refusal(&refusal),
         }
     });
 }

@@ -1,9 +1,12 @@
 //! Tenants: who is served, and the effect of an operator's patch.
 
-use super::settings::{below, own};
+use super::{
+    name,
+    settings::{below, own},
+};
 use crate::{
     model::{
-        Name, Timestamp,
+        Timestamp,
         settings::{IfMatch, Key},
         tenant::{MaximaChanges, Tenant, TenantPatch},
     },
@@ -17,7 +20,7 @@ use crate::{
 fn tenant(words: &str) -> Tenant {
     let since = |word| words.contains(word).then_some(Timestamp(1));
     Tenant {
-        name: Name::parse("acme").unwrap(),
+        name: name("acme"),
         created_at: Timestamp(0),
         settings: below("max_topics=9", "max_topics=5 retention_ms=9000"),
         version: 3,

@@ -201,7 +201,7 @@ fn may_operate(verb: Verb, state: State) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
     New,
-    /// It was made before: compare its digest with the stored one.
+    /// The call was received before: compare its digest with the stored one.
     Known,
     /// It can wait for the missing calls.
     Ahead,

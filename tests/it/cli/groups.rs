@@ -40,7 +40,10 @@ async fn a_group_is_reset_once_it_was_seen_what_that_does() {
         let told = output.stderr.clone();
         (output.lines().remove(0)["offsets"].clone(), told)
     };
-    let at = |topic: &str, partition: i32, offset: i64| json!({"topic": topic, "partition": partition, "offset": offset, "metadata": null});
+    let at = |topic: &str, partition: i32, offset: i64| {
+        let metadata = Value::Null;
+        json!({"topic": topic, "partition": partition, "offset": offset, "metadata": metadata})
+    };
     let (would, told) = reset(&["--to", "earliest", "--dry-run"]).await;
     assert_eq!(would, json!([at("audit", 0, 0), at("orders", 0, 0)]));
     assert!(told.contains("would reset group billing in 2 partitions; nothing changed"), "{told}");

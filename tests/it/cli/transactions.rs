@@ -98,7 +98,7 @@ async fn committed(client: &Client) -> Option<usize> {
 /// The server, its PostgreSQL (which flushes) and the producer are killed in the middle of it:
 /// where, the log's own progress decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_transaction_is_there_once_and_whole_whatever_is_killed() {
+async fn every_transaction_is_there_once_and_complete_under_kills() {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);

@@ -166,7 +166,8 @@ async fn calls_that_wait_for_others_leave_the_database_alone() {
         Uuid::parse_str(begun["transaction_id"].as_str().unwrap()).unwrap()
     };
     let call = |server: &Server, id: Uuid, sequence: i64| {
-        let body = json!({"sequence": sequence, "appends": [{"topic": "t", "records": [{"value": sequence}]}]});
+        let appends = json!([{"topic": "t", "records": [{"value": sequence}]}]);
+        let body = json!({"sequence": sequence, "appends": appends});
         tokio::spawn(
             server.post(&format!("/v1/transactions/{id}/records")).json(body).into_future(),
         )

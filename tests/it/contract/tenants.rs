@@ -44,7 +44,8 @@ async fn tenants_are_made_and_seen() {
     let created_at = made.created()["created_at"].clone();
     let want = json!({"tenant": "acme", "created_at": created_at, "suspended": false,
         "suspended_at": null, "deleted_at": null, "settings": {},
-        "maxima": {"max_topics": 2, "retention_ms": 9_000}, "topic_count": 0, "partition_count": 0});
+        "maxima": {"max_topics": 2, "retention_ms": 9_000},
+        "topic_count": 0, "partition_count": 0});
     assert_eq!(made.json(), want);
     // without maxima they stay; with some, these are all
     for body in ["", "{}", r#"{"maxima": null}"#] {
@@ -250,7 +251,7 @@ async fn without_tokens_the_one_tenant_can_be_suspended_and_resumed() {
 }
 
 #[tokio::test]
-async fn a_deleted_tenant_refuses_until_it_is_gone_and_made_anew() {
+async fn a_deleted_tenant_refuses_until_it_is_gone_and_created_again() {
     let (here, operator) = world().await;
     let setup = Setup { keys: shared_keys(), ..Setup::default() };
     let there = Server::on(&here.options, setup).await;

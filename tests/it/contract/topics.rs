@@ -150,7 +150,7 @@ async fn patch_grows_and_merges() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_is_gone_and_its_name_begins_anew() {
+async fn a_deleted_topic_is_gone_and_its_name_starts_over() {
     let server = Server::start().await;
     server.topic("orders", 2).await;
     let (p, _) = server.session("p").await;
@@ -256,7 +256,8 @@ async fn lists_are_paged_and_linked() {
     let item = &all["topics"][0];
     assert_eq!(
         *item,
-        json!({"topic": "-", "partition_count": 1, "settings": {}, "created_at": item["created_at"]})
+        json!({"topic": "-", "partition_count": 1, "settings": {},
+            "created_at": item["created_at"]})
     );
     // behind a name that is not there
     assert_eq!(server.get("/v1/topics?after=t5x").await.ok()["topics"][0]["topic"], "t6");

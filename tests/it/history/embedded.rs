@@ -137,7 +137,10 @@ async fn a_server_that_dies_again_and_again_is_given_up() {
     let kill_each = async {
         let mut killed = 0;
         loop {
-            let next = |state: &ServerState| matches!(state, ServerState::Running { pid } if *pid != killed);
+            let next = |state: &ServerState| match state {
+                ServerState::Running { pid } => *pid != killed,
+                _ => false,
+            };
             let found = state.wait_for(next).await.map(|state| state.clone());
             let Ok(ServerState::Running { pid }) = found else { return };
             killed = pid;

@@ -5,3 +5,4 @@ mod codes;
 pub mod privileges;
 pub mod statements;
 pub mod tidy;
+mod words;

@@ -91,8 +91,8 @@ async fn the_role_that_owns_the_schema_does_all_of_it() {
     let whole = serde_json::json!({"transaction_id": id, "commit": true,
         "appends": [{"topic": "t", "records": [{"id": "a", "value": 1}]}]});
     server.post("/v1/transactions").json(whole).await.created();
-    let moved = serde_json::json!({"group": "g", "topic": "t", "partition": 0, "expected_offset": null,
-        "offset": 1});
+    let moved = serde_json::json!({"group": "g", "topic": "t", "partition": 0,
+        "expected_offset": null, "offset": 1});
     let staged = server
         .post("/v1/transactions")
         .json(serde_json::json!({"offsets": [moved]}))

@@ -221,6 +221,7 @@ const ROOT: &[&str] = &[
     "README.md",
     "SECURITY.md",
     "benches",
+    "build.rs",
     "deny.toml",
     "docs",
     "examples",

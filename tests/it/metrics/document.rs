@@ -43,9 +43,11 @@ fn the_committed_table_is_the_codes() {
     let mut table =
         String::from("\n| metric | kind | labels (values) | meaning |\n|---|---|---|---|\n");
     table.extend(METRICS.iter().map(row));
-    table += "\nBeside them, of the process: `process_cpu_seconds_total`, `process_resident_memory_bytes`, \
-              `process_virtual_memory_bytes`,\n`process_open_fds`, `process_max_fds`, `process_threads`, \
-              `process_start_time_seconds` and others of these names.\n";
+    table += "
+Metrics of the process follow: `process_cpu_seconds_total`, `process_resident_memory_bytes`,
+`process_virtual_memory_bytes`, `process_open_fds`, `process_max_fds`, `process_threads`,
+`process_start_time_seconds` and other standard names.
+";
     if std::env::var_os(WRITE).is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
         fs::write(path, format!("{written}{MARK}{table}")).unwrap();

@@ -2,6 +2,7 @@
 //! with the real rules.
 
 pub mod group_check;
+mod harness;
 pub mod model_check;
 pub mod passes;
 pub mod rules;

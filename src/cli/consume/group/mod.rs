@@ -6,7 +6,11 @@
 
 mod flags;
 
-use std::{collections::BTreeSet, pin::pin, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::pin,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -20,7 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::flags::CommitMode;
 pub use self::flags::GroupFlags;
-use super::{NO_WAIT, WAIT, ask::Ask};
+use super::{
+    MIN_WAIT, WAIT,
+    page::{PageRequest, RecordLocation, Records, write_line},
+};
 use crate::{
     cli::{
         Interrupted,
@@ -41,45 +48,25 @@ struct JoinedMember {
 }
 
 #[derive(Deserialize)]
-struct Partitions {
+struct TopicPartitions {
     topic: String,
     partitions: BTreeSet<i32>,
 }
 
-/// The part of a fetch's response that is about the membership.
+/// What a fetch returns beside the records.
 #[derive(Deserialize)]
-struct Told {
+struct FetchState {
     generation: i64,
-    assignment: Vec<Partitions>,
-    revoked: Vec<Partitions>,
-}
-
-#[derive(Deserialize)]
-struct FetchedPage<'a> {
-    #[serde(borrow)]
-    records: Vec<&'a RawValue>,
+    assignment: Vec<TopicPartitions>,
+    revoked: Vec<TopicPartitions>,
     cursor: String,
-}
-
-/// The topic, partition and offset of a record.
-#[derive(Deserialize)]
-struct RecordOrigin {
-    topic: String,
-    partition: i32,
-    offset: i64,
-}
-
-/// Whether we are still a member.
-enum MemberStanding {
-    Member,
-    Gone,
 }
 
 struct GroupMember {
     id: String,
     heartbeat_interval: Duration,
     /// When the server last renewed the lease.
-    heard_at: Instant,
+    renewed_at: Instant,
     /// The newest generation that the member has seen.
     generation: i64,
 }
@@ -119,14 +106,14 @@ pub(super) async fn consume(flags: super::ConsumeFlags) -> anyhow::Result<()> {
         owned: BTreeSet::new(),
         left: limit.unwrap_or(u64::MAX),
     };
-    let ended = consumer.until_ended().await;
+    let result = consumer.run_until_signal().await;
     consumer.leave().await;
-    ended
+    result
 }
 
 impl Consumer {
-    async fn until_ended(&mut self) -> anyhow::Result<()> {
-        let told = if self.is_static {
+    async fn run_until_signal(&mut self) -> anyhow::Result<()> {
+        let outcome = if self.is_static {
             "it stays a member until its lease expires; run the same command to keep its partitions"
         } else {
             "it has left the group; other members read what was not committed"
@@ -134,15 +121,16 @@ impl Consumer {
         let stop = CancellationToken::new();
         let mut work = pin!(self.run(&stop));
         tokio::select! {
-            done = &mut work => done,
-            closed = closed() => Err(closed.into()),
+            result = &mut work => result,
+            error = closed() => Err(error.into()),
             signal = interrupted() => {
                 stop.cancel();
                 // records that have arrived may still be printed and committed
                 if let Ok(Err(error)) = timeout(GRACE, work).await {
                     return Err(error);
                 }
-                Err(Interrupted { signal: signal?, told: format!("interrupted; {told}") }.into())
+                let message = format!("interrupted; {outcome}");
+                Err(Interrupted { signal: signal?, message }.into())
             }
         }
     }
@@ -156,24 +144,23 @@ impl Consumer {
             let begun = Instant::now();
             let Some(fetched) = stop.run_until_cancelled(self.fetch()).await else { break };
             let Some(answer) = fetched? else { continue };
-            let told: Told = answer.json()?;
-            let page: FetchedPage =
-                serde_json::from_slice(&answer.body).context("unexpected response to a fetch")?;
-            self.learn(&told);
-            self.cursor = Some(page.cursor.clone());
-            if !page.records.is_empty() {
-                self.show(&page).await?;
+            let state: FetchState = answer.json()?;
+            let Records { records } = answer.json()?;
+            self.update_assignment(&state);
+            self.cursor = Some(state.cursor.clone());
+            if !records.is_empty() {
+                self.print_and_commit(&records, &state.cursor).await?;
                 idle_since = Instant::now();
                 continue;
             }
-            let is_settled = told.revoked.is_empty();
+            let is_settled = state.revoked.is_empty();
             let waits_for_some = self.owned.is_empty() && idle_since.elapsed() < self.lease();
             if !self.follows && is_settled && !waits_for_some {
                 break;
             }
             // the server is shutting down
-            if is_settled && begun.elapsed() < NO_WAIT {
-                stop.run_until_cancelled(sleep(NO_WAIT)).await;
+            if is_settled && begun.elapsed() < MIN_WAIT {
+                stop.run_until_cancelled(sleep(MIN_WAIT)).await;
             }
         }
         Ok(())
@@ -186,11 +173,11 @@ impl Consumer {
     async fn join(&mut self) -> anyhow::Result<()> {
         let path = ["groups", self.group.as_str(), "members"];
         let request = self.client.request(Method::POST, &path, &[]).json(&self.join);
-        let heard_at = Instant::now();
+        let renewed_at = Instant::now();
         let answer = self.client.send(request).await?;
         let JoinedMember { member_id: id, heartbeat_interval_ms } = answer.json()?;
         let heartbeat_interval = Duration::from_millis(heartbeat_interval_ms.max(1));
-        self.member = Some(GroupMember { id, heartbeat_interval, heard_at, generation: 0 });
+        self.member = Some(GroupMember { id, heartbeat_interval, renewed_at, generation: 0 });
         (self.cursor, self.owned) = (None, BTreeSet::new());
         Ok(())
     }
@@ -204,41 +191,35 @@ impl Consumer {
             (false, _) => Duration::ZERO,
         };
         let from = self.cursor.as_deref().map(|cursor| ("cursor", cursor));
-        let ask = Ask { from, at_most: self.left, wait };
-        let path = self.path_of_member(Some("records"))?;
-        let sent = self.client.send(ask.request(&self.client, &path, &path)).await;
-        match sent {
+        let request = PageRequest { from, limit: self.left, wait };
+        let path = self.member_path(Some("records"))?;
+        match self.client.send(request.build(&self.client, &path, &path)).await {
             // the group was deleted and created again
             Err(Failure::Refused(problem)) if problem.code == "invalid_cursor" => {
                 self.client.notice(&format!("{problem}; resuming from the committed offsets"));
                 self.cursor = None;
                 Ok(None)
             }
-            sent => self.standing(sent),
+            response => self.check_membership(response),
         }
     }
 
-    fn path_of_member<'a>(&'a self, what: Option<&'a str>) -> anyhow::Result<Vec<&'a str>> {
+    fn member_path<'a>(&'a self, what: Option<&'a str>) -> anyhow::Result<Vec<&'a str>> {
         let member = self.member.as_ref().context("no member")?;
         let mut path = vec!["groups", self.group.as_str(), "members", &member.id];
         path.extend(what);
         Ok(path)
     }
 
-    fn of_member(
-        &self,
-        method: Method,
-        what: Option<&str>,
-    ) -> anyhow::Result<reqwest::RequestBuilder> {
-        Ok(self.client.request(method, &self.path_of_member(what)?, &[]))
-    }
-
     /// The response to a member; none if it is no longer a member.
-    fn standing(&mut self, sent: Result<Answer, Failure>) -> anyhow::Result<Option<Answer>> {
-        let problem = match sent {
+    fn check_membership(
+        &mut self,
+        response: Result<Answer, Failure>,
+    ) -> anyhow::Result<Option<Answer>> {
+        let problem = match response {
             Ok(answer) => {
                 if let Some(member) = &mut self.member {
-                    member.heard_at = Instant::now();
+                    member.renewed_at = Instant::now();
                 }
                 return Ok(Some(answer));
             }
@@ -252,7 +233,7 @@ impl Consumer {
         let member = self.member.take();
         // the lease was valid, so another consumer took the instance; rejoining would fence it in
         // turn
-        if self.is_static && member.is_some_and(|member| member.heard_at.elapsed() < lease / 2) {
+        if self.is_static && member.is_some_and(|member| member.renewed_at.elapsed() < lease / 2) {
             let instance = &self.join["instance_id"];
             bail!("another consumer has joined group {} as instance {instance}", self.group);
         }
@@ -260,99 +241,98 @@ impl Consumer {
         Ok(None)
     }
 
-    /// Reports assigned and revoked partitions.
-    fn learn(&mut self, told: &Told) {
-        let all = |list: &[Partitions]| -> BTreeSet<(String, i32)> {
-            let each = |one: &Partitions| {
-                let topic = one.topic.clone();
-                one.partitions.clone().into_iter().map(move |number| (topic.clone(), number))
-            };
-            list.iter().flat_map(each).collect()
-        };
-        let owned = all(&told.assignment);
-        let (given, taken) = (&owned - &self.owned, &self.owned - &owned);
-        for (what, partitions) in [("assigned", given), ("revoked", taken)] {
+    /// Takes over the assignment, and reports what has changed.
+    fn update_assignment(&mut self, state: &FetchState) {
+        let topics = state.assignment.iter();
+        let owned: BTreeSet<(String, i32)> = topics
+            .flat_map(|TopicPartitions { topic, partitions }| {
+                partitions.iter().map(move |partition| (topic.clone(), *partition))
+            })
+            .collect();
+        let (assigned, revoked) = (&owned - &self.owned, &self.owned - &owned);
+        for (change, partitions) in [("assigned", assigned), ("revoked", revoked)] {
             if !partitions.is_empty() {
-                self.client.notice(&format!(
-                    "group {}, {what}: {}",
-                    self.group,
-                    named(&partitions)
-                ));
+                let partitions = list_by_topic(&partitions);
+                self.client.notice(&format!("group {}, {change}: {partitions}", self.group));
             }
         }
         self.owned = owned;
         if let Some(member) = &mut self.member {
-            member.generation = told.generation;
+            member.generation = state.generation;
         }
     }
 
-    /// Prints records, then commits them.
-    async fn show(&mut self, page: &FetchedPage<'_>) -> anyhow::Result<()> {
-        self.left = self.left.saturating_sub(page.records.len() as u64);
+    async fn print_and_commit(
+        &mut self,
+        records: &[&RawValue],
+        cursor: &str,
+    ) -> anyhow::Result<()> {
+        self.left = self.left.saturating_sub(records.len() as u64);
         if self.commit != CommitMode::Each {
-            let lines: String = page.records.iter().map(|record| line(record)).collect();
-            self.print(lines).await?;
-            return match self.commit {
-                CommitMode::Batch => self.commit(json!({"cursor": page.cursor})).await.map(drop),
-                CommitMode::Each | CommitMode::None => Ok(()),
-            };
+            self.print(records).await?;
+            if self.commit == CommitMode::Batch {
+                self.commit(json!({"cursor": cursor})).await?;
+            }
+            return Ok(());
         }
-        for record in &page.records {
-            let RecordOrigin { topic, partition, offset } = serde_json::from_str(record.get())?;
-            self.print(line(record)).await?;
+        for record in records {
+            let RecordLocation { topic, partition, offset } = RecordLocation::of(record)?;
+            self.print(&[*record]).await?;
             let next = [json!({"topic": topic, "partition": partition, "offset": offset + 1})];
-            if let MemberStanding::Gone = self.commit(json!({"offsets": next})).await? {
-                return Ok(());
+            if !self.commit(json!({"offsets": next})).await? {
+                break;
             }
         }
         Ok(())
     }
 
     /// Prints on a thread of its own, while the runtime sends heartbeats.
-    async fn print(&mut self, lines: String) -> anyhow::Result<()> {
-        let (tell, mut told) = oneshot::channel();
+    async fn print(&mut self, records: &[&RawValue]) -> anyhow::Result<()> {
+        let mut lines = Vec::new();
+        records.iter().for_each(|record| write_line(&mut lines, record, None));
+        let (done, mut printed) = oneshot::channel();
         // not a task of the runtime: a blocked write must not keep the program from ending
-        std::thread::spawn(move || tell.send(print(lines.as_bytes())));
+        std::thread::spawn(move || done.send(print(&lines)));
         loop {
             let Some(member) = &self.member else {
-                return told.await.context("cannot print")?;
+                return printed.await.context("cannot print")?;
             };
-            let due = member.heard_at + member.heartbeat_interval;
+            let due = member.renewed_at + member.heartbeat_interval;
             tokio::select! {
                 biased;
-                printed = &mut told => return printed.context("cannot print")?,
+                result = &mut printed => return result.context("cannot print")?,
                 () = sleep_until(due) => {
                     // without a generation it releases no partition before its records are
                     // committed
-                    let request = self.of_member(Method::POST, Some("heartbeat"))?;
-                    let sent = self.client.send(request).await;
-                    self.standing(sent)?;
+                    let path = self.member_path(Some("heartbeat"))?;
+                    let request = self.client.request(Method::POST, &path, &[]);
+                    let response = self.client.send(request).await;
+                    self.check_membership(response)?;
                 }
             }
         }
     }
 
-    async fn commit(&mut self, what: Value) -> anyhow::Result<MemberStanding> {
-        let Some(member) = &self.member else { return Ok(MemberStanding::Gone) };
+    /// Commits a cursor or offsets; returns whether we are still the owner.
+    async fn commit(&mut self, progress: Value) -> anyhow::Result<bool> {
+        let Some(member) = &self.member else { return Ok(false) };
         let mut body = json!({"member_id": member.id, "generation": member.generation});
-        if let (Value::Object(body), Value::Object(what)) = (&mut body, what) {
-            body.extend(what);
+        if let (Value::Object(body), Value::Object(progress)) = (&mut body, progress) {
+            body.extend(progress);
         }
         let path = ["groups", self.group.as_str(), "offsets"];
         let request = self.client.request(Method::POST, &path, &[]).json(&body);
         match self.client.send(request).await {
-            Ok(_) => Ok(MemberStanding::Member),
+            Ok(_) => Ok(true),
             Err(Failure::Refused(problem)) if problem.code == "illegal_generation" => {
                 self.client.notice(
                     "partitions were reassigned before their records were committed: other members \
                      print them again; resuming from the committed offsets",
                 );
                 self.cursor = None;
-                Ok(MemberStanding::Gone)
+                Ok(false)
             }
-            sent => {
-                Ok(self.standing(sent)?.map_or(MemberStanding::Gone, |_| MemberStanding::Member))
-            }
+            response => Ok(self.check_membership(response)?.is_some()),
         }
     }
 
@@ -361,26 +341,22 @@ impl Consumer {
         if self.member.is_none() || self.is_static {
             return;
         }
-        if let Ok(request) = self.of_member(Method::DELETE, None) {
+        if let Ok(path) = self.member_path(None) {
             // if this fails, the lease expires
-            let _ = timeout(GRACE, self.client.send(request)).await;
+            let leave = self.client.send(self.client.request(Method::DELETE, &path, &[]));
+            let _ = timeout(GRACE, leave).await;
         }
     }
 }
 
-fn line(record: &RawValue) -> String {
-    format!("{}\n", record.get())
-}
-
 /// `carts 0; orders 0, 1, 2`.
-fn named(partitions: &BTreeSet<(String, i32)>) -> String {
-    let topics: BTreeSet<&String> = partitions.iter().map(|(topic, _)| topic).collect();
-    let of = |topic: &String| {
-        let numbers = partitions.iter().filter(|(of, _)| of == topic);
-        let numbers: Vec<String> = numbers.map(|(_, number)| number.to_string()).collect();
-        format!("{topic} {}", numbers.join(", "))
-    };
-    topics.into_iter().map(of).collect::<Vec<_>>().join("; ")
+fn list_by_topic(partitions: &BTreeSet<(String, i32)>) -> String {
+    let mut topics: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (topic, partition) in partitions {
+        topics.entry(topic).or_default().push(partition.to_string());
+    }
+    let topics = topics.iter().map(|(topic, numbers)| format!("{topic} {}", numbers.join(", ")));
+    topics.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -388,12 +364,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_are_named_by_topic() {
-        let set = |list: &[(&str, i32)]| {
-            list.iter().map(|(topic, number)| ((*topic).to_owned(), *number)).collect()
+    fn partitions_are_listed_by_topic() {
+        let list = |partitions: &[(&str, i32)]| {
+            let owned = partitions.iter().map(|(topic, number)| ((*topic).to_owned(), *number));
+            list_by_topic(&owned.collect())
         };
-        let named = |list| named(&set(list));
-        assert_eq!(named(&[("orders", 0)]), "orders 0");
-        assert_eq!(named(&[("o", 10), ("o", 2), ("carts", 0)]), "carts 0; o 2, 10");
+        assert_eq!(list(&[("orders", 0)]), "orders 0");
+        assert_eq!(list(&[("o", 10), ("o", 2), ("carts", 0)]), "carts 0; o 2, 10");
     }
 }

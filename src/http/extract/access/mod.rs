@@ -25,7 +25,7 @@ use crate::{
         Limits,
         exposition::{Exposition, MetricsText},
     },
-    model::{Code, Invalid, Name, TenantId},
+    model::{Code, Name, TenantId, ValidationErrors},
     telemetry,
 };
 
@@ -33,7 +33,7 @@ use crate::{
 #[derive(Clone)]
 pub struct AppState {
     broker: Arc<Broker>,
-    gate: Arc<Admission>,
+    admission: Arc<Admission>,
     render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     metrics: Arc<Exposition>,
 }
@@ -101,8 +101,8 @@ impl Admission {
 }
 
 impl FromRef<AppState> for Arc<Admission> {
-    fn from_ref(door: &AppState) -> Self {
-        door.gate.clone()
+    fn from_ref(state: &AppState) -> Self {
+        state.admission.clone()
     }
 }
 
@@ -113,13 +113,13 @@ impl AppState {
         limits: Limits,
         render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
     ) -> Self {
-        let gate = Arc::new(Admission::new(keys, limits));
-        Self { broker, gate, render_metrics, metrics: Arc::default() }
+        let admission = Arc::new(Admission::new(keys, limits));
+        Self { broker, admission, render_metrics, metrics: Arc::default() }
     }
 
     /// The memory budget of responses, which layers outside of all routes also use.
     pub fn answers(&self) -> Budget {
-        self.gate.answers.clone()
+        self.admission.answers.clone()
     }
 
     /// Access for probes, which carry no token.
@@ -130,7 +130,7 @@ impl AppState {
 
     pub async fn metrics(&self) -> MetricsText {
         let render = || {
-            self.gate.measure();
+            self.admission.measure();
             self.broker.measure();
             (self.render_metrics)()
         };
@@ -213,10 +213,10 @@ impl<P: Permission> Access<P> {
 impl<P: Permission> FromRequestParts<AppState> for Access<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let grant = admit(&door.gate, parts, P::ANY_OF).await?;
-        let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, grant, permission: PhantomData })
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
+        let grant = admit(&state.admission, parts, P::ANY_OF).await?;
+        let tenant = state.enter(&grant).await?;
+        Ok(Self { broker: state.broker.clone(), tenant, grant, permission: PhantomData })
     }
 }
 
@@ -230,13 +230,13 @@ pub struct TenantAccess<P> {
 impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let grant = admit(&door.gate, parts, P::ANY_OF).await?;
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
+        let grant = admit(&state.admission, parts, P::ANY_OF).await?;
         if !grant.has_whole(P::ANY_OF) {
             return Err(forbidden(P::ANY_OF, None));
         }
-        let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, permission: PhantomData })
+        let tenant = state.enter(&grant).await?;
+        Ok(Self { broker: state.broker.clone(), tenant, permission: PhantomData })
     }
 }
 
@@ -249,14 +249,14 @@ pub struct OperatorAccess {
 impl FromRequestParts<AppState> for OperatorAccess {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let any_of = &[Word::Operator];
-        let grant = admit(&door.gate, parts, any_of).await?;
+        let grant = admit(&state.admission, parts, any_of).await?;
         if !grant.has_whole(any_of) {
             return Err(forbidden(any_of, None));
         }
-        door.accept()?;
-        Ok(Self { broker: door.broker.clone() })
+        state.accept()?;
+        Ok(Self { broker: state.broker.clone() })
     }
 }
 
@@ -271,10 +271,10 @@ pub struct TopicAccess<P> {
 impl<P: Permission> FromRequestParts<AppState> for TopicAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let (grant, topic) = admit_to(&door.gate, parts, P::ANY_OF, "topic").await?;
-        let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, topic, permission: PhantomData })
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
+        let (grant, topic) = admit_to(&state.admission, parts, P::ANY_OF, "topic").await?;
+        let tenant = state.enter(&grant).await?;
+        Ok(Self { broker: state.broker.clone(), tenant, topic, permission: PhantomData })
     }
 }
 
@@ -290,28 +290,29 @@ pub struct GroupAccess<P> {
 impl<P: Permission> FromRequestParts<AppState> for GroupAccess<P> {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let (grant, group) = admit_to(&door.gate, parts, P::ANY_OF, "group").await?;
-        let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, grant, group, permission: PhantomData })
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
+        let (grant, group) = admit_to(&state.admission, parts, P::ANY_OF, "group").await?;
+        let tenant = state.enter(&grant).await?;
+        Ok(Self { broker: state.broker.clone(), tenant, grant, group, permission: PhantomData })
     }
 }
 
-async fn admit(gate: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
-    let grant = gate.keys.grant(&parts.headers).await?;
+async fn admit(admission: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
+    let grant = admission.keys.grant(&parts.headers).await?;
     if grant.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 
 /// Parses the name of the topic or group in the path.
 async fn admit_to(
-    gate: &Admission,
+    admission: &Admission,
     parts: &mut Parts,
     any_of: &[Word],
     kind: &str,
 ) -> Result<(Arc<Grant>, Name), Error> {
-    let grant = admit(gate, parts, any_of).await?;
+    let grant = admit(admission, parts, any_of).await?;
     let text = paths::segment(parts, kind).await?;
-    let name = Name::parse(&text).map_err(|why| Invalid::at(format!("/path/{kind}"), why))?;
+    let name =
+        Name::parse(&text).map_err(|why| ValidationErrors::at(format!("/path/{kind}"), why))?;
     if !grant.covers(any_of, &name) {
         return Err(forbidden(any_of, Some(&name)));
     }

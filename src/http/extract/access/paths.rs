@@ -12,17 +12,18 @@ use crate::{
     broker::Error,
     http::extract::query,
     model::{
-        Invalid, MAX_INTEGER, Name, Partition, ProducerId, group::MAX_MEMBER_ID_BYTES, uuid_v7,
+        MAX_INTEGER, Name, Partition, ProducerId, ValidationErrors, group::MAX_MEMBER_ID_BYTES,
+        uuid_v7,
     },
 };
 
 pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Error> {
     let pointer = || format!("/path/{name}");
-    let segments = RawPathParams::from_request_parts(parts, &())
-        .await
-        .map_err(|_| Invalid::at(pointer(), "malformed percent-encoding or invalid UTF-8"))?;
+    let segments = RawPathParams::from_request_parts(parts, &()).await.map_err(|_| {
+        ValidationErrors::at(pointer(), "malformed percent-encoding or invalid UTF-8")
+    })?;
     let found = segments.iter().find(|(key, _)| *key == name);
-    Ok(found.ok_or_else(|| Invalid::at(pointer(), "missing"))?.1.to_owned())
+    Ok(found.ok_or_else(|| ValidationErrors::at(pointer(), "missing"))?.1.to_owned())
 }
 
 /// The `{partition}` of the path.
@@ -35,7 +36,7 @@ impl<S: Sync> FromRequestParts<S> for PartitionPath {
         let text = segment(parts, "partition").await?;
         let partition = canonical(&text).and_then(|_| Partition::from_str(&text).ok());
         let why = "a partition must be an integer from 0, without leading zeros";
-        Ok(Self(partition.ok_or_else(|| Invalid::at("/path/partition", why))?))
+        Ok(Self(partition.ok_or_else(|| ValidationErrors::at("/path/partition", why))?))
     }
 }
 
@@ -48,7 +49,7 @@ impl<S: Sync> FromRequestParts<S> for ProducerPath {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let text = segment(parts, "producer_id").await?;
         let why = "a producer id must be an integer below 2^53";
-        let id = canonical(&text).ok_or_else(|| Invalid::at("/path/producer_id", why))?;
+        let id = canonical(&text).ok_or_else(|| ValidationErrors::at("/path/producer_id", why))?;
         Ok(Self(ProducerId(id)))
     }
 }
@@ -64,7 +65,7 @@ impl<S: Sync> FromRequestParts<S> for MemberPath {
         // PostgreSQL's text has no U+0000
         if text.len() > MAX_MEMBER_ID_BYTES || text.contains('\0') {
             let why = format!("a member id must be 1 to {MAX_MEMBER_ID_BYTES} bytes without NUL");
-            return Err(Invalid::at("/path/member_id", why).into());
+            return Err(ValidationErrors::at("/path/member_id", why).into());
         }
         Ok(Self(text))
     }
@@ -78,7 +79,7 @@ impl<S: Sync> FromRequestParts<S> for TenantPath {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let text = segment(parts, "tenant").await?;
-        Ok(Self(Name::parse(&text).map_err(|why| Invalid::at("/path/tenant", why))?))
+        Ok(Self(Name::parse(&text).map_err(|why| ValidationErrors::at("/path/tenant", why))?))
     }
 }
 

@@ -10,11 +10,11 @@ const SECRET: &str = "0123456789abcdef0123456789abcdef";
 /// A route that admits as the real ones do, but needs no broker behind it.
 fn router() -> Router {
     async fn probe(
-        State(gate): State<Arc<Admission>>,
+        State(admission): State<Arc<Admission>>,
         request: axum::extract::Request,
     ) -> Result<String, Error> {
         let (mut parts, _) = request.into_parts();
-        let (_, topic) = admit_to(&gate, &mut parts, See::ANY_OF, "topic").await?;
+        let (_, topic) = admit_to(&admission, &mut parts, See::ANY_OF, "topic").await?;
         let PartitionPath(partition) = PartitionPath::from_request_parts(&mut parts, &()).await?;
         Ok(format!("{topic} {partition}"))
     }

@@ -13,7 +13,7 @@ use crate::{
         auth::{Grant, Word},
         query,
     },
-    model::{Invalid, TenantId},
+    model::{TenantId, ValidationErrors},
 };
 
 const OPERATE: &[Word] = &[Word::Operator];
@@ -40,34 +40,34 @@ pub struct EndAccess {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
     pub grant: Arc<Grant>,
-    asked: Result<EndQuery, Invalid>,
+    parameters: Result<EndQuery, ValidationErrors>,
 }
 
 impl EndAccess {
     /// Whether the request asks for operator access. A malformed query is refused later, not by the
     /// scope check.
-    pub fn by_operator(&self) -> Result<bool, Invalid> {
-        let asked = self.asked.as_ref().map_err(Invalid::clone)?;
-        Ok(asked.role.is_some())
+    pub fn by_operator(&self) -> Result<bool, ValidationErrors> {
+        let parameters = self.parameters.as_ref().map_err(ValidationErrors::clone)?;
+        Ok(parameters.role.is_some())
     }
 }
 
 impl FromRequestParts<AppState> for EndAccess {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, door: &AppState) -> Result<Self, Error> {
-        let asked: Result<EndQuery, Invalid> = query::parse(parts.uri.query());
-        let by_operator = asked.as_ref().map(|asked| asked.role.is_some());
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
+        let parameters: Result<EndQuery, ValidationErrors> = query::parse(parts.uri.query());
+        let by_operator = parameters.as_ref().map(|parameters| parameters.role.is_some());
         let any_of = match by_operator {
             Ok(true) => OPERATE,
             Ok(false) => Produce::ANY_OF,
             Err(_) => SeeTransactions::ANY_OF,
         };
-        let grant = admit(&door.gate, parts, any_of).await?;
+        let grant = admit(&state.admission, parts, any_of).await?;
         if by_operator == Ok(true) && !grant.has_whole(OPERATE) {
             return Err(forbidden(OPERATE, None));
         }
-        let tenant = door.enter(&grant).await?;
-        Ok(Self { broker: door.broker.clone(), tenant, grant, asked })
+        let tenant = state.enter(&grant).await?;
+        Ok(Self { broker: state.broker.clone(), tenant, grant, parameters })
     }
 }

@@ -63,7 +63,7 @@ impl Keys {
         if secret.len() < MIN_SECRET_BYTES {
             return Err(format!("an HS256 secret must have at least {MIN_SECRET_BYTES} bytes"));
         }
-        let validation = validation(Algorithm::HS256, audience, issuer);
+        let validation = validation_for(Algorithm::HS256, audience, issuer);
         let key = VerificationKey { kid: None, key: DecodingKey::from_secret(secret), validation };
         Ok(Self::of(Mode::Signed(vec![key])))
     }
@@ -85,7 +85,7 @@ impl Keys {
             keys.push(VerificationKey {
                 kid,
                 key,
-                validation: validation(algorithm, audience, issuer),
+                validation: validation_for(algorithm, audience, issuer),
             });
         }
         if keys.is_empty() {
@@ -140,7 +140,7 @@ fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
     (named && signs).then_some(implied.0)
 }
 
-fn validation(algorithm: Algorithm, audience: &str, issuer: &str) -> Validation {
+fn validation_for(algorithm: Algorithm, audience: &str, issuer: &str) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.leeway = LEEWAY_S;
     validation.validate_nbf = true;
@@ -187,7 +187,7 @@ fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
     };
     let key = key.ok_or_else(|| unauthenticated("The token's kid names an unknown key."))?;
     let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &key.validation);
-    let claims = decoded.map_err(|error| unauthenticated(fault(error.kind())))?.claims;
+    let claims = decoded.map_err(|error| unauthenticated(reason(error.kind())))?.claims;
     let Some(Ok(tenant)) = claims.tenant.as_deref().map(Name::parse) else {
         return Err(unauthenticated("The token's tenant claim is missing or not a valid name."));
     };
@@ -196,7 +196,7 @@ fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
 }
 
 /// Says what is wrong without quoting the token.
-fn fault(kind: &ErrorKind) -> &'static str {
+fn reason(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::ExpiredSignature => "The token has expired.",
         ErrorKind::ImmatureSignature => "The token is not valid yet (nbf).",

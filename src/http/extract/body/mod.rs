@@ -40,7 +40,7 @@ use super::{
 use crate::{
     broker::{Error, Taken},
     model::{
-        Code, Invalid,
+        Code, ValidationErrors,
         dedup::{IdempotencyKey, RequestKey},
     },
     telemetry,
@@ -52,37 +52,18 @@ const ZSTD_WINDOW_LOG: u32 = 23;
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// A JSON object (an empty body counts as `{}`), without query parameters.
-pub struct JsonBody<T> {
+pub struct JsonBody<T, const KEYED: bool = false> {
     pub body: T,
+    /// Only of a `KEYED` body.
+    pub idempotency_key: Option<IdempotencyKey>,
     /// The memory reservation, held until the handler is done with what it parsed.
     _held: Taken,
 }
 
-impl<T, S> FromRequest<S> for JsonBody<T>
-where
-    T: DeserializeOwned,
-    S: Send + Sync,
-    Arc<Admission>: FromRef<S>,
-{
-    type Rejection = Error;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let query = request.uri().query().map(str::to_owned);
-        let key = KeyPolicy::Refused(NOT_NEEDED);
-        let gate = Arc::from_ref(state);
-        let (received, held) = receive(&gate, request, &[Media::Json], key).await?;
-        Ok(Self { body: received.object(query.as_deref())?, _held: held })
-    }
-}
-
 /// A JSON object of a call that may carry an `Idempotency-Key`.
-pub struct KeyedBody<T> {
-    pub body: T,
-    pub idempotency_key: Option<IdempotencyKey>,
-    _held: Taken,
-}
+pub type KeyedBody<T> = JsonBody<T, true>;
 
-impl<T, S> FromRequest<S> for KeyedBody<T>
+impl<T, S, const KEYED: bool> FromRequest<S> for JsonBody<T, KEYED>
 where
     T: DeserializeOwned,
     S: Send + Sync,
@@ -92,8 +73,9 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let query = request.uri().query().map(str::to_owned);
-        let gate = Arc::from_ref(state);
-        let (received, held) = receive(&gate, request, &[Media::Json], KeyPolicy::Taken).await?;
+        let key = if KEYED { KeyPolicy::Taken } else { KeyPolicy::Refused(NOT_NEEDED) };
+        let admission = Arc::from_ref(state);
+        let (received, held) = receive(&admission, request, &[Media::Json], key).await?;
         let body = received.object(query.as_deref())?;
         Ok(Self { body, idempotency_key: received.idempotency_key, _held: held })
     }
@@ -122,14 +104,14 @@ pub struct Sent {
 
 impl Sent {
     async fn receive(
-        gate: &Admission,
+        admission: &Admission,
         request: Request,
         taken: &[Media],
         key: KeyPolicy,
     ) -> Result<(Self, Taken), Error> {
         let query = request.uri().query().map(str::to_owned);
-        let traceparent = traceparent(request.headers());
-        let (received, held) = receive(gate, request, taken, key).await?;
+        let traceparent = parse_traceparent(request.headers());
+        let (received, held) = receive(admission, request, taken, key).await?;
         Ok((Self { received, query, traceparent }, held))
     }
 
@@ -151,7 +133,7 @@ impl Sent {
         Ok(json::parse(if text.is_empty() { "{}" } else { text })?)
     }
 
-    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, Invalid> {
+    pub fn query<Q: DeserializeOwned>(&self) -> Result<Q, ValidationErrors> {
         query::parse(self.query.as_deref())
     }
 }
@@ -168,8 +150,8 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let taken = [Media::Json, Media::Ndjson];
-        let gate = Arc::from_ref(state);
-        let (sent, held) = Sent::receive(&gate, request, &taken, KeyPolicy::Taken).await?;
+        let admission = Arc::from_ref(state);
+        let (sent, held) = Sent::receive(&admission, request, &taken, KeyPolicy::Taken).await?;
         Ok(Self(sent, held))
     }
 }
@@ -185,15 +167,15 @@ where
     type Rejection = Error;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        let gate = Arc::from_ref(state);
+        let admission = Arc::from_ref(state);
         let key = KeyPolicy::Refused(NO_KEY);
-        let (sent, held) = Sent::receive(&gate, request, &[Media::Json], key).await?;
+        let (sent, held) = Sent::receive(&admission, request, &[Media::Json], key).await?;
         Ok(Self(sent, held))
     }
 }
 
 /// W3C Trace Context, version 00 and compatible ones; anything else is ignored.
-fn traceparent(headers: &HeaderMap) -> Option<String> {
+fn parse_traceparent(headers: &HeaderMap) -> Option<String> {
     let mut values = headers.get_all("traceparent").iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let text = value.to_str().ok()?;
@@ -221,12 +203,16 @@ enum KeyPolicy {
 }
 
 impl KeyPolicy {
-    fn of(self, method: &Method, headers: &HeaderMap) -> Result<Option<IdempotencyKey>, Invalid> {
+    fn of(
+        self,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Option<IdempotencyKey>, ValidationErrors> {
         let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
         let Some(value) = values.next().filter(|_| method == Method::POST) else {
             return Ok(None);
         };
-        let invalid = |why: &str| Invalid::at("Idempotency-Key", why);
+        let invalid = |why: &str| ValidationErrors::at("Idempotency-Key", why);
         match self {
             KeyPolicy::Refused(why) => Err(invalid(why)),
             KeyPolicy::Taken if values.next().is_some() => Err(invalid("give it only once")),
@@ -245,7 +231,7 @@ impl Received {
     fn text(&self) -> Result<&str, Error> {
         std::str::from_utf8(&self.bytes).map_err(|error| {
             let at = error.valid_up_to();
-            Invalid::at("", format!("invalid UTF-8 at byte {at}")).into()
+            ValidationErrors::at("", format!("invalid UTF-8 at byte {at}")).into()
         })
     }
 
@@ -258,7 +244,7 @@ impl Received {
 }
 
 async fn receive(
-    gate: &Admission,
+    admission: &Admission,
     request: Request,
     taken: &[Media],
     key: KeyPolicy,
@@ -267,12 +253,12 @@ async fn receive(
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
     // Without a media type only an empty body is taken: the first byte is one too many.
-    let limit = if named.is_some() { gate.limits.max_body_bytes } else { 0 };
+    let limit = if named.is_some() { admission.limits.max_body_bytes } else { 0 };
     let refuse = || if named.is_some() { too_large(limit) } else { media::untaken(taken) };
     if encoding == Encoding::Identity && announced(&parts.headers).is_some_and(|n| n > limit) {
         return Err(refuse());
     }
-    let held = gate.requests.take(0).ok_or_else(busy)?;
+    let held = admission.requests.take(0).ok_or_else(busy)?;
     let mut intake = Intake { limit, held, bytes: BytesMut::new() };
     let stream = body.into_data_stream();
     let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), BodyFailure>> + Send + '_>> =
@@ -290,25 +276,25 @@ async fn receive(
                 Box::pin(intake.decode_all(zstd))
             }
         };
-    let deadline = Duration::from_millis(gate.limits.body_timeout_ms);
+    let deadline = Duration::from_millis(admission.limits.body_timeout_ms);
     let begun = Instant::now();
     let read = timeout(deadline, reading).await;
     let waited = begun.elapsed();
     telemetry::waited(waited);
-    gate.body_duration.record(waited.as_secs_f64());
-    gate.request_bytes.increment(intake.bytes.len() as u64);
+    admission.body_duration.record(waited.as_secs_f64());
+    admission.request_bytes.increment(intake.bytes.len() as u64);
     match read {
         Ok(Ok(())) => {}
         Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
         Ok(Err(BodyFailure::Busy)) => return Err(busy()),
         Ok(Err(BodyFailure::Broken)) if encoding == Encoding::Identity => {
-            return Err(Invalid::at("", "the body is incomplete").into());
+            return Err(ValidationErrors::at("", "the body is incomplete").into());
         }
         Ok(Err(BodyFailure::Broken)) => {
             let why = "the body is incomplete or does not match its Content-Encoding";
-            return Err(Invalid::at("", why).into());
+            return Err(ValidationErrors::at("", why).into());
         }
-        Err(_) => return Err(too_slow(gate.limits.body_timeout_ms)),
+        Err(_) => return Err(too_slow(admission.limits.body_timeout_ms)),
     }
     let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);

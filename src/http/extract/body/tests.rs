@@ -24,14 +24,14 @@ async fn keyed(sent: KeyedBody<Told>) -> String {
 }
 
 async fn records(
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     Records(sent, _held): Records,
 ) -> Result<String, Error> {
-    let free = 1500 - gate.requests.held_bytes();
+    let free = 1500 - admission.requests.held_bytes();
     Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
 }
 
-fn gate() -> Arc<Admission> {
+fn test_admission() -> Arc<Admission> {
     let limits = Limits {
         max_body_bytes: 1000,
         body_timeout_ms: 50,
@@ -41,12 +41,16 @@ fn gate() -> Arc<Admission> {
     Arc::new(Admission::new(Keys::open().unwrap(), limits))
 }
 
-async fn send_to(gate: &Arc<Admission>, request: Builder, body: Body) -> Result<String, Error> {
+async fn send_to(
+    admission: &Arc<Admission>,
+    request: Builder,
+    body: Body,
+) -> Result<String, Error> {
     let router = Router::new()
         .route("/told", post(told).put(told))
         .route("/keyed", post(keyed).put(keyed))
         .route("/records", post(records))
-        .with_state(gate.clone());
+        .with_state(admission.clone());
     let request = request.body(body).unwrap();
     let mut answer = router.oneshot(request).await.unwrap();
     if let Some(error) = answer.extensions_mut().remove::<Error>() {
@@ -59,7 +63,7 @@ async fn send_to(gate: &Arc<Admission>, request: Builder, body: Body) -> Result<
 async fn send(path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, Error> {
     let request =
         headers.iter().fold(Request::post(path), |request, (k, v)| request.header(*k, *v));
-    send_to(&gate(), request, Body::from(body.to_vec())).await
+    send_to(&test_admission(), request, Body::from(body.to_vec())).await
 }
 
 async fn code(path: &str, headers: &[(&str, &str)], body: &[u8]) -> Code {
@@ -81,7 +85,7 @@ async fn empty_bodies_are_empty_objects() {
     assert_eq!(send("/told", &[JSON], b"").await.unwrap(), "nobody");
     assert_eq!(send("/told", &[JSON], br#"{"name": "x"}"#).await.unwrap(), "x");
     let nothing = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
-    let sent = send_to(&gate(), Request::post("/told"), nothing).await;
+    let sent = send_to(&test_admission(), Request::post("/told"), nothing).await;
     assert_eq!(sent.unwrap(), "nobody");
 }
 
@@ -112,7 +116,7 @@ async fn media_type_then_size_then_shape() {
 async fn with_keys(method: Method, path: &str, keys: &[&[u8]]) -> Result<String, String> {
     let request = Request::builder().uri(path).method(method);
     let request = keys.iter().fold(request, |request, key| request.header("idempotency-key", *key));
-    let answer = send_to(&gate(), request, Body::empty()).await;
+    let answer = send_to(&test_admission(), request, Body::empty()).await;
     answer.map_err(|error| error.facts[0].1.to_string())
 }
 
@@ -182,7 +186,7 @@ async fn an_announced_size_is_refused_unread() {
     let never = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let request = Request::post("/told").header("content-type", "application/json");
     let request = request.header("content-length", "1001");
-    let error = send_to(&gate(), request, never).await.unwrap_err();
+    let error = send_to(&test_admission(), request, never).await.unwrap_err();
     assert_eq!(error.code, Code::PayloadTooLarge);
 }
 
@@ -190,26 +194,26 @@ async fn an_announced_size_is_refused_unread() {
 async fn slow_and_broken_bodies_do_nothing() {
     let json = || Request::post("/told").header("content-type", "application/json");
     let never = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
-    let error = send_to(&gate(), json(), never).await.unwrap_err();
+    let error = send_to(&test_admission(), json(), never).await.unwrap_err();
     assert_eq!(error.code, Code::RequestTimeout);
     let frames = [Ok(Bytes::from("{}")), Err(io::Error::other("reset"))];
     let broken = Body::from_stream(stream::iter(frames));
-    let error = send_to(&gate(), json(), broken).await.unwrap_err();
+    let error = send_to(&test_admission(), json(), broken).await.unwrap_err();
     assert_eq!(error.code, Code::InvalidRequest);
 }
 
 #[tokio::test]
 async fn the_budget_is_shared_and_given_back() {
-    let gate = gate();
+    let admission = test_admission();
     let ndjson = || Request::post("/records").header(NDJSON.0, NDJSON.1);
-    let other = gate.requests.take(1000).unwrap();
+    let other = admission.requests.take(1000).unwrap();
     let body = || Body::from(vec![b' '; 600]);
-    let error = send_to(&gate, ndjson(), body()).await.unwrap_err();
+    let error = send_to(&admission, ndjson(), body()).await.unwrap_err();
     assert_eq!(error.code, Code::Unavailable);
-    assert_eq!(gate.requests.held_bytes(), 1000);
+    assert_eq!(admission.requests.held_bytes(), 1000);
     drop(other);
-    assert_eq!(send_to(&gate, ndjson(), body()).await.unwrap(), "Ndjson 600 900");
-    assert_eq!(gate.requests.held_bytes(), 0);
+    assert_eq!(send_to(&admission, ndjson(), body()).await.unwrap(), "Ndjson 600 900");
+    assert_eq!(admission.requests.held_bytes(), 0);
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn traceparents() {
     let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let of = |text: &str| {
         let headers = [("traceparent".parse().unwrap(), text.parse().unwrap())];
-        traceparent(&headers.into_iter().collect())
+        parse_traceparent(&headers.into_iter().collect())
     };
     assert_eq!(of(good).as_deref(), Some(good));
     for bad in [

@@ -13,12 +13,12 @@ use crate::{
         access::{Group, GroupAccess, MemberPath},
         auth::Word,
         body::{JsonBody, KeyedBody},
-        json::{AtMost, Faults},
+        json::{AtMost, names},
         media::AnswersJson,
         query::{NoParameters, Query},
     },
     model::{
-        Invalid, MAX_INTEGER, Name, Partition,
+        MAX_INTEGER, Name, Partition, ValidationErrors,
         group::{
             self, Join, Joined, MAX_INSTANCE_ID_BYTES, MAX_TOPICS, Partitions, Subscription,
             TopicPattern,
@@ -28,22 +28,13 @@ use crate::{
 
 /// Where the group starts in a partition without a committed offset: at the log start (`earliest`),
 /// at the high watermark (`latest`), or not at all, which is an error (`error`).
-#[derive(Clone, Copy, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only describes")]
 pub enum AutoOffsetReset {
     Earliest,
     Latest,
     Error,
-}
-
-impl From<AutoOffsetReset> for group::AutoOffsetReset {
-    fn from(reset: AutoOffsetReset) -> Self {
-        match reset {
-            AutoOffsetReset::Earliest => Self::Earliest,
-            AutoOffsetReset::Latest => Self::Latest,
-            AutoOffsetReset::Error => Self::Error,
-        }
-    }
 }
 
 /// What a member subscribes to: `topics`, `topic_pattern`, or both.
@@ -67,38 +58,33 @@ pub struct JoinGroup {
     /// default 45000.
     #[schema(minimum = 1)]
     session_timeout_ms: Option<i64>,
-    auto_offset_reset: Option<AutoOffsetReset>,
+    #[schema(value_type = Option<AutoOffsetReset>)]
+    auto_offset_reset: Option<group::AutoOffsetReset>,
 }
 
 impl JoinGroup {
-    fn checked(self) -> Result<Join, Invalid> {
-        let mut faults = Faults::default();
+    fn checked(self) -> Result<Join, ValidationErrors> {
+        let mut errors = ValidationErrors::default();
         if self.topics.as_ref().is_none_or(AtMost::is_empty) && self.topic_pattern.is_none() {
-            faults.add("/topics", "missing: give topics or topic_pattern");
+            errors.add("/topics", "missing: give topics or topic_pattern");
         }
-        let topics = self.topics.map(|sent| faults.names("/topics", sent)).unwrap_or_default();
+        let topics = self.topics.map(|list| names(&mut errors, "/topics", list));
         let pattern = self.topic_pattern.as_deref().map(TopicPattern::parse);
-        let pattern = match pattern.transpose() {
-            Ok(pattern) => pattern,
-            Err(why) => {
-                faults.add("/topic_pattern", why);
-                None
-            }
-        };
+        let pattern = pattern.and_then(|parsed| errors.parsed("/topic_pattern", parsed));
         // PostgreSQL's text has no U+0000
         let fits = |id: &str| (1..=MAX_INSTANCE_ID_BYTES).contains(&id.len()) && !id.contains('\0');
         if self.instance_id.as_deref().is_some_and(|id| !fits(id)) {
             let detail =
                 format!("an instance id must be 1 to {MAX_INSTANCE_ID_BYTES} bytes without NUL");
-            faults.add("/instance_id", detail);
+            errors.add("/instance_id", detail);
         }
-        faults.range("/session_timeout_ms", self.session_timeout_ms, 1..=MAX_INTEGER);
-        faults.finish()?;
+        errors.range("/session_timeout_ms", self.session_timeout_ms, 1..=MAX_INTEGER);
+        errors.finish()?;
         Ok(Join {
-            subscription: Subscription { topics, pattern },
+            subscription: Subscription { topics: topics.unwrap_or_default(), pattern },
             instance_id: self.instance_id,
             session_timeout_ms: self.session_timeout_ms,
-            auto_offset_reset: self.auto_offset_reset.map(Into::into),
+            auto_offset_reset: self.auto_offset_reset,
         })
     }
 }
@@ -245,11 +231,12 @@ pub async fn heartbeat(
     _: AnswersJson,
     sent: JsonBody<Heartbeat>,
 ) -> Result<Json<Membership>, Error> {
-    let mut faults = Faults::default();
-    let shown = faults.count("/generation", sent.body.generation);
-    faults.finish()?;
-    let told = access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
-    Ok(Json(told.into()))
+    let mut errors = ValidationErrors::default();
+    let shown = errors.count("/generation", sent.body.generation);
+    errors.finish()?;
+    let membership =
+        access.broker.heartbeat(access.tenant, &access.group, &member_id, shown).await?;
+    Ok(Json(membership.into()))
 }
 
 /// Leave a group

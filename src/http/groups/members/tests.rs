@@ -7,7 +7,7 @@ use crate::{
     },
 };
 
-fn join(text: &str) -> Result<Join, Invalid> {
+fn join(text: &str) -> Result<Join, ValidationErrors> {
     json::parse::<JoinGroup>(text)?.checked()
 }
 
@@ -64,8 +64,8 @@ fn limits_from_both_sides() {
     ];
     for (name, good, bad) in table {
         assert!(of(name, good).is_ok(), "{name}");
-        let faults = of(name, bad).unwrap_err().faults;
-        assert_eq!((faults.len(), &*faults[0].pointer), (1, &*format!("/{name}")));
+        let errors = of(name, bad).unwrap_err().listed;
+        assert_eq!((errors.len(), &*errors[0].pointer), (1, &*format!("/{name}")));
     }
 }
 
@@ -88,7 +88,7 @@ fn shapes_are_refused_by_pointer() {
         (r#"{"topic": "t"}"#, "/topic"),
     ];
     for (text, pointer) in table {
-        assert_eq!(join(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+        assert_eq!(join(text).unwrap_err().listed[0].pointer, pointer, "{text}");
     }
 }
 
@@ -97,9 +97,9 @@ fn shapes_are_refused_by_pointer() {
 fn every_mistake_is_told() {
     let text = r#"{"topics": ["..", "t", "/"], "topic_pattern": "[", "instance_id": "",
         "session_timeout_ms": -1}"#;
-    let faults = join(text).unwrap_err().faults;
-    let pointers: Vec<&str> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
+    let errors = join(text).unwrap_err().listed;
+    let pointers: Vec<&str> = errors.iter().map(|error| error.pointer.as_str()).collect();
     let want = ["/topics/0", "/topics/2", "/topic_pattern", "/instance_id", "/session_timeout_ms"];
     assert_eq!(pointers, want);
-    assert!(faults[2].detail.contains("regular expression"), "{}", faults[2].detail);
+    assert!(errors[2].detail.contains("regular expression"), "{}", errors[2].detail);
 }

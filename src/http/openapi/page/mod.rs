@@ -40,10 +40,10 @@ fn released(content_type: &'static str, name: &str) -> Constant {
             example = json!("<!doctype html>...")),
         (status = 304, description = "`If-None-Match` has the current ETag")),
     security())]
-pub async fn docs(asked: HeaderMap) -> Response {
+pub async fn docs(headers: HeaderMap) -> Response {
     static PAGE: LazyLock<Constant> =
         LazyLock::new(|| Constant::new(HTML, include_bytes!("page.html").as_slice()));
-    PAGE.answer(&asked).await
+    PAGE.answer(&headers).await
 }
 
 /// Redirects `/docs/`, which people type as well. (Relative, because a proxy in front may add a
@@ -73,11 +73,11 @@ static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
             (String = "text/javascript", example = json!("SwaggerUIBundle({});")))),
         (status = 304, description = "`If-None-Match` has the current ETag")),
     security())]
-pub async fn docs_file(uri: Uri, asked: HeaderMap) -> Result<Response, Error> {
+pub async fn docs_file(uri: Uri, headers: HeaderMap) -> Result<Response, Error> {
     let name = uri.path().rsplit('/').next();
     let file = FILES.iter().find(|(known, _)| name == Some(*known));
     let (_, file) = file.ok_or_else(|| {
         Error::new(Code::RouteNotFound, "This path does not exist; see /openapi.json.")
     })?;
-    Ok(file.answer(&asked).await)
+    Ok(file.answer(&headers).await)
 }

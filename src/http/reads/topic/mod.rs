@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     bounds::Bounds,
     cursors,
-    records::{self, drop_last, write_records},
+    records::{drop_last, ndjson, total_capacity, write_list},
 };
 use crate::{
     broker::Error,
@@ -22,14 +22,13 @@ use crate::{
         extract::{
             access::{Admission, Consume, TopicAccess},
             body::JsonBody,
-            json::Faults,
             media::{AnswersRecords, Media},
             query::{ParameterPlace, Query},
         },
         openapi::schemas::TopicReadAnswer,
     },
     model::{
-        Invalid, Name, Timestamp,
+        Name, Timestamp, ValidationErrors,
         read::{PartitionEnds, TopicFetched, TopicRead, TopicStart},
     },
 };
@@ -93,31 +92,28 @@ impl<'de> Deserialize<'de> for Committed {
 }
 
 impl TopicReadParameters {
-    fn checked(self, place: ParameterPlace) -> Result<TopicRead, Invalid> {
+    fn checked(self, place: ParameterPlace) -> Result<TopicRead, ValidationErrors> {
         // there is nothing else
         let (None | Some(Committed::ReadCommitted)) = self.isolation;
-        let mut faults = Faults::default();
+        let mut errors = ValidationErrors::default();
         let Bounds { limit, max_bytes, wait_ms } =
-            Bounds::checked(&mut faults, place, self.limit, self.max_bytes, self.wait_ms);
-        cursors::check(&mut faults, place, self.cursor.as_deref(), LONG_CURSORS);
+            Bounds::checked(&mut errors, place, self.limit, self.max_bytes, self.wait_ms);
+        cursors::check(&mut errors, place, self.cursor.as_deref(), LONG_CURSORS);
         let start = match (self.cursor, self.offset, self.timestamp) {
             (None, None | Some(Beginning::Earliest), None) => TopicStart::Earliest,
             (None, Some(Beginning::Latest), None) => TopicStart::Latest,
             (Some(cursor), None, None) => TopicStart::Cursor(cursor),
-            (None, None, Some(instant)) => match Timestamp::parse(&instant) {
-                Ok(instant) => TopicStart::Timestamp(instant),
-                Err(why) => {
-                    faults.add(&place.of("timestamp"), why);
-                    TopicStart::Earliest
-                }
-            },
+            (None, None, Some(instant)) => {
+                let instant = errors.parsed(&place.of("timestamp"), Timestamp::parse(&instant));
+                instant.map_or(TopicStart::Earliest, TopicStart::Timestamp)
+            }
             (cursor, ..) => {
                 let pointer = place.of(if cursor.is_some() { "cursor" } else { "timestamp" });
-                faults.add(&pointer, "cursor, offset and timestamp exclude each other");
+                errors.add(&pointer, "cursor, offset and timestamp exclude each other");
                 TopicStart::Earliest
             }
         };
-        faults.finish()?;
+        errors.finish()?;
         Ok(TopicRead { start, limit, max_bytes, wait_ms })
     }
 }
@@ -179,11 +175,11 @@ fn nothing_new() -> Value {
     security(("bearer" = ["consume"])))]
 pub async fn read_topic(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     Query(query): Query<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, query.checked(ParameterPlace::Query)?).await
+    answer(access, &admission, media, query.checked(ParameterPlace::Query)?).await
 }
 
 /// Read a topic with a long cursor
@@ -204,23 +200,23 @@ pub async fn read_topic(
     security(("bearer" = ["consume"])))]
 pub async fn read_topic_by_body(
     access: TopicAccess<Consume>,
-    State(gate): State<Arc<Admission>>,
+    State(admission): State<Arc<Admission>>,
     AnswersRecords(media): AnswersRecords,
     sent: JsonBody<TopicReadParameters>,
 ) -> Result<Response, Error> {
-    answer(access, &gate, media, sent.body.checked(ParameterPlace::Body)?).await
+    answer(access, &admission, media, sent.body.checked(ParameterPlace::Body)?).await
 }
 
 async fn answer(
     access: TopicAccess<Consume>,
-    gate: &Admission,
+    admission: &Admission,
     media: Media,
     read: TopicRead,
 ) -> Result<Response, Error> {
     let fetched = access.broker.read_topic(access.tenant, &access.topic, read).await?;
-    let body = gate.answer(capacity(&fetched), || match media {
+    let body = admission.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, &fetched),
-        Media::Ndjson => ndjson_body(&fetched),
+        Media::Ndjson => ndjson(&fetched.parts),
     })?;
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();
@@ -240,10 +236,7 @@ fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {
     let mut body = Vec::with_capacity(topic.as_str().len() + capacity(fetched));
     // Names are plain ASCII, and cursors base64: they need no escapes.
     body.extend_from_slice(format!("{{\"topic\":\"{topic}\",\"records\":[").as_bytes());
-    for part in &fetched.parts {
-        write_records(&mut body, &part.origin, &part.slices, b',');
-    }
-    drop_last(&mut body, b',');
+    write_list(&mut body, &fetched.parts);
     body.extend_from_slice(b"],\"partitions\":[");
     for ends in &fetched.partitions {
         let PartitionEnds { partition, next_offset, log_start_offset, high_watermark } = ends;
@@ -258,19 +251,9 @@ fn json_body(topic: &Name, fetched: &TopicFetched) -> Vec<u8> {
     body
 }
 
-fn ndjson_body(fetched: &TopicFetched) -> Vec<u8> {
-    let mut body = Vec::with_capacity(capacity(fetched));
-    for part in &fetched.parts {
-        write_records(&mut body, &part.origin, &part.slices, b'\n');
-    }
-    body
-}
-
 fn capacity(fetched: &TopicFetched) -> usize {
-    let parts = fetched.parts.iter();
-    let records: usize = parts.map(|part| records::capacity(&part.origin, &part.slices)).sum();
     let partitions = fetched.partitions.len() * PARTITION_BYTES;
-    records + partitions + fetched.cursor.len() + ENVELOPE_BYTES
+    total_capacity(&fetched.parts) + partitions + fetched.cursor.len() + ENVELOPE_BYTES
 }
 
 #[cfg(test)]

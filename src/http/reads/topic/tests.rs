@@ -50,12 +50,12 @@ fn every_record_says_its_partition() {
 
 #[test]
 fn lines_are_the_records_alone() {
-    let body = String::from_utf8(ndjson_body(&fetched())).unwrap();
+    let body = String::from_utf8(ndjson(&fetched().parts)).unwrap();
     let lines: Vec<_> = body.lines().collect();
     assert_eq!(lines[0], format!("{{\"partition\":1,\"offset\":8,{AT},\"value\":\"\\n\"}}"));
     assert!(body.ends_with('\n') && lines.len() == 6);
     let none = TopicFetched { parts: Vec::new(), ..fetched() };
-    assert!(ndjson_body(&none).is_empty());
+    assert!(ndjson(&none.parts).is_empty());
     let topic = Name::parse("o").unwrap();
     let empty: Value = serde_json::from_slice(&json_body(&topic, &none)).unwrap();
     assert_eq!(empty["records"], json!([]));
@@ -81,11 +81,11 @@ fn the_room_is_made_once() {
     for fetched in [fetched(), far, none] {
         let body = json_body(&topic, &fetched);
         assert!(body.len() <= topic.as_str().len() + capacity(&fetched));
-        assert!(ndjson_body(&fetched).len() <= capacity(&fetched));
+        assert!(ndjson(&fetched.parts).len() <= capacity(&fetched));
     }
 }
 
-fn read(query: &str) -> Result<TopicRead, Invalid> {
+fn read(query: &str) -> Result<TopicRead, ValidationErrors> {
     query::parse::<TopicReadParameters>(Some(query))?.checked(ParameterPlace::Query)
 }
 
@@ -124,7 +124,7 @@ fn bad_parameters_are_named() {
         ("partition=0", "?partition"),
     ];
     for (query, pointer) in table {
-        assert_eq!(read(query).unwrap_err().faults[0].pointer, pointer, "{query}");
+        assert_eq!(read(query).unwrap_err().listed[0].pointer, pointer, "{query}");
     }
     let read_body = |text: &str| {
         http::extract::json::parse::<TopicReadParameters>(text)?.checked(ParameterPlace::Body)
@@ -141,7 +141,7 @@ fn bad_parameters_are_named() {
         (r#"{"isolation":"read_uncommitted"}"#, "/isolation"),
         (r#"{"partition":0}"#, "/partition"),
     ] {
-        assert_eq!(read_body(text).unwrap_err().faults[0].pointer, pointer, "{text}");
+        assert_eq!(read_body(text).unwrap_err().listed[0].pointer, pointer, "{text}");
     }
     for (text, query) in [
         ("{}", ""),
@@ -154,5 +154,5 @@ fn bad_parameters_are_named() {
         assert_eq!(read_body(text), read(query), "{text}");
     }
     let refused = read("isolation=read_uncommitted").unwrap_err();
-    assert!(refused.faults[0].detail.contains("one partition"), "{refused:?}");
+    assert!(refused.listed[0].detail.contains("one partition"), "{refused:?}");
 }

@@ -56,7 +56,7 @@ fn a_prefix_is_so_near_that_the_rows_since_are_worth_reading() {
 }
 
 #[test]
-fn cold_memory_begins_at_the_head() {
+fn a_cold_cache_begins_at_the_head() {
     for head in [head(5, 15, 20), head(20, 20, 20)] {
         let cold = LogCache::cold(&head);
         assert_eq!((cold.next_offset, cold.fence, cold.last_appended_at), (20, 3, Timestamp(900)));
@@ -66,7 +66,7 @@ fn cold_memory_begins_at_the_head() {
 }
 
 #[test]
-fn a_memory_is_of_a_log_that_has_the_row_it_ends_with() {
+fn a_cache_belongs_to_a_log_that_has_its_last_row() {
     // the cache's offset and instant, and rows: base, records, appended at ten times the base
     type Rows = [(i64, i64)];
     let table: [(i64, i64, &Rows, bool); 7] = [
@@ -135,13 +135,13 @@ fn a_tail_with_a_hole_is_refused() {
     };
     type Bases = [(Offset, i64)];
     let table: [(&str, Offset, &Bases, Result<Offset, Corrupt>); 8] = [
-        ("behind the memory", 10, &[(10, 2), (12, 3)], Ok(15)),
-        ("from before the memory", 5, &[(5, 5), (10, 2)], Ok(12)),
+        ("behind the cache", 10, &[(10, 2), (12, 3)], Ok(15)),
+        ("from before the cache", 5, &[(5, 5), (10, 2)], Ok(12)),
         ("nothing new", 5, &[(5, 5)], Ok(10)),
         ("nothing at all", 10, &[], Ok(10)),
         ("hole at the start", 10, &[(11, 2)], Err(Corrupt)),
         ("hole inside", 10, &[(10, 2), (13, 1)], Err(Corrupt)),
-        ("ends before the memory", 5, &[(5, 4)], Err(Corrupt)),
+        ("ends before the cache", 5, &[(5, 4)], Err(Corrupt)),
         ("trimmed meanwhile", 5, &[], Err(Corrupt)),
     ];
     for (name, from, bases, want) in table {
@@ -158,7 +158,7 @@ fn corrupt_provenance_is_refused() {
 }
 
 #[test]
-fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_strangers() {
+fn rows_behind_the_cache_count_for_its_producers_and_all_from_their_start_for_new_ones() {
     let bytes: Vec<_> = [0, 10, 20].iter().map(|base| row(*base, base / 10)).collect();
     let tail: Vec<_> =
         (0..).zip(&bytes).map(|(i, bytes)| tail_row(i * 10, 10, Some(bytes))).collect();
@@ -184,7 +184,7 @@ fn rows_behind_the_memory_count_for_those_in_it_and_rows_from_their_start_for_st
 }
 
 #[test]
-fn quick_passes_are_tried_again_after_a_quiet_time() {
+fn the_fast_path_is_tried_again_after_a_quiet_time() {
     let mut log = LogCache::cold(&head(0, 0, 0));
     log.looked(true);
     let quiet = (1..20).find(|_| {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::table::{Scope, TOO_LARGE, check, check_in};
+use super::table::{Scope, TOO_LARGE, check, check_in, part, plain};
 use crate::{
-    model::{LogId, Offset, Partition, ProducerId, Timestamp, session::Sequencing},
+    model::{LogId, Offset, ProducerId, Timestamp},
     rules::{
         append::{
-            Request, RequestPart, Spread,
+            Request, Spread,
             cache::{LogCache, LogCaches, Producer},
             decide,
             draft::ROW_TARGET_BYTES,
@@ -15,21 +15,20 @@ use crate::{
             plan::Decision,
             producer_state::ProducerState,
             read_set::{ExpectedHead, dependency_logs, is_known, may_join, touched_logs},
-            sequence::SessionFacts,
         },
-        tests::{JOURNAL, digest, log_of, numbered},
+        tests::{JOURNAL, log_of, numbered, open_session},
         transaction::one_request::TxnContext,
     },
 };
 
 #[test]
-fn a_group_is_decided_in_its_order() {
+fn a_batch_is_decided_in_its_order() {
     check(
         "open P1              -> e0
          P1 e0 s0; P1 e0 s1; P1 e0 s0; P1 e0 s1; P1 e0 s0 other -> ok 0; ok 1; dup 0; dup 1; reused s0
          P1 e0 s3; P1 e0 s2; P1 e0 s3 -> ahead, s3 want s2; ok 2; ok 3
          P1 e0 s4; P1 e0 s5; P1 e0 s6; P1 e0 s7; P1 e0 s8; P1 e0 s9; P1 e0 s4 -> ok 4; ok 5; ok 6; ok 7; ok 8; ok 9; old
-         P1 e0 s9             -> quick: dup 9",
+         P1 e0 s9             -> fast: dup 9",
     );
 }
 
@@ -81,74 +80,74 @@ fn a_refused_expected_offset_uses_up_no_sequence() {
 }
 
 #[test]
-fn unnumbered_appends_need_no_memory() {
+fn unnumbered_appends_need_no_cache() {
     check_in(
         Scope::Partition,
-        "anon x2              -> quick: ok 0
-         B anon               -> quick: ok 2
-         anon                 -> quick: ok 3
+        "anon x2              -> fast: ok 0
+         B anon               -> fast: ok 2
+         anon                 -> fast: ok 3
          open P1              -> e0
-         P1 e0 s0             -> full: ok 4
-         anon                 -> quick: ok 5
-         P1 e0 s1             -> quick: ok 6
-         B anon               -> quick: ok 7
-         anon                 -> quick: ok 8
+         P1 e0 s0             -> slow: ok 4
+         anon                 -> fast: ok 5
+         P1 e0 s1             -> fast: ok 6
+         B anon               -> fast: ok 7
+         anon                 -> fast: ok 8
          P1 e0 s2; anon       -> overtaken: ok 9; ok 10",
     );
     check_in(
         Scope::Topic,
-        "anon p0+p1           -> full: ok 0 p1+0
-         anon p1+p0 x2        -> quick: ok p1+1 1
-         B anon p0+p1         -> full: ok 3 p1+3
-         anon                 -> quick: ok 4",
+        "anon p0+p1           -> slow: ok 0 p1+0
+         anon p1+p0 x2        -> fast: ok p1+1 1
+         B anon p0+p1         -> slow: ok 3 p1+3
+         anon                 -> fast: ok 4",
     );
 }
 
 #[test]
-fn replicas_overtake_each_other_and_go_straight_to_full_passes() {
+fn replicas_that_contend_go_straight_to_the_slow_path() {
     check(
         "open P1              -> e0
-         P1 e0 s0             -> full: ok 0
-         P1 e0 s1             -> quick: ok 1
-         B P1 e0 s1           -> full: dup 1
-         B P1 e0 s2           -> quick: ok 2
+         P1 e0 s0             -> slow: ok 0
+         P1 e0 s1             -> fast: ok 1
+         B P1 e0 s1           -> slow: dup 1
+         B P1 e0 s2           -> fast: ok 2
          P1 e0 s2             -> overtaken: dup 2
-         P1 e0 s3             -> full: ok 3
-         P1 e0 s4             -> quick: ok 4
+         P1 e0 s3             -> slow: ok 3
+         P1 e0 s4             -> fast: ok 4
          B P1 e0 s5           -> overtaken: ok 5
          P1 e0 s6             -> overtaken: ok 6
-         B P1 e0 s7           -> full: ok 7",
+         B P1 e0 s7           -> slow: ok 7",
     );
 }
 
 #[test]
-fn a_fence_sends_everybody_of_the_log_to_a_full_pass_once() {
+fn a_raised_fence_sends_each_producer_of_the_log_to_the_slow_path_once() {
     check(
         "open P1              -> e0
          open P2              -> e0
-         P1 e0 s0; P2 e0 s0   -> full: ok 0; ok 1
-         P1 e0 s1             -> quick: ok 2
+         P1 e0 s0; P2 e0 s0   -> slow: ok 0; ok 1
+         P1 e0 s1             -> fast: ok 2
          open P2              -> e1
          P1 e0 s2             -> overtaken: ok 3
          forget
-         P1 e0 s3             -> full: ok 4
-         P1 e0 s4             -> quick: ok 5
-         P2 e0 s1             -> full: fenced by e1
-         P2 e1 s1             -> quick: ok 6",
+         P1 e0 s3             -> slow: ok 4
+         P1 e0 s4             -> fast: ok 5
+         P2 e0 s1             -> slow: fenced by e1
+         P2 e1 s1             -> fast: ok 6",
     );
 }
 
 #[test]
-fn a_producer_without_state_here_is_never_taken_by_a_quick_pass() {
+fn a_producer_that_is_not_registered_never_takes_the_fast_path() {
     check(
         "open P1              -> e0
          open P2              -> e0
-         P1 e0 s0             -> full: ok 0
-         P2 e0 s1             -> full: ahead, no state for s1
+         P1 e0 s0             -> slow: ok 0
+         P2 e0 s1             -> slow: ahead, no state for s1
          open P2              -> e1
-         P2 e0 s0             -> full: fenced by e1
-         P2 e1 s0             -> full: ok 1
-         P2 e1 s1             -> quick: ok 2",
+         P2 e0 s0             -> slow: fenced by e1
+         P2 e1 s0             -> slow: ok 1
+         P2 e1 s1             -> fast: ok 2",
     );
 }
 
@@ -171,7 +170,7 @@ fn topic_appends_tell_where_each_partition_begins() {
 }
 
 #[test]
-fn growth_spreads_anew_and_repeats_keep_their_place() {
+fn growth_spreads_records_again_and_repeats_keep_their_place() {
     check_in(
         Scope::Topic,
         "open P1              -> e0
@@ -179,9 +178,9 @@ fn growth_spreads_anew_and_repeats_keep_their_place() {
          anon                 -> ok 1
          grow
          anon of2             -> overtaken: respread
-         anon of3             -> full: ok 2
-         anon of3             -> quick: ok 3
-         B anon of2           -> full: respread
+         anon of3             -> slow: ok 2
+         anon of3             -> fast: ok 3
+         B anon of2           -> slow: respread
          P1 e0 s0 of2         -> respread
          P1 e0 s0 p2+p1       -> dup 0 p1+0
          P1 e0 s1 of2         -> respread
@@ -201,12 +200,9 @@ fn a_partition_append_does_not_care_for_growth_but_for_the_fence() {
     );
 }
 
-const EPOCH_0: SessionFacts =
-    SessionFacts { epoch: 0, closed: false, reset_epoch: 0, sequencing: Sequencing::Contiguous };
-
 fn producer(registered: bool) -> Producer {
     let state = ProducerState::default();
-    Producer { verified_fence: 7, session: Some(EPOCH_0), state, registered }
+    Producer { verified_fence: 7, session: Some(open_session(0)), state, registered }
 }
 
 fn log(next_offset: Offset, producers: &[(i64, bool)]) -> LogCache {
@@ -230,25 +226,6 @@ pub fn caches() -> LogCaches {
     [(log_of(0), p0), (log_of(1), log(50, &[(1, true)])), (JOURNAL, journal)].into()
 }
 
-pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> RequestPart {
-    RequestPart { log_id: log_of(partition), partition, record_count, size_bytes }
-}
-
-/// To partition 0: one record of 100 bytes.
-pub fn plain() -> Request {
-    Request {
-        home: log_of(0),
-        numbered: None,
-        digest: digest("plain"),
-        expected_offset: None,
-        parts: vec![part(0, 1, 100)],
-        spread: None,
-        too_large: None,
-        whole: None,
-        dedups: Vec::new(),
-    }
-}
-
 pub fn of(producer: i64, sequence: i64) -> Request {
     Request { numbered: numbered(producer, 0, sequence), ..plain() }
 }
@@ -267,7 +244,7 @@ pub fn fence() -> Option<ExpectedHead> {
 }
 
 #[test]
-fn what_a_group_stands_on_is_compared_and_nothing_else() {
+fn the_read_set_of_a_batch_is_compared_and_nothing_else() {
     let expecting = Request { expected_offset: Some(40), ..plain() };
     let (p0, p1) = (log_of(0), log_of(1));
     type Want = Vec<(LogId, Option<ExpectedHead>)>;
@@ -309,7 +286,7 @@ fn what_a_group_stands_on_is_compared_and_nothing_else() {
 }
 
 #[test]
-fn what_may_join_a_pass_that_holds_its_locks() {
+fn what_may_join_a_slow_path_that_holds_its_locks() {
     let (p0, p1) = (log_of(0), log_of(1));
     let contended = |mut caches: LogCaches| {
         caches.values_mut().for_each(|log| log.looked(true));
@@ -334,7 +311,7 @@ fn what_may_join_a_pass_that_holds_its_locks() {
 }
 
 #[test]
-fn what_the_memory_has_to_know_for_a_quick_pass() {
+fn what_the_cache_has_to_know_for_the_fast_path() {
     let with = |change: &dyn Fn(&mut LogCaches)| {
         let mut caches = caches();
         change(&mut caches);
@@ -360,8 +337,8 @@ fn what_the_memory_has_to_know_for_a_quick_pass() {
         ("contended, unnumbered", contended(p0), plain(), true),
         ("contended part", contended(p1), spread(of(1, 0)), false),
         ("another log is contended", contended(p1), of(1, 0), true),
-        ("old mark", fenced(p0), of(1, 0), false),
-        ("old mark elsewhere", fenced(p1), spread(of(1, 0)), true),
+        ("old fence", fenced(p0), of(1, 0), false),
+        ("old fence elsewhere", fenced(p1), spread(of(1, 0)), true),
         ("unregistered", caches(), of(2, 0), false),
         ("unheard of", caches(), of(3, 0), false),
         (
@@ -448,7 +425,7 @@ fn nothing_to_write_is_still_compared() {
 }
 
 #[test]
-fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
+fn decisions_of_a_batch_are_settled_with_its_instant() {
     let mut caches = caches();
     let mut plan = decide(&mut caches, &[of(1, 0), of(1, 1), of(1, 0)], &mut TxnContext::default());
     plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));
@@ -462,7 +439,7 @@ fn what_was_decided_in_a_pass_is_settled_with_its_instant() {
 }
 
 #[test]
-fn without_a_compare_the_memory_moves_only_where_it_was_right() {
+fn without_a_compare_the_cache_moves_only_where_it_was_right() {
     for (base, moved) in [(40, true), (41, false), (39, false)] {
         let mut caches = caches();
         let mut plan = decide(&mut caches, &[plain(), plain()], &mut TxnContext::default());

@@ -20,6 +20,7 @@ use crate::{
         append::dedup::{
             Dedup, Fact, KeyedRecord, Known, KnownRecord, RecordVerdict, Stopped, check_instant,
         },
+        tests::{JOURNAL, text},
     },
 };
 
@@ -32,7 +33,7 @@ pub fn record(index: usize, part: usize, id: Option<&str>, payload: i64) -> Keye
 
 pub fn dedup_of(records: Vec<KeyedRecord>) -> Dedup {
     Dedup {
-        journal: crate::rules::tests::JOURNAL,
+        journal: JOURNAL,
         topic_id: TOPIC,
         window_ms: Some(600_000),
         records,
@@ -96,10 +97,8 @@ fn verdict(verdict: &RecordVerdict) -> String {
 }
 
 fn check(table: &str) {
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (row, want) = line.split_once("->").unwrap();
-        let (facts, sent) = row.split_once('|').unwrap();
-        let (sent, refuses_duplicates) = match sent.trim().strip_prefix("refuse:") {
+    text::check(table, |facts, sent| {
+        let (sent, refuses_duplicates) = match sent.strip_prefix("refuse:") {
             Some(sent) => (sent, true),
             None => (sent, false),
         };
@@ -111,12 +110,11 @@ fn check(table: &str) {
             }
         });
         let dedup = Dedup { refuses_duplicates, ..dedup_of(records.collect()) };
-        let got = match known(facts).judge(&dedup) {
+        match known(facts).judge(&dedup) {
             Ok(verdicts) => verdicts.iter().map(verdict).collect::<Vec<_>>().join(", "),
             Err(stopped) => show(stopped),
-        };
-        assert_eq!(got, want.trim(), "{line}");
-    }
+        }
+    });
 }
 
 #[test]
@@ -160,7 +158,7 @@ fn duplicates_are_refused_where_that_is_asked_for_but_reuse_and_holders_come_fir
 }
 
 #[test]
-fn what_this_pass_has_claimed_is_judged_in_the_next_one() {
+fn a_key_reserved_in_this_batch_is_judged_in_the_next_one() {
     check(
         "a~               | a=1               -> later
          b~               | a=1 b=1           -> later
@@ -171,7 +169,7 @@ fn what_this_pass_has_claimed_is_judged_in_the_next_one() {
 }
 
 #[test]
-fn only_what_is_new_is_claimed_and_only_in_its_topic() {
+fn only_new_keys_are_reserved_and_only_in_their_topic() {
     let mut known = known("a=1@5");
     let sent = ["a", "b", "b"].iter().enumerate();
     let records: Vec<KeyedRecord> = sent.map(|(at, id)| record(at, 0, Some(id), 1)).collect();
@@ -259,7 +257,7 @@ fn keys_of_requests_are_replayed_reused_expired_or_new() {
 }
 
 #[test]
-fn a_key_of_a_request_is_claimed_with_it() {
+fn a_key_of_a_request_is_reserved_with_it() {
     let dedup = Dedup { request_key: Some(request_key(1, None)), ..dedup_of(Vec::new()) };
     let mut known = remembering(Some((1, true)), 0);
     assert_eq!(known.judge_request(&dedup_of(Vec::new())), Ok(None), "it has none");

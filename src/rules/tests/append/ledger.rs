@@ -18,7 +18,7 @@ use crate::{
             sequence::SessionFacts,
             snapshot::{self, TailRow},
         },
-        tests::{JOURNAL, log_of},
+        tests::{JOURNAL, log_of, open_session},
         transaction::one_request::TxnContext,
     },
 };
@@ -69,19 +69,12 @@ pub struct Written {
     pub bases: BTreeMap<LogId, Offset>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    Quick,
-    Full,
-}
-
 /// A successful batch.
 pub struct Passed {
     pub plan: Plan,
     pub written: Option<Written>,
-    pub way: Way,
-    /// The fast path was tried before and failed.
-    pub overtaken: bool,
+    /// `fast`, `slow`, or `overtaken`: the fast path was tried and failed.
+    pub path: &'static str,
 }
 
 pub struct Ledger {
@@ -116,15 +109,11 @@ impl Ledger {
     }
 
     pub fn open(&mut self, id: ProducerId, sequencing: Sequencing, reset: bool) -> SessionFacts {
-        let new = SessionFacts { epoch: 0, closed: false, reset_epoch: 0, sequencing };
-        let facts = match self.sessions.get(&id) {
-            None => new,
-            Some(SessionFacts { epoch, reset_epoch, .. }) => SessionFacts {
-                epoch: epoch + 1,
-                reset_epoch: if reset { epoch + 1 } else { *reset_epoch },
-                ..new
-            },
-        };
+        let mut facts = SessionFacts { sequencing, ..open_session(0) };
+        if let Some(SessionFacts { epoch, reset_epoch, .. }) = self.sessions.get(&id) {
+            facts.epoch = epoch + 1;
+            facts.reset_epoch = if reset { facts.epoch } else { *reset_epoch };
+        }
         self.sessions.insert(id, facts);
         self.fence(id);
         facts
@@ -201,7 +190,7 @@ impl Ledger {
             let here = group.iter().filter(|request| request.home == log_id);
             let here: BTreeSet<ProducerId> =
                 here.filter_map(|request| Some(request.numbered?.producer_id)).collect();
-            let starts = self.load_strangers(log, head, &here);
+            let starts = self.load_new_producers(log, head, &here);
             let from = starts.values().copied().fold(log.next_offset, Offset::min);
             if from < head.next_offset {
                 log.fold(from, &self.tail(log_id, from), &starts).unwrap();
@@ -225,7 +214,7 @@ impl Ledger {
         }
     }
 
-    fn load_strangers(
+    fn load_new_producers(
         &self,
         log: &mut LogCache,
         head: Head,
@@ -305,14 +294,14 @@ impl Ledger {
             let writes = plan.writes_anything();
             let written = if writes { self.append_if(&plan, ids) } else { None };
             if written.is_some() || (!writes && self.confirm(&plan)) {
-                return held(caches, plan, written, (Way::Quick, false, lose));
+                return held(caches, plan, written, ("fast", lose));
             }
             if writes {
                 read_set::touched_logs(group).iter().for_each(|log_id| drop(caches.remove(log_id)));
             }
             compared = Some(plan.compares().collect::<BTreeMap<_, _>>());
         }
-        let overtaken = compared.is_some();
+        let path = if compared.is_some() { "overtaken" } else { "slow" };
         let compared = compared.unwrap_or_default();
         let known = positions(caches);
         self.load(caches, group);
@@ -327,7 +316,7 @@ impl Ledger {
         }
         let plan = append::decide(caches, group, &mut TxnContext::default());
         if !plan.writes_anything() {
-            return held(caches, plan, None, (Way::Full, overtaken, lose));
+            return held(caches, plan, None, (path, lose));
         }
         let written = self.append_if(&plan, ids).expect("a locked head compares");
         for (log_id, id) in &plan.registrations {
@@ -336,7 +325,7 @@ impl Ledger {
             let state = StoredState { epoch: 0, last_sequence: None, recent, as_of_offset };
             self.states.entry((*log_id, *id)).or_insert(state);
         }
-        held(caches, plan, Some(written), (Way::Full, overtaken, lose))
+        held(caches, plan, Some(written), (path, lose))
     }
 }
 
@@ -344,7 +333,7 @@ fn held(
     caches: &mut LogCaches,
     mut plan: Plan,
     written: Option<Written>,
-    (way, overtaken, lose): (Way, bool, bool),
+    (path, lose): (&'static str, bool),
 ) -> Passed {
     if lose {
         caches.clear();
@@ -352,7 +341,7 @@ fn held(
     if let Some(Written { appended_at, bases }) = &written {
         plan.confirm(caches, *appended_at, bases);
     }
-    Passed { plan, written, way, overtaken }
+    Passed { plan, written, path }
 }
 
 fn positions(caches: &LogCaches) -> BTreeMap<LogId, Offset> {

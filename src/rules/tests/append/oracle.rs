@@ -12,7 +12,7 @@ use crate::{
             producer_state::{Placement, ProducerState, Remembered},
             sequence::SessionFacts,
         },
-        tests::{Answer, JOURNAL},
+        tests::{Answer, JOURNAL, check_epoch},
     },
 };
 
@@ -130,19 +130,13 @@ impl Oracle {
     fn table(&self, sessions: &Sessions, request: &Request) -> Option<Answer> {
         let numbered = request.numbered?;
         let (producer_id, sequence) = (numbered.producer_id, numbered.sequence);
-        let refused = |refusal| Some(Answer::Refused(refusal));
-        // 1
-        let Some(session) = sessions.get(&producer_id) else {
-            return refused(Refusal::UnknownProducer { producer_id });
-        };
-        // 2, 3
-        let current_epoch = session.epoch;
-        if numbered.epoch < current_epoch {
-            return refused(Refusal::ProducerFenced { current_epoch });
+        // 1, 2, 3
+        let session = sessions.get(&producer_id);
+        let current = session.map(|session| (session.epoch, session.closed));
+        if let Err(refusal) = check_epoch((producer_id, numbered.epoch), current) {
+            return Some(Answer::Refused(refusal));
         }
-        if numbered.epoch > current_epoch || session.closed {
-            return refused(Refusal::InvalidProducerEpoch { current_epoch });
-        }
+        let session = session?;
         let history = self.history(request.home, producer_id, session.reset_epoch);
         let greatest = history.iter().map(|a| a.request.numbered.unwrap().sequence).max();
         // 7, 8, 9

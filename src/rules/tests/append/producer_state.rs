@@ -171,8 +171,8 @@ proptest! {
     fn a_snapshot_and_the_tail_are_the_whole(
         rows in rows(),
         points in vec(any::<prop::sample::Index>(), 0..4),
-        memory_at in any::<prop::sample::Index>(),
-        in_memory in vec(any::<bool>(), PRODUCERS as usize),
+        cached_to in any::<prop::sample::Index>(),
+        in_cache in vec(any::<bool>(), PRODUCERS as usize),
     ) {
         let rows = stored(rows);
         let mut points: Vec<usize> = points.iter().map(|p| p.index(rows.len() + 1)).collect();
@@ -190,24 +190,28 @@ proptest! {
             kept_offset: 0,
         };
         // a cache that folded some rows without a snapshot, and forgot some producers since
-        let memory_row = memory_at.index(rows.len() + 1);
+        let cached_rows = cached_to.index(rows.len() + 1);
         let mut log = LogCache::cold(&head);
-        log.next_offset = offset_of(memory_row);
-        let known = whole(&rows[..memory_row]);
+        log.next_offset = offset_of(cached_rows);
+        let known = whole(&rows[..cached_rows]);
         let mut starts = HashMap::new();
         for (id, (state, as_of)) in &states {
-            let is_known = in_memory[id.0 as usize];
-            let state = if is_known { known.get(id).cloned().unwrap_or_default() } else { state.clone() };
-            if !is_known {
+            let is_known = in_cache[id.0 as usize];
+            let state = if is_known {
+                known.get(id).cloned().unwrap_or_default()
+            } else {
                 starts.insert(*id, snapshot_offset.max(*as_of));
-            }
-            log.producers.insert(*id, Producer { verified_fence: 0, session: None, state, registered: true });
+                state.clone()
+            };
+            let (verified_fence, session, registered) = (0, None, true);
+            log.producers.insert(*id, Producer { verified_fence, session, state, registered });
         }
         let from = starts.values().copied().fold(log.next_offset, Offset::min);
-        let tail: Vec<_> = rows.iter().filter(|row| row.base_offset >= from).map(Stored::as_tail).collect();
+        let tail = rows.iter().filter(|row| row.base_offset >= from);
+        let tail: Vec<_> = tail.map(Stored::as_tail).collect();
         log.fold(from, &tail, &starts).unwrap();
         prop_assert_eq!(log.next_offset, length(&rows));
-        prop_assert_eq!(log.unfolded_rows, (rows.len() - memory_row) as i64);
+        prop_assert_eq!(log.unfolded_rows, (rows.len() - cached_rows) as i64);
         let got: BTreeMap<_, _> = log.producers.into_iter().map(|(id, p)| (id, p.state)).collect();
         prop_assert_eq!(got, whole(&rows));
     }

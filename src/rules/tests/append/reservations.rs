@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    decide::{caches, fence, of, plain, position, spread},
+    decide::{caches, fence, of, position, spread},
     dedup::{TOPIC, dedup_of, record, seen},
-    table::TOO_LARGE,
+    table::{TOO_LARGE, plain},
 };
 use crate::{
     model::{
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// As in the tests of appends; the topic has three reservations, in ring 1.
-fn keyed_memory() -> LogCaches {
+fn keyed_caches() -> LogCaches {
     let mut caches = caches();
     caches.get_mut(&JOURNAL).unwrap().keys = Some(JournalKeys { claims: 3, rings: 2 });
     caches
@@ -60,19 +60,19 @@ fn keyed(mut request: Request) -> Request {
 }
 
 /// These ids are known, at offset 9 of partition 3.
-fn standing(ids: &[&str]) -> TxnContext {
-    let mut standing = TxnContext::default();
+fn context(ids: &[&str]) -> TxnContext {
+    let mut context = TxnContext::default();
     for id in ids {
         let fact = Fact::Record { digest: 1, seen: seen(Some(9)) };
-        standing.known.facts.insert((TOPIC, id_key(id)), fact);
+        context.known.facts.insert((TOPIC, id_key(id)), fact);
     }
-    standing.known.slots.insert(Ring::of(Some(600_000)), 1);
-    standing
+    context.known.slots.insert(Ring::of(Some(600_000)), 1);
+    context
 }
 
 fn decided(group: &[Request], known: &[&str]) -> (Plan, LogCaches) {
-    let mut caches = keyed_memory();
-    let plan = decide(&mut caches, group, &mut standing(known));
+    let mut caches = keyed_caches();
+    let plan = decide(&mut caches, group, &mut context(known));
     (plan, caches)
 }
 
@@ -280,9 +280,9 @@ fn a_key_repeats_its_answer_and_the_sequence_is_judged_before_ids() {
     let placement = Placement::Partition { base_offset: 17 };
     let answer = crate::rules::append::encoding::encode_placement(&placement);
     let fact = Fact::Request { digest: 8, answer, first_seen_at: Timestamp(77), is_live: true };
-    let mut standing = TxnContext::default();
-    standing.known.facts.insert((TOPIC, id_key("key")), fact);
-    let plan = decide(&mut keyed_memory(), &[keyed(plain())], &mut standing);
+    let mut context = TxnContext::default();
+    context.known.facts.insert((TOPIC, id_key("key")), fact);
+    let plan = decide(&mut keyed_caches(), &[keyed(plain())], &mut context);
     let [Decision::Repeated(repeated)] = &plan.decisions[..] else { panic!("{plan:?}") };
     assert_eq!((&repeated.placement, repeated.appended_at), (&placement, Timestamp(77)));
     assert!(!plan.writes_anything());
@@ -294,7 +294,7 @@ fn a_key_repeats_its_answer_and_the_sequence_is_judged_before_ids() {
 }
 
 #[test]
-fn whoever_has_keys_stands_on_the_journal() {
+fn requests_with_keys_depend_on_the_journal() {
     // what is compared of partition 0, partition 1 and the journal
     let table = [
         ("ids", with(plain(), &[A]), vec![None, fence()]),
@@ -305,16 +305,16 @@ fn whoever_has_keys_stands_on_the_journal() {
     ];
     for (name, request, want) in table {
         let group = [request];
-        assert!(is_known(&keyed_memory(), &group), "{name}");
+        assert!(is_known(&keyed_caches(), &group), "{name}");
         assert!(!is_known(&caches(), &group), "{name}: nobody has looked at its keys");
         let (plan, _) = decided(&group, &[]);
         let got: Vec<_> = plan.writes.iter().map(|write| write.compare).collect();
         assert_eq!(got, want, "{name}");
         assert_eq!(plan.writes.last().unwrap().claims, Some(3), "{name}");
         let all = [log_of(0), log_of(1), JOURNAL];
-        assert!(!may_join(&keyed_memory(), &all, &all, &group[0]), "{name}: looked up too late");
+        assert!(!may_join(&keyed_caches(), &all, &all, &group[0]), "{name}: looked up too late");
     }
-    let mut contended = keyed_memory();
+    let mut contended = keyed_caches();
     contended.get_mut(&JOURNAL).unwrap().looked(true);
     assert!(!is_known(&contended, &[with(plain(), &[A])]));
     assert!(is_known(&contended, &[plain()]), "no concern of it");
@@ -324,7 +324,7 @@ fn whoever_has_keys_stands_on_the_journal() {
 }
 
 #[test]
-fn what_was_claimed_is_counted_in_the_memory_of_the_journal() {
+fn reservations_are_counted_in_the_cache_of_the_journal() {
     let keys = |group: &[Request], known: &[&str]| {
         let (mut plan, mut caches) = decided(group, known);
         plan.confirm(&mut caches, Timestamp(900), &BTreeMap::from([(log_of(0), 40)]));

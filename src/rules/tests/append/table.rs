@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! open P1 [reset] [monotonic]    -> e0
-//! P1 e0 s0; P1 e0 s1             -> quick: ok 0; ok 1
+//! P1 e0 s0; P1 e0 s1             -> fast: ok 0; ok 1
 //! ```
 //!
 //! A row of requests is one batch (`;` between). Words of a request: `P1 e0 s0` or `anon`, then
@@ -12,7 +12,7 @@
 //! partition, that of partition 0 as a bare number. Further events: `close P1`, `grow`, `snapshot`,
 //! `trim`, `forget`; a row that begins with `B` belongs to another replica.
 
-use super::ledger::{Ledger, Way};
+use super::ledger::Ledger;
 use crate::{
     model::{LogId, Partition, ProducerId, Timestamp, session::Sequencing},
     rules::{
@@ -22,12 +22,34 @@ use crate::{
             cache::LogCaches,
             producer_state::{Placement, Remembered},
         },
-        tests::{Answer, JOURNAL, answers, digest, log_of, numbered},
+        tests::{
+            Answer, JOURNAL, answers, digest, log_of, numbered,
+            text::{rows, show_refusal},
+        },
     },
 };
 
 pub const TOO_LARGE: Refusal =
     Refusal::BatchTooLarge { limit_name: "max_batch_records", limit: 1, received: 2 };
+
+pub fn part(partition: Partition, record_count: i64, size_bytes: i64) -> RequestPart {
+    RequestPart { log_id: log_of(partition), partition, record_count, size_bytes }
+}
+
+/// To partition 0: one record of 100 bytes.
+pub fn plain() -> Request {
+    Request {
+        home: log_of(0),
+        numbered: None,
+        digest: digest("plain"),
+        expected_offset: None,
+        parts: vec![part(0, 1, 100)],
+        spread: None,
+        too_large: None,
+        whole: None,
+        dedups: Vec::new(),
+    }
+}
 
 /// The default target of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +67,9 @@ pub fn check(table: &str) {
 pub fn check_in(scope: Scope, table: &str) {
     let mut world =
         World { ledger: Ledger::new(2), replicas: [LogCaches::new(), LogCaches::new()], scope };
-    for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
-        let (event, want) = line.split_once("->").unwrap_or((line, ""));
-        let (want, at) = (want.trim(), format!("{scope:?} row {number}: {line}"));
+    for (number, row) in rows(table).enumerate() {
+        let (event, want) = row.split_once("->").unwrap_or((row, ""));
+        let (want, at) = (want.trim(), format!("{scope:?} row {number}: {row}"));
         let got = world.event(event.trim(), &at);
         let got = if want.contains(": ") { got } else { got.split(": ").last().unwrap().into() };
         assert_eq!(got, want, "{at}");
@@ -93,12 +115,8 @@ impl World {
         self.ledger.now.0 += 1;
         let passed = self.ledger.pass(&mut self.replicas[replica], &group, &ids, false);
         let answers = answers(&group, &passed.plan, passed.written.as_ref());
-        let way = match passed.way {
-            Way::Quick => "quick",
-            Way::Full if passed.overtaken => "overtaken",
-            Way::Full => "full",
-        };
-        format!("{way}: {}", answers.iter().map(show).collect::<Vec<_>>().join("; "))
+        let answers: Vec<String> = answers.iter().map(show).collect();
+        format!("{}: {}", passed.path, answers.join("; "))
     }
 
     fn request(&self, words: &str, at: &str) -> Request {
@@ -135,22 +153,15 @@ impl World {
         let is_topic = scope == Scope::Topic;
         let keyless = Some(parts[0]);
         let parts = if is_topic { parts } else { vec![partition] };
-        let part = |partition: Partition| RequestPart {
-            log_id: log_of(partition),
-            partition,
-            record_count: records,
-            size_bytes: bytes,
-        };
         Request {
             home: if is_topic { JOURNAL } else { log_of(partition) },
             numbered: id.and_then(|id| numbered(id, epoch, sequence)),
             digest: digest(&format!("{what} {sequence}")),
             expected_offset,
-            parts: parts.into_iter().map(part).collect(),
+            parts: parts.into_iter().map(|partition| part(partition, records, bytes)).collect(),
             spread: is_topic.then_some(Spread { partition_count: count, keyless }),
             too_large,
-            whole: None,
-            dedups: Vec::new(),
+            ..plain()
         }
     }
 }
@@ -179,25 +190,4 @@ fn show_place(placed: &Remembered) -> String {
         _ => format!("p{partition}+{base}"),
     };
     bases.iter().map(show).collect::<Vec<_>>().join(" ")
-}
-
-fn show_refusal(refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::UnknownProducer { producer_id } => format!("unknown P{}", producer_id.0),
-        Refusal::ProducerFenced { current_epoch } => format!("fenced by e{current_epoch}"),
-        Refusal::InvalidProducerEpoch { current_epoch } => format!("not issued, e{current_epoch}"),
-        Refusal::UnknownProducerState { received } => format!("no state for s{received}"),
-        Refusal::OutOfOrderSequence { expected, received } => {
-            format!("s{received} want s{expected}")
-        }
-        Refusal::SequenceReused { sequence } => format!("reused s{sequence}"),
-        Refusal::OffsetMismatch { expected_offset, next_offset } => {
-            format!("at {next_offset} not {expected_offset}")
-        }
-        Refusal::BatchTooLarge { .. } => "too large".into(),
-        Refusal::PreconditionFailed { .. } => "precondition failed".into(),
-        Refusal::OpenIdReused => "open id reused".into(),
-        Refusal::InvalidOpenId => "invalid open id".into(),
-        other => format!("{other:?}"),
-    }
 }

@@ -2,20 +2,20 @@
 //! definition of the best: no better chain of moves, and by brute force where groups are small
 //! enough.
 
-use std::{
-    cell::Cell,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use proptest::{
-    collection::vec,
-    prelude::*,
-    test_runner::{Config, TestCaseError, TestRunner},
-};
+use proptest::{collection::vec, prelude::*, test_runner::TestCaseError};
 
 use crate::{
     model::{LogId, Name, Partition},
-    rules::group::assign::{Piece, Subscriber, assign},
+    rules::{
+        group::assign::{Piece, Subscriber, assign},
+        tests::{
+            name,
+            random::{self, Seen},
+            text::{cells, rows},
+        },
+    },
 };
 
 /// A partition and its holder.
@@ -79,10 +79,6 @@ fn assigned(group: &Group) -> Vec<Option<&str>> {
     assign(&group.subscribers, &pieces.collect::<Vec<_>>())
 }
 
-fn name(text: &str) -> Name {
-    Name::parse(text).unwrap()
-}
-
 fn subscriber(id: &str, topics: &[&str]) -> Subscriber {
     Subscriber { member_id: id.into(), topics: topics.iter().copied().map(name).collect() }
 }
@@ -131,11 +127,11 @@ fn show(before: &Group, group: &Group) -> String {
 /// One group, one row per event, with everybody's partitions after it.
 fn check(table: &str) {
     let mut group = Group::default();
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (events, want) = line.split_once("->").unwrap();
+    for line in rows(table) {
+        let [events, want] = cells(line);
         events.split(';').for_each(|event| happen(&mut group, event));
         let before = group.rebalance();
-        assert_eq!(show(&before, &group), want.trim(), "{line}");
+        assert_eq!(show(&before, &group), want, "{line}");
         let settled = group.rebalance();
         assert_eq!(settled.held, group.held, "again: {line}");
     }
@@ -234,21 +230,12 @@ fn a_group(members: usize, partitions: usize, equally: bool) -> impl Strategy<Va
 /// Checks every case, and that at least this many cases are relevant.
 fn holds<S: Strategy>(
     strategy: S,
-    at_least: u32,
+    at_least: usize,
     property: impl Fn(S::Value) -> Result<bool, TestCaseError>,
 ) {
-    let cases = std::env::var("ONCELOG_RULES_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: cases.unwrap_or(400), failure_persistence: None, ..Config::default() };
-    let telling = Cell::new(0);
-    let result = TestRunner::new(config).run(&strategy, |value| {
-        telling.set(telling.get() + u32::from(property(value)?));
-        Ok(())
+    random::holds(400, strategy, (at_least, "relevant"), |value| {
+        Ok(Seen::of("relevant", usize::from(property(value)?)))
     });
-    if let Err(error) = result {
-        panic!("{error}");
-    }
-    assert!(telling.get() >= at_least, "only {} cases tell something", telling.get());
 }
 
 /// Each partition has one owner if anybody subscribes, and only a subscriber.

@@ -24,13 +24,13 @@ impl Life {
             prop_assert!(!self.ended.contains(ownership), "{:?} once more", ownership);
             let since = ownership.2;
             prop_assert!(before.generation < since && since <= after.generation);
-            self.saw("got", 1);
+            self.seen.saw("got");
         }
         for ownership in was.difference(&is) {
             self.ended.insert(ownership.clone());
             let lives = after.members.contains_key(&ownership.1);
             if lives {
-                self.saw("handed over", 1);
+                self.seen.saw("handed over");
             }
             let is_let_go = by.is_some_and(|by| by.lets_go.contains(ownership));
             prop_assert!(!lives || is_let_go, "{:?} lost it untold", ownership);
@@ -82,7 +82,7 @@ impl Life {
             prop_assert_eq!(judged.is_ok(), now.contains(ownership), "{:?}", ownership);
             fenced += usize::from(judged.is_err());
         }
-        self.saw("fenced", fenced);
+        self.seen.add("fenced", fenced);
         Ok(())
     }
 
@@ -154,7 +154,7 @@ impl Life {
         held.sort_unstable_by(|one, other| other.cmp(one));
         let most = |(at, held): (usize, usize)| held.min(each + usize::from(at < more));
         prop_assert_eq!(kept, held.into_iter().enumerate().map(most).sum::<usize>(), "moves");
-        self.saw("counted", 1);
+        self.seen.saw("counted");
         Ok(())
     }
 
@@ -164,7 +164,7 @@ impl Life {
             let starts = if is_earliest { Starts::Earliest } else { Starts::Reset };
             prop_assert_eq!(place.starts, Some(starts), "{:?}", place);
         }
-        self.saw("earliest", self.earliest.len());
+        self.seen.add("earliest", self.earliest.len());
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Where a group starts, the length of leases, and limits of counts.
 
 use super::{
-    table::{check, refused},
-    world::{World, a_join, name},
+    table::check,
+    world::{World, a_join},
 };
 use crate::{
     model::{
@@ -17,7 +17,11 @@ use crate::{
             position::{is_withheld, position, run_began},
             renewed, session_timeout_ms,
         },
-        tests::settings::own,
+        tests::{
+            name,
+            settings::own,
+            text::{cells, rows, show_refusal},
+        },
     },
 };
 
@@ -127,9 +131,8 @@ fn a_group_goes_on_where_it_has_committed_else_where_it_is_to_begin() {
         none | earliest | 3 3 3
         none | reset    | 3 9 error
         none | -        | 3 9 error";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [committed, starts, want] = parts[..] else { panic!("{line}") };
+    for row in rows(table) {
+        let [committed, starts, want] = cells(row);
         let committed: Option<Offset> = committed.parse().ok();
         let starts = match starts {
             "earliest" => Some(Starts::Earliest),
@@ -149,7 +152,7 @@ fn a_group_goes_on_where_it_has_committed_else_where_it_is_to_begin() {
             Err(other) => panic!("{other:?}"),
         };
         let got: Vec<String> = AutoOffsetReset::ALL.iter().map(at).collect();
-        assert_eq!(got.join(" "), want, "{line}");
+        assert_eq!(got.join(" "), want, "{row}");
     }
 }
 
@@ -184,14 +187,14 @@ fn a_session_timeout_lies_within_what_the_tenant_permits() {
         9000 session_timeout_min_ms=9000 session_timeout_max_ms=8000 | 9000
         8000 session_timeout_min_ms=9000 session_timeout_max_ms=8000 | 9000 to 9000
         9001 session_timeout_min_ms=9000 session_timeout_max_ms=8000 | 9000 to 9000";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (case, want) = line.split_once('|').unwrap();
-        let (asked, tenant) = case.trim().split_once(' ').unwrap_or((case.trim(), ""));
+    for row in rows(table) {
+        let [case, want] = cells(row);
+        let (asked, tenant) = case.split_once(' ').unwrap_or((case, ""));
         let got = match session_timeout_ms(asked.parse().ok(), &own(tenant)) {
             Ok(timeout_ms) => timeout_ms.to_string(),
             Err(range) => format!("{} to {}", range.start(), range.end()),
         };
-        assert_eq!(got, want.trim(), "{line}");
+        assert_eq!(got, want, "{row}");
     }
 }
 
@@ -225,7 +228,7 @@ fn a_group_has_so_many_members_and_patterns_and_no_more() {
     world.join("b", &a_join(&["c"])).unwrap();
     let before = world.state.clone();
     let full = world.join("d", &a_join(&["c", "/new/", "latest"])).unwrap_err();
-    assert_eq!(refused(&full), format!("at most {MAX_MEMBERS} members of a group"));
+    assert_eq!(show_refusal(&full), format!("at most {MAX_MEMBERS} members of a group"));
     assert_eq!(world.state, before);
     world.join("A", &a_join(&["as", "pod", "c"])).unwrap();
     assert_eq!(world.state.members.len(), MAX_MEMBERS);
@@ -236,7 +239,7 @@ fn a_group_has_so_many_members_and_patterns_and_no_more() {
     }
     let before = world.state.clone();
     let full = world.join("A", &a_join(&["as", "pod", "/more/", "latest"])).unwrap_err();
-    assert_eq!(refused(&full), format!("at most {MAX_PATTERNS} patterns of a group"));
+    assert_eq!(show_refusal(&full), format!("at most {MAX_PATTERNS} patterns of a group"));
     assert_eq!(world.state, before);
     world.join("A", &a_join(&["as", "pod", "/p7/"])).unwrap();
     assert_eq!(world.state.patterns.len(), MAX_PATTERNS);
@@ -267,18 +270,17 @@ fn where_a_run_begins() {
         new     | 8 ?    | 5 -    | 8";
     let number = |word: &str| word.parse::<i64>().ok();
     let began = |word: &str| (word != "?").then(|| number(word));
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [run, cursor, standing, want] = parts[..] else { panic!("{line}") };
+    for row in rows(table) {
+        let [run, cursor, offsets, want] = cells(row);
         let run = match run {
             "since" => Run::SinceCommit,
             "continue" => Run::Continue,
             _ => Run::New,
         };
         let (at, from) = cursor.split_once(' ').unwrap();
-        let (committed, pinned) = standing.split_once(' ').unwrap();
-        let standing = [committed, pinned].map(number);
-        let got = run_began(run, at.parse().unwrap(), began(from), standing);
-        assert_eq!(got, began(want), "{line}");
+        let (committed, pinned) = offsets.split_once(' ').unwrap();
+        let offsets = [committed, pinned].map(number);
+        let got = run_began(run, at.parse().unwrap(), began(from), offsets);
+        assert_eq!(got, began(want), "{row}");
     }
 }

@@ -10,9 +10,10 @@ pub mod reset;
 mod table;
 mod world;
 
+use super::name;
 use crate::model::Timestamp;
 use table::check;
-use world::{World, a_join, name};
+use world::{World, a_join};
 
 #[test]
 fn partitions_are_announced_then_let_go_by_who_shows_that() {
@@ -226,7 +227,7 @@ fn joins_elsewhere_stop_nobody() {
 }
 
 #[test]
-fn whoever_is_gone_owns_nothing_at_once() {
+fn a_member_that_left_owns_nothing_at_once() {
     check(
         "
         topic c 2

@@ -3,12 +3,16 @@
 use uuid::Uuid;
 
 use crate::{
-    model::{LogId, Name, Offset, group::Member, transaction::CommitRight},
+    model::{LogId, Offset, group::Member, transaction::CommitRight},
     rules::{
         Refusal,
         group::offsets::{
             self, Committer, GroupFacts, OffsetPlace, OffsetRow, OffsetVerdict, RequestedOffset,
             Right, judge_all, judge_in_transaction,
+        },
+        tests::{
+            name,
+            text::{cells, rows},
         },
     },
 };
@@ -68,6 +72,15 @@ pub fn a_claim(words: &str) -> (Claimed, Offset) {
     (claimed, offset.trim().parse().unwrap())
 }
 
+/// `5 m1@2: m1 g4 at 6; 7: over 7 at 8`: rows, each with a commit over it.
+fn some_items(words: &str) -> Vec<(OffsetRow, (Claimed, Offset))> {
+    let items = words.split(';').filter(|item| !item.is_empty()).map(|item| {
+        let (row, claim) = item.split_once(':').unwrap();
+        (a_row(row), a_claim(claim))
+    });
+    items.collect()
+}
+
 impl Claimed {
     /// None: in transactions only.
     fn right(&self) -> Option<Right> {
@@ -124,7 +137,7 @@ fn plainly(row: &OffsetRow, group: &GroupFacts, (claimed, offset): &(Claimed, Of
 
 /// The server's data; the places do not matter.
 fn in_a_place((claimed, offset): &(Claimed, Offset)) -> Option<offsets::Claimed> {
-    let place = OffsetPlace { group: Name::parse("g").unwrap(), log_id: LogId(1) };
+    let place = OffsetPlace { group: name("g"), log_id: LogId(1) };
     Some(offsets::Claimed { place, offset: *offset, claim: claimed.claim()? })
 }
 
@@ -230,10 +243,9 @@ fn what_members_expect_is_what_is_committed() {
 }
 
 fn check(table: &str) {
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [row, group, claim, plain, transactional] = parts[..5] else { panic!("{line}") };
-        let with_appends = parts.get(5).copied().unwrap_or(transactional);
+    for line in rows(table) {
+        let [row, group, claim, plain, transactional, with_appends] = cells(line);
+        let with_appends = if with_appends.is_empty() { transactional } else { with_appends };
         let (row, group, claim) = (a_row(row), a_group(group), a_claim(claim));
         assert_eq!(plainly(&row, &group, &claim), plain, "{line}");
         assert_eq!(in_transaction(&row, &group, &claim, false), transactional, "{line}");
@@ -256,16 +268,12 @@ fn a_transaction_has_processed_something() {
         g4 m1 | 5 m1@2: m1 g4 from 5 at 6; - m1@2: m1 g4 from none at 0 | commits
         g0    | 5: over 5 at 5; 7: over 7 at 7                       | commits
         g0    |                                                      | commits";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [group, items, want] = parts[..] else { panic!("{line}") };
-        let group = a_group(group);
-        let items = items.split(';').filter(|item| !item.is_empty()).map(|item| {
-            let (row, claim) = item.split_once(':').unwrap();
-            (a_row(row), in_a_place(&a_claim(claim)).unwrap())
-        });
-        let items: Vec<_> = items.collect();
-        let asked: Vec<_> = items.iter().map(|(row, claimed)| (row, &group, claimed)).collect();
+    for line in rows(table) {
+        let [group, items, want] = cells(line);
+        let (group, items) = (a_group(group), some_items(items));
+        let claims: Vec<_> = items.iter().map(|(_, claim)| in_a_place(claim).unwrap()).collect();
+        let asked = items.iter().zip(&claims).map(|((row, _), claimed)| (row, &group, claimed));
+        let asked: Vec<_> = asked.collect();
         let judged = |appends| {
             let by = Committer { transaction_id: MINE, appends };
             judge_in_transaction(&asked, by)
@@ -289,14 +297,12 @@ fn what_comes_later_counts_from_where_the_first_run_began() {
         over 5 at 6       | m1 g4 from 6 at 9    | m1 g4 from 6 at 9
         over 5 at 6       | over 6 at 9          | over 6 at 9
         m1 g4 from 5 at 6 | over 6 at 9          | over 6 at 9";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts = line.split('|').map(|words| in_a_place(&a_claim(words)).unwrap());
-        let parts: Vec<offsets::Claimed> = parts.collect();
-        let [first, last, then] = &parts[..] else { panic!("{line}") };
-        assert_eq!(&last.clone().after(first), then, "{line}");
+    let of = |words: &str| in_a_place(&a_claim(words)).unwrap();
+    for line in rows(table) {
+        let [first, last, then] = cells(line).map(of);
+        assert_eq!(last.after(&first), then, "{line}");
     }
     // what it has to be is judged as well, where a number comes after a cursor
-    let of = |words: &str| in_a_place(&a_claim(words)).unwrap();
     let both = of("m1 g4 over 6 at 9").after(&of("m1 g4 from 5 at 6"));
     let (row, group) = (a_row("6 m1@2"), a_group("g4 m1"));
     let by = Committer { transaction_id: MINE, appends: true };
@@ -317,14 +323,9 @@ fn a_commit_is_whole_or_nothing() {
         g0    | 5 pinned: at 6; 5 m1@1: at 6                         | has members because of 1
         g0    | 5: over 4 at 6; 5: at 2; 5: over 4 at 9              | 5 not 4 because of 0 2
         g0    |                                                      | ";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [group, items, want] = parts[..] else { panic!("{line}") };
-        let items = items.split(';').filter(|item| !item.is_empty()).map(|item| {
-            let (row, claim) = item.split_once(':').unwrap();
-            (a_row(row), a_claim(claim))
-        });
-        let items: Vec<_> = items.collect();
+    for line in rows(table) {
+        let [group, items, want] = cells(line);
+        let items = some_items(items);
         let rights = items.iter().map(|(_, (claimed, _))| claimed.right().unwrap());
         let rights: Vec<Right> = rights.collect();
         let asked: Vec<RequestedOffset<'_>> = items

@@ -2,28 +2,31 @@
 //! partition without a revocation it was told of, and if two members believe to own one, only one
 //! can commit.
 
-use std::{
-    cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::{
     collection::{btree_set, vec},
     option,
     prelude::*,
-    test_runner::{Config, TestCaseError, TestRunner},
+    test_runner::TestCaseError,
 };
 
 use super::{
     checks,
-    world::{World, a_join, name},
+    world::{World, a_join},
 };
 use crate::{
     model::{
         LogId, Name, Partition, Timestamp,
         group::{Membership, Partitions, TopicPattern},
     },
-    rules::group::{GroupPartition, GroupState, Revoked},
+    rules::{
+        group::{GroupPartition, GroupState, Revoked},
+        tests::{
+            name,
+            random::{Seen, holds},
+        },
+    },
 };
 
 const CLIENTS: usize = 5;
@@ -53,9 +56,7 @@ enum Op {
         pattern: Option<usize>,
     },
     /// All members join with the same subscription.
-    JoinAll {
-        client: usize,
-    },
+    JoinAll(usize),
     /// Its response may be lost. It carries a generation that the client has seen.
     Beat {
         client: usize,
@@ -63,25 +64,15 @@ enum Op {
         shown: Shown,
     },
     /// Like a call, but without a response: a commit of a cursor.
-    Settled {
-        client: usize,
-    },
+    Settled(usize),
     /// Takes partitions that a member was told to release long ago.
     Overdue,
-    Leave {
-        client: usize,
-    },
+    Leave(usize),
     /// Among all members, whether their clients know it or not.
-    Late {
-        member: usize,
-    },
-    Grow {
-        topic: usize,
-        by: Partition,
-    },
-    Delete {
-        topic: usize,
-    },
+    Late(usize),
+    /// A topic, and how many partitions come to it.
+    Grow(usize, Partition),
+    Delete(usize),
     Settle,
 }
 
@@ -91,15 +82,15 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (client(), topics(), option::weighted(0.3, 0..PATTERNS.len()))
             .prop_map(|(client, topics, pattern)| Op::Join { client, topics, pattern }),
-        4 => client().prop_map(|client| Op::JoinAll { client }),
+        4 => client().prop_map(Op::JoinAll),
         24 => (client(), prop::bool::weighted(0.2), shown())
             .prop_map(|(client, lost, shown)| Op::Beat { client, lost, shown }),
-        2 => client().prop_map(|client| Op::Settled { client }),
+        2 => client().prop_map(Op::Settled),
         1 => Just(Op::Overdue),
-        1 => client().prop_map(|client| Op::Leave { client }),
-        2 => (0..CLIENTS * 2).prop_map(|member| Op::Late { member }),
-        2 => (0..TOPICS.len(), 1..4).prop_map(|(topic, by)| Op::Grow { topic, by }),
-        1 => (0..TOPICS.len()).prop_map(|topic| Op::Delete { topic }),
+        1 => client().prop_map(Op::Leave),
+        2 => (0..CLIENTS * 2).prop_map(Op::Late),
+        2 => (0..TOPICS.len(), 1..4).prop_map(|(topic, by)| Op::Grow(topic, by)),
+        1 => (0..TOPICS.len()).prop_map(Op::Delete),
         2 => Just(Op::Settle),
     ]
 }
@@ -114,7 +105,6 @@ fn shown() -> impl Strategy<Value = Shown> {
 }
 
 pub type Ownership = (LogId, String, i64);
-type Seen = BTreeMap<&'static str, u64>;
 
 /// A response that has arrived.
 #[derive(Default)]
@@ -142,7 +132,7 @@ pub struct Life {
     /// All patterns ever used, and the expected `starts` of every partition.
     patterns: Vec<TopicPattern>,
     pub earliest: BTreeSet<LogId>,
-    seen: Seen,
+    pub seen: Seen,
 }
 
 impl Life {
@@ -158,17 +148,13 @@ impl Life {
             ended: BTreeSet::new(),
             patterns: Vec::new(),
             earliest: BTreeSet::new(),
-            seen: Seen::new(),
+            seen: Seen::default(),
         }
-    }
-
-    pub fn saw(&mut self, what: &'static str, times: usize) {
-        *self.seen.entry(what).or_default() += times as u64;
     }
 
     fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
         // one assignment after the other, so that what each of them moves can be told
-        let is_of_topics = matches!(op, Op::Grow { .. } | Op::Delete { .. } | Op::Settle);
+        let is_of_topics = matches!(op, Op::Grow(..) | Op::Delete(_) | Op::Settle);
         if !is_of_topics && self.world.state.topics_version < self.world.topics.version {
             self.step(&Op::Settle)?;
         }
@@ -192,9 +178,9 @@ impl Life {
                 words.extend(pattern.map(|pattern| PATTERNS[pattern]));
                 return self.join(*client, words, before);
             }
-            Op::JoinAll { client } => return self.join(*client, vec!["/./"], before),
+            Op::JoinAll(client) => return self.join(*client, vec!["/./"], before),
             Op::Beat { client, lost, shown } => return Ok(self.beat(*client, *lost, *shown)),
-            Op::Settled { client } => {
+            Op::Settled(client) => {
                 let Some(id) = self.clients[*client].clone() else { return Ok(None) };
                 let Some(shown) = self.shown(&id, Shown::Newest) else { return Ok(None) };
                 let lets_go = self.lets_go(&id, shown);
@@ -202,18 +188,18 @@ impl Life {
                 return Ok(Some(By { id, lets_go }));
             }
             Op::Overdue => return Ok(self.overdue()),
-            Op::Leave { client } => {
+            Op::Leave(client) => {
                 if let Some(id) = self.clients[*client].take() {
                     let _ = self.world.leave(&id);
                 }
             }
-            Op::Late { member } => {
+            Op::Late(member) => {
                 if let Some(id) = self.world.state.members.keys().nth(*member).cloned() {
                     self.world.late(&id);
                 }
             }
-            Op::Grow { topic, by } => self.grow(&name(TOPICS[*topic]), *by),
-            Op::Delete { topic } => {
+            Op::Grow(topic, by) => self.grow(&name(TOPICS[*topic]), *by),
+            Op::Delete(topic) => {
                 let topic = name(TOPICS[*topic]);
                 self.world.delete(&topic);
                 before.places.retain(|_, place| place.topic != topic);
@@ -260,7 +246,7 @@ impl Life {
         let let_go_by = Some(Timestamp(self.world.now.0 - 1));
         place.revoked = place.revoked.map(|revoked| Revoked { let_go_by, ..revoked });
         let ownership = (*log_id, owner.member_id.clone(), owner.since);
-        self.saw("overdue", 1);
+        self.seen.saw("overdue");
         self.told.values_mut().flatten().for_each(|told| {
             told.has.remove(&ownership);
             told.is_to_let_go.remove(&ownership);
@@ -293,7 +279,7 @@ impl Life {
             instance.is_some() && before.members[former].instance_id.as_ref() == instance
         };
         if let Some(former) = before.members.keys().find(|id| is_former(id)).cloned() {
-            self.saw("replaced", 1);
+            self.seen.saw("replaced");
             rename(before, &former, &id);
             // nobody knows of it any more
             lets_go = checks::ownerships(before).into_iter().filter(|own| own.1 == id).collect();
@@ -304,7 +290,7 @@ impl Life {
             self.world.join(&id, &join).unwrap();
             if is_same && moves == 0 {
                 prop_assert_eq!(self.world.state.generation, generation, "no rebalance");
-                self.saw("came back", 1);
+                self.seen.saw("came back");
             }
         } else {
             self.world.join(&id, &join).unwrap();
@@ -343,9 +329,9 @@ impl Life {
             self.logs(&membership.assignment).into_iter().map(owned).collect();
         let is_to_let_go: BTreeSet<Ownership> =
             self.logs(&membership.revoked).into_iter().map(owned).collect();
-        self.saw("told to let go", is_to_let_go.len());
+        self.seen.add("told to let go", is_to_let_go.len());
         if lost {
-            self.saw("lost", is_to_let_go.len());
+            self.seen.add("lost", is_to_let_go.len());
             return;
         }
         let generation = membership.generation;
@@ -402,44 +388,18 @@ fn rename(state: &mut GroupState, former: &str, by: &str) {
     state.members.insert(by.to_owned(), member);
 }
 
-const EVERYTHING: [&str; 10] = [
-    "told to let go",
-    "lost",
-    "overdue",
-    "handed over",
-    "got",
-    "replaced",
-    "came back",
-    "fenced",
-    "counted",
-    "earliest",
-];
+/// What must have happened.
+const EVENTS: &str = "told to let go, lost, overdue, handed over, got, replaced, came back, fenced, \
+    counted, earliest";
 
-/// `ONCELOG_RULES_CASES` for a longer run.
 #[test]
 fn nobody_loses_what_it_was_not_told_to_let_go_of() {
-    let cases = std::env::var("ONCELOG_RULES_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: cases.unwrap_or(300), failure_persistence: None, ..Config::default() };
-    let seen = RefCell::new(Seen::new());
-    let result = TestRunner::new(config).run(&vec(op(), 1..60), |ops| {
+    holds(300, vec(op(), 1..60), (20, EVENTS), |ops| {
         let mut life = Life::new();
         for op in &ops {
             life.step(op)?;
         }
         life.check_end()?;
-        for (what, count) in life.seen {
-            *seen.borrow_mut().entry(what).or_default() += count;
-        }
-        Ok(())
+        Ok(life.seen)
     });
-    if let Err(error) = result {
-        panic!("{error}");
-    }
-    let seen = seen.into_inner();
-    println!("{seen:?}");
-    for what in EVERYTHING {
-        let count = seen.get(what).copied().unwrap_or(0);
-        assert!(count >= 20, "{what} has happened {count} times only: {seen:?}");
-    }
 }

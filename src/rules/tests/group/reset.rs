@@ -13,13 +13,14 @@ use crate::{
             Starts,
             reset::{ResetContext, check, lag, target},
         },
+        tests::text::{cells, rows},
     },
 };
 
 /// `c10` committed; `new`: created after the group subscribed; `old`: before; `earliest` and so on:
 /// the group's auto_offset_reset; `[5,20)`: the log.
-fn dependency(text: &str) -> ResetContext {
-    let mut dependency = ResetContext {
+fn a_context(text: &str) -> ResetContext {
+    let mut context = ResetContext {
         committed_offset: None,
         starts: None,
         auto_offset_reset: AutoOffsetReset::Earliest,
@@ -28,27 +29,19 @@ fn dependency(text: &str) -> ResetContext {
     };
     for word in text.split_whitespace() {
         match word {
-            "new" => dependency.starts = Some(Starts::Earliest),
-            "old" => dependency.starts = Some(Starts::Reset),
+            "new" => context.starts = Some(Starts::Earliest),
+            "old" => context.starts = Some(Starts::Reset),
             log if log.starts_with('[') => {
                 let (start, end) = log[1..log.len() - 1].split_once(',').unwrap();
-                dependency.log = (start.parse().unwrap(), end.parse().unwrap());
+                context.log = (start.parse().unwrap(), end.parse().unwrap());
             }
             word => match AutoOffsetReset::parse(word) {
-                Some(reset) => dependency.auto_offset_reset = reset,
-                None => dependency.committed_offset = Some(word[1..].parse().unwrap()),
+                Some(reset) => context.auto_offset_reset = reset,
+                None => context.committed_offset = Some(word[1..].parse().unwrap()),
             },
         }
     }
-    dependency
-}
-
-fn rows(table: &str) -> impl Iterator<Item = (&str, &str, &str)> {
-    table.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| {
-        let (given, want) = line.split_once("->").unwrap();
-        let (dependency, to) = given.split_once('|').unwrap_or((given, ""));
-        (dependency, to.trim(), want.trim())
-    })
+    context
 }
 
 #[test]
@@ -84,8 +77,8 @@ fn an_offset_is_moved_into_the_log() {
         error old [5,20)    | by 1      -> nowhere
         error [5,20)        | earliest  -> 5
         error c2 [5,20)     | by 1      -> 5";
-    for (text, to, want) in rows(table) {
-        let mut dependency = dependency(text);
+    for [text, to, want] in rows(table).map(cells) {
+        let mut context = a_context(text);
         let (word, number) = to.split_once(' ').unwrap_or((to, ""));
         let to = match word {
             "earliest" => ResetTo::Earliest,
@@ -93,11 +86,11 @@ fn an_offset_is_moved_into_the_log() {
             "offset" => ResetTo::Offset(number.trim().parse().unwrap()),
             "by" => ResetTo::By(number.trim().parse().unwrap()),
             _ => {
-                dependency.found = number.trim().parse().ok();
+                context.found = number.trim().parse().ok();
                 ResetTo::Timestamp(Timestamp(0))
             }
         };
-        let got = match target(to, &dependency) {
+        let got = match target(to, &context) {
             Ok(offset) => offset.to_string(),
             Err(Refusal::NowhereToBegin { .. }) => "nowhere".to_owned(),
             Err(refusal) => panic!("{refusal:?}"),
@@ -124,8 +117,8 @@ fn a_lag_is_what_is_still_to_be_processed() {
         c4 [5,20)         -> 15
         latest c4 [5,20)  -> 0
         [0,0)             -> 0";
-    for (text, _, want) in rows(table) {
-        let got = lag(&dependency(text)).map_or("unknown".to_owned(), |lag| lag.to_string());
+    for [text, want] in rows(table).map(cells) {
+        let got = lag(&a_context(text)).map_or("unknown".to_owned(), |lag| lag.to_string());
         assert_eq!(got, want, "{text}");
     }
 }

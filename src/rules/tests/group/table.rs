@@ -14,7 +14,7 @@
 //! `starts`, `reset`. A join's words: topics, `/pattern/`, `as pod`, `latest`, `for 30` (session
 //! timeout).
 
-use super::world::{World, a_join, name};
+use super::world::{World, a_join};
 use crate::{
     model::{
         LogId,
@@ -23,17 +23,21 @@ use crate::{
     rules::{
         Refusal,
         group::{GroupPartition, Revoked},
+        tests::{
+            name,
+            text::{rows, show_refusal},
+        },
     },
 };
 
 pub fn check(table: &str) {
     let mut world = World::new();
-    for (number, line) in table.lines().map(str::trim).enumerate().filter(|(_, l)| !l.is_empty()) {
-        let (event, want) = line.split_once("->").unwrap_or((line, ""));
+    for (number, row) in rows(table).enumerate() {
+        // (a pattern may have bars)
+        let (event, want) = row.split_once("->").unwrap_or((row, ""));
         let generation = world.state.generation;
-        let got = world.event(event.trim());
-        assert_eq!(got, want.trim(), "row {number}: {line}");
-        assert!(world.state.generation >= generation, "row {number}: {line}");
+        assert_eq!(world.event(event.trim()), want.trim(), "row {number}: {row}");
+        assert!(world.state.generation >= generation, "row {number}: {row}");
     }
 }
 
@@ -48,7 +52,7 @@ impl World {
             ["beat", id, shown] => return told(self.beat(id, shown[1..].parse().ok())),
             ["settles", id, shown] => self.let_go(id, shown[1..].parse().unwrap()),
             ["leave", id] => {
-                return self.leave(id).map_or_else(|why| refused(&why), |()| "".into());
+                return self.leave(id).map_or_else(|why| show_refusal(&why), |()| "".into());
             }
             ["late", id] => self.late(id),
             ["pass", ms] => self.now.0 += ms.parse::<i64>().unwrap(),
@@ -60,7 +64,7 @@ impl World {
             ["commit", id, generation, place] => {
                 let generation = generation[1..].parse().unwrap();
                 let judged = self.commit(id, generation, self.log(place));
-                return judged.map_or_else(|why| refused(&why), |()| "ok".into());
+                return judged.map_or_else(|why| show_refusal(&why), |()| "ok".into());
             }
             ["who"] => return self.each(who),
             ["starts"] => {
@@ -104,7 +108,7 @@ fn who(place: &GroupPartition) -> String {
 fn told(membership: Result<Membership, Refusal>) -> String {
     let Membership { generation, assignment, revoked } = match membership {
         Ok(membership) => membership,
-        Err(refusal) => return refused(&refusal),
+        Err(refusal) => return show_refusal(&refusal),
     };
     let list = |partitions: &Partitions| {
         let each = partitions.iter().flat_map(|(topic, numbers)| {
@@ -114,13 +118,4 @@ fn told(membership: Result<Membership, Refusal>) -> String {
     };
     let let_go = if revoked.is_empty() { "" } else { ", let go" };
     format!("g{generation}{}{let_go}{}", list(&assignment), list(&revoked))
-}
-
-pub fn refused(refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::UnknownMember => "unknown".into(),
-        Refusal::IllegalGeneration { generation } => format!("illegal, g{generation}"),
-        Refusal::TooMany { what, limit } => format!("at most {limit} {what}"),
-        other => format!("{other:?}"),
-    }
 }

@@ -14,6 +14,7 @@ use crate::{
             GroupState, Owner, Topics,
             offsets::{GroupFacts, OffsetRow, check_member},
         },
+        tests::name,
     },
 };
 
@@ -113,10 +114,6 @@ impl World {
         let group = GroupFacts { generation: self.state.generation, members };
         check_member(&OffsetRow { owner, ..OffsetRow::default() }, &group, id, generation)
     }
-}
-
-pub fn name(text: &str) -> Name {
-    Name::parse(text).unwrap()
 }
 
 /// `as pod c d /^e/ latest for 30`

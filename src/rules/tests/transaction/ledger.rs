@@ -15,9 +15,14 @@ use crate::{
     rules::{
         Refusal,
         append::sequence::SessionFacts,
-        group::offsets::{self, Claimed, Committer, GroupFacts, OffsetPlace, judge_in_transaction},
+        group::offsets::{
+            Claimed, Committer, GroupFacts, OffsetPlace, OffsetRow, judge_in_transaction,
+        },
         session::{self, SessionRow},
-        tests::digest,
+        tests::{
+            digest, open_session,
+            transaction::{begun, one_request::a_txn},
+        },
         transaction::{
             Numbering, TransactionRow, TransactionVerdict, Verb, absent, check_appends, check_id,
             check_producer, check_size, judge, number,
@@ -60,10 +65,16 @@ pub struct Begin {
 
 #[derive(Clone, Debug)]
 pub enum Call {
-    Records { sequence: Option<Sequence>, appends: Appends },
-    Offsets(Offsets),
+    /// Appends or offsets.
+    Add {
+        sequence: Option<Sequence>,
+        work: Work,
+    },
     Prepare,
-    Commit { expected_appends: Option<i64>, work: Work },
+    Commit {
+        expected_appends: Option<i64>,
+        work: Work,
+    },
     Abort,
 }
 
@@ -109,7 +120,7 @@ pub struct Ledger {
     pub sessions: BTreeMap<ProducerId, SessionRow>,
     pub transactions: BTreeMap<Uuid, Stored>,
     pub logs: BTreeMap<Partition, Vec<Batch>>,
-    pub offsets: BTreeMap<OffsetPlace, offsets::OffsetRow>,
+    pub offsets: BTreeMap<OffsetPlace, OffsetRow>,
     pub groups: BTreeMap<Name, GroupFacts>,
     producers: i64,
 }
@@ -165,16 +176,10 @@ impl Ledger {
         let next = session::open(&open, row.as_ref())?;
         let producer_id = row.map_or(ProducerId(self.producers), |row| row.producer_id);
         self.producers = self.producers.max(producer_id.0 + 1);
-        let facts = SessionFacts {
-            epoch: next.epoch,
-            closed: false,
-            reset_epoch: next.reset_epoch,
-            sequencing: open.sequencing,
-        };
         let row = SessionRow {
             producer_id,
             transactional_id: open.transactional_id,
-            facts,
+            facts: SessionFacts { reset_epoch: next.reset_epoch, ..open_session(next.epoch) },
             transaction_timeout_ms: SESSION_TIMEOUT_MS,
             open_horizon: Timestamp(0),
             opened_at: self.now,
@@ -228,7 +233,7 @@ impl Ledger {
         timeout_ms(begin.timeout_ms, None, &self.tenant)?;
         // what has records shares a pass with appends
         if begin.commit && !begin.work.appends.is_empty() {
-            return self.whole(begin, digest);
+            return self.one_request(begin, digest);
         }
         if let Some(producer) = begin.session {
             self.check_producer(producer)?;
@@ -251,55 +256,37 @@ impl Ledger {
     }
 
     fn insert(&mut self, begin: &Begin, digest: Digest, expires_at: Timestamp) {
-        let row = TransactionRow {
-            transaction_id: begin.id,
-            state: State::Ongoing,
-            session: begin.session,
-            digest,
-            created_at: self.now,
-            expires_at,
-            prepared_at: None,
-            ended_at: None,
-            reason: None,
-            append_count: 0,
-            batch_count: 0,
-            next_sequence: 0,
-            appends: None,
-        };
+        let row = begun(begin.id, begin.session, digest, (self.now, expires_at));
         let (staged, offsets, calls) = Default::default();
         self.transactions.insert(begin.id, Stored { row, staged, offsets, calls });
     }
 
     /// A one-request transaction, as a batch decides it.
-    fn whole(&mut self, begin: &Begin, digest: Digest) -> Result<Answered, Refusal> {
+    fn one_request(&mut self, begin: &Begin, digest: Digest) -> Result<Answered, Refusal> {
         let Work { appends, offsets } = &begin.work;
         let producer = begin.session.map(|(producer, _)| producer);
         let mut last = BTreeMap::new();
         offsets.iter().for_each(|offset| give(&mut last, offset));
-        let whole = SingleRequestTxn {
+        let txn = SingleRequestTxn {
             transaction_id: begin.id,
             chosen: true,
             session: begin.session,
             append_count: appends.len() as i64,
             retention_ms: retention_ms(&self.tenant),
-            journals: Vec::new(),
-            topics: Vec::new(),
-            offsets: last.values().cloned().collect(),
+            ..a_txn(last.values().cloned().collect())
         };
-        let mut standing = TxnContext::default();
-        standing.caches = Some(OutcomeHorizon { horizon: self.horizon, now: self.now });
+        let mut context = TxnContext::default();
+        context.caches = Some(OutcomeHorizon { horizon: self.horizon, now: self.now });
         let row = self.transactions.get(&begin.id).map(|stored| stored.row.clone());
-        standing.rows.extend(row.map(|row| (begin.id, row)));
+        context.rows.extend(row.map(|row| (begin.id, row)));
         let facts = producer.and_then(|id| self.sessions.get(&id)).map(|row| row.facts);
-        standing.sessions.extend(producer.zip(facts));
-        standing.ongoing.extend(producer.and_then(|id| Some((id, self.ongoing_of(id)?))));
+        context.sessions.extend(producer.zip(facts));
+        context.ongoing.extend(producer.and_then(|id| Some((id, self.ongoing_of(id)?))));
         for place in last.keys() {
-            let row = self.offsets.get(place).cloned().unwrap_or_default();
-            let group = self.groups.get(&place.group).cloned().unwrap_or_default();
-            standing.places.insert(place.clone(), row);
-            standing.groups.insert(place.group.clone(), group);
+            context.places.insert(place.clone(), self.offset(place));
+            context.groups.insert(place.group.clone(), self.group(&place.group));
         }
-        match standing.judge(&whole, &digest) {
+        match context.judge(&txn, &digest) {
             Ok(()) => {}
             Err(Stopped::AlreadyCommitted(_)) => return self.answered(begin.id, true),
             Err(Stopped::Refused(refusal)) => return Err(refusal),
@@ -307,7 +294,7 @@ impl Ledger {
         }
         self.insert(begin, digest, self.now);
         self.add(begin.id, &begin.work)?;
-        if let Err(Stopped::Refused(refusal)) = standing.judge_offsets(&whole) {
+        if let Err(Stopped::Refused(refusal)) = context.judge_offsets(&txn) {
             return Err(refusal);
         }
         self.commit(begin.id);
@@ -322,7 +309,7 @@ impl Ledger {
         stored.row = stored.row.clone().as_of(self.now);
         let row = stored.row.clone();
         let verb = match call {
-            Call::Records { .. } | Call::Offsets(_) => Verb::Add,
+            Call::Add { .. } => Verb::Add,
             Call::Prepare => Verb::Prepare,
             Call::Commit { .. } => Verb::Commit,
             Call::Abort => Verb::Abort,
@@ -331,14 +318,11 @@ impl Ledger {
             return self.answered(id, true);
         }
         match call {
-            Call::Records { sequence, appends } => {
-                if self.is_known(id, *sequence, appends)? {
+            Call::Add { sequence, work } => {
+                if self.is_known(id, *sequence, &work.appends)? {
                     return self.answered(id, true);
                 }
-                self.add(id, &Work { appends: appends.clone(), offsets: Vec::new() })?;
-            }
-            Call::Offsets(offsets) => {
-                self.add(id, &Work { appends: Vec::new(), offsets: offsets.clone() })?;
+                self.add(id, work)?;
             }
             Call::Prepare => self.prepare(id)?,
             Call::Commit { expected_appends, work } => {
@@ -394,14 +378,20 @@ impl Ledger {
         Ok(())
     }
 
+    pub fn offset(&self, place: &OffsetPlace) -> OffsetRow {
+        self.offsets.get(place).cloned().unwrap_or_default()
+    }
+
+    pub fn group(&self, name: &Name) -> GroupFacts {
+        self.groups.get(name).cloned().unwrap_or_default()
+    }
+
     fn check_offsets(&self, id: Uuid) -> Result<(), Refusal> {
         let Stored { row, offsets, .. } = &self.transactions[&id];
-        let found = offsets.iter().map(|(place, claimed)| {
-            let row = self.offsets.get(place).cloned().unwrap_or_default();
-            let group = self.groups.get(&place.group).cloned().unwrap_or_default();
-            (row, group, claimed)
-        });
-        let found: Vec<_> = found.collect();
+        let found: Vec<_> = offsets
+            .iter()
+            .map(|(place, claimed)| (self.offset(place), self.group(&place.group), claimed))
+            .collect();
         let asked: Vec<_> =
             found.iter().map(|(row, group, claimed)| (row, group, *claimed)).collect();
         let by = Committer { transaction_id: id, appends: row.append_count > 0 };

@@ -13,12 +13,13 @@ use uuid::Uuid;
 
 use super::{
     digest,
-    session::{a_row as a_session, check, made_at, refused as refused_session},
+    session::{a_row as a_session, made_at},
     settings::own,
+    text::{check, show_refusal, show_state},
 };
 use crate::{
     model::{
-        Epoch, ProducerId, Timestamp,
+        Digest, Epoch, ProducerId, Timestamp,
         settings::{Key, OwnSettings},
         transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, State},
     },
@@ -48,16 +49,19 @@ fn a_producer(word: &str) -> (ProducerId, Epoch) {
     (ProducerId(id[1..].parse().unwrap()), epoch.parse().unwrap())
 }
 
-/// `ongoing` or `aborted:client`, then `P7:e3` (its session), `until900`, `next3`, `payload` (begun
-/// with it).
-fn a_row(words: &str) -> TransactionRow {
-    let mut row = TransactionRow {
-        transaction_id: made_at(100),
+pub fn begun(
+    transaction_id: Uuid,
+    session: Option<(ProducerId, Epoch)>,
+    digest: Digest,
+    (created_at, expires_at): (Timestamp, Timestamp),
+) -> TransactionRow {
+    TransactionRow {
+        transaction_id,
         state: State::Ongoing,
-        session: None,
-        digest: digest(""),
-        created_at: Timestamp(100),
-        expires_at: Timestamp(900),
+        session,
+        digest,
+        created_at,
+        expires_at,
         prepared_at: None,
         ended_at: None,
         reason: None,
@@ -65,7 +69,14 @@ fn a_row(words: &str) -> TransactionRow {
         batch_count: 0,
         next_sequence: 0,
         appends: None,
-    };
+    }
+}
+
+/// `ongoing` or `aborted:client`, then `P7:e3` (its session), `until900`, `next3`, `payload` (begun
+/// with it).
+fn a_row(words: &str) -> TransactionRow {
+    let (created_at, expires_at) = (Timestamp(100), Timestamp(900));
+    let mut row = begun(made_at(100), None, digest(""), (created_at, expires_at));
     for word in words.split_whitespace() {
         let (state, reason) = word.split_once(':').unwrap_or((word, ""));
         if let Some(state) = State::parse(state) {
@@ -85,40 +96,16 @@ fn a_row(words: &str) -> TransactionRow {
     row
 }
 
-fn show_state(state: State, reason: Option<Reason>) -> String {
-    reason.map_or(state.as_str().into(), |why| format!("{} {}", state.as_str(), why.as_str()))
-}
-
-fn refused(refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::InvalidTransactionState { state, reason } => {
-            format!("no, {}", show_state(*state, *reason))
-        }
-        Refusal::OperatorMayNotCommit => "may not".into(),
-        Refusal::InvalidTransactionId => "invalid".into(),
-        Refusal::TransactionExpired => "expired".into(),
-        Refusal::TransactionNotFound => "not found".into(),
-        Refusal::TransactionReused => "reused".into(),
-        Refusal::OutOfOrderSequence { expected, received } => {
-            format!("s{received} want s{expected}")
-        }
-        Refusal::TransactionTooLarge { limit, received } => format!("{received} over {limit}"),
-        Refusal::TimeoutTooLong { maximum, received } => format!("{received} over {maximum}"),
-        Refusal::AppendsMissing { expected, received } => format!("{received} want {expected}"),
-        other => refused_session(other),
-    }
-}
-
 fn show(verdict: Result<TransactionVerdict, Refusal>) -> String {
     match verdict {
         Ok(TransactionVerdict::Go(state)) => state.as_str().into(),
         Ok(TransactionVerdict::Repeat) => "repeat".into(),
-        Err(refusal) => refused(&refusal),
+        Err(refusal) => show_refusal(&refusal),
     }
 }
 
 fn fine(verdict: Result<(), Refusal>) -> String {
-    verdict.map_or_else(|refusal| refused(&refusal), |()| "fine".into())
+    verdict.map_or_else(|refusal| show_refusal(&refusal), |()| "fine".into())
 }
 
 /// By the caller it belongs to; by an operator.
@@ -282,7 +269,7 @@ fn ids_that_may_have_run_never_run() {
             made => made_at(made[1..].parse().unwrap()),
         };
         let begin = fine(check_id(&id, horizon, retention, now));
-        format!("{begin}; {}", refused(&absent(&id, horizon, retention, now)))
+        format!("{begin}; {}", show_refusal(&absent(&id, horizon, retention, now)))
     });
 }
 
@@ -324,7 +311,7 @@ fn timeouts_are_asked_for_or_the_sessions_or_the_tenants() {
         let of = |word: &str| word.parse().ok();
         match timeout_ms(of(asked), of(session), &own(tenant)) {
             Ok(timeout_ms) => timeout_ms.to_string(),
-            Err(refusal) => refused(&refusal),
+            Err(refusal) => show_refusal(&refusal),
         }
     });
 }
@@ -358,7 +345,7 @@ fn numbered_calls_follow_each_other() {
         Ok(Numbering::New) => "new".into(),
         Ok(Numbering::Known) => "known".into(),
         Ok(Numbering::Ahead) => "ahead".into(),
-        Err(refusal) => refused(&refusal),
+        Err(refusal) => show_refusal(&refusal),
     });
 }
 

@@ -1,41 +1,42 @@
 //! Offsets that the fast path commits: what it assumes, and that its statement, which verifies
 //! exactly that, commits what the rules would commit.
 
-use std::{cell::RefCell, collections::BTreeMap};
+use std::collections::BTreeMap;
 
-use proptest::{
-    collection::vec,
-    option,
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::{collection::vec, option, prelude::*};
 use uuid::Uuid;
 
 use crate::{
     model::{
         Name, Offset, Partition, ProducerId, Timestamp,
-        session::Sequencing,
         transaction::{CommitRight, State},
     },
     rules::{
         Refusal,
-        append::sequence::SessionFacts,
         group::offsets::{
             Claimed, Committer, GroupFacts, OffsetPlace, OffsetRow, judge_in_transaction,
         },
-        tests::{digest, group::offsets::a_claim, log_of, session::made_at},
+        tests::{
+            digest,
+            group::offsets::a_claim,
+            log_of, name, open_session,
+            random::{Seen, holds},
+            session::made_at,
+            text::{cells, rows},
+            transaction::begun,
+        },
         transaction::{
-            self,
+            TransactionRow,
             one_request::{OffsetMove, OutcomeHorizon, SingleRequestTxn, Stopped, TxnContext},
         },
     },
 };
 
 fn a_place(group: &str, partition: Partition) -> OffsetPlace {
-    OffsetPlace { group: Name::parse(group).unwrap(), log_id: log_of(partition) }
+    OffsetPlace { group: name(group), log_id: log_of(partition) }
 }
 
-fn a_whole(offsets: Vec<Claimed>) -> SingleRequestTxn {
+pub fn a_txn(offsets: Vec<Claimed>) -> SingleRequestTxn {
     SingleRequestTxn {
         transaction_id: Uuid::from_u128(1),
         chosen: false,
@@ -49,16 +50,16 @@ fn a_whole(offsets: Vec<Claimed>) -> SingleRequestTxn {
 }
 
 /// What the statement of a batch with these would verify.
-fn assumed(wholes: &[SingleRequestTxn]) -> Option<Vec<OffsetMove>> {
-    if !wholes.iter().all(SingleRequestTxn::may_be_assumed) {
+fn assumed(txns: &[SingleRequestTxn]) -> Option<Vec<OffsetMove>> {
+    if !txns.iter().all(SingleRequestTxn::may_be_assumed) {
         return None;
     }
-    let mut standing = TxnContext::optimistic(wholes.iter())?;
-    for whole in wholes {
-        standing.judge_offsets(whole).expect("it was assumed");
-        standing.apply(whole);
+    let mut context = TxnContext::optimistic(txns.iter())?;
+    for txn in txns {
+        context.judge_offsets(txn).expect("it was assumed");
+        context.apply(txn);
     }
-    Some(standing.moves())
+    Some(context.moves())
 }
 
 /// `g/0 m1 g3 at 6`: a place, then a claim.
@@ -87,7 +88,7 @@ fn show(moved: &OffsetMove) -> String {
 
 /// Transactions in order, each with its offsets; the assumption on their places.
 #[test]
-fn what_a_quick_pass_assumes() {
+fn what_the_fast_path_assumes() {
     let table = "
         g/0 over 5 at 6                             | g/0 5..6
         g/0 over 5 at 6; g/0 over 6 at 9            | g/0 5..9
@@ -127,43 +128,27 @@ fn what_a_quick_pass_assumes() {
         g/0 m1 g3 over 6 at 4; g/0 m1 g3 from 4 at 5 | g/0 m1@3 g3 6..5
         g/0 m1 g3 from 6 at 6                       | -
         g/0 m1 g3 from 6 at 6 + g/1 m1 g3 from 1 at 2 | g/0 m1@3 g3 6..6, g/1 m1@3 g3 1..2";
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let (wholes, wanted) = line.split_once('|').unwrap();
-        let whole = |words: &str| a_whole(words.split('+').map(claimed).collect());
-        let wholes: Vec<SingleRequestTxn> = wholes.split(';').map(whole).collect();
-        let got =
-            assumed(&wholes).map(|moves| moves.iter().map(show).collect::<Vec<_>>().join(", "));
-        assert_eq!(got.as_deref().unwrap_or("-"), wanted.trim(), "{line}");
+    for row in rows(table) {
+        let [txns, wanted] = cells(row);
+        let txn = |words: &str| a_txn(words.split('+').map(claimed).collect());
+        let txns: Vec<SingleRequestTxn> = txns.split(';').map(txn).collect();
+        let got = assumed(&txns).map(|moves| moves.iter().map(show).collect::<Vec<_>>().join(", "));
+        assert_eq!(got.as_deref().unwrap_or("-"), wanted, "{row}");
     }
 }
 
 /// Independent of its session and of ids: a remembered outcome comes first.
 #[test]
-fn what_is_remembered_is_told_before_anything_is_judged() {
+fn a_remembered_outcome_is_answered_before_anything_is_judged() {
     let producer = ProducerId(7);
     let (chosen, transaction_id) = (true, made_at(100));
     let session = Some((producer, 0));
-    let whole = SingleRequestTxn { transaction_id, chosen, session, ..a_whole(Vec::new()) };
-    let facts = |epoch| SessionFacts {
-        epoch,
-        closed: false,
-        reset_epoch: 0,
-        sequencing: Sequencing::Contiguous,
-    };
-    let row = transaction::TransactionRow {
-        transaction_id: whole.transaction_id,
+    let txn = SingleRequestTxn { transaction_id, chosen, session, ..a_txn(Vec::new()) };
+    let row = TransactionRow {
         state: State::Committed,
-        session: whole.session,
-        digest: digest("pay"),
-        created_at: Timestamp(0),
-        expires_at: Timestamp(0),
-        prepared_at: None,
         ended_at: Some(Timestamp(0)),
-        reason: None,
         append_count: 1,
-        batch_count: 0,
-        next_sequence: 0,
-        appends: None,
+        ..begun(transaction_id, session, digest("pay"), (Timestamp(0), Timestamp(0)))
     };
     let fenced = Refusal::ProducerFenced { current_epoch: 1 };
     let other = Uuid::from_u128(2);
@@ -173,21 +158,21 @@ fn what_is_remembered_is_told_before_anything_is_judged() {
     let caches = Some(OutcomeHorizon { horizon: now, now });
     for (session, busy, caches, refusal) in [
         (None, false, None, unknown),
-        (Some(facts(1)), false, None, fenced.clone()),
-        (Some(facts(1)), true, caches, fenced),
-        (Some(facts(0)), false, caches, Refusal::TransactionExpired),
-        (Some(facts(0)), true, None, ongoing),
+        (Some(open_session(1)), false, None, fenced.clone()),
+        (Some(open_session(1)), true, caches, fenced),
+        (Some(open_session(0)), false, caches, Refusal::TransactionExpired),
+        (Some(open_session(0)), true, None, ongoing),
     ] {
-        let mut standing = TxnContext::default();
-        standing.caches = caches;
-        standing.sessions.extend(session.map(|facts| (producer, facts)));
-        standing.ongoing.extend(busy.then_some((producer, other)));
-        assert_eq!(standing.judge(&whole, &digest("pay")), Err(Stopped::Refused(refusal)));
-        standing.rows.insert(row.transaction_id, row.clone());
+        let mut context = TxnContext::default();
+        context.caches = caches;
+        context.sessions.extend(session.map(|facts| (producer, facts)));
+        context.ongoing.extend(busy.then_some((producer, other)));
+        assert_eq!(context.judge(&txn, &digest("pay")), Err(Stopped::Refused(refusal)));
+        context.rows.insert(row.transaction_id, row.clone());
         let before = Stopped::AlreadyCommitted(Box::new(row.clone()));
-        assert_eq!(standing.judge(&whole, &digest("pay")), Err(before));
+        assert_eq!(context.judge(&txn, &digest("pay")), Err(before));
         let reused = Stopped::Refused(Refusal::TransactionReused);
-        assert_eq!(standing.judge(&whole, &digest("other")), Err(reused));
+        assert_eq!(context.judge(&txn, &digest("other")), Err(reused));
     }
 }
 
@@ -216,15 +201,15 @@ impl World {
     }
 
     /// All of them one by one, according to the rules.
-    fn commit(&mut self, wholes: &[SingleRequestTxn]) -> bool {
-        wholes.iter().all(|whole| {
-            let asked = whole.offsets.iter().map(|claimed| {
+    fn commit(&mut self, txns: &[SingleRequestTxn]) -> bool {
+        txns.iter().all(|txn| {
+            let asked = txn.offsets.iter().map(|claimed| {
                 let place = &claimed.place;
                 (&self.rows[place], &self.groups[&place.group], claimed)
             });
             let by = Committer { transaction_id: Uuid::from_u128(1), appends: true };
             let is_lawful = judge_in_transaction(&asked.collect::<Vec<_>>(), by).is_ok();
-            for Claimed { place, offset, .. } in &whole.offsets {
+            for Claimed { place, offset, .. } in &txn.offsets {
                 self.rows.get_mut(place).unwrap().committed_offset = Some(*offset);
             }
             is_lawful
@@ -247,7 +232,7 @@ fn world() -> impl Strategy<Value = World> {
     let group = (rows, prop::bool::weighted(0.7), 0..GENERATIONS);
     vec(group, 2).prop_map(|groups| {
         let (mut rows, mut facts) = (BTreeMap::new(), BTreeMap::new());
-        for (name, (places, has_members, generation)) in ["g", "h"].into_iter().zip(groups) {
+        for (text, (places, has_members, generation)) in ["g", "h"].into_iter().zip(groups) {
             let mut group = GroupFacts { generation, members: Vec::new() };
             for (partition, (committed_offset, owner, pinned)) in (0..).zip(places) {
                 let owner = owner.filter(|_| has_members);
@@ -255,9 +240,9 @@ fn world() -> impl Strategy<Value = World> {
                 group.members.extend(owner.iter().map(|(member, _)| member.clone()));
                 let pinned_by = pinned.then_some(Uuid::from_u128(2));
                 let row = OffsetRow { committed_offset, metadata: None, owner, pinned_by };
-                rows.insert(a_place(name, partition), row);
+                rows.insert(a_place(text, partition), row);
             }
-            facts.insert(Name::parse(name).unwrap(), group);
+            facts.insert(name(text), group);
         }
         World { rows, groups: facts }
     })
@@ -273,9 +258,9 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
     vec(vec((0..4_usize, -1..4_i64, by, beside, 0..3_usize), 1..3), 1..4)
 }
 
-fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
+fn some_txns(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
     let mut then = world.clone();
-    let whole = |steps: Vec<Step>| {
+    let txn = |steps: Vec<Step>| {
         let mut offsets = BTreeMap::new();
         for (place, further, by, beside, form) in steps {
             let place = then.rows.keys().nth(place).unwrap().clone();
@@ -293,50 +278,50 @@ fn wholes(world: &World, steps: Vec<Vec<Step>>) -> Vec<SingleRequestTxn> {
             row.committed_offset = Some(offset);
             offsets.insert(place.clone(), Claimed { place, offset, claim });
         }
-        a_whole(offsets.into_values().collect())
+        a_txn(offsets.into_values().collect())
     };
-    steps.into_iter().map(whole).collect()
+    steps.into_iter().map(txn).collect()
 }
 
 /// And where every place has a committed offset, everything that the rules allow takes the fast
 /// path, except members' offsets that change nothing.
 #[test]
-fn a_quick_pass_commits_what_the_law_would() {
-    let seen = RefCell::new([0; 3]);
-    let cases = Config { cases: 4_000, failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(cases).run(&(world(), steps()), |(world, steps)| {
-        let wholes = wholes(&world, steps);
-        let moves = assumed(&wholes);
+fn the_fast_path_commits_what_the_rules_would() {
+    let events = "not assumed, not confirmed, committed";
+    holds(4_000, (world(), steps()), (300, events), |(world, steps)| {
+        let txns = some_txns(&world, steps);
+        let moves = assumed(&txns);
         let is_assumed = moves.is_some();
-        let quick = moves.filter(|moves| moves.iter().all(|moved| world.confirms(moved)));
+        let fast = moves.filter(|moves| moves.iter().all(|moved| world.confirms(moved)));
         let mut lawful = world.clone();
-        let is_lawful = lawful.commit(&wholes);
-        if let Some(moves) = &quick {
-            prop_assert!(is_lawful, "{wholes:?}");
+        let is_lawful = lawful.commit(&txns);
+        if let Some(moves) = &fast {
+            prop_assert!(is_lawful, "{txns:?}");
             for OffsetMove { place, to, highest, .. } in moves {
-                let offsets = wholes.iter().flat_map(|whole| &whole.offsets);
+                let offsets = txns.iter().flat_map(|txn| &txn.offsets);
                 let here = offsets.filter(|claimed| claimed.place == *place);
                 prop_assert_eq!(here.map(|claimed| claimed.offset).max(), Some(*highest));
                 prop_assert_eq!(lawful.rows[place].committed_offset, Some(*to));
             }
         }
         let is_first = |claimed: &Claimed| world.rows[&claimed.place].committed_offset.is_none();
-        let has_first = wholes.iter().flat_map(|whole| &whole.offsets).any(is_first);
+        let has_first = txns.iter().flat_map(|txn| &txn.offsets).any(is_first);
         let is_idle = |claimed: &Claimed| {
             let is_bare =
                 matches!(claimed.claim, CommitRight::Member { expected: None, began: None, .. });
             is_bare && world.rows[&claimed.place].committed_offset == Some(claimed.offset)
         };
-        let has_idle = wholes.iter().flat_map(|whole| &whole.offsets).any(is_idle);
+        let has_idle = txns.iter().flat_map(|txn| &txn.offsets).any(is_idle);
         if !has_idle {
-            prop_assert_eq!(quick.is_some(), is_lawful && !has_first, "{:?}", wholes);
+            prop_assert_eq!(fast.is_some(), is_lawful && !has_first, "{:?}", txns);
         }
-        seen.borrow_mut()[usize::from(is_assumed) + usize::from(quick.is_some())] += 1;
-        Ok(())
+        Ok(Seen::of(
+            match (is_assumed, fast) {
+                (false, _) => "not assumed",
+                (true, None) => "not confirmed",
+                (true, Some(_)) => "committed",
+            },
+            1,
+        ))
     });
-    if let Err(error) = result {
-        panic!("{error}");
-    }
-    let seen = seen.into_inner();
-    assert!(seen.iter().all(|count| *count > 300), "not assumed, not confirmed, quick: {seen:?}");
 }

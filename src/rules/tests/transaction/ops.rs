@@ -15,7 +15,7 @@ use crate::{
     },
     rules::{
         group::offsets::OffsetPlace,
-        tests::{log_of, session::made_at},
+        tests::{log_of, name, random::distance, session::made_at},
     },
 };
 
@@ -62,27 +62,22 @@ pub enum Who {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Verb {
-    Records { number: Option<i64> },
+    /// With a sequence this far from the next one.
+    Records(Option<i64>),
     Offsets,
     Prepare,
-    Commit { expect: Option<i64> },
+    /// With a count of appends this far from the true one.
+    Commit(Option<i64>),
     Abort,
     Get,
 }
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// `condition`: on an epoch this far from the current one.
-    Open {
-        name: usize,
-        condition: Option<i64>,
-    },
-    Close {
-        name: usize,
-    },
-    Expire {
-        name: usize,
-    },
+    /// Of this name; with a condition, on an epoch this far from the current one.
+    Open(usize, Option<i64>),
+    Close(usize),
+    Expire(usize),
     /// An id of this age, or one that was used.
     Begin {
         age_ms: i64,
@@ -101,26 +96,21 @@ pub enum Op {
         load: Option<Load>,
     },
     /// The request sent this many requests ago.
-    Again {
-        back: usize,
-    },
+    Again(usize),
     Tick(i64),
     Retain(i64),
     Limit(i64),
     Sweep,
-    Rebalance {
-        group: usize,
-        owners: Vec<Option<usize>>,
-    },
+    /// A group, with the new owner of each partition.
+    Rebalance(usize, Vec<Option<usize>>),
 }
 
 fn load() -> impl Strategy<Value = Load> {
     let part = (0..PARTITIONS, 1..3_i64);
     let appends = vec(vec(part, 1..3), 0..3);
     let right = prop_oneof![
-        8 => Just(Right::Fitting), 1 => (-1..2_i64).prop_map(Right::Expected),
-        6 => prop_oneof![5 => Just(0), 1 => -1..2_i64].prop_map(Right::Run),
-        2 => prop_oneof![5 => Just(0), 1 => -1..2_i64].prop_map(Right::Over),
+        8 => Just(Right::Fitting), 1 => distance(1).prop_map(Right::Expected),
+        6 => distance(16).prop_map(Right::Run), 2 => distance(16).prop_map(Right::Over),
         2 => Just(Right::Still),
         1 => (0..2_usize, -2..2_i64).prop_map(|(member, by)| Right::Member(member, by)),
     ];
@@ -131,8 +121,7 @@ fn load() -> impl Strategy<Value = Load> {
 
 fn begin() -> impl Strategy<Value = Op> {
     let age_ms = prop_oneof![20 => 0..30_i64, 4 => 0..4_000_i64, 1 => Just(-86_400_001_i64)];
-    let epoch = prop_oneof![20 => Just(0), 1 => Just(-1), 1 => Just(1_i64)];
-    let session = option::weighted(0.6, (0..NAMES, epoch));
+    let session = option::weighted(0.6, (0..NAMES, distance(20)));
     let timeout_ms = option::weighted(0.3, prop_oneof![8 => 1..400_i64, 1 => Just(901_i64)]);
     let used = option::weighted(0.06, 0..20_usize);
     let commit = prop::bool::weighted(0.25);
@@ -154,11 +143,11 @@ fn call() -> impl Strategy<Value = Op> {
         1 => Just(Who::Bearer), 4 => Just(Who::Operator)
     ];
     let number = prop_oneof![6 => Just(0), 3 => -3..0_i64, 1 => 1..7_i64];
-    let expect = option::weighted(0.3, prop_oneof![8 => Just(0), 1 => -1..2_i64]);
+    let expect = option::weighted(0.3, distance(25));
     let verb = prop_oneof![
-        8 => option::weighted(0.7, number).prop_map(|number| Verb::Records { number }),
+        8 => option::weighted(0.7, number).prop_map(Verb::Records),
         2 => Just(Verb::Offsets), 3 => Just(Verb::Prepare), 2 => Just(Verb::Abort),
-        8 => expect.prop_map(|expect| Verb::Commit { expect }), 2 => Just(Verb::Get),
+        8 => expect.prop_map(Verb::Commit), 2 => Just(Verb::Get),
     ];
     let back = prop_oneof![3 => 0..3_usize, 1 => 0..30_usize];
     (back, prop::bool::weighted(0.8), who, verb, option::weighted(0.3, load()))
@@ -167,51 +156,57 @@ fn call() -> impl Strategy<Value = Op> {
 
 pub fn op() -> impl Strategy<Value = Op> {
     let name = || 0..NAMES;
-    let condition = option::weighted(0.4, -1..2_i64);
+    let condition = option::weighted(0.4, distance(1));
     let owner = option::weighted(0.8, prop_oneof![3 => Just(0), 1 => Just(1_usize)]);
     let owners = prop_oneof![vec(Just(None), 3), vec(owner, 3)];
     prop_oneof![
         30 => begin(),
         60 => call(),
-        20 => prop_oneof![3 => 0..5_usize, 1 => 0..60_usize].prop_map(|back| Op::Again { back }),
-        10 => (name(), condition).prop_map(|(name, condition)| Op::Open { name, condition }),
-        1 => name().prop_map(|name| Op::Close { name }),
-        3 => name().prop_map(|name| Op::Expire { name }),
+        20 => prop_oneof![3 => 0..5_usize, 1 => 0..60_usize].prop_map(Op::Again),
+        10 => (name(), condition).prop_map(|(name, condition)| Op::Open(name, condition)),
+        1 => name().prop_map(Op::Close),
+        3 => name().prop_map(Op::Expire),
         20 => prop_oneof![4 => 0..60_i64, 2 => 60..400_i64, 1 => 400..3_000_i64].prop_map(Op::Tick),
         4 => select(&[300_i64, 1_000, 3_000, 9_000][..]).prop_map(Op::Retain),
         2 => select(&[2_i64, 4, 10_000][..]).prop_map(Op::Limit),
         6 => Just(Op::Sweep),
-        3 => (0..GROUPS, owners).prop_map(|(group, owners)| Op::Rebalance { group, owners }),
+        3 => (0..GROUPS, owners).prop_map(|(group, owners)| Op::Rebalance(group, owners)),
     ]
 }
 
-pub fn names(word: &str, count: usize) -> Vec<Name> {
-    (0..count).map(|index| Name::parse(&format!("{word}{index}")).unwrap()).collect()
+pub fn group_name(index: usize) -> Name {
+    name(&format!("group{index}"))
 }
 
 pub fn places() -> Vec<OffsetPlace> {
-    let groups = names("group", GROUPS);
-    let of = |group: Name| {
-        (0..PARTITIONS).map(move |p| OffsetPlace { group: group.clone(), log_id: log_of(p) })
+    let of = |group: usize| {
+        (0..PARTITIONS).map(move |p| OffsetPlace { group: group_name(group), log_id: log_of(p) })
     };
-    groups.into_iter().flat_map(of).collect()
+    (0..GROUPS).flat_map(of).collect()
+}
+
+fn producer_name(index: usize) -> Name {
+    name(&format!("name{index}"))
 }
 
 impl Life {
     pub fn session(&self, name: usize) -> Option<(ProducerId, Epoch)> {
-        let row = self.ledger.session_of(&names("name", NAMES)[name])?;
+        let row = self.ledger.session_of(&producer_name(name))?;
         Some((row.producer_id, row.facts.epoch))
+    }
+
+    /// With an epoch this far from the current one.
+    fn near_session(&self, name: usize, by: i64) -> Option<(ProducerId, Epoch)> {
+        self.session(name).map(|(id, epoch)| (id, (epoch + by).max(0)))
     }
 
     pub fn request(&self, op: &Op) -> Option<Request> {
         Some(match op {
-            Op::Open { name, condition } => {
-                let (session, distance) = (self.session(*name), *condition);
-                let condition =
-                    session.zip(distance).map(|((id, epoch), by)| (id, (epoch + by).max(0)));
-                Request::Open { name: names("name", NAMES)[*name].clone(), condition }
+            Op::Open(name, condition) => {
+                let condition = condition.and_then(|by| self.near_session(*name, by));
+                Request::Open { name: producer_name(*name), condition }
             }
-            Op::Close { name } => Request::Close(self.session(*name)?.0),
+            Op::Close(name) => Request::Close(self.session(*name)?.0),
             Op::Begin { age_ms, used, session, timeout_ms, load, commit } => {
                 let used = used.and_then(|back| self.back(back));
                 // (ids differ in their last bits)
@@ -220,9 +215,7 @@ impl Life {
                         + 0x10_000
                         + self.sent.len() as u128,
                 );
-                let session = session.and_then(|(name, by)| {
-                    self.session(name).map(|(id, epoch)| (id, (epoch + by).max(0)))
-                });
+                let session = session.and_then(|(name, by)| self.near_session(name, by));
                 Request::Begin(Begin {
                     id: used.unwrap_or(new),
                     session,
@@ -279,17 +272,19 @@ impl Life {
         let next = stored.map_or(0, |stored| stored.row.next_sequence);
         let call = match verb {
             Verb::Get => return Request::Get(id),
-            Verb::Records { number } => {
+            Verb::Records(number) => {
                 // what a sequence numbers is always the same, but now and then
                 let sequence = number.map(|by| (next + by).max(0));
                 let same = sequence.filter(|_| work.offsets.is_empty());
                 let appends = same.map_or(work.appends, |s| vec![vec![(s as Partition % 3, 1)]]);
-                Call::Records { sequence, appends }
+                Call::Add { sequence, work: Work { appends, offsets: Vec::new() } }
             }
-            Verb::Offsets => Call::Offsets(work.offsets),
+            Verb::Offsets => {
+                Call::Add { sequence: None, work: Work { appends: Vec::new(), ..work } }
+            }
             Verb::Prepare => Call::Prepare,
             Verb::Abort => Call::Abort,
-            Verb::Commit { expect } => {
+            Verb::Commit(expect) => {
                 let count = stored.map_or(0, |stored| stored.row.append_count);
                 let right = count + work.appends.len() as i64;
                 let expected_appends = expect.map(|by| (right + by).max(0));
@@ -303,35 +298,29 @@ impl Life {
         let places = places();
         let claim = |(index, offset, right): &(usize, Offset, Right)| {
             let place = places[*index].clone();
-            let row = self.ledger.offsets.get(&place).cloned().unwrap_or_default();
-            let generation = self.ledger.groups.get(&place.group).map_or(0, |g| g.generation);
-            let claim = match (right, row.owner) {
-                (Right::Fitting, Some((member_id, generation))) => {
-                    CommitRight::Member { member_id, generation, expected: None, began: None }
-                }
-                (Right::Run(by), Some((member_id, generation))) => {
-                    let began = Some(row.committed_offset.map(|o| o + by));
-                    CommitRight::Member { member_id, generation, expected: None, began }
-                }
-                (Right::Over(by), Some((member_id, generation))) => {
-                    let expected = Some(row.committed_offset.map(|o| o + by));
-                    CommitRight::Member { member_id, generation, expected, began: None }
-                }
-                (Right::Still, Some((member_id, generation))) => {
-                    let began = Some(row.committed_offset);
-                    CommitRight::Member { member_id, generation, expected: None, began }
-                }
-                (Right::Run(_) | Right::Over(_) | Right::Still, None) => {
-                    CommitRight::Expected(row.committed_offset)
-                }
-                (Right::Fitting, None) => CommitRight::Expected(row.committed_offset),
-                (Right::Expected(by), _) => {
-                    CommitRight::Expected(row.committed_offset.map(|o| o + by))
-                }
+            let row = self.ledger.offset(&place);
+            let near = |by: i64| row.committed_offset.map(|offset| offset + by);
+            let (expected, began) = match right {
+                Right::Run(by) => (None, Some(near(*by))),
+                Right::Still => (None, Some(near(0))),
+                Right::Over(by) => (Some(near(*by)), None),
+                _ => (None, None),
+            };
+            let claim = match (right, row.owner.clone()) {
+                (Right::Expected(by), _) => CommitRight::Expected(near(*by)),
                 (Right::Member(member, by), _) => {
-                    let (member_id, generation) = (format!("m{member}"), generation + by);
-                    CommitRight::Member { member_id, generation, expected: None, began: None }
+                    let generation = self.ledger.group(&place.group).generation + by;
+                    CommitRight::Member {
+                        member_id: format!("m{member}"),
+                        generation,
+                        expected,
+                        began,
+                    }
                 }
+                (_, Some((member_id, generation))) => {
+                    CommitRight::Member { member_id, generation, expected, began }
+                }
+                (_, None) => CommitRight::Expected(near(0)),
             };
             let still = row.committed_offset.filter(|_| matches!(right, Right::Still));
             (place, still.unwrap_or(*offset), claim)

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::ledger::{
-    Answer, Appends, Begin, Call, Limits, Offsets, Request, SESSION_TIMEOUT_MS, TOPIC, Work,
+    Answer, Appends, Begin, Call, Limits, Request, SESSION_TIMEOUT_MS, TOPIC, Work,
 };
 use crate::{
     model::{
         Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
         transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, State, Transaction},
     },
-    rules::{Refusal, group::offsets::OffsetPlace},
+    rules::{Refusal, group::offsets::OffsetPlace, tests::check_epoch},
 };
 
 type Owners = BTreeMap<OffsetPlace, Option<String>>;
@@ -33,11 +33,7 @@ enum Event {
     Added {
         id: Uuid,
         sequence: Option<Sequence>,
-        appends: Appends,
-    },
-    Offered {
-        id: Uuid,
-        offsets: Offsets,
+        work: Work,
     },
     Prepared(Uuid),
     Committed {
@@ -192,7 +188,10 @@ impl Oracle {
 
     fn may_be_forgotten(&self, id: Uuid, limits: Limits) -> bool {
         let made_at = Timestamp::of_uuid(&id).unwrap();
-        let is_before = |event: &Event| matches!(event, Event::Forgot { ids, before } if !ids.is_empty() && made_at < *before);
+        let is_before = |event: &Event| match event {
+            Event::Forgot { ids, before } => !ids.is_empty() && made_at < *before,
+            _ => false,
+        };
         made_at.0 + limits.retention_ms < self.now.0 || self.events().any(is_before)
     }
 
@@ -214,18 +213,8 @@ impl Oracle {
         found
     }
 
-    /// Rows 1 to 3 of the contract's table.
-    fn check_producer(&self, (producer_id, epoch): (ProducerId, Epoch)) -> Result<(), Refusal> {
-        match self.epoch(producer_id) {
-            None => Err(Refusal::UnknownProducer { producer_id }),
-            Some((current_epoch, _)) if epoch < current_epoch => {
-                Err(Refusal::ProducerFenced { current_epoch })
-            }
-            Some((current_epoch, closed)) if epoch > current_epoch || closed => {
-                Err(Refusal::InvalidProducerEpoch { current_epoch })
-            }
-            Some(_) => Ok(()),
-        }
+    fn check_producer(&self, producer: (ProducerId, Epoch)) -> Result<(), Refusal> {
+        check_epoch(producer, self.epoch(producer.0))
     }
 
     fn ongoing_of(&self, producer: ProducerId) -> Option<Uuid> {
@@ -432,14 +421,13 @@ impl Oracle {
             _ => return wrong,
         }
         match call {
-            Call::Records { sequence, appends } => {
-                if is_known(&story, *sequence, appends)? {
+            Call::Add { sequence, work } => {
+                if is_known(&story, *sequence, &work.appends)? {
                     return Ok(story.told(true));
                 }
-                check_size(&story.items, appends, limits)?;
-                self.note(Event::Added { id, sequence: *sequence, appends: appends.clone() });
+                check_size(&story.items, &work.appends, limits)?;
+                self.note(Event::Added { id, sequence: *sequence, work: work.clone() });
             }
-            Call::Offsets(offsets) => self.note(Event::Offered { id, offsets: offsets.clone() }),
             Call::Prepare => {
                 self.check_offsets(&story)?;
                 self.note(Event::Prepared(id));
@@ -463,9 +451,7 @@ impl Oracle {
                     self.check_offsets(&story)?;
                 }
                 if adds {
-                    let Work { appends, offsets } = work.clone();
-                    self.note(Event::Added { id, sequence: None, appends });
-                    self.note(Event::Offered { id, offsets });
+                    self.note(Event::Added { id, sequence: None, work: work.clone() });
                 }
                 self.commit(&story);
             }
@@ -576,12 +562,9 @@ impl Story {
             {
                 self.end(State::Aborted, Some(Reason::Fenced), at);
             }
-            Event::Added { id, sequence, appends } if *id == own => {
-                self.items.extend(appends.clone());
-                self.calls.extend(sequence.map(|_| appends.clone()));
-            }
-            Event::Offered { id, offsets } if *id == own => {
-                self.add(&Work { appends: Vec::new(), offsets: offsets.clone() });
+            Event::Added { id, sequence, work } if *id == own => {
+                self.add(work);
+                self.calls.extend(sequence.map(|_| work.appends.clone()));
             }
             Event::Prepared(id) if *id == own => {
                 (self.state, self.prepared_at) = (State::Prepared, Some(at));

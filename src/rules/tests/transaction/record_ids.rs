@@ -120,8 +120,8 @@ proptest! {
         let marked = || lines.iter().zip(&skips).enumerate();
         let skipped: Vec<u32> =
             marked().filter(|(_, (_, skip))| **skip).map(|(number, _)| number as u32).collect();
-        let want: Vec<String> =
-            marked().filter(|(_, (_, skip))| !**skip).map(|(_, (line, _))| format!("{line}\n")).collect();
+        let left_over = marked().filter(|(_, (_, skip))| !**skip);
+        let want: Vec<String> = left_over.map(|(_, (line, _))| format!("{line}\n")).collect();
         prop_assert_eq!(left(&text, &skipped), (want.concat(), want.len() as i64));
     }
 }
@@ -204,7 +204,7 @@ fn told(known: &Known, rows: &[StagedRow]) -> String {
 }
 
 #[test]
-fn what_is_new_is_claimed_once_and_what_is_known_is_skipped() {
+fn new_ids_are_reserved_once_and_known_ones_are_skipped() {
     for (facts, rows, want) in [
         ("", "t0: a1 b2", "new 0.0 0.1 skip "),
         ("", "t0: - a1 - b2", "new 0.1 0.3 skip "),
@@ -237,7 +237,7 @@ fn what_is_new_is_claimed_once_and_what_is_known_is_skipped() {
 }
 
 #[test]
-fn a_claim_says_where_its_record_will_lie() {
+fn a_reservation_says_where_its_record_will_lie() {
     let rows = [row(0, "t0: a1"), row(1, "t1: - a1 b2 a1 c3")];
     let RecordIdPlan { new, .. } = judge(&Known::default(), &rows, &dedups(&rows)).unwrap();
     let claim = |ordinal, topic, id, digest, position| NewId {

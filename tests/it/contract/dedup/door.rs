@@ -105,7 +105,8 @@ async fn a_sequence_decides_first_and_is_used_also_by_what_is_known() {
     for path in [WHOLE, ONE] {
         let (producer_id, epoch) = server.session("p").await;
         let send = |sequence: i64, records: serde_json::Value| {
-            server.post(path).json(json!({"producer_id": producer_id, "epoch": epoch, "sequence": sequence, "records": records}))
+            server.post(path).json(json!({"producer_id": producer_id, "epoch": epoch,
+                "sequence": sequence, "records": records}))
         };
         let id = |n: i64| format!("{path}-{n}");
         server.send(path, &[record(&id(0), 0)]).await.ok();
@@ -138,7 +139,8 @@ async fn a_sequence_decides_first_and_is_used_also_by_what_is_known() {
         // another replica, cold, and the state that no row tells of
         let other = Server::on(&server.options, crate::support::http::Setup::default()).await;
         let at_other = |sequence: i64, records: serde_json::Value| {
-            other.post(path).json(json!({"producer_id": producer_id, "epoch": epoch, "sequence": sequence, "records": records}))
+            other.post(path).json(json!({"producer_id": producer_id, "epoch": epoch,
+                "sequence": sequence, "records": records}))
         };
         assert_eq!(at_other(4, json!([record(&id(2), 2)])).await.ok()["duplicate"], true);
         send(4, json!([record(&id(9), 2)])).await.refused(Code::SequenceReused);
@@ -150,7 +152,7 @@ async fn a_sequence_decides_first_and_is_used_also_by_what_is_known() {
 }
 
 #[tokio::test]
-async fn a_keyed_append_is_answered_from_memory() {
+async fn a_keyed_append_is_answered_from_the_cache() {
     let server = Server::start().await;
     server.topic("orders", 3).await;
     for path in [WHOLE, ONE] {
@@ -191,7 +193,7 @@ async fn a_keyed_append_is_answered_from_memory() {
 }
 
 #[tokio::test]
-async fn content_tells_what_is_known_where_the_topic_says_so() {
+async fn content_shows_what_is_known_where_the_topic_says_so() {
     let server = Server::start().await;
     let settings = json!({"partition_count": 2, "settings": {"dedup": "content"}});
     server.put("/v1/topics/orders").json(settings).await.created();
@@ -250,14 +252,15 @@ async fn an_offset_that_has_left_the_log_is_null() {
 }
 
 #[tokio::test]
-async fn a_whole_transaction_skips_what_is_known() {
+async fn a_one_request_transaction_skips_known_records() {
     let server = Server::start().await;
     server.topic("orders", 1).await;
     server.topic("audit", 1).await;
     server.send(WHOLE, &[record("a", 1)]).await.ok();
     let send = |records: [serde_json::Value; 2]| {
         let [one, two] = records;
-        let appends = json!([{"topic": "orders", "records": one}, {"topic": "audit", "partition": 0, "records": two}]);
+        let appends = json!([{"topic": "orders", "records": one},
+            {"topic": "audit", "partition": 0, "records": two}]);
         server.post("/v1/transactions").json(json!({"commit": true, "appends": appends}))
     };
     let done =
@@ -280,7 +283,7 @@ async fn a_whole_transaction_skips_what_is_known() {
 }
 
 #[tokio::test]
-async fn a_whole_transaction_of_which_nothing_is_left_commits() {
+async fn a_one_request_transaction_of_which_nothing_is_left_commits() {
     let server = Server::start().await;
     server.topic("orders", 1).await;
     server.send(WHOLE, &[record("a", 1)]).await.ok();

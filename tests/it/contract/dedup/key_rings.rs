@@ -111,7 +111,7 @@ async fn a_ring_turns_when_its_period_is_over_and_empties_what_comes_next() {
 }
 
 #[tokio::test]
-async fn a_ring_that_is_for_ever_never_turns() {
+async fn a_ring_without_a_period_never_turns() {
     let mut world = world().await;
     world.fill([18]).await;
     world.sql("update oncelog.key_rings set turned_at = 'epoch' where period_ms is null").await;

@@ -58,7 +58,7 @@ async fn lags_are_summed_as_they_are_shown() {
         );
         server.sql(trim).await;
         let (lags, others) =
-            store.run(|c| Box::pin(store::group::admin::lags(c, 1_000))).await.unwrap();
+            store.run(async |c| store::group::admin::lags(c, 1_000).await).await.unwrap();
         assert_eq!((lags.len(), others), (5, 0));
         assert!(lags.is_sorted_by(|one, next| one.records >= next.records), "{lags:?}");
         for lag in &lags {
@@ -72,7 +72,7 @@ async fn lags_are_summed_as_they_are_shown() {
         let total: i64 = lags.iter().map(|lag| lag.records).sum();
         for limit in [1, 2, 4] {
             let (named, others) =
-                store.run(move |c| Box::pin(store::group::admin::lags(c, limit))).await.unwrap();
+                store.run(async move |c| store::group::admin::lags(c, limit).await).await.unwrap();
             assert_eq!(named, lags[..limit as usize]);
             let of_named: i64 = named.iter().map(|lag| lag.records).sum();
             assert_eq!(of_named + others, total);
@@ -82,7 +82,7 @@ async fn lags_are_summed_as_they_are_shown() {
     for _ in 0..2 {
         server.member("latest", &["orders"], None).await;
     }
-    let counts = store.run(|c| Box::pin(store::group::admin::count(c))).await.unwrap();
+    let counts = store.run(async |c| store::group::admin::count(c).await).await.unwrap();
     assert_eq!(counts, (1, 3, 2));
 }
 
@@ -105,7 +105,7 @@ async fn the_lags_of_a_thousand_groups_are_cheap_to_measure() {
     for _ in 0..5 {
         let begun = Instant::now();
         let (lags, others) =
-            store.run(|c| Box::pin(store::group::admin::lags(c, 100))).await.unwrap();
+            store.run(async |c| store::group::admin::lags(c, 100).await).await.unwrap();
         fastest = fastest.min(begun.elapsed());
         assert_eq!((lags.len(), lags[0].records, others), (100, 70, 900 * 70));
     }

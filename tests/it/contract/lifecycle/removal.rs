@@ -514,7 +514,7 @@ async fn another_replica_goes_on_where_one_died() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_leaves_no_keys_for_ever() {
+async fn a_deleted_topic_leaves_no_keys_without_a_window() {
     let mut world = world().await;
     let (slot, bit) = (Ring::FOREVER.slots()[0], Ring::FOREVER.bit());
     for tenant in [GONE, NEIGHBOUR] {

@@ -193,7 +193,7 @@ async fn however_many_partitions_there_are() {
 /// Guarantee 13: who asks after a topic was made elsewhere finds it, though another who asked
 /// before is still told that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_told_what_was_found_before_he_came() {
+async fn no_lookup_is_shared_with_a_later_request() {
     const TOPIC: &str = "newcomer";
     let options = support::database().await;
     let proxy = Proxy::start(&options, 1).await;

@@ -28,10 +28,17 @@ use crate::support::{
 
 const LONG: &str = "offset=latest&wait_ms=60000";
 
-/// A read that waits at the end of a partition; answers when it was answered.
-fn wait_at(client: &Client, topic: &'static str, partition: i32) -> JoinHandle<(Answer, Instant)> {
+/// A read that waits; answers when it was answered.
+type Wait = JoinHandle<(Answer, Instant)>;
+
+fn wait(client: &Client, path: String) -> Wait {
     let client = client.clone();
-    tokio::spawn(async move { (client.read(topic, partition, LONG).await, Instant::now()) })
+    tokio::spawn(async move { (client.get(&path).await, Instant::now()) })
+}
+
+/// At the end of a partition.
+fn wait_at(client: &Client, topic: &'static str, partition: i32) -> Wait {
+    wait(client, format!("{}?{LONG}", partition_path(topic, partition)))
 }
 
 async fn until_waiting(served: &Served, count: usize) {
@@ -141,6 +148,45 @@ async fn all_open(options: &PgConnectOptions) -> (i64, i64) {
     .unwrap()
 }
 
+/// What is answered as soon as the database is there.
+async fn when_available(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
+    until("the database", async || Some(ask().await).filter(|answer| answer.status != 503)).await
+}
+
+/// How many waits of every kind there are.
+const EVERY_KIND: usize = 41;
+
+/// Waits where partition 0 of topic t ends: twenty reads, as many that join their crowd, and the
+/// fetch of a member that has the partition.
+async fn waits_of_every_kind(served: &Served, group: &str) -> Vec<Wait> {
+    let client = &served.client;
+    let path = format!("/v1/groups/{group}/members");
+    let join = json!({"topics": ["t"], "auto_offset_reset": "latest"});
+    let joined = when_available(async || client.post(&path, &join).await).await.ok(201);
+    let member = joined["member_id"].as_str().unwrap();
+    let mut waits = vec![wait(client, format!("{path}/{member}/records?wait_ms=60000"))];
+    waits.extend((0..20).map(|_| wait_at(client, "t", 0)));
+    until_waiting(served, waits.len()).await;
+    // a poll later it is known here where the log ends, also if another replica has written there
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let last = when_available(async || client.read("t", 0, "offset=latest").await).await.ok(200);
+    let query = format!("offset={}&wait_ms=60000", last["high_watermark"]);
+    let crowd = || wait(client, format!("{}?{query}", partition_path("t", 0)));
+    waits.extend((0..20).map(|_| crowd()));
+    until_waiting(served, EVERY_KIND).await;
+    waits
+}
+
+/// Kills the server, and waits until it runs again.
+async fn restart(embedded: &Embedded) {
+    let killed = embedded.pid().unwrap();
+    let mut state = embedded.state();
+    kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
+    let back =
+        state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
+    tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_outlives_a_restart_of_the_database() {
     let dir = support::open_dir();
@@ -154,31 +200,43 @@ async fn a_wait_outlives_a_restart_of_the_database() {
         // many reads at once: every pooled connection is open, and will be dead
         let busy = (0..50).map(|_| there.client.read("t", 0, "limit=1"));
         join_all(busy).await;
-        let reads: Vec<_> = [&here, &there]
-            .iter()
-            .flat_map(|r| (0..20).map(|_| wait_at(&r.client, "t", 0)))
-            .collect();
-        until_waiting(&here, 20).await;
-        until_waiting(&there, 20).await;
-        let killed = embedded.pid().unwrap();
-        let mut state = embedded.state();
-        kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
-        let back =
-            state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
-        tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
+        let groups = [format!("here-{round}"), format!("there-{round}")];
+        let mut reads = waits_of_every_kind(&here, &groups[0]).await;
+        reads.extend(waits_of_every_kind(&there, &groups[1]).await);
+        restart(&embedded).await;
         assert!(reads.iter().all(|read| !read.is_finished()), "nobody was sent away");
         append_until_acknowledged(&here.client, round).await;
         let acknowledged = Instant::now();
         let mut times = Vec::new();
         for answered in join_all(reads).await {
             let (answer, answered) = answered.unwrap();
-            assert_eq!(values(&answer.ok(200)), [json!(round)]);
+            assert_eq!(values(&answer.ok(200)).first(), Some(&json!(round)));
             times.push(answered.saturating_duration_since(acknowledged));
         }
-        let (here, there) = times.split_at(20);
+        let (here, there) = times.split_at(EVERY_KIND);
         let (here, there) = (here.iter().max().unwrap(), there.iter().max().unwrap());
         println!("after a restart all were woken within {here:?} here, {there:?} elsewhere");
         assert!(*there < Duration::from_secs(3), "{there:?}");
+    }
+}
+
+/// Those who are woken just before the database goes away have waited, and wait until it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_woken_outlives_a_restart_of_the_database() {
+    let dir = support::open_dir();
+    let embedded = Embedded::start(dir.path(), &[]).unwrap();
+    let options = embedded.connect_options(DATABASE);
+    Store::new(options.clone(), 1).migrate().await.unwrap();
+    let served = Served::start(&options, ServiceConfig::default()).await;
+    served.client.put_topic("t", 1).await;
+    for round in 0..3 {
+        let waits = waits_of_every_kind(&served, &format!("g-{round}")).await;
+        append_until_acknowledged(&served.client, round).await;
+        restart(&embedded).await;
+        for wait in waits {
+            let page = wait.await.unwrap().0.ok(200);
+            assert_eq!(values(&page).first(), Some(&json!(round)));
+        }
     }
 }
 

@@ -124,8 +124,9 @@ async fn ndjson_and_uncommitted() {
     assert_eq!(
         lines,
         [
-            json!({"offset": 0, "appended_at": appended_at, "key": "k", "value": {"a": [1.50, null]},
-                "headers": {"h": "1"}, "timestamp": "2026-11-21T08:00:00.000Z"}),
+            json!({"offset": 0, "appended_at": appended_at, "key": "k",
+                "value": {"a": [1.50, null]}, "headers": {"h": "1"},
+                "timestamp": "2026-11-21T08:00:00.000Z"}),
             json!({"offset": 1, "appended_at": appended_at, "value_base64": "AAEC"}),
         ]
     );

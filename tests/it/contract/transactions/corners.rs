@@ -472,7 +472,8 @@ async fn what_is_committed_is_seen_at_once_through_every_replica() {
     let mut from = Value::Null;
     for round in 0..6 {
         let (by, offset) = (&replicas[round % 3], round as i64 + 1);
-        let mut body = json!({"appends": [append("orders", 0, &[json!(round)]), append("orders", 1, &[json!(round)])],
+        let appends = [0, 1].map(|partition| append("orders", partition, &[json!(round)]));
+        let mut body = json!({"appends": appends,
             "offsets": [step("carts", 0, from, offset)]});
         if round % 2 == 0 {
             body["commit"] = json!(true);

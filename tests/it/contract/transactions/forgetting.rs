@@ -79,7 +79,7 @@ async fn is_forgotten(server: &Server, id: Uuid, value: &Value) {
 }
 
 #[tokio::test]
-async fn a_memory_that_shrinks_and_grows_runs_nothing_twice() {
+async fn a_retention_that_shrinks_and_grows_runs_nothing_twice() {
     let here = served().await;
     let there = replica_of(&here).await;
     // one an hour
@@ -395,11 +395,9 @@ async fn a_repeat_overtaken_by_forgetting_at_any_step_does_not_run() {
             }
             age(&server).await;
             let answer = {
-                let forgets = store.transaction(move |connection| {
-                    Box::pin(async move {
-                        forgets(connection, tenant, id).await;
-                        Ok::<_, store::Error>(())
-                    })
+                let forgets = store.transaction(async move |connection| {
+                    forgets(connection, tenant, id).await;
+                    Ok::<_, store::Error>(())
                 });
                 let call = begin(&slow, &body);
                 let (answer, forgotten) = held_while(&proxy, steps, call, forgets, &server).await;

@@ -96,7 +96,7 @@ async fn a_transaction_is_begun_filled_and_committed_and_each_call_can_be_repeat
 }
 
 #[tokio::test]
-async fn one_request_is_a_whole_transaction() {
+async fn one_request_can_be_a_transaction() {
     let server = served().await;
     let body = json!({"transaction_id": Uuid::now_v7(), "commit": true, "appends": [
         append(1), {"topic": "orders", "partition": 1, "records": [{"value": 2}, {"value": 3}]}]});

@@ -172,7 +172,8 @@ impl Run<'_> {
         let appends = json!([append("orders", 0, std::slice::from_ref(value))]);
         let offsets = json!([step("carts", 0, json!(from), from.unwrap_or(0) + 1)]);
         if form == "whole" {
-            let body = json!({"transaction_id": id, "commit": true, "appends": appends, "offsets": offsets});
+            let body = json!({"transaction_id": id, "commit": true, "appends": appends,
+                "offsets": offsets});
             let answer = self.call(form, "begin", body).await;
             assert_eq!(answer.json()["state"], "committed", "{}", answer.text());
             return true;

@@ -82,7 +82,7 @@ impl World {
     }
 
     /// Whether a member's step is one statement: nothing is begun that would have to be committed.
-    async fn steps_quickly(&self, member: &str, partition: i32) -> bool {
+    async fn steps_on_the_fast_path(&self, member: &str, partition: i32) -> bool {
         let offset = committed_offset(&self.server, "carts", partition).await.unwrap_or(0) + 1;
         self.proxy.cut_at("COMMIT", false);
         self.send(&[by(member, 5, partition, offset)]).await.created();
@@ -115,7 +115,7 @@ async fn a_members_step_is_one_statement_once_it_has_committed() {
     // the first one holds the partition's head, too
     world.send(&[by("m1", 4, 0, 0)]).await.created();
     assert_eq!(committed_offset(&world.server, "carts", 0).await, Some(0));
-    assert!(world.steps_quickly("m1", 0).await);
+    assert!(world.steps_on_the_fast_path("m1", 0).await);
     // in any generation since it got it; over what is committed, too, and over several partitions
     for (generation, offset) in [(3, 20), (5, 21), (4, 22)] {
         world.send(&[by("m1", generation, 0, offset)]).await.created();
@@ -123,11 +123,11 @@ async fn a_members_step_is_one_statement_once_it_has_committed() {
     world.send(&[by("m1", 5, 2, 7), by("m1", 3, 4, 9), by("m1", 3, 0, 23)]).await.created();
     let (_, offsets) = world.all().await;
     assert_eq!(offsets[..5], [Some(23), None, Some(7), None, Some(9)]);
-    assert!(world.steps_quickly("m1", 4).await);
+    assert!(world.steps_on_the_fast_path("m1", 4).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_of_several_members_share_a_pass() {
+async fn steps_of_several_members_share_a_batch() {
     let world = world().await;
     let mut least = u64::MAX;
     for round in 1..=10_i64 {
@@ -178,7 +178,7 @@ async fn who_may_not_commit_is_refused_whole_though_nobody_looked() {
     ];
     for (change, offsets, code) in table {
         world.set(2, "committed_offset = 0").await;
-        assert!(world.steps_quickly("m1", 2).await, "before {code:?}");
+        assert!(world.steps_on_the_fast_path("m1", 2).await, "before {code:?}");
         world.set(2, "committed_offset = 50").await;
         if !change.is_empty() {
             world.set(0, change).await;
@@ -198,7 +198,7 @@ async fn a_step_that_waits_for_a_handover_sees_it() {
     let world = world().await;
     let offset = by("m1", 5, 0, 10);
     world.send(&[offset]).await.created();
-    assert!(world.steps_quickly("m1", 0).await);
+    assert!(world.steps_on_the_fast_path("m1", 0).await);
     let before = world.all().await;
     let mut handover = world.server.options.connect().await.unwrap();
     let hand_over = "begin; update oncelog.groups set generation = 6; \

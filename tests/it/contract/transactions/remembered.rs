@@ -161,7 +161,7 @@ async fn make(change: &str, here: &Server, there: &Server, done: &[(Value, Value
 }
 
 #[tokio::test]
-async fn whatever_has_changed_since_the_outcome_is_told() {
+async fn a_repeat_gets_its_outcome_after_any_change() {
     let here = served().await;
     let there = replica_of(&here).await;
     let done = all(&here).await;
@@ -197,7 +197,7 @@ async fn whatever_has_changed_since_the_outcome_is_told() {
 
 /// The calls of a session go by its epoch, as ever.
 #[tokio::test]
-async fn a_fenced_commit_is_refused_though_its_begin_is_told() {
+async fn a_fenced_commit_is_refused_although_its_begin_is_answered() {
     let here = served().await;
     let done = all(&here).await;
     make("sessions opened", &here, &here, &done).await;
@@ -211,7 +211,7 @@ async fn a_fenced_commit_is_refused_though_its_begin_is_told() {
 
 /// As of a begin, so of a commit that brings the last records.
 #[tokio::test]
-async fn a_commit_is_told_its_outcome_though_the_topics_of_its_work_are_gone() {
+async fn a_commit_gets_its_outcome_although_its_topics_are_gone() {
     let here = served().await;
     let last = json!({"expected_appends": 1,
         "appends": [{"topic": "fleeting", "records": [{"value": 1}]}]});

@@ -172,12 +172,12 @@ async fn transform(form: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transform_in_whole_transactions_is_exactly_once_whoever_is_killed() {
+async fn transform_in_one_request_transactions_is_exactly_once_under_kills() {
     transform("whole").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transform_in_transactions_of_a_session_is_exactly_once_whoever_is_killed() {
+async fn transform_in_transactions_of_a_session_is_exactly_once_under_kills() {
     transform("session").await;
 }
 

@@ -264,16 +264,16 @@ async fn workers(language: Language) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_in_python_are_exactly_once_whoever_is_killed() {
+async fn workers_in_python_are_exactly_once_under_kills() {
     workers(Language::Python).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_in_typescript_are_exactly_once_whoever_is_killed() {
+async fn workers_in_typescript_are_exactly_once_under_kills() {
     workers(Language::TypeScript).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_in_go_are_exactly_once_whoever_is_killed() {
+async fn workers_in_go_are_exactly_once_under_kills() {
     workers(Language::Go).await;
 }

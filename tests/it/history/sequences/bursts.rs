@@ -173,7 +173,7 @@ fn act(rng: &mut StdRng) -> Act {
 }
 
 /// Of one tenant: what the next request of a kind is to say.
-struct Ground {
+struct Baseline {
     /// Producer and epoch of the names that number, and of those that are opened again.
     numbering: Vec<(i64, i64)>,
     reopened: Vec<(i64, i64)>,
@@ -183,7 +183,7 @@ struct Ground {
 
 pub struct Run<'a> {
     clients: Vec<Client<'a>>,
-    grounds: Vec<Ground>,
+    baselines: Vec<Baseline>,
     pub facts: Vec<Fact>,
     now_ms: u64,
 }
@@ -209,7 +209,7 @@ fn post(path: String, body: Value) -> Request {
 impl<'a> Run<'a> {
     async fn start(fleet: &'a Fleet, now_ms: u64) -> Self {
         let clients: Vec<Client<'a>> = (0..TENANTS).map(|_| fleet.client()).collect();
-        let mut grounds = Vec::new();
+        let mut baselines = Vec::new();
         for client in &clients {
             for (topic, count) in TOPICS {
                 let body = Body::Json(json!({"partition_count": count}));
@@ -222,14 +222,14 @@ impl<'a> Run<'a> {
                 let reply = client.send(0, &open).await;
                 (reply.body["producer_id"].as_i64().unwrap(), 0)
             };
-            grounds.push(Ground {
+            baselines.push(Baseline {
                 numbering: vec![open("numbers-0".into()).await, open("numbers-1".into()).await],
                 reopened: vec![open("again-0".into()).await, open("again-1".into()).await],
                 next: vec![Default::default(), Default::default()],
                 partitions: TOPICS.map(|(_, count)| count).to_vec(),
             });
         }
-        Self { clients, grounds, facts: Vec::new(), now_ms }
+        Self { clients, baselines, facts: Vec::new(), now_ms }
     }
 
     fn uuid(&self, kind: u128, number: usize) -> Uuid {
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
                 )]
             }
             Act::Reopen { name } => {
-                let (producer, epoch) = self.grounds[shot.tenant].reopened[*name];
+                let (producer, epoch) = self.baselines[shot.tenant].reopened[*name];
                 let open_id = self.uuid(2, number).to_string();
                 let body = json!({"producer_id": producer, "epoch": epoch, "open_id": open_id});
                 let open = post("/v1/sessions".into(), body);
@@ -302,7 +302,7 @@ impl<'a> Run<'a> {
                 at.map(|at| ("again", before[at].request.clone())).into_iter().collect()
             }
             Act::Grow { topic } => {
-                let count = &mut self.grounds[shot.tenant].partitions[*topic];
+                let count = &mut self.baselines[shot.tenant].partitions[*topic];
                 *count = (*count + 1).min(6);
                 let body = Body::Json(json!({"partition_count": count}));
                 let path = format!("/v1/topics/{}", TOPICS[*topic].0);
@@ -330,9 +330,9 @@ impl<'a> Run<'a> {
         };
         let mut body = json!({"records": records(shot.number, 0, count, form == Form::Ids)});
         if let Form::Numbered(name) = form {
-            let ground = &mut self.grounds[shot.tenant];
-            let next = ground.next[name].entry(path.clone()).or_default();
-            body["producer_id"] = json!(ground.numbering[name].0);
+            let baseline = &mut self.baselines[shot.tenant];
+            let next = baseline.next[name].entry(path.clone()).or_default();
+            body["producer_id"] = json!(baseline.numbering[name].0);
             body["epoch"] = json!(0);
             body["sequence"] = json!(*next);
             *next += 1;
@@ -364,7 +364,10 @@ impl<'a> Run<'a> {
         let reply = self.clients[shot.tenant].send(shot.replica, &begin).await;
         assert_eq!(reply.status, 201, "{reply:?}");
         let path = |verb: &str| format!("/v1/transactions/{id}/{verb}");
-        let append = |part| json!([{"topic": TOPICS[topic].0, "records": records(shot.number, part, 2, part == 1)}]);
+        let append = |part| {
+            let records = records(shot.number, part, 2, part == 1);
+            json!([{"topic": TOPICS[topic].0, "records": records}])
+        };
         let first = json!({"sequence": 0, "appends": append(0)});
         let second = json!({"appends": append(1)});
         let offsets = json!({"offsets": [{"group": format!("group-{}", shot.number),
@@ -428,7 +431,7 @@ impl<'a> Run<'a> {
                 let fact = &self.facts[at];
                 let won = fact.replies.iter().find(|reply| reply.status < 300);
                 let epoch = won.and_then(|won| won.body["epoch"].as_i64());
-                let known = &mut self.grounds[fact.shot.tenant].reopened[name];
+                let known = &mut self.baselines[fact.shot.tenant].reopened[name];
                 known.1 = known.1.max(epoch.unwrap_or(0));
             }
         }

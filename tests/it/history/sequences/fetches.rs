@@ -128,7 +128,7 @@ impl World {
     /// What the cursor says of a partition; of another ownership it says nothing.
     fn named(&self, fetching: &Fetching<'_>, owned: &Owned) -> Option<Position> {
         let named = *fetching.named.get(&owned.log_id).filter(|at| at.since == owned.since)?;
-        let committed = self.ground(fetching.group, owned.log_id).committed_offset;
+        let committed = self.reset_context(fetching.group, owned.log_id).committed_offset;
         let standing = [committed, self.pinned_offset(fetching.group, owned.log_id)];
         let began = run_began(fetching.run, named.offset, named.began, standing);
         Some(Position { began, ..named })
@@ -144,12 +144,12 @@ impl World {
         let mut unsettled = Positions::new();
         for owned in revoked {
             let Some(named) = self.named(fetching, owned) else { continue };
-            let ground = self.ground(fetching.group, owned.log_id);
+            let context = self.reset_context(fetching.group, owned.log_id);
             let begins = position(
-                ground.committed_offset,
-                ground.starts,
-                ground.auto_offset_reset,
-                ground.log,
+                context.committed_offset,
+                context.starts,
+                context.auto_offset_reset,
+                context.log,
             );
             let pinned = self.pinned_offset(fetching.group, owned.log_id);
             if begins != Ok(named.offset) && pinned != Some(named.offset) {
@@ -180,11 +180,11 @@ impl World {
             if is_withheld(at, self.pinned_offset(fetching.group, log_id)) {
                 continue;
             }
-            let ground = self.ground(fetching.group, log_id);
-            let from = at.or(ground.committed_offset);
-            let offset = position(from, ground.starts, ground.auto_offset_reset, ground.log);
+            let context = self.reset_context(fetching.group, log_id);
+            let from = at.or(context.committed_offset);
+            let offset = position(from, context.starts, context.auto_offset_reset, context.log);
             let offset = offset.map_err(|refusal| self.at_place(refusal, log_id))?;
-            let began = named.map_or(Some(ground.committed_offset), |named| named.began);
+            let began = named.map_or(Some(context.committed_offset), |named| named.began);
             places.insert(log_id, Position { since, offset, began });
         }
         Ok(places)

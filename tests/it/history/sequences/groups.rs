@@ -167,19 +167,19 @@ impl World {
         partition: Partition,
     ) -> Option<Value> {
         let found = &self.groups[group];
-        let ground = self.ground(group, log_id);
+        let context = self.reset_context(group, log_id);
         let place = found.state.places.get(&log_id);
         let owner = place.and_then(|place| place.owner.as_ref());
         let pin = self.pin(group, log_id);
-        let committed = ground.committed_offset;
-        if committed.is_none() && ground.starts.is_none() && owner.is_none() && pin.is_none() {
+        let committed = context.committed_offset;
+        if committed.is_none() && context.starts.is_none() && owner.is_none() && pin.is_none() {
             return None;
         }
         let at = |is_known: bool| if is_known { json!(ANY) } else { Value::Null };
         Some(json!({"topic": topic, "partition": partition, "committed_offset": committed,
             "metadata": null, "committed_at": at(committed.is_some()),
-            "log_start_offset": ground.log.0, "high_watermark": ground.log.1,
-            "lag": reset::lag(&ground), "member_id": owner.map(|owner| &owner.member_id),
+            "log_start_offset": context.log.0, "high_watermark": context.log.1,
+            "lag": reset::lag(&context), "member_id": owner.map(|owner| &owner.member_id),
             "owned_since": owner.map(|owner| owner.since), "owned_at": at(owner.is_some()),
             "assigned_to": place.filter(|place| place.is_to_move())
                 .and_then(|place| place.assigned_to.clone()),
@@ -224,7 +224,7 @@ impl World {
         let found = &self.groups[group];
         let pinned = found.state.places.keys().find_map(|log_id| {
             let (id, _) = self.pin(group, *log_id)?;
-            Some((self.ground(group, *log_id).committed_offset, id))
+            Some((self.reset_context(group, *log_id).committed_offset, id))
         });
         reset::check(false, pinned)?;
         self.groups.remove(group);
@@ -233,6 +233,6 @@ impl World {
 }
 
 pub fn by_topic(partitions: &Partitions) -> Value {
-    let of = |(topic, partitions): (&oncelog::model::Name, &BTreeSet<Partition>)| json!({"topic": topic, "partitions": partitions});
-    partitions.iter().map(of).collect()
+    let partitions = partitions.iter();
+    partitions.map(|(topic, numbers)| json!({"topic": topic, "partitions": numbers})).collect()
 }

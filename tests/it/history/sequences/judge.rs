@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oncelog::rules::append::producer_state::REMEMBERED_REQUESTS;
 use serde_json::{Value, json};
 
 use super::{
@@ -79,7 +80,7 @@ pub async fn judge(client: &Client<'_>, facts: &[&Fact]) -> Result<(), String> {
     let stored = stored(client).await?;
     for fact in facts {
         let judged = match fact.part {
-            "append" => judge_append(fact, &stored),
+            "append" => judge_append(fact, facts, &stored),
             "whole" => judge_whole(fact, &stored),
             "read" => judge_read(fact, &stored),
             "open" => judge_open(fact),
@@ -123,8 +124,33 @@ fn same_answers<'a>(fact: &'a Fact, what: &[&str]) -> Result<Option<&'a Reply>, 
     if now > 1 { Err(format!("done {now} times")) } else { Ok(Some(first)) }
 }
 
-fn judge_append(fact: &Fact, stored: &Stored) -> Result<(), String> {
+/// Whether the producer has appended so often since that the place of this append is forgotten.
+fn may_be_forgotten(fact: &Fact, facts: &[&Fact]) -> bool {
+    let of = |fact: &Fact| {
+        let sent = body(&fact.request);
+        (fact.request.path.clone(), sent["producer_id"].as_i64(), sent["epoch"].as_i64())
+    };
+    let sequence = |fact: &Fact| body(&fact.request)["sequence"].as_i64();
+    let is_later = |other: &&&Fact| {
+        of(other) == of(fact)
+            && sequence(other) > sequence(fact)
+            && other.replies.iter().any(|reply| is_done(&reply))
+    };
+    sequence(fact).is_some() && facts.iter().filter(is_later).count() >= REMEMBERED_REQUESTS
+}
+
+/// Without the repeats whose answer says that the place is forgotten.
+fn remembered(fact: &Fact) -> Fact {
+    let says_where = |reply: &&Reply| {
+        let said = ["appended_at", "offsets", "base_offset"].map(|name| &reply.body[name]);
+        !is_done(reply) || reply.body["duplicate"] == json!(false) || said != [&Value::Null; 3]
+    };
+    Fact { replies: fact.replies.iter().filter(says_where).cloned().collect(), ..fact.clone() }
+}
+
+fn judge_append(fact: &Fact, facts: &[&Fact], stored: &Stored) -> Result<(), String> {
     let Act::Append { form, .. } = fact.shot.act else { return Ok(()) };
+    let fact = &if may_be_forgotten(fact, facts) { remembered(fact) } else { fact.clone() };
     // what of each record is told depends on whether it is a repeat, where records have ids
     let what: &[&str] = match form {
         Form::Ids => &["topic"],

@@ -289,10 +289,10 @@ impl World {
         self.check_empty(group)?;
         let mut told = Vec::new();
         for (topic, partition, log_id) in &targets {
-            let ground = self.ground(group, *log_id);
-            let pinned = self.pin(group, *log_id).map(|(id, _)| (ground.committed_offset, id));
+            let context = self.reset_context(group, *log_id);
+            let pinned = self.pin(group, *log_id).map(|(id, _)| (context.committed_offset, id));
             reset::check(false, pinned)?;
-            let offset = reset::target(reset_to(to), &ground)?;
+            let offset = reset::target(reset_to(to), &context)?;
             told.push((log_id, offset, told_offset(topic, *partition, offset)));
         }
         let want = told.iter().map(|(.., told)| told.clone()).collect::<Vec<_>>();
@@ -302,7 +302,7 @@ impl World {
         Ok(Want::ok(json!({"group": group, "offsets": want})))
     }
 
-    pub fn ground(&self, group: &str, log_id: LogId) -> reset::ResetContext {
+    pub fn reset_context(&self, group: &str, log_id: LogId) -> reset::ResetContext {
         let at = &self.groups[group];
         reset::ResetContext {
             committed_offset: at.offsets.get(&log_id).map(|committed| committed.offset),

@@ -294,11 +294,11 @@ impl Ledger {
             topics: Vec::new(),
             offsets: self.claimed(commit),
         };
-        let mut standing = TxnContext::default();
-        standing.groups.insert(name("g"), self.known());
+        let mut context = TxnContext::default();
+        context.groups.insert(name("g"), self.known());
         let rows = commit.ranges.iter().map(|r| (place(r.log_id), self.row(r.log_id)));
-        standing.places.extend(rows);
-        match standing.judge_offsets(&whole) {
+        context.places.extend(rows);
+        match context.judge_offsets(&whole) {
             Err(Stopped::Refused(refusal)) => self.owned(Err(refusal)),
             judged => {
                 assert_eq!(judged, Ok(()));

@@ -1,6 +1,6 @@
 //! A model check of groups with the real rules.
 //!
-//! `rules::{group, offsets, whole}` decide as in the server; around them are a minimal [`ledger`],
+//! `rules::{group, transaction}` decide as in the server; around them are a minimal [`ledger`],
 //! and a [`world`] of clients that join, fetch, process, commit and come back, over a network in
 //! which calls and answers are late or lost and every commit ever sent may arrive again at any
 //! time. Processing means committing a range that begins at the group's committed offset of the
@@ -13,12 +13,9 @@
 mod ledger;
 mod world;
 
-use std::time::Instant;
-
-use stateright::{Checker, HasDiscoveries, Model};
-
+use super::harness::{self, holds, without};
 use ledger::How;
-use world::{Action, Budget, Check, Config, Kind};
+use world::{Budget, Config, Kind};
 
 /// What must never happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -135,89 +132,47 @@ impl Config {
     }
 }
 
-/// Explores all of it: nothing may be broken, and it must not be vacuous.
-fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
-    let started = Instant::now();
-    let check = Check::new(config);
-    let seen = check.seen.clone();
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
-    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
-    }
-    let seen = seen.lock().unwrap().clone();
-    println!("  seen: {seen:?}");
-    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
-    assert!(missed.is_empty(), "{name} never met {missed:?}");
-    assert!(states >= at_least, "{name}: only {states} states");
-}
-
-/// Leaves a rule out: this part of the contract must break.
-fn breaks(rule: Rule, broken: Broken, config: Config) {
-    let started = Instant::now();
-    let check = Check::new(Config { without: Some(rule), ..config });
-    let until = HasDiscoveries::AnyOf([broken.name()].into());
-    let checker = check.checker().finish_when(until).target_max_depth(16).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    let path = checker.discovery(broken.name());
-    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
-    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
-    println!("  {}", told(&path.into_actions()));
-}
-
-fn told(actions: &[Action]) -> String {
-    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
-}
-
-macro_rules! holds {
-    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
-        $($(#[$attribute])*
-        #[test]
-        fn $test() {
-            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
-        })*
-    };
-}
-
 holds! {
     holds_with_transactions_and_deaths: config(&[WHOLE, WHOLE], 2).deaths(1, 1), at least 5_000,
-        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown FencedLost FencedRegained;
-    holds_with_transactions_begun_early: config(&[STAGED, WHOLE], 2).records(2).deaths(1, 0), at least 5_000,
-        must see Committed CommittedAfterRevoked Repeated HandedOver FencedAsUnknown FencedLost FencedRegained;
+        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown
+        FencedLost FencedRegained;
+    holds_with_transactions_begun_early: config(&[STAGED, WHOLE], 2).records(2).deaths(1, 0),
+        at least 5_000, must see Committed CommittedAfterRevoked Repeated HandedOver FencedAsUnknown
+        FencedLost FencedRegained;
     holds_with_plain_commits: config(&[PLAIN, CURSOR], 2).records(2).deaths(1, 0), at least 1_000,
-        must see Committed CommittedAfterRevoked HandedOver FencedLost FencedRegained FencedAsUnknown;
-    holds_with_instances_that_come_back: config(&[POD, WHOLE], 2).crashes(1).deaths(1, 1), at least 5_000,
-        must see Committed Replaced FencedAsUnknown HandedOver FencedLost FencedRegained;
+        must see Committed CommittedAfterRevoked HandedOver FencedLost FencedRegained
+        FencedAsUnknown;
+    holds_with_instances_that_come_back: config(&[POD, WHOLE], 2).crashes(1).deaths(1, 1),
+        at least 5_000, must see Committed Replaced FencedAsUnknown HandedOver FencedLost
+        FencedRegained;
     holds_while_a_topic_grows: config(&[WHOLE, STAGED], 1).growths(2), at least 3_000,
         must see Committed CommittedAfterRevoked HandedOver FencedLost;
     holds_with_outcomes_that_nobody_waits_for: config(&[WHOLE, STAGED], 2).forgets(1), at least 900,
         must see Committed Repeated Conflict HandedOver FencedLost;
-    holds_with_answers_gathered: config(&[WHOLE, STAGED], 1).records(2).deaths(1, 0).forgets(1).gathers(), at least 1_000,
+    holds_with_answers_gathered:
+        config(&[WHOLE, STAGED], 1).records(2).deaths(1, 0).forgets(1).gathers(), at least 1_000,
         must see Committed Repeated Conflict FencedAsUnknown;
-    holds_with_three_members: config(&[WHOLE, STAGED, WHOLE], 2), at least 1_000,
-        must see Committed CommittedAfterRevoked HandedOver FencedLost;
+    holds_with_three_members: config(&[WHOLE, STAGED, WHOLE], 2), at least 1_000, must see Committed
+        CommittedAfterRevoked HandedOver FencedLost;
 }
 
-macro_rules! without {
-    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
-        $(#[test]
-        fn $test() {
-            breaks(Rule::$rule, Broken::$broken, $config);
-        })*
-    };
-}
+/// How many steps it takes at most to break something.
+const DEPTH: usize = 16;
 
 without! {
     without_ownership: Ownership breaks ProcessedTwice in config(&[WHOLE, WHOLE], 1).deaths(1, 0);
-    without_judging_offsets_at_the_end: AtTheEnd breaks ProcessedTwice in config(&[STAGED, WHOLE], 1).deaths(1, 0);
+    without_judging_offsets_at_the_end: AtTheEnd breaks ProcessedTwice in
+        config(&[STAGED, WHOLE], 1).deaths(1, 0);
     without_letting_go: LettingGo breaks LostUntold in config(&[WHOLE, WHOLE], 2);
     without_offsets_that_only_grow: Monotonic breaks WentBack in config(&[PLAIN], 1).records(2);
-    without_the_generation_of_the_fetch: GenerationOfTheFetch breaks NotItsOwn in config(&[WHOLE, WHOLE], 2).deaths(1, 0);
+    without_the_generation_of_the_fetch: GenerationOfTheFetch breaks NotItsOwn in
+        config(&[WHOLE, WHOLE], 2).deaths(1, 0);
     without_showing_what_was_told: Shown breaks LostUntold in config(&[WHOLE, WHOLE], 2);
     without_runs: Runs breaks ProcessedTwice in config(&[WHOLE], 1).forgets(1).gathers().records(2);
-    without_runs_in_staged_ones: Runs breaks ProcessedTwice in config(&[STAGED], 1).forgets(1).gathers().records(2);
-    without_continuing_a_run: Continues breaks ProcessedTwice in config(&[WHOLE], 1).records(2).forgets(1).gathers();
+    without_runs_in_staged_ones: Runs breaks ProcessedTwice in
+        config(&[STAGED], 1).forgets(1).gathers().records(2);
+    without_continuing_a_run: Continues breaks ProcessedTwice in
+        config(&[WHOLE], 1).records(2).forgets(1).gathers();
 }
 
 // cargo test --release --test it -- --ignored --nocapture group_check
@@ -226,9 +181,11 @@ holds! {
     holds_larger_three_members: config(&[WHOLE, STAGED, WHOLE], 3), at least 30_000,
         must see Committed CommittedAfterRevoked HandedOver FencedLost;
     #[ignore = "larger: a minute"]
-    holds_larger_plain_commits: config(&[PLAIN, CURSOR], 2).records(2).deaths(1, 1), at least 60_000,
-        must see Committed CommittedAfterRevoked HandedOver FencedLost FencedRegained FencedAsUnknown;
+    holds_larger_plain_commits: config(&[PLAIN, CURSOR], 2).records(2).deaths(1, 1),
+        at least 60_000, must see Committed CommittedAfterRevoked HandedOver FencedLost
+        FencedRegained FencedAsUnknown;
     #[ignore = "larger: minutes"]
     holds_larger_deaths: config(&[WHOLE, STAGED], 2).records(2).deaths(2, 1), at least 100_000,
-        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown FencedLost FencedRegained;
+        must see Committed CommittedAfterRevoked Repeated HandedOver Unknown FencedAsUnknown
+        FencedLost FencedRegained;
 }

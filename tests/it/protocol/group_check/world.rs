@@ -1,9 +1,6 @@
 //! The state of the model, what may happen next, and what must be true after it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::{
     model::{LogId, Offset},
@@ -12,6 +9,7 @@ use oncelog::{
 use stateright::{Model, Property};
 
 use super::{
+    super::harness::{self, never},
     Broken, Rule, Seen,
     ledger::{Commit, How, Ledger, Range},
 };
@@ -101,13 +99,7 @@ pub enum Action {
     Forget(usize),
 }
 
-/// The model: a configuration, and what was ever seen (beside the states, as bits in them would
-/// multiply them).
-#[derive(Clone)]
-pub struct Check {
-    pub config: Config,
-    pub seen: Arc<Mutex<BTreeSet<Seen>>>,
-}
+type Check = harness::Check<Config, Seen>;
 
 impl World {
     fn new(config: &Config) -> Self {
@@ -215,14 +207,6 @@ impl World {
 }
 
 impl Check {
-    pub fn new(config: Config) -> Self {
-        Self { config, seen: Arc::default() }
-    }
-
-    fn note(&self, seen: Seen) {
-        self.seen.lock().unwrap().insert(seen);
-    }
-
     /// The member calls, and shows the newest answer it has; None: it is told that it is none.
     fn call(&self, world: &mut World, client: usize) -> Option<String> {
         let id = world.clients[client].member.clone()?;
@@ -390,13 +374,6 @@ impl Model for Check {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        macro_rules! never {
-            ($($broken:ident),*) => {
-                vec![$(Property::always(Broken::$broken.name(), |_, world: &World| {
-                    !world.broken.contains(&Broken::$broken)
-                })),*]
-            };
-        }
         never![ProcessedTwice, Skipped, WentBack, NotItsOwn, LostUntold, NotSettled, GenerationFell]
     }
 }

@@ -1,12 +1,9 @@
 //! What is checked: configurations, and the rules left out.
 
-use std::time::Instant;
-
-use stateright::{Checker, HasDiscoveries, Model};
-
 use super::{
+    super::harness::{self, holds, without},
     Broken, Rule, Seen,
-    world::{Action, Budget, Check, Config, Scope},
+    world::{Budget, Config, Scope},
 };
 
 const NONE: Budget = Budget {
@@ -38,50 +35,6 @@ fn plain_config() -> Config {
         budget: NONE,
         without: None,
     }
-}
-
-/// Explores all of it: nothing may be broken, and it must not be vacuous.
-fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
-    let started = Instant::now();
-    let check = Check::new(config);
-    let seen = check.seen.clone();
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
-    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
-    }
-    let seen = seen.lock().unwrap().clone();
-    println!("  seen: {seen:?}");
-    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
-    assert!(missed.is_empty(), "{name} never met {missed:?}");
-    assert!(states >= at_least, "{name}: only {states} states");
-}
-
-/// Leaves a rule out: this part of the contract must break.
-fn breaks(rule: Rule, broken: Broken, config: Config) {
-    let started = Instant::now();
-    let check = Check::new(Config { without: Some(rule), ..config });
-    let until = HasDiscoveries::AnyOf([broken.name()].into());
-    let checker = check.checker().finish_when(until).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    let path = checker.discovery(broken.name());
-    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
-    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
-    println!("  {}", told(&path.into_actions()));
-}
-
-fn told(actions: &[Action]) -> String {
-    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
-}
-
-macro_rules! without {
-    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
-        $(#[test]
-        fn $test() {
-            breaks(Rule::$rule, Broken::$broken, $config);
-        })*
-    };
 }
 
 /// One producer at one partition with so many sends.
@@ -175,136 +128,142 @@ impl Config {
 const SAME: [Scope; 2] = [Scope::Partition(0), Scope::Partition(0)];
 const OTHER: [Scope; 2] = [Scope::Partition(0), Scope::Partition(1)];
 
+/// All is explored until something breaks.
+const DEPTH: usize = 0;
+
 without! {
-    without_rule_1_mark_equals_fence: MarkEqualsFence breaks AcceptedAfterFence in sends(3).opens(1).scopes(&SAME);
-    without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix breaks DoesNotLoad in sends(3).snapshots(1, 1);
-    without_rule_3_all_rows_of_a_stranger: AllRowsOfAStranger breaks StoredTwice in sends(3).scopes(&SAME);
-    without_reload_of_old_marks: ReloadOldMarks breaks StoredTwice in sends(4).per_run(3).known(1);
-    without_fence_of_what_is_silent: FenceSilent breaks StoredTwice in sends(4).per_run(3).known(1);
+    without_rule_1_verified_fence: VerifiedFence breaks AcceptedAfterFence in
+        sends(3).opens(1).scopes(&SAME);
+    without_rule_2_throw_away_no_prefix: ThrowAwayNoPrefix breaks DoesNotLoad in
+        sends(3).snapshots(1, 1);
+    without_rule_3_all_rows_of_a_new_producer: AllRowsOfANewProducer breaks StoredTwice in
+        sends(3).scopes(&SAME);
+    without_reload_under_a_new_fence: ReloadUnderANewFence breaks StoredTwice in
+        sends(4).per_run(3).known(1);
+    without_fence_of_a_number_that_stores_nothing: FenceSilent breaks StoredTwice in
+        sends(4).per_run(3).known(1);
     without_rule_12_state_ahead_of_the_head: StateAheadOfTheHead breaks WronglyAnswered in
         sends(2).stored_before(5).per_run(1).snapshots(2, 0).early_steps();
-    without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in sends(3).losses(1).plain();
-    without_rule_5_advance_only_from_base: AdvanceOnlyFromBase breaks WronglyRefused in sends(4).per_run(3).plain();
-    without_rule_7_fingerprint: Fingerprint breaks WronglyAnswered in
-        sends(3).plain().failovers(1);
+    without_rule_4_forget_what_was_lost: ForgetWhatWasLost breaks WronglyAnswered in
+        sends(3).losses(1).plain();
+    without_rule_5_advance_only_from_base: AdvanceOnlyFromBase breaks WronglyRefused in
+        sends(4).per_run(3).plain();
+    without_rule_7_fingerprint: Fingerprint breaks WronglyAnswered in sends(3).plain().failovers(1);
     without_rule_7_forget_at_another_server: ForgetAtAnotherServer breaks WronglyAnswered in
         sends(4).plain().failovers(1);
-    without_rule_8_all_or_nothing: AllOrNothing breaks WronglyAnswered in sends(3).scopes(&[Scope::Topic(2)]).plain();
-    without_rule_8_compare_what_is_not_written:
-        CompareWhatIsNotWritten breaks WronglyRefused in sends(4).opens(1).scopes(&OTHER).pairs();
-    without_rule_9_confirm_what_is_not_written: ConfirmWhatIsNotWritten breaks WronglyRefused in sends(3).per_run(3);
-    without_rule_11_share_unregistered: ShareUnregistered breaks AcceptedAfterFence in sends(1).opens(1);
+    without_rule_8_all_or_nothing: AllOrNothing breaks WronglyAnswered in
+        sends(3).scopes(&[Scope::Topic(2)]).plain();
+    without_rule_8_compare_what_is_not_written: CompareWhatIsNotWritten breaks WronglyRefused in
+        sends(4).opens(1).scopes(&OTHER).pairs();
+    without_rule_9_confirm_what_is_not_written: ConfirmWhatIsNotWritten breaks WronglyRefused in
+        sends(3).per_run(3);
+    without_rule_11_share_unregistered: ShareUnregistered breaks AcceptedAfterFence in
+        sends(1).opens(1);
     without_rule_18_list_after_lock: ListAfterLock breaks AcceptedAfterFence in sends(2).opens(1);
     without_rule_18_read_after_heads: ReadAfterHeads breaks NotCounted in sends(2).opens(1);
     without_rule_19_raise_fences: RaiseFences breaks AcceptedAfterFence in sends(2).opens(1);
-    without_rule_20_reset_epoch: ResetEpoch breaks WronglyRefused in sends(1).opens(1).stored_before(1).reset();
-    without_rule_20_fresh_flag: FreshFlag breaks WronglyRefused in sends(2).opens(1).stored_before(1).reset();
-    without_rule_19_raise_fences_of_the_expired:
-        RaiseFences breaks AcceptedAfterExpiry in sends(2).expiries(1);
-    without_rule_21_look_under_heads: LookUnderHeads breaks ForgottenThoughActive in sends(2).expiries(1);
-    without_rule_22_journal_counts_requests:
-        JournalCountsRequests breaks StoredTwice in sends(2).scopes(&[Scope::Topic(1)]);
-    without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in sends(3).stored_before(1).plain().snapshots(3, 1);
-    without_rule_24_fold_from_the_database: FoldFromTheDatabase breaks StoredTwice in sends(2).snapshots(1, 0);
-    without_rule_25_trim_below_snapshot: TrimBelowSnapshot breaks DoesNotLoad in sends(2).snapshots(0, 1);
-    without_rule_26_fence_what_was_lost:
-        FenceWhatWasLost breaks RefusedButStored in sends(2).opens(1).losses(1).chunked();
-    without_rule_26_redo_what_was_lost: RedoWhatWasLost breaks RefusedButStored in sends(2).losses(1);
-}
-
-macro_rules! holds {
-    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
-        $($(#[$attribute])*
-        #[test]
-        fn $test() {
-            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
-        })*
-    };
+    without_rule_20_reset_epoch: ResetEpoch breaks WronglyRefused in
+        sends(1).opens(1).stored_before(1).reset();
+    without_rule_20_fresh_flag: FreshFlag breaks WronglyRefused in
+        sends(2).opens(1).stored_before(1).reset();
+    without_rule_19_raise_fences_of_the_expired: RaiseFences breaks AcceptedAfterExpiry in
+        sends(2).expiries(1);
+    without_rule_21_look_under_heads: LookUnderHeads breaks ForgottenThoughActive in
+        sends(2).expiries(1);
+    without_rule_22_journal_counts_requests: JournalCountsRequests breaks StoredTwice in
+        sends(2).scopes(&[Scope::Topic(1)]);
+    without_rule_24_lock_before_snapshot: LockBeforeSnapshot breaks DoesNotLoad in
+        sends(3).stored_before(1).plain().snapshots(3, 1);
+    without_rule_24_fold_from_the_database: FoldFromTheDatabase breaks StoredTwice in
+        sends(2).snapshots(1, 0);
+    without_rule_25_trim_below_snapshot: TrimBelowSnapshot breaks DoesNotLoad in
+        sends(2).snapshots(0, 1);
+    without_rule_26_fence_what_was_lost: FenceWhatWasLost breaks RefusedButStored in
+        sends(2).opens(1).losses(1).chunked();
+    without_rule_26_redo_what_was_lost: RedoWhatWasLost breaks RefusedButStored in
+        sends(2).losses(1);
 }
 
 holds! {
     holds_with_retries_over_two_replicas: sends(4).per_run(3).in_flight(2), at least 5_000,
-        must see QuickHeld ConfirmedByRead Overtaken RepeatedQuick RepeatedFull Ahead;
+        must see FastHeld ConfirmedByRead Overtaken RepeatedFast RepeatedSlow Ahead;
     holds_with_a_number_that_stores_nothing: sends(4).per_run(3).in_flight(2).known(1),
-        at least 10_000, must see QuickHeld Overtaken Silent RepeatedFull Ahead;
+        at least 10_000, must see FastHeld Overtaken Silent RepeatedSlow Ahead;
     holds_with_a_number_that_stores_nothing_and_lost_answers:
-        sends(3).per_run(3).known(1).losses(1).kills(1), at least 10_000, must see Silent RedoneAndRepeated LostDidNotCompare;
+        sends(3).per_run(3).known(1).losses(1).kills(1), at least 10_000, must see Silent
+        RedoneAndRepeated LostDidNotCompare;
     holds_with_a_number_that_stores_nothing_and_an_open:
-        sends(3).opens(1).known(0).snapshots(1, 1).early_steps(), at least 10_000,
-        must see Silent ZombieRefused Snapshot;
+        sends(3).opens(1).known(0).snapshots(1, 1).early_steps(), at least 10_000, must see Silent
+        ZombieRefused Snapshot;
     holds_with_lost_answers_and_kills: sends(3).losses(2).kills(1), at least 10_000,
-        must see LostTookEffect LostDidNotCompare RedoneAndRepeated QuickHeld;
-    holds_with_an_open_and_a_zombie: sends(4).opens(1), at least 10_000,
-        must see ZombieRefused AppendedDuringOpen QuickHeld;
+        must see LostTookEffect LostDidNotCompare RedoneAndRepeated FastHeld;
+    holds_with_an_open_and_a_zombie: sends(4).opens(1), at least 10_000, must see ZombieRefused
+        AppendedDuringOpen FastHeld;
     holds_with_lost_answers_of_all: sends(3).opens(1).losses(1).lost_opens(1), at least 10_000,
         must see ZombieRefused RepeatedOpen LostTookEffect LostDidNotCompare RedoneAndRepeated;
-    holds_with_two_opens_and_resets: sends(2).opens(2).stored_before(1).per_run(1).reset(), at least 10_000,
-        must see StartedAtZeroAgain ZombieRefused;
+    holds_with_two_opens_and_resets: sends(2).opens(2).stored_before(1).per_run(1).reset(),
+        at least 10_000, must see StartedAtZeroAgain ZombieRefused;
     holds_with_resets_and_retries: sends(3).opens(1).lost_opens(1).stored_before(1).reset(),
         at least 10_000, must see StartedAtZeroAgain ZombieRefused RepeatedOpen;
     holds_with_two_opens_that_are_lost: sends(1).opens(2).lost_opens(2), at least 1_000,
         must see RepeatedOpen RepeatedOpenFenced;
-    holds_with_an_open_that_fences_log_by_log:
-        sends(3).opens(1).lost_opens(1).chunked(), at least 10_000,
-        must see ZombieRefused RepeatedOpen AppendedDuringOpen;
-    holds_with_lost_answers_while_logs_are_fenced_one_by_one:
-        sends(2).opens(1).losses(1).chunked(), at least 1_000,
-        must see ZombieRefused LostTookEffect LostDidNotCompare;
-    holds_with_two_producers_and_plain_appends:
-        sends(3).opens(1).scopes(&SAME).plain(), at least 10_000,
-        must see QuickHeld Overtaken ZombieRefused;
+    holds_with_an_open_that_fences_log_by_log: sends(3).opens(1).lost_opens(1).chunked(),
+        at least 10_000, must see ZombieRefused RepeatedOpen AppendedDuringOpen;
+    holds_with_lost_answers_while_logs_are_fenced_one_by_one: sends(2).opens(1).losses(1).chunked(),
+        at least 1_000, must see ZombieRefused LostTookEffect LostDidNotCompare;
+    holds_with_two_producers_and_plain_appends: sends(3).opens(1).scopes(&SAME).plain(),
+        at least 10_000, must see FastHeld Overtaken ZombieRefused;
     holds_with_plain_appends_and_lost_answers: sends(4).losses(1).plain(), at least 10_000,
-        must see LostTookEffect QuickHeld RedoneAndRepeated;
+        must see LostTookEffect FastHeld RedoneAndRepeated;
     holds_with_groups_over_two_logs: sends(4).scopes(&OTHER).pairs(), at least 10_000,
-        must see QuickHeld Overtaken RepeatedQuick;
+        must see FastHeld Overtaken RepeatedFast;
     holds_with_a_topic_over_two_partitions:
         sends(3).opens(1).losses(1).scopes(&[Scope::Topic(2)]).plain(), at least 10_000,
-        must see AppendedToTwoLogs QuickHeld LostTookEffect ZombieRefused;
+        must see AppendedToTwoLogs FastHeld LostTookEffect ZombieRefused;
     holds_with_snapshots_and_trims: sends(4).snapshots(2, 2).early_steps(), at least 10_000,
         must see Snapshot Trim LoadedBehindATrim TrimmedWhileLoading;
     holds_with_a_full_window: sends(2).stored_before(5).per_run(1).snapshots(2, 1).early_steps(),
-        at least 10_000, must see Snapshot Trim RepeatedFull LoadedBehindATrim;
+        at least 10_000, must see Snapshot Trim RepeatedSlow LoadedBehindATrim;
     holds_with_snapshots_opens_and_losses:
         sends(2).opens(1).losses(1).snapshots(1, 1).stored_before(1), at least 10_000,
         must see Snapshot Trim LoadedBehindATrim ZombieRefused LostTookEffect;
     holds_with_a_hidden_failover_to_a_longer_log: sends(4).plain().failovers(1), at least 1_000,
-        must see QuickHeld FailedOver;
-    holds_with_a_failover_to_a_log_of_equal_length: sends(3).plain().failovers(1),
-        at least 1_000, must see FailedOver QuickHeld Overtaken;
+        must see FastHeld FailedOver;
+    holds_with_a_failover_to_a_log_of_equal_length: sends(3).plain().failovers(1), at least 1_000,
+        must see FailedOver FastHeld Overtaken;
     holds_with_a_close_and_an_open: sends(2).opens(2).stored_before(1).per_run(1).close(),
         at least 10_000, must see Closed ZombieRefused AppendedDuringOpen;
-    holds_with_groups_of_one_producer:
-        sends(4).in_flight(2).losses(1).pairs(), at least 10_000,
-        must see RepeatedInItsPass QuickHeld Ahead LostTookEffect;
+    holds_with_groups_of_one_producer: sends(4).in_flight(2).losses(1).pairs(), at least 10_000,
+        must see RepeatedInItsBatch FastHeld Ahead LostTookEffect;
     holds_with_groups_of_a_topic:
         sends(4).losses(1).in_flight(2).scopes(&[Scope::Topic(2)]).pairs(), at least 1_000,
-        must see RepeatedInItsPass QuickHeld Ahead LostTookEffect;
-    holds_with_an_expiry: sends(4).expiries(1), at least 1_000,
-        must see Expired KeptAsActive UnknownRefused QuickHeld;
+        must see RepeatedInItsBatch FastHeld Ahead LostTookEffect;
+    holds_with_an_expiry: sends(4).expiries(1), at least 1_000, must see Expired KeptAsActive
+        UnknownRefused FastHeld;
     holds_with_an_expiry_and_lost_answers: sends(3).expiries(1).losses(1), at least 10_000,
         must see Expired KeptAsActive UnknownRefused LostTookEffect LostDidNotCompare;
-    holds_with_an_expiry_and_an_open: sends(2).expiries(1).opens(1).snapshots(1, 1).stored_before(1),
-        at least 10_000, must see Expired KeptAsActive UnknownRefused ZombieRefused LoadedBehindATrim;
+    holds_with_an_expiry_and_an_open:
+        sends(2).expiries(1).opens(1).snapshots(1, 1).stored_before(1), at least 10_000,
+        must see Expired KeptAsActive UnknownRefused ZombieRefused LoadedBehindATrim;
     holds_with_an_expiry_over_a_topic:
         sends(3).expiries(1).losses(1).scopes(&[Scope::Topic(2)]).plain(), at least 10_000,
         must see Expired KeptAsActive UnknownRefused LostTookEffect;
-    holds_with_first_appends_at_both_replicas:
-        sends(3).opens(1).early_steps(), at least 10_000, must see QuickHeld ZombieRefused;
+    holds_with_first_appends_at_both_replicas: sends(3).opens(1).early_steps(), at least 10_000,
+        must see FastHeld ZombieRefused;
 }
 
 // cargo test --test it -- --ignored --nocapture model_check
 holds! {
     #[ignore = "larger: minutes"]
-    holds_larger_groups_of_one_producer:
-        sends(5).in_flight(2).losses(1).plain().pairs(), at least 100_000,
-        must see RepeatedInItsPass Ahead LostTookEffect RedoneAndRepeated;
+    holds_larger_groups_of_one_producer: sends(5).in_flight(2).losses(1).plain().pairs(),
+        at least 100_000, must see RepeatedInItsBatch Ahead LostTookEffect RedoneAndRepeated;
     #[ignore = "larger: minutes"]
     holds_larger_expiry: sends(4).expiries(1).losses(1).kills(1).early_steps(), at least 100_000,
         must see Expired KeptAsActive UnknownRefused LostTookEffect;
     #[ignore = "larger: minutes"]
     holds_larger_groups_of_a_topic:
         sends(4).opens(1).losses(1).in_flight(2).scopes(&[Scope::Topic(2)]).pairs(),
-        at least 100_000, must see RepeatedInItsPass Ahead ZombieRefused;
+        at least 100_000, must see RepeatedInItsBatch Ahead ZombieRefused;
     #[ignore = "larger: minutes"]
     holds_larger_retries: sends(5).per_run(3).in_flight(3).losses(1).kills(1).early_steps(),
         at least 100_000, must see Ahead LostTookEffect RedoneAndRepeated;
@@ -312,8 +271,8 @@ holds! {
     holds_larger_opens: sends(4).opens(2).per_run(1).lost_opens(1), at least 100_000,
         must see ZombieRefused RepeatedOpen RepeatedOpenFenced;
     #[ignore = "larger: minutes"]
-    holds_larger_resets: sends(3).opens(2).stored_before(1).per_run(1).reset(),
-        at least 100_000, must see StartedAtZeroAgain ZombieRefused;
+    holds_larger_resets: sends(3).opens(2).stored_before(1).per_run(1).reset(), at least 100_000,
+        must see StartedAtZeroAgain ZombieRefused;
     #[ignore = "larger: minutes"]
     holds_larger_early_steps: sends(3).opens(1).losses(1).snapshots(1, 1).early_steps(),
         at least 100_000, must see TrimmedWhileLoading ZombieRefused LostTookEffect;
@@ -322,7 +281,7 @@ holds! {
         at least 100_000, must see ZombieRefused LostTookEffect RedoneAndRepeated;
     #[ignore = "larger: minutes"]
     holds_larger_groups: sends(4).opens(1).losses(1).scopes(&OTHER).pairs(), at least 100_000,
-        must see QuickHeld ZombieRefused LostTookEffect;
+        must see FastHeld ZombieRefused LostTookEffect;
     #[ignore = "larger: minutes"]
     holds_larger_topic: sends(3).opens(1).losses(1).snapshots(1, 1).scopes(&[Scope::Topic(2)]),
         at least 100_000, must see AppendedToTwoLogs LoadedBehindATrim LostTookEffect;

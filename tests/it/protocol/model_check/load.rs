@@ -64,13 +64,13 @@ impl Loader<'_> {
         pairs.filter(|(id, _)| self.heads.iter().any(|head| head.log_id == *id)).collect()
     }
 
-    pub fn strangers(&self) -> BTreeSet<Pair> {
+    pub fn new_producers(&self) -> BTreeSet<Pair> {
         let is_known = |(log_id, id): &Pair| {
             let producer = self.caches.get(log_id).and_then(|log| log.producers.get(id));
             let head = self.heads.iter().find(|head| head.log_id == *log_id);
             let is_read = |producer: &Producer| {
                 let is_old = head.is_some_and(|head| head.fence != producer.verified_fence);
-                let lax = [Rule::MarkEqualsFence, Rule::ReloadOldMarks];
+                let lax = [Rule::VerifiedFence, Rule::ReloadUnderANewFence];
                 let is_lax = self.without.is_some_and(|without| lax.contains(&without));
                 producer.registered && (is_lax || !is_old)
             };
@@ -79,10 +79,10 @@ impl Loader<'_> {
         self.numbered().into_iter().filter(|pair| !is_known(pair)).collect()
     }
 
-    /// One statement: the states of the strangers.
-    pub fn load_strangers(&mut self) -> Starts {
+    /// One statement: the states of the new_producers.
+    pub fn load_new_producers(&mut self) -> Starts {
         let mut starts = Starts::new();
-        for (log_id, id) in self.strangers() {
+        for (log_id, id) in self.new_producers() {
             let Some(log) = self.caches.get_mut(&log_id) else { continue };
             let mut producer = Producer {
                 verified_fence: -1,
@@ -95,7 +95,7 @@ impl Loader<'_> {
                 producer.state = stored.state();
                 producer.registered = true;
                 let mut start = stored.as_of_offset.max(head.snapshot_offset);
-                if self.without == Some(Rule::AllRowsOfAStranger) {
+                if self.without == Some(Rule::AllRowsOfANewProducer) {
                     start = start.max(log.next_offset);
                 }
                 starts.entry(log_id).or_default().insert(id, start);
@@ -121,7 +121,7 @@ impl Loader<'_> {
     }
 
     /// One statement: the rows. Of a cache of another history nothing is folded: it is cold, and
-    /// its strangers are to be loaded.
+    /// its new_producers are to be loaded.
     pub fn load_tails(&mut self, starts: &Starts) -> Result<(), Corrupt> {
         for (log_id, first) in self.lacking(starts) {
             let head = self.heads.iter().find(|head| head.log_id == log_id);
@@ -131,7 +131,7 @@ impl Loader<'_> {
                 self.ledger.rows(log_id, 0).filter(from_before).map(Row::as_tail).collect();
             if log.next_offset < head.next_offset && !log.ends_in(&tail) {
                 self.caches.insert(log_id, LogCache::cold(head));
-                let starts = self.load_strangers();
+                let starts = self.load_new_producers();
                 return self.load_tails(&starts);
             }
             let since = tail.partition_point(|row| row.base_offset < first);
@@ -147,7 +147,7 @@ impl Loader<'_> {
             let fence = self.heads.iter().find(|head| head.log_id == *log_id).map(|h| h.fence);
             let producer = self.caches.get(log_id).and_then(|log| log.producers.get(id));
             producer.is_some_and(|producer| match self.without {
-                Some(Rule::MarkEqualsFence) => producer.verified_fence == -1,
+                Some(Rule::VerifiedFence) => producer.verified_fence == -1,
                 _ => Some(producer.verified_fence) != fence,
             })
         };

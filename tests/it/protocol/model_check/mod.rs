@@ -5,14 +5,21 @@
 //! Postgres there is a minimal world in which the order of events can be enumerated. stateright
 //! explores *every* order (breadth first, so a counterexample is a shortest one).
 //!
-//! | actor | its steps | in the server |
-//! |---|---|---|
-//! | clients ([`world`]) | send any sequence of their run, again and again, to either replica; a later epoch's client comes with an open's answer, the earlier ones go on as zombies | |
-//! | two replicas ([`passes`]) | arrive + decide / statement + answer; or read heads / states / rows / sessions / share sessions / lock heads / load / decide + write + commit | `broker::append::{lane, writer}` |
-//! | opens, closes ([`opens`]) | lock session / list logs / lock heads / raise, read next sequences, commit / answer; or epoch first, then log by log; repeats by open id | `broker::session` |
-//! | janitor ([`opens`]) | snapshot, trim | `broker::janitor` |
-//! | expiries ([`expiries`]) | lock session / list logs / lock heads / look at the rows, forget, commit | `broker::janitor::producers` |
-//! | misfortune | an answer is lost (the statement takes effect later, or never; the commit has or has not), a replica dies | |
+//! Steps are separated by `/`:
+//!
+//! - Clients ([`world`]) send any sequence of their run, again and again, to either replica. An
+//!   open's answer starts the client of a later epoch; the earlier ones go on as zombies.
+//! - Two replicas ([`passes`], in the server `broker::append::{lane, writer}`) take the fast path:
+//!   arrive, decide / statement, answer; or the slow path: read heads / states / rows / sessions /
+//!   share sessions / lock heads / load / decide, write, commit.
+//! - Opens and closes ([`opens`], `broker::session`): lock session / list logs / lock heads / raise
+//!   the epoch, read next sequences, commit / answer; or the epoch first, then log by log. An open
+//!   is repeated by its open id.
+//! - The janitor ([`opens`], `broker::janitor`): snapshot / trim.
+//! - Expiries ([`expiries`], `broker::janitor::producers`): lock session / list logs / lock heads /
+//!   check the rows, forget, commit.
+//! - Faults: an answer is lost (the statement takes effect later, or never; the commit took effect
+//!   or did not); a replica dies.
 //!
 //! # What is atomic
 //! A statement of Postgres is atomic: reading it sees what is committed, and a statement that would
@@ -62,7 +69,7 @@ pub enum Broken {
     WronglyRefused,
     RefusedButStored,
     DoesNotLoad,
-    MemoryWrong,
+    CacheWrong,
     AcceptedAfterExpiry,
     ForgottenThoughActive,
 }
@@ -87,7 +94,7 @@ impl Broken {
             Self::DoesNotLoad => "a locked log loads",
             Self::AcceptedAfterExpiry => "once a producer has expired, nothing of it is accepted",
             Self::ForgottenThoughActive => "a producer with a row since the limit does not expire",
-            Self::MemoryWrong => "memory between passes is a prefix of the log, folded",
+            Self::CacheWrong => "a cache between batches is a prefix of the log, folded",
         }
     }
 }
@@ -95,18 +102,18 @@ impl Broken {
 /// What a check must have met to mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Seen {
-    QuickHeld,
+    FastHeld,
     /// A number was used and nothing stored: no row tells of it.
     Silent,
     ConfirmedByRead,
-    /// A fast path whose ground had moved.
+    /// A fast path whose read set had changed.
     Overtaken,
     /// A repeat recognised from cache; after loading.
-    RepeatedQuick,
-    RepeatedFull,
-    /// A repeat of what the same pass appends.
-    RepeatedInItsPass,
-    /// A repeat recognised by the pass that redoes what was lost.
+    RepeatedFast,
+    RepeatedSlow,
+    /// A repeat of what the same batch appends.
+    RepeatedInItsBatch,
+    /// A repeat recognised by the redo of a lost outcome.
     RedoneAndRepeated,
     LostTookEffect,
     LostDidNotCompare,
@@ -133,25 +140,24 @@ pub enum Seen {
     UnknownRefused,
 }
 
-/// The starred rules (7-append-protocol.md) that can be left out here.
+/// The rules of `docs/append-protocol.md` that can be left out here, by their numbers.
 ///
 /// Not here, as they lie inside a rule function: 3, "a row is applied whole or not at all"
-/// (`LogMemory::fold_row`); 5, "a group that mixes both goes with the compare" (`append::grounds`);
-/// 6 is the lane's. 23 is not built yet.
+/// (`LogCache::fold`); 5, "the compare counts for all of them" (`read_set`). 6 is the lane's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rule {
-    /// 1: only producers whose mark is the log's fence are used without a slow path.
-    MarkEqualsFence,
-    /// 2: cache that is no prefix of the log is thrown away.
+    /// 1: the fast path uses a producer only if its verified fence is the fence of the log.
+    VerifiedFence,
+    /// 2: a cache that is no prefix of the log is thrown away.
     ThrowAwayNoPrefix,
-    /// 3: a stranger is its state and all rows from there on.
-    AllRowsOfAStranger,
+    /// 3: a new producer is its state and all rows from there on.
+    AllRowsOfANewProducer,
     /// 3, 12: before the lock a state may be newer than the heads that were read; the rows it
     /// counts already are then read with it, so that none of them is counted again under the lock.
     StateAheadOfTheHead,
-    /// 3: a producer whose mark is old is a stranger.
-    ReloadOldMarks,
-    /// 3: a number that stores nothing raises the fence.
+    /// 3: a producer whose verified fence is old is loaded as a new one.
+    ReloadUnderANewFence,
+    /// 23: a number that stores nothing raises the fence.
     FenceSilent,
     /// 4: a lost outcome forgets the log.
     ForgetWhatWasLost,
@@ -161,11 +167,11 @@ pub enum Rule {
     Fingerprint,
     /// 7: a write on another server forgets all caches, also if it compared nothing.
     ForgetAtAnotherServer,
-    /// 8: all logs of a pass are written, or none.
+    /// 8: all logs of a batch are written, or none.
     AllOrNothing,
-    /// 8: a log on which an answer stands is compared, also if nothing is written to it.
+    /// 8: a log that an answer depends on is compared, also if nothing is written to it.
     CompareWhatIsNotWritten,
-    /// 9: a pass that writes nothing is confirmed by a read.
+    /// 9: a batch that writes nothing is confirmed by a read.
     ConfirmWhatIsNotWritten,
     /// 11: the session rows of unregistered producers are held `for share`.
     ShareUnregistered,

@@ -280,7 +280,7 @@ impl Turn<'_> {
         self.world.left.snapshots -= 1;
         self.note(Seen::Snapshot);
         let folding = if self.is_without(Rule::FoldFromTheDatabase) {
-            self.fold_memory(log_id)
+            self.fold_caches(log_id)
         } else {
             self.fold_rows(log_id)
         };
@@ -305,7 +305,7 @@ impl Turn<'_> {
         Folding { log_id, end, states }
     }
 
-    fn fold_memory(&self, log_id: LogId) -> Folding {
+    fn fold_caches(&self, log_id: LogId) -> Folding {
         let end = self.world.ledger.log(log_id).head.next_offset;
         let known = self.world.replicas[0].caches.0.get(&log_id);
         let known = known.filter(|log| log.next_offset == end);

@@ -31,12 +31,12 @@ type Positions = BTreeMap<LogId, Offset>;
 pub enum Pass {
     Idle,
     /// Decided; the statement (or the confirming read) is on its way.
-    Quick(Vec<Ticket>),
-    Full(Full),
+    Fast(Vec<Ticket>),
+    Slow(SlowPass),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Full {
+pub struct SlowPass {
     pub group: Vec<Ticket>,
     pub overtaken: bool,
     /// What it decides was lost before: the statement may still take effect.
@@ -74,8 +74,8 @@ impl Pass {
     pub fn is_writing(&self) -> bool {
         match self {
             Pass::Idle => false,
-            Pass::Quick(_) => true,
-            Pass::Full(full) => matches!(full.step, Step::Commit { .. }),
+            Pass::Fast(_) => true,
+            Pass::Slow(slow) => matches!(slow.step, Step::Commit { .. }),
         }
     }
 }
@@ -85,19 +85,19 @@ impl World {
         let who = Who::Replica(replica);
         match &self.replicas[replica].pass {
             Pass::Idle => false,
-            Pass::Quick(group) => {
+            Pass::Fast(group) => {
                 let requests = config.requests(self, group);
                 self.ledger.may_lock(&read_set::touched_logs(&requests), who)
             }
-            Pass::Full(full) => match &full.step {
+            Pass::Slow(slow) => match &slow.step {
                 Step::Share if config.without == Some(Rule::ShareUnregistered) => true,
                 Step::Share => {
-                    let requests = config.requests(self, &full.group);
+                    let requests = config.requests(self, &slow.group);
                     let shared = unregistered(&self.replicas[replica].caches.0, &requests);
                     self.ledger.may_share(&shared.into_iter().map(|(_, id)| id).collect())
                 }
                 Step::Lock { .. } => {
-                    let requests = config.requests(self, &full.group);
+                    let requests = config.requests(self, &slow.group);
                     self.ledger.may_lock(&read_set::touched_logs(&requests), who)
                 }
                 _ => true,
@@ -135,21 +135,21 @@ impl Turn<'_> {
         self.world.replicas[replica].pass = pass;
     }
 
-    fn start_full(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
+    fn start_slow(&mut self, replica: usize, group: Vec<Ticket>, overtaken: bool) {
         let requests = self.config.requests(&self.world, &group);
         let dependencies = read_set::dependency_logs(&requests);
         let caches = self.caches(replica);
         let known = positions(caches, &dependencies);
         let early = dependencies.iter().any(|log_id| !caches.contains_key(log_id));
         let step = if early { Step::ReadHeads } else { Step::Share };
-        let full = Full { group, overtaken, is_redo: false, early, known, step };
-        self.set(replica, Pass::Full(full));
+        let slow = SlowPass { group, overtaken, is_redo: false, early, known, step };
+        self.set(replica, Pass::Slow(slow));
     }
 
     fn start_redo(&mut self, replica: usize, group: Vec<Ticket>) {
-        self.start_full(replica, group, false);
-        if let Pass::Full(full) = &mut self.world.replicas[replica].pass {
-            full.is_redo = true;
+        self.start_slow(replica, group, false);
+        if let Pass::Slow(slow) = &mut self.world.replicas[replica].pass {
+            slow.is_redo = true;
         }
     }
 
@@ -174,37 +174,37 @@ impl Turn<'_> {
         });
         let requests = self.config.requests(&self.world, &group);
         let mut caches = self.caches(replica).clone();
-        if self.is_without(Rule::MarkEqualsFence) {
+        if self.is_without(Rule::VerifiedFence) {
             for log in caches.values_mut() {
                 log.producers.values_mut().for_each(|producer| producer.verified_fence = log.fence);
             }
         }
         if read_set::is_known(&caches, &requests) {
-            let plan = append::decide(&mut caches, &requests, &mut self.config.standing());
+            let plan = append::decide(&mut caches, &requests, &mut self.config.txn_context());
             if plan.silent.is_empty() {
-                self.set(replica, Pass::Quick(group));
+                self.set(replica, Pass::Fast(group));
             } else {
                 self.forget(replica, &requests);
-                self.start_full(replica, group, false);
+                self.start_slow(replica, group, false);
             }
         } else {
-            self.start_full(replica, group, false);
+            self.start_slow(replica, group, false);
         }
     }
 
     pub fn step(&mut self, replica: usize) {
         match self.world.replicas[replica].pass.clone() {
             Pass::Idle => {}
-            Pass::Quick(group) => self.quick(replica, group),
-            Pass::Full(full) => self.full_step(replica, full),
+            Pass::Fast(group) => self.fast(replica, group),
+            Pass::Slow(slow) => self.slow_step(replica, slow),
         }
     }
 
-    /// `Writer::quick`, from its statement on.
-    fn quick(&mut self, replica: usize, group: Vec<Ticket>) {
+    /// `Writer::try_fast`, from its statement on.
+    fn fast(&mut self, replica: usize, group: Vec<Ticket>) {
         let requests = self.config.requests(&self.world, &group);
-        let mut standing = self.config.standing();
-        let plan = append::decide(self.caches(replica), &requests, &mut standing);
+        let mut context = self.config.txn_context();
+        let plan = append::decide(self.caches(replica), &requests, &mut context);
         let statement = self.statement(&plan, &group);
         if !plan.writes_anything() {
             // the confirming read began after the requests arrived
@@ -215,17 +215,17 @@ impl Turn<'_> {
                 self.pass_ends(replica, group, plan, None);
             } else {
                 self.note(Seen::Overtaken);
-                self.start_full(replica, group, true);
+                self.start_slow(replica, group, true);
             }
             return;
         }
         if let Some((appended_at, bases)) = self.write(&statement) {
-            self.note(Seen::QuickHeld);
+            self.note(Seen::FastHeld);
             self.pass_ends(replica, group, plan, Some((appended_at, bases)));
         } else {
             self.note(Seen::Overtaken);
             self.forget(replica, &requests);
-            self.start_full(replica, group, true);
+            self.start_slow(replica, group, true);
         }
     }
 
@@ -269,11 +269,11 @@ impl Turn<'_> {
         statement
     }
 
-    /// `Writer::full`, step by step.
-    fn full_step(&mut self, replica: usize, mut full: Full) {
-        let requests = self.config.requests(&self.world, &full.group);
+    /// `Writer::run_slow`, step by step.
+    fn slow_step(&mut self, replica: usize, mut slow: SlowPass) {
+        let requests = self.config.requests(&self.world, &slow.group);
         let dependencies = read_set::dependency_logs(&requests);
-        full.step = match full.step.clone() {
+        slow.step = match slow.step.clone() {
             Step::ReadHeads => {
                 let heads = self.world.ledger.heads(&dependencies);
                 if self.config.early_steps {
@@ -285,8 +285,8 @@ impl Turn<'_> {
                 }
             }
             Step::States { heads } => {
-                let starts =
-                    self.loader(replica, &heads, &requests, None, |loader| loader.load_strangers());
+                let starts = self
+                    .loader(replica, &heads, &requests, None, |loader| loader.load_new_producers());
                 Step::Tails { heads, starts }
             }
             Step::Tails { heads, starts } => {
@@ -310,26 +310,26 @@ impl Turn<'_> {
                 self.world.ledger.lock(&touched, Who::Replica(replica));
                 Step::Load { shared, held, heads: self.world.ledger.heads(&dependencies) }
             }
-            Step::Load { heads, .. } if !full.early && !self.all_near(replica, &heads) => {
+            Step::Load { heads, .. } if !slow.early && !self.all_near(replica, &heads) => {
                 self.world.ledger.release(Who::Replica(replica));
-                full.early = true;
+                slow.early = true;
                 Step::ReadHeads
             }
             Step::Load { shared, held, heads } => {
-                match self.load_locked(replica, &full, &requests, &heads, &shared, &held) {
+                match self.load_locked(replica, &slow, &requests, &heads, &shared, &held) {
                     Some(step) => {
-                        full.early |= step == Step::ReadHeads;
+                        slow.early |= step == Step::ReadHeads;
                         step
                     }
                     None => return,
                 }
             }
             Step::Commit { now_at } => {
-                let (plan, written) = self.commit(replica, &full, &now_at);
-                return self.pass_ends(replica, full.group, plan, written);
+                let (plan, written) = self.commit(replica, &slow, &now_at);
+                return self.pass_ends(replica, slow.group, plan, written);
             }
         };
-        self.set(replica, Pass::Full(full));
+        self.set(replica, Pass::Slow(slow));
     }
 
     fn share(&mut self, replica: usize, requests: &[Request]) -> Step {
@@ -359,7 +359,7 @@ impl Turn<'_> {
     ) -> bool {
         let loaded = self.loader(replica, heads, requests, held, |loader| {
             loader.begin();
-            let starts = loader.load_strangers();
+            let starts = loader.load_new_producers();
             loader.load_tails(&starts)?;
             loader.finish();
             Ok::<_, super::load::Corrupt>(())
@@ -371,7 +371,7 @@ impl Turn<'_> {
     fn load_locked(
         &mut self,
         replica: usize,
-        full: &Full,
+        slow: &SlowPass,
         requests: &[Request],
         heads: &[Head],
         shared: &BTreeSet<Pair>,
@@ -396,9 +396,9 @@ impl Turn<'_> {
             return Some(Step::ReadHeads);
         }
         for (log_id, position) in &now_at {
-            let moved = full.known.get(log_id).is_some_and(|known| known != position);
+            let moved = slow.known.get(log_id).is_some_and(|known| known != position);
             if let Some(log) = self.caches(replica).get_mut(log_id) {
-                log.looked(full.overtaken || moved);
+                log.looked(slow.overtaken || moved);
                 // after how many such looks does not matter here
                 log.contended_passes = log.contended_passes.min(1);
             }
@@ -410,16 +410,16 @@ impl Turn<'_> {
     fn commit(
         &mut self,
         replica: usize,
-        full: &Full,
+        slow: &SlowPass,
         now_at: &Positions,
     ) -> (Plan, Option<(Timestamp, Bases)>) {
-        let group = &full.group;
+        let group = &slow.group;
         let requests = self.config.requests(&self.world, group);
-        let mut standing = self.config.standing();
-        let plan = append::decide(self.caches(replica), &requests, &mut standing);
+        let mut context = self.config.txn_context();
+        let plan = append::decide(self.caches(replica), &requests, &mut context);
         let who = Who::Replica(replica);
         if !plan.writes_anything() {
-            if full.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
+            if slow.is_redo && !self.is_without(Rule::FenceWhatWasLost) {
                 for log_id in read_set::dependency_logs(&requests) {
                     self.world.ledger.log_mut(log_id).head.fence += 1;
                 }
@@ -477,12 +477,12 @@ impl Turn<'_> {
                 self.caches(replica).clear();
             }
         }
-        let is_quick = matches!(self.world.replicas[replica].pass, Pass::Quick(_));
+        let is_fast = matches!(self.world.replicas[replica].pass, Pass::Fast(_));
         self.set(replica, Pass::Idle);
         let requests = self.config.requests(&self.world, &group);
         let bases = written.map(|(_, bases)| bases).unwrap_or_default();
         for ((ticket, request), decision) in group.iter().zip(&requests).zip(&plan.decisions) {
-            self.answer(ticket, request, decision, &bases, is_quick);
+            self.answer(ticket, request, decision, &bases, is_fast);
         }
     }
 
@@ -507,23 +507,23 @@ impl Turn<'_> {
         self.world.left.losses -= 1;
         let group = match self.world.replicas[replica].pass.clone() {
             Pass::Idle => return,
-            Pass::Quick(group) => {
+            Pass::Fast(group) => {
                 self.leave_orphan(replica, &group);
                 group
             }
-            Pass::Full(full) if took_effect && matches!(full.step, Step::Commit { .. }) => {
-                if let Step::Commit { now_at } = &full.step {
-                    self.commit(replica, &full, now_at);
+            Pass::Slow(slow) if took_effect && matches!(slow.step, Step::Commit { .. }) => {
+                if let Step::Commit { now_at } = &slow.step {
+                    self.commit(replica, &slow, now_at);
                 }
-                full.group
+                slow.group
             }
-            Pass::Full(full) => {
+            Pass::Slow(slow) => {
                 if self.is_without(Rule::ForgetWhatWasLost) {
-                    let requests = self.config.requests(&self.world, &full.group);
-                    let mut standing = self.config.standing();
-                    append::decide(self.caches(replica), &requests, &mut standing);
+                    let requests = self.config.requests(&self.world, &slow.group);
+                    let mut context = self.config.txn_context();
+                    append::decide(self.caches(replica), &requests, &mut context);
                 }
-                full.group
+                slow.group
             }
         };
         self.world.ledger.release(Who::Replica(replica));
@@ -551,7 +551,7 @@ impl Turn<'_> {
     fn leave_orphan(&mut self, replica: usize, group: &[Ticket]) {
         let requests = self.config.requests(&self.world, group);
         let mut caches = self.caches(replica).clone();
-        let plan = append::decide(&mut caches, &requests, &mut self.config.standing());
+        let plan = append::decide(&mut caches, &requests, &mut self.config.txn_context());
         if self.is_without(Rule::ForgetWhatWasLost) {
             self.world.replicas[replica].caches = Known(caches);
         }
@@ -575,7 +575,7 @@ impl Turn<'_> {
     /// The process dies: what it has sent may still take effect, what it has not committed is gone.
     pub fn kill(&mut self, replica: usize) {
         self.world.left.kills -= 1;
-        if let Pass::Quick(group) = self.world.replicas[replica].pass.clone() {
+        if let Pass::Fast(group) = self.world.replicas[replica].pass.clone() {
             self.leave_orphan(replica, &group);
         }
         self.world.ledger.release(Who::Replica(replica));

@@ -106,7 +106,7 @@ impl Turn<'_> {
         request: &Request,
         decision: &Decision,
         bases: &Bases,
-        is_quick: bool,
+        is_fast: bool,
     ) {
         match decision {
             Decision::Appended { deltas, .. } => {
@@ -119,11 +119,11 @@ impl Turn<'_> {
                 }
             }
             Decision::Repeated(remembered) => {
-                self.note(if is_quick { Seen::RepeatedQuick } else { Seen::RepeatedFull });
+                self.note(if is_fast { Seen::RepeatedFast } else { Seen::RepeatedSlow });
                 if bases.values().any(|base| first_offset(remembered) >= *base) {
-                    self.note(Seen::RepeatedInItsPass);
+                    self.note(Seen::RepeatedInItsBatch);
                 }
-                if self.world.left.losses < self.config.budget.losses && !is_quick {
+                if self.world.left.losses < self.config.budget.losses && !is_fast {
                     self.note(Seen::RedoneAndRepeated);
                 }
                 let offsets: Vec<Option<Offset>> = match &remembered.placement {
@@ -220,14 +220,14 @@ impl Turn<'_> {
     }
 
     /// Whatever a replica remembers between passes is a prefix of the log, folded.
-    pub fn check_memory(&mut self) {
+    pub fn check_caches(&mut self) {
         let World { ledger, replicas, .. } = &self.world;
         let mut wrong = false;
         for replica in replicas.iter().filter(|replica| replica.pass == Pass::Idle) {
             for (log_id, log) in &replica.caches.0 {
                 let head = &ledger.log(*log_id).head;
                 wrong |= log.next_offset > head.next_offset;
-                // one of an old mark is loaded anew before it is used
+                // one with an old verified fence is loaded again before it is used
                 let is_used = |verified_fence: i64| {
                     self.config.known.is_none() || verified_fence == head.fence
                 };
@@ -246,7 +246,7 @@ impl Turn<'_> {
                 }
             }
         }
-        self.breaks(Broken::MemoryWrong, wrong);
+        self.breaks(Broken::CacheWrong, wrong);
     }
 
     /// The database comes back without its last commit, and a pooler has kept the connections. What

@@ -47,7 +47,8 @@ impl World {
 }
 
 fn numbered(session: (i64, i64), sequence: i64) -> Value {
-    json!({"producer_id": session.0, "epoch": session.1, "sequence": sequence, "records": [{"value": sequence}]})
+    json!({"producer_id": session.0, "epoch": session.1, "sequence": sequence,
+        "records": [{"value": sequence}]})
 }
 
 #[tokio::test]

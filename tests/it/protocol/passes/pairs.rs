@@ -1,5 +1,5 @@
-//! Each kind of request in one pass with each other kind, quick and full, each repeated: what a
-//! pass decides is written whole, whatever else is in it.
+//! Each kind of request in one batch with each other kind, on the fast and the slow path, each
+//! repeated: what a batch decides is written as a whole, whatever else is in it.
 
 use std::{collections::BTreeMap, future::IntoFuture};
 
@@ -212,7 +212,7 @@ impl World {
         &mut self,
         kinds: [Kind; 2],
         topics: [&str; 2],
-        full: bool,
+        slow: bool,
         patience_ms: u64,
     ) -> bool {
         self.round += 1;
@@ -232,7 +232,7 @@ impl World {
         let calls: Vec<_> =
             sent.iter().map(|sent| tokio::spawn(sent.to(&self.server).into_future())).collect();
         tokio::time::sleep(std::time::Duration::from_millis(patience_ms)).await;
-        if full {
+        if slow {
             // what any replica knows of these logs is of an older fence
             let raise = "update oncelog.logs l set fence = fence + 1 from oncelog.topics t \
                 where t.tenant_id = l.tenant_id and t.topic_id = l.topic_id and t.name <> 'plug'";
@@ -251,7 +251,7 @@ impl World {
         for (sent, first) in sent.iter().zip(&first).filter(|(sent, _)| !sent.kind.is_plain()) {
             for server in [&self.server, &self.other] {
                 let again = sent.to(server).await;
-                let beside = (kinds, topics, full);
+                let beside = (kinds, topics, slow);
                 assert_eq!(again.status, 200, "{sent:?} of {beside:?}: {}", again.text());
                 assert_eq!(
                     again.json()["duplicate"],
@@ -262,7 +262,7 @@ impl World {
                 assert_eq!(places(&again), places(first), "{sent:?} of {beside:?}");
             }
         }
-        self.in_one_pass(round).await
+        self.in_one_batch(round).await
     }
 
     async fn until_somebody_waits(&mut self) {
@@ -277,7 +277,7 @@ impl World {
     }
 
     /// Rows of one pass are of one database transaction.
-    async fn in_one_pass(&mut self, round: usize) -> bool {
+    async fn in_one_batch(&mut self, round: usize) -> bool {
         let passes = "select count(distinct xmin::text) from oncelog.batches where records ~ $1";
         let pattern = format!("\"{round}-[01]-0\"");
         let passes = sqlx::query_scalar::<_, i64>(passes).bind(pattern);
@@ -310,7 +310,7 @@ fn one_lane() -> Setup {
 }
 
 /// All pairs, in one pass each.
-async fn all_pairs(topics: [&str; 2], full: bool) {
+async fn all_pairs(topics: [&str; 2], slow: bool) {
     let mut world = World::new().await;
     // what is prepared, resolved and looked up once is, and every log has a record
     for kind in KINDS {
@@ -319,7 +319,7 @@ async fn all_pairs(topics: [&str; 2], full: bool) {
     for (index, one) in KINDS.into_iter().enumerate() {
         for other in &KINDS[index..] {
             let mut patience_ms = 2;
-            while !world.round([one, *other], topics, full, patience_ms).await {
+            while !world.round([one, *other], topics, slow, patience_ms).await {
                 patience_ms *= 2;
                 assert!(patience_ms < 2_000, "{one:?} and {other:?} never came into one pass");
             }
@@ -329,11 +329,11 @@ async fn all_pairs(topics: [&str; 2], full: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_pair_in_a_quick_pass() {
+async fn every_pair_on_the_fast_path() {
     tokio::join!(all_pairs(["a", "b"], false), all_pairs(["a", "a"], false));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_pair_in_a_full_pass() {
+async fn every_pair_on_the_slow_path() {
     tokio::join!(all_pairs(["a", "b"], true), all_pairs(["a", "a"], true));
 }

@@ -22,7 +22,7 @@ use crate::support::{self, name};
 use world::*;
 
 #[tokio::test]
-async fn a_quick_pass_is_one_round_trip() {
+async fn the_fast_path_is_one_round_trip() {
     let world = world(1).await;
     let [a, _] = &world.replicas[..] else { panic!() };
     let p = a.producer("p").await;
@@ -56,7 +56,7 @@ async fn rule_1_only_epochs_read_under_the_present_fence_count() {
 }
 
 #[tokio::test]
-async fn rule_2_memory_that_is_no_prefix_is_thrown_away() {
+async fn rule_2_a_cache_that_is_no_prefix_is_thrown_away() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
     let (p, q) = (a.producer("p").await, a.producer("q").await);
@@ -84,7 +84,7 @@ async fn rule_2_memory_that_is_no_prefix_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn rule_3_a_stranger_is_its_state_and_all_rows_since() {
+async fn rule_3_a_new_producer_is_its_state_and_all_rows_since() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
     let (p, q) = (a.producer("p").await, a.producer("q").await);
@@ -140,7 +140,7 @@ async fn rule_26_what_a_redo_refused_is_not_stored_by_the_lost_statement() {
 }
 
 #[tokio::test]
-async fn rule_5_an_append_without_compare_moves_the_memory_only_from_where_it_stood() {
+async fn rule_5_a_blind_append_moves_the_cache_only_from_where_it_stood() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
     let p = a.producer("p").await;
@@ -148,7 +148,7 @@ async fn rule_5_an_append_without_compare_moves_the_memory_only_from_where_it_st
     b.one(p, 0, 1).await.unwrap();
     a.append(None, Scope::Partition(0), r#"{"value":"x"}"#).await.unwrap();
     is_duplicate_at(a.one(p, 0, 1).await, 1);
-    // and where it stood right, it moves: the next pass is a quick one
+    // and where it stood right, it moves: the next batch takes the fast path
     a.append(None, Scope::Partition(0), r#"{"value":"x"}"#).await.unwrap();
     assert_eq!(base(&a.one(p, 0, 2).await.unwrap()), 4);
 }
@@ -242,7 +242,7 @@ async fn rule_8_a_pass_compares_every_log_its_answers_stand_on() {
 }
 
 #[tokio::test]
-async fn rule_9_nothing_is_answered_before_its_ground_is_confirmed() {
+async fn rule_9_nothing_is_answered_before_its_read_set_is_confirmed() {
     let world = world(1).await;
     let [a, b] = &world.replicas[..] else { panic!() };
     let p = a.producer("p").await;

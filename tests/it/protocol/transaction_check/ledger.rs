@@ -267,14 +267,14 @@ impl Ledger {
         let row = self.transactions.get(&id).map(|stored| (id, stored.row.clone()));
         let facts = producer.map(|id| (id, self.sessions[&id].facts));
         let ongoing = producer.and_then(|id| Some((id, self.of(id, State::Ongoing)?)));
-        let mut standing = TxnContext::default();
-        standing.rows.extend(row);
-        standing.sessions.extend(facts);
-        standing.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
-        standing.groups.insert(place.group.clone(), self.group());
-        standing.places.insert(place, self.offset.clone());
-        standing.caches = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
-        match standing.judge(&whole, &WHOLE).and_then(|()| standing.judge_offsets(&whole)) {
+        let mut context = TxnContext::default();
+        context.rows.extend(row);
+        context.sessions.extend(facts);
+        context.ongoing.extend(ongoing.map(|(id, row)| (id, row.transaction_id)));
+        context.groups.insert(place.group.clone(), self.group());
+        context.places.insert(place, self.offset.clone());
+        context.caches = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
+        match context.judge(&whole, &WHOLE).and_then(|()| context.judge_offsets(&whole)) {
             Ok(()) => {}
             Err(Stopped::AlreadyCommitted(_)) => return Ok(true),
             Err(Stopped::Refused(refusal)) => return Err(refusal),

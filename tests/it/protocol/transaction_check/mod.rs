@@ -1,6 +1,6 @@
 //! A model check of transactions with the real rules.
 //!
-//! `rules::{transaction, whole, offsets, session}` decide as in the server; around them are a
+//! `rules::{transaction, group::offsets, session}` decide as in the server; around them are a
 //! minimal [`ledger`], and a [`world`] of clients that each run a script over a network that
 //! delivers requests late, again, out of order or never, and loses answers. stateright explores
 //! *every* order (breadth first, so a counterexample is a shortest one).
@@ -16,11 +16,8 @@ mod ledger;
 mod statements;
 mod world;
 
-use std::time::Instant;
-
-use stateright::{Checker, HasDiscoveries, Model};
-
-use world::{Budget, Check, Config, Script, Step};
+use super::harness::{self, holds, without};
+use world::{Budget, Config, Script, Step};
 
 /// How long a transaction may stay open.
 const TIMEOUT_MS: i64 = 2;
@@ -159,89 +156,50 @@ impl Config {
     }
 }
 
-/// Explores all of it: nothing may be broken, and it must not be vacuous.
-fn holds(name: &str, config: Config, at_least: usize, must_see: &[Seen]) {
-    let started = Instant::now();
-    let check = Check::new(config);
-    let seen = check.seen.clone();
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
-    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        panic!("{name}: broken: {broken}\n{}", told(&path.into_actions()));
-    }
-    let seen = seen.lock().unwrap().clone();
-    println!("  seen: {seen:?}");
-    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
-    assert!(missed.is_empty(), "{name} never met {missed:?}");
-    assert!(states >= at_least, "{name}: only {states} states");
-}
-
-/// Leaves a rule out: this part of the contract must break.
-fn breaks(rule: Rule, broken: Broken, config: Config) {
-    let started = Instant::now();
-    let check = Check::new(Config { without: Some(rule), ..config });
-    let until = HasDiscoveries::AnyOf([broken.name()].into());
-    let checker = check.checker().finish_when(until).target_max_depth(14).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    let path = checker.discovery(broken.name());
-    let path = path.unwrap_or_else(|| panic!("{rule:?} is not needed ({states} states)"));
-    println!("without {rule:?}, {states} states, {:.1?}: broken: {broken:?}", started.elapsed());
-    println!("  {}", told(&path.into_actions()));
-}
-
-fn told(actions: &[impl std::fmt::Debug]) -> String {
-    actions.iter().map(|action| format!("{action:?}")).collect::<Vec<_>>().join(" ")
-}
-
-macro_rules! holds {
-    ($($(#[$attribute:meta])* $test:ident: $config:expr, at least $states:expr, must see $($seen:ident)*;)*) => {
-        $($(#[$attribute])*
-        #[test]
-        fn $test() {
-            holds(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
-        })*
-    };
-}
-
 holds! {
     holds_with_two_producers_and_a_zombie: config(&[COPY, SHORT], SHORT).opens(2), at least 10_000,
-        must see Committed AbortedByOpen FencedCommit Fenced ReplayedBegin ReplayedAppend ReplayedCommit Conflict;
+        must see Committed AbortedByOpen FencedCommit Fenced ReplayedBegin ReplayedAppend
+        ReplayedCommit Conflict;
     holds_with_timeouts: config(&[COPY, SHORT], SHORT).opens(1).ticks(2), at least 10_000,
         must see Committed TimedOut FencedCommit ReplayedCommit;
     holds_with_prepared_transactions: config(&[PREPARED, SHORT], RECOVERING).opens(1).ticks(2),
-        at least 50_000, must see PreparedCommitted PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut;
+        at least 50_000, must see PreparedCommitted PreparedCommittedAfterOpen Pinned FencedCommit
+        Conflict TimedOut;
     holds_with_two_opens_and_a_prepared_one: config(&[PREPARED], RECOVERING).opens(2).ticks(2),
         at least 10_000, must see PreparedCommittedAfterOpen FencedCommit TimedOut;
-    holds_with_calls_that_overtake_each_other: config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3),
-        at least 10_000, must see Ahead AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
-    holds_with_one_request_transactions: config(&[WHOLE, SHORT], WHOLE).opens(1).unbound(&[APPENDS]).ticks(2),
-        at least 10_000, must see Whole ReplayedBegin Conflict Committed TimedOut;
-    holds_with_a_member: config(&[OFFSET_FIRST, PREPARED], SHORT).opens(1).unbound(&[WHOLE]).by_member(),
-        at least 10_000, must see Whole ReplayedBegin ReplayedCommit Conflict Pinned PreparedCommitted Committed FencedCommit;
-    holds_while_outcomes_are_forgotten: config(&[SHORT], SHORT).unbound(&[APPENDS]).ticks(6).sweeps(2, 2),
-        at least 10_000, must see ForgottenAndRefused Whole ReplayedBegin ReplayedCommit Committed TimedOut;
+    holds_with_calls_that_overtake_each_other:
+        config(&[COPY, ABORTED], SHORT).opens(1).in_flight(3), at least 10_000, must see Ahead
+        AppendsMissing ReplayedAppend Committed Aborted FencedCommit;
+    holds_with_one_request_transactions:
+        config(&[WHOLE, SHORT], WHOLE).opens(1).unbound(&[APPENDS]).ticks(2), at least 10_000,
+        must see Whole ReplayedBegin Conflict Committed TimedOut;
+    holds_with_a_member:
+        config(&[OFFSET_FIRST, PREPARED], SHORT).opens(1).unbound(&[WHOLE]).by_member(),
+        at least 10_000, must see Whole ReplayedBegin ReplayedCommit Conflict Pinned
+        PreparedCommitted Committed FencedCommit;
+    holds_while_outcomes_are_forgotten:
+        config(&[SHORT], SHORT).unbound(&[APPENDS]).ticks(6).sweeps(2, 2), at least 10_000,
+        must see ForgottenAndRefused Whole ReplayedBegin ReplayedCommit Committed TimedOut;
 }
 
-macro_rules! without {
-    ($($test:ident: $rule:ident breaks $broken:ident in $config:expr;)*) => {
-        $(#[test]
-        fn $test() {
-            breaks(Rule::$rule, Broken::$broken, $config);
-        })*
-    };
-}
+/// How many steps it takes at most to break something.
+const DEPTH: usize = 14;
 
 without! {
-    without_the_check_of_the_producer: CheckProducer breaks AcceptedAfterFence in config(&[COPY], SHORT).opens(1);
+    without_the_check_of_the_producer: CheckProducer breaks AcceptedAfterFence in
+        config(&[COPY], SHORT).opens(1);
     without_the_deadline: Deadline breaks AcceptedAfterDeadline in config(&[SHORT], SHORT).ticks(3);
-    without_the_horizon: Horizon breaks RunsTwice in config(&[], SHORT).unbound(&[ABORTED]).ticks(4).sweeps(1, 2);
+    without_the_horizon: Horizon breaks RunsTwice in
+        config(&[], SHORT).unbound(&[ABORTED]).ticks(4).sweeps(1, 2);
     without_pins: Pins breaks OffsetTwice in config(&[PREPARED, SHORT], SHORT);
-    without_judging_offsets_at_the_end: OffsetsAtTheEnd breaks OffsetTwice in config(&[SHORT, SHORT], SHORT);
+    without_judging_offsets_at_the_end: OffsetsAtTheEnd breaks OffsetTwice in
+        config(&[SHORT, SHORT], SHORT);
     without_runs: Runs breaks OffsetTwice in config(&[SHORT, OFFSET_FIRST], SHORT).by_member();
-    without_runs_in_one_request: Runs breaks OffsetTwice in config(&[], SHORT).unbound(&[WHOLE, WHOLE]).by_member();
+    without_runs_in_one_request: Runs breaks OffsetTwice in
+        config(&[], SHORT).unbound(&[WHOLE, WHOLE]).by_member();
     without_numbers: Numbering breaks NotAtomic in config(&[SHORT], SHORT);
-    without_expected_appends: ExpectedAppends breaks NotAtomic in config(&[COPY], SHORT).in_flight(3);
+    without_expected_appends: ExpectedAppends breaks NotAtomic in
+        config(&[COPY], SHORT).in_flight(3);
     without_the_repeat_of_an_end: RepeatedEnds breaks NotAtomic in config(&[SHORT], SHORT);
 }
 
@@ -255,7 +213,6 @@ holds! {
     holds_larger_timeouts: config(&[COPY, SHORT], SHORT).opens(2).ticks(3), at least 100_000,
         must see Committed TimedOut FencedCommit ReplayedCommit Conflict;
     #[ignore = "larger: minutes"]
-    holds_larger_prepared_transactions:
-        config(&[PREPARED, COPY], RECOVERING).opens(1).ticks(3), at least 100_000,
-        must see PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut;
+    holds_larger_prepared_transactions: config(&[PREPARED, COPY], RECOVERING).opens(1).ticks(3),
+        at least 100_000, must see PreparedCommittedAfterOpen Pinned FencedCommit Conflict TimedOut;
 }

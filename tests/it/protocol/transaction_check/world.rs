@@ -1,9 +1,6 @@
 //! The state of the model, what may happen next, and what must be true after it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::{
     model::{
@@ -16,6 +13,7 @@ use stateright::{Model, Property};
 use uuid::Uuid;
 
 use super::{
+    super::harness::{self, never},
     Broken, Rule, Seen, TIMEOUT_MS,
     ledger::{Batch, Call, GENERATION, Ledger, Message},
 };
@@ -113,13 +111,7 @@ pub enum Action {
 
 type Handled = Result<(Ledger, TransactionRow, bool), Refusal>;
 
-/// The model: a configuration, and what was ever seen (beside the states, as bits in them would
-/// multiply them).
-#[derive(Clone)]
-pub struct Check {
-    pub config: Config,
-    pub seen: Arc<Mutex<BTreeSet<Seen>>>,
-}
+type Check = harness::Check<Config, Seen>;
 
 const MEMBER: &str = "m";
 const RETENTIONS_MS: [i64; 2] = [2, 9];
@@ -367,14 +359,6 @@ impl World {
 }
 
 impl Check {
-    pub fn new(config: Config) -> Self {
-        Self { config, seen: Arc::default() }
-    }
-
-    fn note(&self, seen: Seen) {
-        self.seen.lock().unwrap().insert(seen);
-    }
-
     /// None: nothing has changed.
     fn deliver(&self, world: &World, client: usize, step: usize, answered: bool) -> Option<World> {
         let message = world.clients[client].message(step)?;
@@ -506,13 +490,6 @@ impl Model for Check {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        macro_rules! never {
-            ($($broken:ident),*) => {
-                vec![$(Property::always(Broken::$broken.name(), |_, world: &World| {
-                    !world.broken.contains(&Broken::$broken)
-                })),*]
-            };
-        }
         never![
             NotAtomic,
             NotDense,

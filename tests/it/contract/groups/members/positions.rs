@@ -158,7 +158,7 @@ async fn a_cursor_is_its_groups_alone() {
 
 /// Another life of the topic is another topic.
 #[tokio::test]
-async fn a_topic_that_was_made_again_begins_anew() {
+async fn a_topic_that_was_created_again_starts_over() {
     let server = Server::start().await;
     filled(&server, 1, 3).await;
     let a = Member::join(&server, "g", orders()).await;

@@ -72,7 +72,8 @@ fn by(member: &str, generation: i64, of: &[(&str, i32, i64)]) -> Value {
 
 /// One offset in `orders`, over another.
 fn over(partition: i32, expected: Value, offset: i64) -> Value {
-    json!({"topic": "orders", "partition": partition, "offset": offset, "expected_offset": expected})
+    json!({"topic": "orders", "partition": partition, "offset": offset,
+        "expected_offset": expected})
 }
 
 /// What an answer says: `orders/0 5 m, orders/1 0`.
@@ -200,8 +201,8 @@ async fn what_is_too_much_leaves_no_trace_and_what_just_fits_is_taken() {
         item.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         json!({"offsets": [item]})
     };
-    let long = json!({"member_id": "m".repeat(256), "generation": -1, "offsets": [{"topic": "orders",
-        "partition": 0, "offset": 0}]});
+    let long = json!({"member_id": "m".repeat(256), "generation": -1,
+        "offsets": [{"topic": "orders", "partition": 0, "offset": 0}]});
     server.commit("g", long).await.invalid(&["/generation", "/member_id"]);
     let many = vec![json!({"topic": "orders", "partition": 0, "offset": 0}); 10_001];
     let problem = server.commit("g", json!({"offsets": many})).await.refused(Code::PayloadTooLarge);

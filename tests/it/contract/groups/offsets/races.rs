@@ -90,7 +90,7 @@ async fn places_of_many_groups_are_locked_without_deadlock() {
             };
             let places: Vec<OffsetPlace> =
                 (0..random.random_range(1..8)).map(|_| place(&mut random)).collect();
-            let work = store.transaction(move |c| Box::pin(commit_all(c, tenant, places)));
+            let work = store.transaction(async move |c| commit_all(c, tenant, places).await);
             assert!(work.await.unwrap());
         }
     };

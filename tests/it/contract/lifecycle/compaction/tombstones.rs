@@ -63,7 +63,7 @@ async fn the_delay_begins_when_what_is_gone_has_gone() {
 }
 
 #[tokio::test]
-async fn tombstones_may_stay_for_ever() {
+async fn tombstones_may_stay_without_limit() {
     let mut world = world_of(json!({"cleanup": "compact", "retention_ms": null})).await;
     world.append("a=1 a=").await;
     for _ in 0..2 {

@@ -9,7 +9,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_commit_claims_its_ids_and_tells_later_senders_where_their_records_lie() {
+async fn a_commit_reserves_its_ids_and_later_senders_learn_where_their_records_lie() {
     let server = server().await;
     plain(&server, &[json!({"value": "before"})]).await.ok();
     let records = [json!({"value": 0}), known("a", 1), known("b", 2)];
@@ -185,7 +185,7 @@ async fn an_id_comes_once_in_a_transaction_and_a_topic() {
 }
 
 #[tokio::test]
-async fn the_settings_of_a_topic_say_what_tells_that_a_record_is_known() {
+async fn the_settings_of_a_topic_say_how_records_are_recognised() {
     let server = server().await;
     let set = async |settings: Value| {
         server.patch("/v1/topics/t").json(json!({"settings": settings})).await.ok();
@@ -250,7 +250,10 @@ async fn staged_records_are_shown_as_they_are() {
 async fn calls_with_ids_are_numbered_and_repeated_as_others() {
     let server = server().await;
     let id = begun(&server, json!({})).await;
-    let body = |sequence: i64, record: Value| json!({"sequence": sequence, "appends": [to("t", &[record])]});
+    let body = |sequence: i64, record: Value| {
+        let appends = [to("t", &[record])];
+        json!({"sequence": sequence, "appends": appends})
+    };
     for _ in 0..2 {
         call(&server, id, "records", &body(0, known("a", 1))).await.ok();
         call(&server, id, "records", &body(1, json!({"value": 2}))).await.ok();

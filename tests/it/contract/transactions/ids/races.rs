@@ -80,7 +80,7 @@ async fn at_whatever_message_a_commit_is_held_an_id_is_stored_once() {
 
 /// A broker whose connections die within a commit or a prepare: sent again, it is done once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_is_cut_off_claims_its_ids_with_its_records_or_not_at_all() {
+async fn a_commit_that_is_cut_off_reserves_its_ids_with_its_records_or_not_at_all() {
     let server = server().await;
     let proxy = Proxy::start(&server.options, 1).await;
     let cut = Server::on(&proxy.options(&server.options), Setup::default()).await;

@@ -101,7 +101,7 @@ async fn pages_are_bounded_by_what_rows_point_to() {
 
 /// Nothing is shown under the offset of something else.
 #[tokio::test]
-async fn a_row_that_points_to_nothing_is_told_not_skipped() {
+async fn a_row_that_points_to_nothing_is_an_error_and_not_skipped() {
     let mut world = a_mixed_log().await;
     world.sql("delete from oncelog.staged_batches where ordinal = 2").await;
     for offset in 0..=5 {

@@ -9,10 +9,7 @@
 
 mod tables;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-};
+use std::collections::BTreeSet;
 
 use oncelog::{
     model::{
@@ -26,12 +23,15 @@ use oncelog::{
         transaction::{TransactionVerdict, Verb, check_producer, judge},
     },
 };
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 
 use self::tables::{
     At, Call, EXPIRES_AT, ID, Lock, OFFSET, Running, SESSION, Tables, Transaction, World,
 };
-use super::{Broken, told};
+use super::{
+    super::harness::{self, never},
+    Broken,
+};
 
 /// The offset that the transaction is to commit.
 fn claimed() -> Claimed {
@@ -58,19 +58,19 @@ enum Action {
 
 /// What can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ground {
+enum Rule {
     /// Offsets are counted in the transaction's row: without, a commit looks whether any are
     /// staged.
     OffsetCount,
     /// A commit compares the batches it sees with the count in the row.
     BatchCount,
     /// A row that has changed while a statement waited is judged anew.
-    JudgedAnew,
+    RecheckRow,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Seen {
-    QuickCommit,
+    FastCommit,
     JudgedCommit,
     OffsetCommitted,
     /// A row was held elsewhere; or had changed since the statement began.
@@ -82,19 +82,12 @@ enum Seen {
     Aborted,
 }
 
-#[derive(Clone)]
-struct Check {
-    without: Option<Ground>,
-    seen: Arc<Mutex<BTreeSet<Seen>>>,
-}
+/// The configuration is the rule that is left out.
+type Check = harness::Check<Option<Rule>, Seen>;
 
 impl Check {
-    fn has(&self, dependency: Ground) -> bool {
-        self.without != Some(dependency)
-    }
-
-    fn note(&self, seen: Seen) {
-        self.seen.lock().unwrap().insert(seen);
+    fn has(&self, rule: Rule) -> bool {
+        self.config != Some(rule)
     }
 
     /// None: it has to wait, or is done.
@@ -108,7 +101,7 @@ impl Check {
                 then.calls[index].at = At::Reach;
             }
             At::Reach => self.reach(&mut then, index)?,
-            At::Write => self.commit_quickly(&mut then, index),
+            At::Write => self.commit_fast(&mut then, index),
             At::Session => {
                 let lock = if call == Call::Open { Lock::Session } else { Lock::SharedSession };
                 self.lock(&mut then, index, lock)?;
@@ -189,7 +182,7 @@ impl Check {
         match call {
             Call::Expire => row.has_expired(now),
             Call::Append if row.expires_at <= now => false,
-            Call::Commit if self.has(Ground::OffsetCount) && *id_count > 0 => false,
+            Call::Commit if self.has(Rule::OffsetCount) && *id_count > 0 => false,
             _ => row.state == State::Ongoing,
         }
     }
@@ -212,7 +205,7 @@ impl Check {
             self.without_row(world, index);
             return Some(());
         }
-        if self.has(Ground::JudgedAnew) && !is_asked(&world.tables) {
+        if self.has(Rule::RecheckRow) && !is_asked(&world.tables) {
             self.note(Seen::Overtaken);
             self.without_row(world, index);
             return Some(());
@@ -223,8 +216,8 @@ impl Check {
         match call {
             Call::Commit => {
                 let sees_all = seen.staged == transaction.row.batch_count;
-                let may = sees_all || !self.has(Ground::BatchCount);
-                if !may || !self.has(Ground::OffsetCount) && seen.has_staged_offset {
+                let may = sees_all || !self.has(Rule::BatchCount);
+                if !may || !self.has(Rule::OffsetCount) && seen.has_staged_offset {
                     self.without_row(world, index);
                     return Some(());
                 }
@@ -270,14 +263,14 @@ impl Check {
         }
     }
 
-    fn commit_quickly(&self, world: &mut World, index: usize) {
+    fn commit_fast(&self, world: &mut World, index: usize) {
         let (now, mut transaction) = (world.now, world.tables.transaction.clone());
         let running = &mut world.calls[index];
         if now >= EXPIRES_AT {
             running.leave(At::Session);
             return;
         }
-        self.note(Seen::QuickCommit);
+        self.note(Seen::FastCommit);
         running.written.stored = running.seen.as_ref().unwrap().staged;
         transaction.commit(now);
         running.written.transaction = Some(transaction);
@@ -388,13 +381,6 @@ impl Model for Check {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        macro_rules! never {
-            ($($broken:ident),*) => {
-                vec![$(Property::always(Broken::$broken.name(), |_, world: &World| {
-                    !world.broken.contains(&Broken::$broken)
-                })),*]
-            };
-        }
         let mut properties = never![
             NotAtomic,
             LeftBehind,
@@ -415,16 +401,8 @@ impl Model for Check {
 
 #[test]
 fn holds_statement_by_statement() {
-    let check = Check { without: None, seen: Arc::default() };
-    let seen = check.seen.clone();
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    println!("{states} states, {} steps deep", checker.max_depth());
-    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        panic!("broken: {broken}\n{}", told(&path.into_actions()));
-    }
     let all = [
-        Seen::QuickCommit,
+        Seen::FastCommit,
         Seen::JudgedCommit,
         Seen::OffsetCommitted,
         Seen::Skipped,
@@ -434,32 +412,26 @@ fn holds_statement_by_statement() {
         Seen::TimedOut,
         Seen::Aborted,
     ];
-    assert_eq!(*seen.lock().unwrap(), all.into_iter().collect());
-    assert!(states > 20_000, "only {states} states");
+    harness::explore("holds_statement_by_statement", None::<Rule>, 20_001, &all);
 }
 
-/// Leaves a ground out: this part of the contract must break.
-fn breaks(without: Ground, broken: Broken) {
-    let check = Check { without: Some(without), seen: Arc::default() };
-    let until = HasDiscoveries::AnyOf([broken.name()].into());
-    let checker = check.checker().finish_when(until).spawn_bfs().join();
-    let path = checker.discovery(broken.name());
-    let path = path.unwrap_or_else(|| panic!("{without:?} is not needed"));
-    println!("without {without:?}: broken: {broken:?}\n  {}", told(&path.into_actions()));
+/// Leaves a rule out: this part of the contract must break.
+fn breaks(without: Rule, broken: Broken) {
+    harness::find_violation(&format!("{without:?}"), broken.name(), Some(without), 0);
 }
 
 #[test]
 fn without_counting_offsets_in_the_row_a_commit_drops_them() {
-    breaks(Ground::OffsetCount, Broken::NotAtomic);
-    breaks(Ground::OffsetCount, Broken::LeftBehind);
+    breaks(Rule::OffsetCount, Broken::NotAtomic);
+    breaks(Rule::OffsetCount, Broken::LeftBehind);
 }
 
 #[test]
 fn without_counting_batches_in_the_row_a_commit_drops_them() {
-    breaks(Ground::BatchCount, Broken::NotAtomic);
+    breaks(Rule::BatchCount, Broken::NotAtomic);
 }
 
 #[test]
 fn without_judging_rows_anew_what_is_over_goes_on() {
-    breaks(Ground::JudgedAnew, Broken::OutcomeChanged);
+    breaks(Rule::RecheckRow, Broken::OutcomeChanged);
 }

@@ -40,7 +40,7 @@ pub enum At {
     Begin,
     /// comes to it,
     Reach,
-    /// and writes: the quick commit.
+    /// and writes: the fast commit.
     Write,
     /// A database transaction begins: it locks the session,
     Session,

@@ -1,13 +1,11 @@
 //! The one error type of all operations: a code, a detail for people, and facts for programs.
 
-pub mod refusals;
-pub mod tenants;
-
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    model::{Code, Fault, Invalid, Name, Partition, invalid::TooLarge},
+    model::{Code, Name, Partition, ValidationErrors, validation::TooLarge},
+    rules::Refusal,
     store,
     telemetry::{self, LineLimit},
 };
@@ -34,7 +32,7 @@ impl Error {
 
     /// A malformed field, named by its JSON pointer.
     pub fn invalid(pointer: &str, detail: &str) -> Self {
-        Invalid::at(pointer, detail).into()
+        ValidationErrors::at(pointer, detail).into()
     }
 
     pub fn topic_not_found(topic: &Name) -> Self {
@@ -65,6 +63,10 @@ impl Error {
         Self::new(Code::TenantNotFound, detail)
     }
 
+    pub fn invalid_transaction_id() -> Self {
+        Refusal::InvalidTransactionId.into()
+    }
+
     pub fn topic_in_use(topic: &Name, transaction_id: Uuid) -> Self {
         let detail = format!(
             "The prepared transaction {transaction_id} holds topic {topic} and may still commit to \
@@ -78,14 +80,6 @@ impl Error {
         let detail =
             format!("Topic {topic} has no partition {partition}; its partitions are 0 to {last}.");
         Self::new(Code::PartitionNotFound, detail)
-    }
-
-    pub fn precondition_failed(etag: &str) -> Self {
-        let detail = format!(
-            "The ETag in If-Match is not the current one, which is {etag}. Nothing was changed. \
-             Read the resource again before you change it."
-        );
-        Self::new(Code::PreconditionFailed, detail)
     }
 
     pub fn unavailable(detail: &str) -> Self {
@@ -105,10 +99,10 @@ impl Error {
     }
 }
 
-impl From<Invalid> for Error {
-    fn from(invalid: Invalid) -> Self {
-        let Invalid { faults, unlisted, too_large } = invalid;
-        let (pointer, detail) = match faults.first() {
+impl From<ValidationErrors> for Error {
+    fn from(invalid: ValidationErrors) -> Self {
+        let ValidationErrors { listed, unlisted, too_large } = invalid;
+        let (pointer, detail) = match listed.first() {
             Some(first) => (&*first.pointer, &*first.detail),
             None => ("", "the request is malformed"),
         };
@@ -116,20 +110,24 @@ impl From<Invalid> for Error {
         if let Some(TooLarge { code, limit }) = too_large {
             return Error::new(code, format!("{place}: {detail}")).fact("limit", limit);
         }
-        let more = match (faults.len(), unlisted) {
+        let more = match (listed.len(), unlisted) {
             (0 | 1, 0) => String::new(),
-            (listed, 0) => format!(" (and {} more, see errors)", listed - 1),
+            (count, 0) => format!(" (and {} more, see errors)", count - 1),
             (_, unlisted) => format!(" (see errors, and {unlisted} more)"),
         };
         let detail = format!("{place}: {detail}{more}");
-        Error::new(Code::InvalidRequest, detail).fact("errors", errors(&faults))
+        Error::new(Code::InvalidRequest, detail).fact("errors", json!(listed))
     }
 }
 
-/// The validation errors in the form of a problem document.
-pub(super) fn errors(faults: &[Fault]) -> Vec<Value> {
-    let error = |Fault { pointer, detail }: &Fault| json!({"pointer": pointer, "detail": detail});
-    faults.iter().map(error).collect()
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let code = refusal.code();
+        match refusal.errors() {
+            Some(errors) if code == Code::InvalidRequest => errors.into(),
+            _ => Self { code, detail: refusal.to_string(), facts: refusal.facts() },
+        }
+    }
 }
 
 impl From<store::Error> for Error {
