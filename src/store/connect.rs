@@ -362,8 +362,7 @@ async fn begin_by<'c>(
 
 /// The server that this connection reaches now.
 pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
-    let started_at: super::Instant = sqlx::query_scalar(SERVER).fetch_one(connection).await?;
-    Ok(Server::started_at(started_at))
+    Ok(sqlx::query_scalar(SERVER).fetch_one(connection).await?)
 }
 
 /// Rolls back now, instead of with the connection's next statement as a dropped transaction does.

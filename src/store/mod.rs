@@ -41,12 +41,14 @@ mod error;
 mod history;
 mod migration;
 mod route;
+mod types;
 
 pub use connect::{Store, Work, begin, commit, rollback, server, settle};
 pub use error::Error;
 pub use history::{History, Server};
 pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
+use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::Query};
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
 macro_rules! statements {
@@ -67,8 +69,11 @@ macro_rules! durable {
     () => {
         r"(case current_setting('synchronous_commit')
                 when 'off' then set_config('synchronous_commit', 'on', true) = 'on'
-                when 'local' then set_config('synchronous_commit', 'on', true) = 'on' else true end
-            and case current_setting('lock_timeout') when '0' then set_config('lock_timeout', '5s', true) = '5s' else true end)"
+                when 'local' then set_config('synchronous_commit', 'on', true) = 'on'
+                else true end
+            and case current_setting('lock_timeout')
+                when '0' then set_config('lock_timeout', '5s', true) = '5s'
+                else true end)"
     };
 }
 use durable;
@@ -76,6 +81,7 @@ use durable;
 /// All statements, by file.
 pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("append", append::STATEMENTS),
+    ("append", append::transactions::STATEMENTS),
     ("append_load", append::load::STATEMENTS),
     ("catalog_logs", catalog::logs::STATEMENTS),
     ("catalog_tenants", catalog::tenants::STATEMENTS),
@@ -105,6 +111,14 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("transaction_record_ids", transaction::record_ids::STATEMENTS),
     ("transaction_staging", transaction::staging::STATEMENTS),
 ];
+
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Runs a statement for its effect.
+async fn execute(conn: &mut PgConnection, query: Query<'_, Postgres, PgArguments>) -> Result<()> {
+    query.execute(conn).await?;
+    Ok(())
+}
 
 /// An instant as Postgres returns it.
 type Instant = chrono::DateTime<chrono::Utc>;

@@ -1,9 +1,9 @@
 //! NOTIFY between replicas: only a hint that logs have changed. Behind a pooler with shared
 //! connections nobody can listen, and polling alone suffices.
 
-use sqlx::{PgConnection, postgres::PgListener};
+use sqlx::postgres::PgListener;
 
-use super::{Error, Store, route::Route, statements};
+use super::{Connection, Result, Store, execute, route::Route, statements};
 
 /// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
@@ -14,14 +14,13 @@ statements! {
     NOTIFY = "select pg_notify($1, $2), set_config('synchronous_commit', 'off', true)";
 }
 
-pub async fn notify(connection: &mut PgConnection, payload: &str) -> Result<(), Error> {
-    sqlx::query(NOTIFY).bind(CHANNEL).bind(payload).execute(connection).await?;
-    Ok(())
+pub async fn notify(conn: &mut Connection, payload: &str) -> Result<()> {
+    execute(conn, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
 }
 
 /// A listener with its own connection. None behind a pooler that shares connections: it would miss
 /// notifications, and leave a LISTEN in the connection of others.
-pub async fn listen(store: &Store) -> Result<Option<PgListener>, Error> {
+pub async fn listen(store: &Store) -> Result<Option<PgListener>> {
     if store.route().await? == Route::Shared {
         return Ok(None);
     }

@@ -1,19 +1,14 @@
-//! Statements on sessions, remembered opens, and the state of a producer in every log it appended
-//! to.
+//! Statements on `sessions`, on remembered opens (`session_opens`), and on the state of a producer
+//! in every log it appended to. They lock session rows.
 
-use sqlx::PgConnection;
+use sqlx::{FromRow, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{
-    Error, Instant,
-    append::load::{self, sequencing},
-    catalog::topics::stored_name,
-    durable, statements,
-};
+use super::{Connection, Error, Result, append::load, durable, execute, statements};
 use crate::{
     model::{
         Epoch, LogId, Name, Partition, ProducerId, TenantId, Timestamp,
-        session::{Open, REMEMBERED_OPEN_IDS, Sequencing, Session},
+        session::{Open, REMEMBERED_OPEN_IDS, Session},
     },
     rules::{
         append::{
@@ -23,154 +18,159 @@ use crate::{
     },
 };
 
+/// The columns of a `SessionRow`.
+macro_rules! session_columns {
+    () => {
+        r"producer_id, transactional_id, epoch, closed, reset_epoch, monotonic,
+            transaction_timeout_ms, open_horizon, opened_at, fencing"
+    };
+}
+macro_rules! sessions {
+    ($which:literal) => {
+        concat!(
+            "select ",
+            session_columns!(),
+            r"
+        from oncelog.sessions where tenant_id = $1 and ",
+            $which
+        )
+    };
+}
+pub(super) use {session_columns, sessions};
+
 statements! {
     CLOCK = "select clock_timestamp()";
     FIND_OPEN = "select producer_id, epoch from oncelog.session_opens where tenant_id = $1 and open_id = $2";
-    LOCK_BY_ID = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
-            open_horizon, opened_at, fencing
-        from oncelog.sessions where tenant_id = $1 and producer_id = $2 for no key update";
-    LOCK_BY_NAME = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
-            open_horizon, opened_at, fencing
-        from oncelog.sessions where tenant_id = $1 and transactional_id = $2 for no key update";
-    READ = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
-            open_horizon, opened_at, fencing
-        from oncelog.sessions where tenant_id = $1 and producer_id = $2";
-    LIST = r"select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
-            open_horizon, opened_at, fencing
-        from oncelog.sessions where tenant_id = $1 and producer_id > $2 and ($3::text is null or transactional_id = $3)
-        order by producer_id limit $4";
+    READ = sessions!("producer_id = $2");
+    LOCK_BY_ID = sessions!("producer_id = $2 for no key update");
+    LOCK_BY_NAME = sessions!("transactional_id = $2 for no key update");
+    LIST = sessions!(
+        r"producer_id > $2 and ($3::text is null or transactional_id = $3)
+        order by producer_id limit $4"
+    );
     /// The common open in one round trip: a new producer, with its open id if it has one. No row:
     /// the name or the id is known.
-    OPEN_NEW = concat!(r"with known as materialized (
+    OPEN_NEW = concat!(
+        r"with known as materialized (
             select from oncelog.session_opens where tenant_id = $1 and open_id = $5
-            union all select from oncelog.sessions where tenant_id = $1 and transactional_id = $2),
+            union all
+            select from oncelog.sessions where tenant_id = $1 and transactional_id = $2),
         made as (
-            insert into oncelog.sessions as s (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at)
-            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp() where ", durable!(), r" and not exists (select from known)
+            insert into oncelog.sessions
+                (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at)
+            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp()
+            where ", durable!(), r" and not exists (select from known)
             on conflict (tenant_id, transactional_id) do nothing
-            returning s.producer_id, s.transactional_id, s.epoch, s.closed, s.reset_epoch, s.monotonic,
-                s.transaction_timeout_ms, s.open_horizon, s.opened_at, s.fencing),
+            returning ", session_columns!(), r"),
         remembered as (
-            insert into oncelog.session_opens as o (tenant_id, open_id, producer_id, epoch)
+            insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch)
             select $1, $5::uuid, producer_id, epoch from made where $5 is not null)
-        select producer_id, transactional_id, epoch, closed, reset_epoch, monotonic, transaction_timeout_ms,
-            open_horizon, opened_at, fencing from made");
-    UPDATE = r"update oncelog.sessions set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5,
+        select * from made"
+    );
+    UPDATE = r"update oncelog.sessions
+        set epoch = $3, closed = false, reset_epoch = $4, monotonic = $5,
             transaction_timeout_ms = $6, opened_at = $7, fencing = $8
         where tenant_id = $1 and producer_id = $2";
     CLOSE = r"update oncelog.sessions set epoch = epoch + 1, closed = true, fencing = $3
         where tenant_id = $1 and producer_id = $2";
-    FENCED = "update oncelog.sessions set fencing = false where tenant_id = $1 and producer_id = $2 and epoch = $3";
-    INSERT_OPEN = r"insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch) values ($1, $2, $3, $4)
-        on conflict do nothing";
+    FENCED = r"update oncelog.sessions set fencing = false
+        where tenant_id = $1 and producer_id = $2 and epoch = $3";
+    INSERT_OPEN = r"insert into oncelog.session_opens (tenant_id, open_id, producer_id, epoch)
+        values ($1, $2, $3, $4) on conflict do nothing";
     OLD_OPENS = r"select open_id from oncelog.session_opens where tenant_id = $1 and producer_id = $2
         order by epoch desc offset $3";
     DROP_OPENS = "delete from oncelog.session_opens where tenant_id = $1 and open_id = any($2)";
     RAISE_OPEN_HORIZON = r"update oncelog.sessions set open_horizon = greatest(open_horizon, $3)
         where tenant_id = $1 and producer_id = $2";
-    REGISTERED_LOGS = "select log_id from oncelog.producer_states where tenant_id = $1 and producer_id = $2 order by log_id";
+    REGISTERED_LOGS = r"select log_id from oncelog.producer_states
+        where tenant_id = $1 and producer_id = $2
+        order by log_id";
     /// One statement, so that a snapshot or trim between two reads cannot open a hole: every state
     /// of the producer with the rows after it, unless these are too many to be read at once.
     STANDINGS = r"select l.log_id, t.name, l.partition, s.epoch, s.last_sequence, s.recent,
-            l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind, b.base_offset, b.producers, b.appended_at
+            l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) > $3 as is_behind,
+            b.base_offset, b.producers, b.appended_at
         from oncelog.producer_states s
         join oncelog.logs l on l.tenant_id = $1 and l.log_id = s.log_id
         join oncelog.topics t on t.tenant_id = $1 and t.topic_id = l.topic_id
-        left join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id and b.producers is not null
+        left join oncelog.batches b on b.tenant_id = $1 and b.log_id = s.log_id
+            and b.producers is not null
             and b.base_offset >= greatest(s.as_of_offset, l.snapshot_offset)
             and l.next_offset - greatest(s.as_of_offset, l.snapshot_offset) <= $3
         where s.tenant_id = $1 and s.producer_id = $2
         order by t.name, coalesce(l.partition, -1), b.base_offset";
 }
 
-/// A row of `sessions`.
-pub type SessionColumns = (i64, Option<String>, i64, bool, i64, bool, i64, Instant, Instant, bool);
-
-pub fn session_row(row: SessionColumns) -> Result<SessionRow, Error> {
-    let (
-        producer_id,
-        name,
-        epoch,
-        closed,
-        reset_epoch,
-        monotonic,
-        timeout_ms,
-        horizon,
-        opened_at,
-        fencing,
-    ) = row;
-    Ok(SessionRow {
-        producer_id: ProducerId(producer_id),
-        transactional_id: name.map(|name| stored_name(&name)).transpose()?,
-        facts: SessionFacts { epoch, closed, reset_epoch, sequencing: sequencing(monotonic) },
-        transaction_timeout_ms: timeout_ms,
-        open_horizon: horizon.into(),
-        opened_at: opened_at.into(),
-        fencing,
-    })
+impl FromRow<'_, PgRow> for SessionRow {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(SessionRow {
+            producer_id: row.try_get("producer_id")?,
+            transactional_id: row.try_get("transactional_id")?,
+            facts: SessionFacts {
+                epoch: row.try_get("epoch")?,
+                closed: row.try_get("closed")?,
+                reset_epoch: row.try_get("reset_epoch")?,
+                sequencing: row.try_get("monotonic")?,
+            },
+            transaction_timeout_ms: row.try_get("transaction_timeout_ms")?,
+            open_horizon: row.try_get("open_horizon")?,
+            opened_at: row.try_get("opened_at")?,
+            fencing: row.try_get("fencing")?,
+        })
+    }
 }
 
 /// The database's clock.
-pub async fn clock(connection: &mut PgConnection) -> Result<Timestamp, Error> {
-    let now: Instant = sqlx::query_scalar(CLOCK).fetch_one(connection).await?;
-    Ok(now.into())
+pub async fn clock(conn: &mut Connection) -> Result<Timestamp> {
+    Ok(sqlx::query_scalar(CLOCK).fetch_one(conn).await?)
 }
 
 /// The producer and epoch that an open id created, if it is remembered.
 pub async fn find_open(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open_id: Uuid,
-) -> Result<Option<(ProducerId, Epoch)>, Error> {
-    let query = sqlx::query_as(FIND_OPEN).bind(tenant.0).bind(open_id);
-    let found: Option<(i64, i64)> = query.fetch_optional(connection).await?;
-    Ok(found.map(|(producer_id, epoch)| (ProducerId(producer_id), epoch)))
+) -> Result<Option<(ProducerId, Epoch)>> {
+    Ok(sqlx::query_as(FIND_OPEN).bind(tenant).bind(open_id).fetch_optional(conn).await?)
 }
 
 /// Locks a session row against appends that register, and against other opens.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, Error> {
-    let query = sqlx::query_as(LOCK_BY_ID).bind(tenant.0).bind(producer.0);
-    query.fetch_optional(connection).await?.map(session_row).transpose()
+) -> Result<Option<SessionRow>> {
+    Ok(sqlx::query_as(LOCK_BY_ID).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 pub async fn lock_by_name(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     transactional_id: &Name,
-) -> Result<Option<SessionRow>, Error> {
-    let query = sqlx::query_as(LOCK_BY_NAME).bind(tenant.0).bind(transactional_id.as_str());
-    query.fetch_optional(connection).await?.map(session_row).transpose()
+) -> Result<Option<SessionRow>> {
+    let query = sqlx::query_as(LOCK_BY_NAME).bind(tenant).bind(transactional_id);
+    Ok(query.fetch_optional(conn).await?)
 }
 
 pub async fn read(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Option<SessionRow>, Error> {
-    let query = sqlx::query_as(READ).bind(tenant.0).bind(producer.0);
-    query.fetch_optional(connection).await?.map(session_row).transpose()
+) -> Result<Option<SessionRow>> {
+    Ok(sqlx::query_as(READ).bind(tenant).bind(producer).fetch_optional(conn).await?)
 }
 
 /// Lists sessions after a producer id, by id; those of one transactional id, if given.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     transactional_id: Option<&Name>,
     after: i64,
     limit: i64,
-) -> Result<Vec<Session>, Error> {
-    let rows: Vec<SessionColumns> = sqlx::query_as(LIST)
-        .bind(tenant.0)
-        .bind(after)
-        .bind(transactional_id.map(Name::as_str))
-        .bind(limit)
-        .fetch_all(connection)
-        .await?;
-    rows.into_iter().map(|row| Ok(session(session_row(row)?))).collect()
+) -> Result<Vec<Session>> {
+    let query = sqlx::query_as(LIST).bind(tenant).bind(after).bind(transactional_id).bind(limit);
+    let rows: Vec<SessionRow> = query.fetch_all(conn).await?;
+    Ok(rows.into_iter().map(session).collect())
 }
 
 /// A session as a client sees it.
@@ -189,102 +189,88 @@ pub fn session(row: SessionRow) -> Session {
 /// Creates a producer at epoch 0, and remembers its open. None if its name or open id is known, or
 /// is just being stored.
 pub async fn open_new(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open: &Open,
     transaction_timeout_ms: i64,
-) -> Result<Option<SessionRow>, Error> {
-    let made: Result<Option<SessionColumns>, sqlx::Error> = sqlx::query_as(OPEN_NEW)
-        .bind(tenant.0)
-        .bind(open.transactional_id.as_ref().map(Name::as_str))
-        .bind(open.sequencing == Sequencing::Monotonic)
+) -> Result<Option<SessionRow>> {
+    let opened = sqlx::query_as(OPEN_NEW)
+        .bind(tenant)
+        .bind(&open.transactional_id)
+        .bind(open.sequencing)
         .bind(transaction_timeout_ms)
         .bind(open.open_id)
-        .fetch_optional(connection)
+        .fetch_optional(conn)
         .await;
-    match made.map_err(Error::from) {
-        Ok(made) => made.map(session_row).transpose(),
+    match opened.map_err(Error::from) {
         Err(Error::Contended(_)) => Ok(None),
-        Err(Error::Unavailable(error)) => Err(Error::OutcomeUnknown(error)),
-        Err(error) => Err(error),
+        opened => opened.map_err(Error::of_a_write),
     }
 }
 
 /// Writes the new epoch of a locked session.
-pub async fn advance(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    row: &SessionRow,
-) -> Result<(), Error> {
-    sqlx::query(UPDATE)
-        .bind(tenant.0)
-        .bind(row.producer_id.0)
+pub async fn advance(conn: &mut Connection, tenant: TenantId, row: &SessionRow) -> Result<()> {
+    let query = sqlx::query(UPDATE)
+        .bind(tenant)
+        .bind(row.producer_id)
         .bind(row.facts.epoch)
         .bind(row.facts.reset_epoch)
-        .bind(row.facts.sequencing == Sequencing::Monotonic)
+        .bind(row.facts.sequencing)
         .bind(row.transaction_timeout_ms)
-        .bind(row.opened_at.to_chrono())
-        .bind(row.fencing)
-        .execute(connection)
-        .await?;
-    Ok(())
+        .bind(row.opened_at)
+        .bind(row.fencing);
+    execute(conn, query).await
 }
 
 /// Closes a locked session: the next epoch has no owner.
 pub async fn close(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     fencing: bool,
-) -> Result<(), Error> {
-    let query = sqlx::query(CLOSE).bind(tenant.0).bind(producer.0).bind(fencing);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    execute(conn, sqlx::query(CLOSE).bind(tenant).bind(producer).bind(fencing)).await
 }
 
 /// Notes that every log has been fenced for this epoch.
 pub async fn fenced(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
     epoch: Epoch,
-) -> Result<(), Error> {
-    let query = sqlx::query(FENCED).bind(tenant.0).bind(producer.0).bind(epoch);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    execute(conn, sqlx::query(FENCED).bind(tenant).bind(producer).bind(epoch)).await
 }
 
 /// Remembers an open of a locked session, and forgets the oldest; false if the id is known already.
 pub async fn remember_open(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     open_id: Uuid,
     producer: ProducerId,
     epoch: Epoch,
-) -> Result<bool, Error> {
-    let query = sqlx::query(INSERT_OPEN).bind(tenant.0).bind(open_id).bind(producer.0).bind(epoch);
-    if query.execute(&mut *connection).await?.rows_affected() == 0 {
+) -> Result<bool> {
+    let query = sqlx::query(INSERT_OPEN).bind(tenant).bind(open_id).bind(producer).bind(epoch);
+    if query.execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let query = sqlx::query_scalar(OLD_OPENS).bind(tenant.0).bind(producer.0);
-    let old: Vec<Uuid> = query.bind(REMEMBERED_OPEN_IDS).fetch_all(&mut *connection).await?;
+    let query = sqlx::query_scalar(OLD_OPENS).bind(tenant).bind(producer);
+    let old: Vec<Uuid> = query.bind(REMEMBERED_OPEN_IDS).fetch_all(&mut *conn).await?;
     if let Some(horizon) = old.iter().filter_map(Timestamp::of_uuid).max() {
-        let query = sqlx::query(RAISE_OPEN_HORIZON).bind(tenant.0).bind(producer.0);
-        query.bind(horizon.to_chrono()).execute(&mut *connection).await?;
-        sqlx::query(DROP_OPENS).bind(tenant.0).bind(old).execute(connection).await?;
+        let query = sqlx::query(RAISE_OPEN_HORIZON).bind(tenant).bind(producer).bind(horizon);
+        execute(conn, query).await?;
+        execute(conn, sqlx::query(DROP_OPENS).bind(tenant).bind(old)).await?;
     }
     Ok(true)
 }
 
 /// The logs that an open of this producer must fence, by id.
 pub async fn registered_logs(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Vec<LogId>, Error> {
-    let query = sqlx::query_scalar(REGISTERED_LOGS).bind(tenant.0).bind(producer.0);
-    let ids: Vec<i64> = query.fetch_all(connection).await?;
-    Ok(ids.into_iter().map(LogId).collect())
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(REGISTERED_LOGS).bind(tenant).bind(producer).fetch_all(conn).await?)
 }
 
 /// The state of a producer in one scope.
@@ -303,41 +289,28 @@ pub enum Standings {
 }
 
 pub async fn standings(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producer: ProducerId,
-) -> Result<Standings, Error> {
-    type Found = (
-        i64,
-        String,
-        Option<i32>,
-        i64,
-        Option<i64>,
-        Vec<u8>,
-        bool,
-        Option<i64>,
-        Option<Vec<u8>>,
-        Option<Instant>,
-    );
-    let query = sqlx::query_as(STANDINGS).bind(tenant.0).bind(producer.0).bind(FAR_OFFSETS);
-    let rows: Vec<Found> = query.fetch_all(connection).await?;
-    let mut standings: Vec<(i64, ScopePosition)> = Vec::new();
+) -> Result<Standings> {
+    let query = sqlx::query(STANDINGS).bind(tenant).bind(producer).bind(FAR_OFFSETS);
+    let mut standings: Vec<(LogId, ScopePosition)> = Vec::new();
     let mut behind: Vec<LogId> = Vec::new();
-    for row in rows {
-        let (log_id, topic, partition, epoch, last, recent, is_behind, base, producers, at) = row;
-        if is_behind {
-            behind.push(LogId(log_id));
+    for row in query.fetch_all(conn).await? {
+        let log_id: LogId = row.try_get("log_id")?;
+        if row.try_get("is_behind")? {
+            behind.push(log_id);
         }
         if standings.last().is_none_or(|(last, _)| *last != log_id) {
-            let state = load::state(epoch, last, &recent)?;
-            standings
-                .push((log_id, ScopePosition { topic: stored_name(&topic)?, partition, state }));
+            let (topic, partition) = (row.try_get("name")?, row.try_get("partition")?);
+            standings.push((log_id, ScopePosition { topic, partition, state: load::state(&row)? }));
         }
-        let (Some(base), Some(producers), Some(at)) = (base, producers, at) else { continue };
+        let (base_offset, appended_at) = (row.try_get("base_offset")?, row.try_get("appended_at")?);
+        let (Some(base_offset), Some(appended_at)) = (base_offset, appended_at) else { continue };
         let Some((_, standing)) = standings.last_mut() else { continue };
-        for entry in encoding::decode_entries(base, &producers)? {
+        for entry in encoding::decode_entries(base_offset, row.try_get("producers")?)? {
             if entry.producer_id == producer {
-                standing.state.apply(&entry, at.into());
+                standing.state.apply(&entry, appended_at);
             }
         }
     }

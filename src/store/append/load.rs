@@ -1,50 +1,72 @@
-//! Loads what the slow path needs: states, tails, session facts.
+//! Loads what the slow path needs: producer states, tails of logs, session facts. It locks session
+//! rows, shared.
 
 use std::collections::HashMap;
 
-use sqlx::PgConnection;
+use sqlx::{
+    FromRow, Row,
+    postgres::{PgBindIterExt, PgRow},
+};
 
 use crate::{
-    model::{LogId, Offset, ProducerId, TenantId, Timestamp, session::Sequencing},
+    model::{Epoch, LogId, Offset, ProducerId, TenantId, Timestamp, session::Sequencing},
     rules::append::{
         encoding, producer_state::ProducerState, sequence::SessionFacts, snapshot::TailRow,
     },
-    store::{Error, Instant, catalog::logs::numbers, statements},
+    store::{Connection, Result, execute, statements},
 };
 
+macro_rules! session_facts {
+    () => {
+        r"select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions
+        where tenant_id = $1 and producer_id = any($2)"
+    };
+}
+
 statements! {
-    /// `offset 0` forces lookups: a plain join planned while the table was empty would read all of
-    /// the tenant's rows, and that plan would be kept.
     STATES = r"select s.log_id, s.producer_id, s.epoch, s.last_sequence, s.recent, s.as_of_offset
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, producer_id)
+        -- `offset 0` forces lookups: a plain join planned while the table was empty would read all
+        -- rows of the tenant, and that plan would be kept.
         cross join lateral (
-            select log_id, producer_id, epoch, last_sequence, recent, as_of_offset from oncelog.producer_states
-            where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id offset 0) as s";
-    /// With the row before, which identifies the history. A compacted row counts as a hole: the
-    /// states cover its requests.
+            select log_id, producer_id, epoch, last_sequence, recent, as_of_offset
+            from oncelog.producer_states
+            where tenant_id = $1 and log_id = w.log_id and producer_id = w.producer_id
+            offset 0) as s";
     TAILS = r"select b.log_id, b.base_offset, b.record_count, b.appended_at, b.producers
         from unnest($2::bigint[], $3::bigint[]) as w (log_id, from_offset)
         cross join lateral (
-            (select log_id, base_offset, record_count, appended_at, null::bytea as producers, kept from oncelog.batches
-                where tenant_id = $1 and log_id = w.log_id and base_offset < w.from_offset order by base_offset desc limit 1)
+            -- The row before identifies the history.
+            (select log_id, base_offset, record_count, appended_at, null::bytea as producers, kept
+                from oncelog.batches
+                where tenant_id = $1 and log_id = w.log_id and base_offset < w.from_offset
+                order by base_offset desc limit 1)
             union all
-            (select log_id, base_offset, record_count, appended_at, producers, kept from oncelog.batches
-                where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset offset 0)) as b
-        where b.kept is null order by b.log_id, b.base_offset";
-    SESSION_FACTS = r"select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions
-        where tenant_id = $1 and producer_id = any($2)";
+            (select log_id, base_offset, record_count, appended_at, producers, kept
+                from oncelog.batches
+                where tenant_id = $1 and log_id = w.log_id and base_offset >= w.from_offset
+                offset 0)) as b
+        -- A compacted row counts as a hole: the states cover its requests.
+        where b.kept is null
+        order by b.log_id, b.base_offset";
+    SESSION_FACTS = session_facts!();
     /// Makes an open of these producers wait until this batch has registered them.
-    SHARE_SESSIONS = r"select producer_id, epoch, closed, reset_epoch, monotonic from oncelog.sessions
-        where tenant_id = $1 and producer_id = any($2) order by producer_id for share";
+    SHARE_SESSIONS = concat!(session_facts!(), " order by producer_id for share");
     /// States that no row implies: they cover every row before the log's next offset.
-    WRITE_STATES = r"insert into oncelog.producer_states as s (tenant_id, log_id, producer_id, epoch, last_sequence, recent, as_of_offset, last_appended_at)
-        select $1, w.*, $8 from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[])
+    WRITE_STATES = r"insert into oncelog.producer_states as s (tenant_id, log_id, producer_id,
+            epoch, last_sequence, recent, as_of_offset, last_appended_at)
+        select $1, w.*, $8
+        from unnest($2::bigint[], $3::bigint[],
+                $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[])
             as w (log_id, producer_id, epoch, last_sequence, recent, as_of_offset)
-        on conflict (tenant_id, log_id, producer_id) do update set epoch = excluded.epoch, last_sequence = excluded.last_sequence,
-            recent = excluded.recent, as_of_offset = excluded.as_of_offset, last_appended_at = excluded.last_appended_at";
-    REGISTER = r"insert into oncelog.producer_states (tenant_id, log_id, producer_id, epoch, as_of_offset)
-        select $1, log_id, producer_id, 0, as_of_offset from unnest($2::bigint[], $3::bigint[], $4::bigint[])
-            as w (log_id, producer_id, as_of_offset)
+        on conflict (tenant_id, log_id, producer_id) do update
+        set epoch = excluded.epoch, last_sequence = excluded.last_sequence,
+            recent = excluded.recent, as_of_offset = excluded.as_of_offset,
+            last_appended_at = excluded.last_appended_at";
+    REGISTER = r"insert into oncelog.producer_states
+            (tenant_id, log_id, producer_id, epoch, as_of_offset)
+        select $1, log_id, producer_id, 0, as_of_offset
+        from unnest($2::bigint[], $3::bigint[], $4::bigint[]) as w (log_id, producer_id, as_of_offset)
         order by producer_id, log_id on conflict do nothing";
 }
 
@@ -58,6 +80,7 @@ pub struct StoredState {
 }
 
 /// A row's provenance.
+#[derive(FromRow)]
 pub struct StoredRow {
     pub log_id: LogId,
     pub base_offset: Offset,
@@ -66,143 +89,118 @@ pub struct StoredRow {
     pub producers: Option<Vec<u8>>,
 }
 
-/// `log_id, producer_id, epoch, last_sequence, recent, as_of_offset`.
-pub type StateRow = (i64, i64, i64, Option<i64>, Vec<u8>, i64);
+impl FromRow<'_, PgRow> for StoredState {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(StoredState {
+            log_id: row.try_get("log_id")?,
+            producer_id: row.try_get("producer_id")?,
+            state: state(row)?,
+            as_of_offset: row.try_get("as_of_offset")?,
+        })
+    }
+}
 
-/// A row of `producer_states`.
-pub fn stored_state(row: StateRow) -> Result<StoredState, Error> {
-    let (log_id, producer_id, epoch, last_sequence, recent, as_of_offset) = row;
-    Ok(StoredState {
-        log_id: LogId(log_id),
-        producer_id: ProducerId(producer_id),
-        state: state(epoch, last_sequence, &recent)?,
-        as_of_offset,
+/// The state in a row of `producer_states`.
+pub fn state(row: &PgRow) -> Result<ProducerState, sqlx::Error> {
+    let recent = encoding::decode_recent(row.try_get("recent")?);
+    Ok(ProducerState {
+        epoch: row.try_get("epoch")?,
+        last_sequence: row.try_get("last_sequence")?,
+        recent: recent.map_err(|_| sqlx::Error::Decode("unreadable provenance".into()))?.into(),
     })
 }
 
 pub async fn states(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     wanted: &[(LogId, ProducerId)],
-) -> Result<Vec<StoredState>, Error> {
-    let (logs, producers): (Vec<i64>, Vec<i64>) = wanted.iter().map(|(l, p)| (l.0, p.0)).unzip();
-    let query = sqlx::query_as(STATES).bind(tenant.0).bind(logs).bind(producers);
-    query.fetch_all(connection).await?.into_iter().map(stored_state).collect()
-}
-
-/// A state in its columns.
-pub fn state(
-    epoch: i64,
-    last_sequence: Option<i64>,
-    recent: &[u8],
-) -> Result<ProducerState, Error> {
-    let recent = encoding::decode_recent(recent)?.into();
-    Ok(ProducerState { epoch, last_sequence, recent })
+) -> Result<Vec<StoredState>> {
+    let query = sqlx::query_as(STATES).bind(tenant);
+    let query = query.bind(wanted.iter().map(|(log_id, _)| log_id).bind_iter());
+    let query = query.bind(wanted.iter().map(|(_, producer)| producer).bind_iter());
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Reads every row of each log from its offset on, and the one before, in order.
 pub async fn tails(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     from: &[(LogId, Offset)],
-) -> Result<Vec<StoredRow>, Error> {
-    let (logs, offsets): (Vec<i64>, Vec<i64>) = from.iter().map(|(l, o)| (l.0, *o)).unzip();
-    let query = sqlx::query_as(TAILS).bind(tenant.0).bind(logs).bind(offsets);
-    let row = |(log_id, base_offset, record_count, appended_at, producers)| StoredRow {
-        log_id: LogId(log_id),
-        base_offset,
-        record_count,
-        appended_at: Instant::into(appended_at),
-        producers,
-    };
-    Ok(query.fetch_all(connection).await?.into_iter().map(row).collect())
+) -> Result<Vec<StoredRow>> {
+    let query = sqlx::query_as(TAILS).bind(tenant);
+    let query = query.bind(from.iter().map(|(log_id, _)| log_id).bind_iter());
+    let query = query.bind(from.iter().map(|(_, offset)| offset).bind_iter());
+    Ok(query.fetch_all(conn).await?)
 }
 
 /// Reads session rows; omits producers that do not exist.
 pub async fn session_facts(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
-    facts(connection, SESSION_FACTS, tenant, producers).await
+) -> Result<Facts> {
+    facts(conn, SESSION_FACTS, tenant, producers).await
 }
 
 /// Locks session rows in the order of their ids, shared with other appends, against opens: they do
 /// not change until the transaction ends.
 pub async fn share_sessions(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
-    facts(connection, SHARE_SESSIONS, tenant, producers).await
+) -> Result<Facts> {
+    facts(conn, SHARE_SESSIONS, tenant, producers).await
 }
 
 /// Session rows by producer.
 pub type Facts = HashMap<ProducerId, SessionFacts>;
 
 async fn facts(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     sql: &'static str,
     tenant: TenantId,
     producers: &[ProducerId],
-) -> Result<Facts, Error> {
-    let query = sqlx::query_as(sql).bind(tenant.0).bind(ids(producers));
-    let rows: Vec<(i64, i64, bool, i64, bool)> = query.fetch_all(connection).await?;
-    let facts = |(id, epoch, closed, reset_epoch, monotonic)| {
-        let sequencing = sequencing(monotonic);
-        (ProducerId(id), SessionFacts { epoch, closed, reset_epoch, sequencing })
-    };
-    Ok(rows.into_iter().map(facts).collect())
+) -> Result<Facts> {
+    let query = sqlx::query_as(sql).bind(tenant).bind(producers);
+    let rows: Vec<(ProducerId, Epoch, bool, Epoch, Sequencing)> = query.fetch_all(conn).await?;
+    let facts = rows.into_iter().map(|(id, epoch, closed, reset_epoch, sequencing)| {
+        (id, SessionFacts { epoch, closed, reset_epoch, sequencing })
+    });
+    Ok(facts.collect())
 }
 
 /// Registers these producers, so that an open of them fences these logs. The offset is the log's
 /// next one.
 pub async fn register(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     registrations: &[(LogId, ProducerId, Offset)],
-) -> Result<(), Error> {
-    let logs: Vec<LogId> = registrations.iter().map(|(log_id, ..)| *log_id).collect();
-    let producers: Vec<ProducerId> = registrations.iter().map(|(_, id, _)| *id).collect();
-    let offsets: Vec<Offset> = registrations.iter().map(|(.., offset)| *offset).collect();
-    sqlx::query(REGISTER)
-        .bind(tenant.0)
-        .bind(numbers(&logs))
-        .bind(ids(&producers))
-        .bind(offsets)
-        .execute(connection)
-        .await?;
-    Ok(())
+) -> Result<()> {
+    let query = sqlx::query(REGISTER)
+        .bind(tenant)
+        .bind(registrations.iter().map(|(log_id, ..)| log_id).bind_iter())
+        .bind(registrations.iter().map(|(_, producer, _)| producer).bind_iter())
+        .bind(registrations.iter().map(|(.., next_offset)| next_offset).bind_iter());
+    execute(conn, query).await
 }
 
 /// Writes states that no row implies; their heads must be locked, and their fences raised.
 pub async fn write_states(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     states: &[(LogId, ProducerId, Offset, ProducerState)],
     last_appended_at: Timestamp,
-) -> Result<(), Error> {
-    let recent = |state: &ProducerState| encoding::encode_recent(&state.recent);
-    sqlx::query(WRITE_STATES)
-        .bind(tenant.0)
-        .bind(states.iter().map(|(log_id, ..)| log_id.0).collect::<Vec<_>>())
-        .bind(states.iter().map(|(_, id, ..)| id.0).collect::<Vec<_>>())
-        .bind(states.iter().map(|(.., state)| state.epoch).collect::<Vec<_>>())
-        .bind(states.iter().map(|(.., state)| state.last_sequence).collect::<Vec<_>>())
-        .bind(states.iter().map(|(.., state)| recent(state)).collect::<Vec<_>>())
-        .bind(states.iter().map(|(.., offset, _)| *offset).collect::<Vec<_>>())
-        .bind(last_appended_at.to_chrono())
-        .execute(connection)
-        .await?;
-    Ok(())
-}
-
-pub fn sequencing(monotonic: bool) -> Sequencing {
-    if monotonic { Sequencing::Monotonic } else { Sequencing::Contiguous }
-}
-
-fn ids(producers: &[ProducerId]) -> Vec<i64> {
-    producers.iter().map(|id| id.0).collect()
+) -> Result<()> {
+    let query = sqlx::query(WRITE_STATES)
+        .bind(tenant)
+        .bind(states.iter().map(|(log_id, ..)| log_id).bind_iter())
+        .bind(states.iter().map(|(_, producer, ..)| producer).bind_iter())
+        .bind(states.iter().map(|(.., state)| state.epoch).bind_iter())
+        .bind(states.iter().map(|(.., state)| state.last_sequence).bind_iter())
+        .bind(states.iter().map(|(.., state)| encoding::encode_recent(&state.recent)).bind_iter())
+        .bind(states.iter().map(|(.., offset, _)| offset).bind_iter())
+        .bind(last_appended_at);
+    execute(conn, query).await
 }
 
 impl StoredRow {

@@ -1,181 +1,170 @@
-//! Statements on tenants: their settings, and what an operator has set for them.
+//! Statements on `tenants`: their settings, and what an operator has set for them. Their rows are
+//! the first in the order of locks.
 
-use sqlx::{PgConnection, types::Json};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
-use super::topics::stored_name;
 use crate::{
     model::{
         Name, TenantId,
         settings::{Maxima, OwnSettings},
         tenant::Tenant,
     },
-    store::{Error, Instant, statements},
+    store::{Connection, Result, execute, statements},
 };
+
+macro_rules! tenants {
+    ($which:literal) => {
+        concat!(
+            r"select tenant_id, name, created_at, settings, maxima, settings_version,
+            suspended_at, deleted_at
+        from oncelog.tenants where ",
+            $which
+        )
+    };
+}
 
 statements! {
     FIND = "select tenant_id from oncelog.tenants where name = $1";
     MAKE = "insert into oncelog.tenants (name) values ($1) on conflict (name) do nothing";
-    SETTINGS = "select settings, maxima, settings_version from oncelog.tenants where tenant_id = $1";
-    READ = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
-        from oncelog.tenants where tenant_id = $1";
-    READ_NAMED = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
-        from oncelog.tenants where name = $1";
-    LIST = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
-        from oncelog.tenants where name > $1 order by name limit $2";
+    SETTINGS = r"select settings, maxima, settings_version from oncelog.tenants
+        where tenant_id = $1";
+    READ = tenants!("tenant_id = $1");
+    READ_NAMED = tenants!("name = $1");
+    LIST = tenants!("name > $1 order by name limit $2");
     /// Serialises changes of settings with creations of topics, which the settings limit.
-    LOCK = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
-        from oncelog.tenants where tenant_id = $1 for no key update";
-    LOCK_NAMED = r"select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, deleted_at
-        from oncelog.tenants where name = $1 for no key update";
-    UPDATE = "update oncelog.tenants set settings = $2, settings_version = settings_version + 1 where tenant_id = $1";
-    OPERATE = r"update oncelog.tenants set maxima = $2, suspended_at = case when $3 then coalesce(suspended_at, now()) end,
-            settings_version = settings_version + 1 where tenant_id = $1";
-    DELETE = "update oncelog.tenants set deleted_at = now(), settings_version = settings_version + 1 where tenant_id = $1";
-    TOPICS_CHANGED = "update oncelog.tenants set topics_version = topics_version + 1 where tenant_id = $1";
-    PAGE = "select tenant_id, settings, maxima from oncelog.tenants where tenant_id > $1 order by tenant_id limit $2";
+    LOCK = tenants!("tenant_id = $1 for no key update");
+    LOCK_NAMED = tenants!("name = $1 for no key update");
+    UPDATE = r"update oncelog.tenants set settings = $2, settings_version = settings_version + 1
+        where tenant_id = $1";
+    OPERATE = r"update oncelog.tenants
+        set maxima = $2, suspended_at = case when $3 then coalesce(suspended_at, now()) end,
+            settings_version = settings_version + 1
+        where tenant_id = $1";
+    DELETE = r"update oncelog.tenants set deleted_at = now(), settings_version = settings_version + 1
+        where tenant_id = $1";
+    TOPICS_CHANGED = r"update oncelog.tenants set topics_version = topics_version + 1
+        where tenant_id = $1";
+    PAGE = r"select tenant_id, settings, maxima from oncelog.tenants where tenant_id > $1
+        order by tenant_id limit $2";
     COUNT = r"select count(*) filter (where suspended_at is null and deleted_at is null),
             count(*) filter (where suspended_at is not null and deleted_at is null),
-            count(*) filter (where deleted_at is not null) from oncelog.tenants";
+            count(*) filter (where deleted_at is not null)
+        from oncelog.tenants";
 }
 
 /// A tenant's own settings, and their version.
 pub type StoredSettings = (OwnSettings, i64);
 
-type TenantColumns =
-    (i64, String, Instant, Json<OwnSettings>, Json<Maxima>, i64, Option<Instant>, Option<Instant>);
+/// The settings of a row: the operator's maxima have a column of their own.
+fn settings_of(row: &PgRow) -> Result<OwnSettings, sqlx::Error> {
+    Ok(OwnSettings { maxima: row.try_get("maxima")?, ..row.try_get("settings")? })
+}
 
-fn tenant(row: TenantColumns) -> Result<(TenantId, Tenant), Error> {
-    let (id, name, created_at, values, maxima, version, suspended_at, deleted_at) = row;
-    let tenant = Tenant {
-        name: stored_name(&name)?,
-        created_at: created_at.into(),
-        settings: OwnSettings { maxima: maxima.0, ..values.0 },
-        version,
-        suspended_at: suspended_at.map(Into::into),
-        deleted_at: deleted_at.map(Into::into),
-    };
-    Ok((TenantId(id), tenant))
+impl FromRow<'_, PgRow> for Tenant {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Tenant {
+            name: row.try_get("name")?,
+            created_at: row.try_get("created_at")?,
+            settings: settings_of(row)?,
+            version: row.try_get("settings_version")?,
+            suspended_at: row.try_get("suspended_at")?,
+            deleted_at: row.try_get("deleted_at")?,
+        })
+    }
 }
 
 /// Finds the tenant of that name, or creates it: whoever signs tokens decides which tenants exist.
-pub async fn find_or_make(connection: &mut PgConnection, name: &Name) -> Result<TenantId, Error> {
+pub async fn find_or_make(conn: &mut Connection, name: &Name) -> Result<TenantId> {
     loop {
-        let found: Option<i64> =
-            sqlx::query_scalar(FIND).bind(name.as_str()).fetch_optional(&mut *connection).await?;
-        if let Some(tenant_id) = found {
-            return Ok(TenantId(tenant_id));
+        let query = sqlx::query_scalar(FIND).bind(name);
+        if let Some(tenant) = query.fetch_optional(&mut *conn).await? {
+            return Ok(tenant);
         }
-        make(connection, name).await?;
+        make(conn, name).await?;
     }
 }
 
 /// Creates a tenant; false if it exists.
-pub async fn make(connection: &mut PgConnection, name: &Name) -> Result<bool, Error> {
-    let made = sqlx::query(MAKE).bind(name.as_str()).execute(connection).await?;
+pub async fn make(conn: &mut Connection, name: &Name) -> Result<bool> {
+    let made = sqlx::query(MAKE).bind(name).execute(conn).await?;
     Ok(made.rows_affected() == 1)
 }
 
-pub async fn settings(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<StoredSettings, Error> {
-    let (values, maxima, version): (Json<OwnSettings>, Json<Maxima>, i64) =
-        sqlx::query_as(SETTINGS).bind(tenant.0).fetch_one(connection).await?;
-    Ok((OwnSettings { maxima: maxima.0, ..values.0 }, version))
+pub async fn settings(conn: &mut Connection, tenant: TenantId) -> Result<StoredSettings> {
+    let row = sqlx::query(SETTINGS).bind(tenant).fetch_one(conn).await?;
+    Ok((settings_of(&row)?, row.try_get("settings_version")?))
 }
 
 /// None if the tenant has been removed.
-pub async fn read(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    let row: Option<TenantColumns> =
-        sqlx::query_as(READ).bind(id.0).fetch_optional(connection).await?;
-    Ok(row.map(tenant).transpose()?.map(|(_, tenant)| tenant))
+pub async fn read(conn: &mut Connection, id: TenantId) -> Result<Option<Tenant>> {
+    Ok(sqlx::query_as(READ).bind(id).fetch_optional(conn).await?)
 }
 
-pub async fn read_named(
-    connection: &mut PgConnection,
-    name: &Name,
-) -> Result<Option<(TenantId, Tenant)>, Error> {
-    let query = sqlx::query_as(READ_NAMED).bind(name.as_str());
-    query.fetch_optional(connection).await?.map(tenant).transpose()
+pub async fn read_named(conn: &mut Connection, name: &Name) -> Result<Option<(TenantId, Tenant)>> {
+    named(conn, READ_NAMED, name).await
 }
 
 /// Locks the tenant's row. None if the tenant has been removed.
-pub async fn lock(connection: &mut PgConnection, id: TenantId) -> Result<Option<Tenant>, Error> {
-    let row: Option<TenantColumns> =
-        sqlx::query_as(LOCK).bind(id.0).fetch_optional(connection).await?;
-    Ok(row.map(tenant).transpose()?.map(|(_, tenant)| tenant))
+pub async fn lock(conn: &mut Connection, id: TenantId) -> Result<Option<Tenant>> {
+    Ok(sqlx::query_as(LOCK).bind(id).fetch_optional(conn).await?)
 }
 
 /// Locks the tenant's row.
-pub async fn lock_named(
-    connection: &mut PgConnection,
+pub async fn lock_named(conn: &mut Connection, name: &Name) -> Result<Option<(TenantId, Tenant)>> {
+    named(conn, LOCK_NAMED, name).await
+}
+
+async fn named(
+    conn: &mut Connection,
+    sql: &'static str,
     name: &Name,
-) -> Result<Option<(TenantId, Tenant)>, Error> {
-    let query = sqlx::query_as(LOCK_NAMED).bind(name.as_str());
-    query.fetch_optional(connection).await?.map(tenant).transpose()
+) -> Result<Option<(TenantId, Tenant)>> {
+    let row = sqlx::query(sql).bind(name).fetch_optional(conn).await?;
+    row.map(|row| Ok((row.try_get("tenant_id")?, Tenant::from_row(&row)?))).transpose()
 }
 
 /// Lists the tenants after a name, by name.
-pub async fn list(
-    connection: &mut PgConnection,
-    after: &str,
-    limit: i64,
-) -> Result<Vec<Tenant>, Error> {
-    let rows: Vec<TenantColumns> =
-        sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(connection).await?;
-    rows.into_iter().map(|row| Ok(tenant(row)?.1)).collect()
+pub async fn list(conn: &mut Connection, after: &str, limit: i64) -> Result<Vec<Tenant>> {
+    Ok(sqlx::query_as(LIST).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Notes that partitions were created or deleted, so that groups which subscribe to them are
 /// reassigned. Locks the tenant's row.
-pub async fn topics_changed(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    sqlx::query(TOPICS_CHANGED).bind(tenant.0).execute(connection).await?;
-    Ok(())
+pub async fn topics_changed(conn: &mut Connection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(TOPICS_CHANGED).bind(tenant)).await
 }
 
 /// Writes the settings of a locked tenant.
-pub async fn update(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    settings: &OwnSettings,
-) -> Result<(), Error> {
-    sqlx::query(UPDATE).bind(tenant.0).bind(Json(settings)).execute(connection).await?;
-    Ok(())
+pub async fn update(conn: &mut Connection, tenant: TenantId, settings: &OwnSettings) -> Result<()> {
+    execute(conn, sqlx::query(UPDATE).bind(tenant).bind(settings)).await
 }
 
 /// Writes an operator's settings of a locked tenant.
 pub async fn operate(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     maxima: &Maxima,
     suspended: bool,
-) -> Result<(), Error> {
-    let query = sqlx::query(OPERATE).bind(tenant.0).bind(Json(maxima)).bind(suspended);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    execute(conn, sqlx::query(OPERATE).bind(tenant).bind(maxima).bind(suspended)).await
 }
 
 /// Marks a locked tenant as deleted; the janitor removes its data.
-pub async fn delete(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    sqlx::query(DELETE).bind(tenant.0).execute(connection).await?;
-    Ok(())
+pub async fn delete(conn: &mut Connection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(DELETE).bind(tenant)).await
 }
 
 /// Lists the tenants after one, by id, with their own settings.
 pub async fn page(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     after: TenantId,
     limit: i64,
-) -> Result<Vec<(TenantId, OwnSettings)>, Error> {
-    let rows: Vec<(i64, Json<OwnSettings>, Json<Maxima>)> =
-        sqlx::query_as(PAGE).bind(after.0).bind(limit).fetch_all(connection).await?;
-    let tenant = |(id, values, maxima): (i64, Json<OwnSettings>, Json<Maxima>)| {
-        (TenantId(id), OwnSettings { maxima: maxima.0, ..values.0 })
-    };
-    Ok(rows.into_iter().map(tenant).collect())
+) -> Result<Vec<(TenantId, OwnSettings)>> {
+    let rows = sqlx::query(PAGE).bind(after).bind(limit).fetch_all(conn).await?;
+    rows.iter().map(|row| Ok((row.try_get("tenant_id")?, settings_of(row)?))).collect()
 }
 
 /// Counts the tenants that are active, suspended and being deleted.
-pub async fn count(connection: &mut PgConnection) -> Result<(i64, i64, i64), Error> {
-    Ok(sqlx::query_as(COUNT).fetch_one(connection).await?)
+pub async fn count(conn: &mut Connection) -> Result<(i64, i64, i64)> {
+    Ok(sqlx::query_as(COUNT).fetch_one(conn).await?)
 }

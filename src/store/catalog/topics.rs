@@ -1,17 +1,22 @@
-//! Statements on topics and their logs.
+//! Statements on `topics` and their `logs`. They lock rows of topics by name, and heads by id.
 
-use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::logs::numbers;
 use crate::{
     model::{
-        LogId, Name, Offset, Partition, TenantId, TopicId,
+        LogId, Name, Offset, Partition, TenantId, Timestamp, TopicId,
         settings::OwnSettings,
         topic::{PartitionDescription, TopicSummary},
     },
-    store::{Error, Instant, Server, durable, statements},
+    store::{Connection, Error, Result, Server, durable, execute, statements},
 };
+
+/// The logs of a topic, by id: the order in which they are locked.
+macro_rules! logs_of_topic {
+    () => {
+        "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 "
+    };
+}
 
 statements! {
     FIND = r"select t.topic_id, t.partition_count, t.settings, t.created_at,
@@ -21,24 +26,28 @@ statements! {
         group by t.tenant_id, t.topic_id";
     LOCK = r"select topic_id, partition_count, settings from oncelog.topics
         where tenant_id = $1 and name = $2 for no key update";
-    COUNT = "select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics where tenant_id = $1";
-    INSERT = r"insert into oncelog.topics (tenant_id, name, partition_count, settings) values ($1, $2, $3, $4)
+    COUNT = r"select count(*), coalesce(sum(partition_count), 0)::bigint from oncelog.topics
+        where tenant_id = $1";
+    INSERT = r"insert into oncelog.topics (tenant_id, name, partition_count, settings)
+        values ($1, $2, $3, $4)
         returning topic_id";
     ADD_JOURNAL = "insert into oncelog.logs (tenant_id, topic_id) values ($1, $2)";
     ADD_PARTITIONS = r"insert into oncelog.logs (tenant_id, topic_id, partition)
         select $1, $2, generate_series($3::integer, $4::integer - 1)";
-    UPDATE = "update oncelog.topics set partition_count = $3, settings = $4 where tenant_id = $1 and topic_id = $2";
-    LOG_IDS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id";
+    UPDATE = r"update oncelog.topics set partition_count = $3, settings = $4
+        where tenant_id = $1 and topic_id = $2";
+    LOG_IDS = concat!(logs_of_topic!(), "order by log_id");
     /// Locks `for update`, which conflicts with the key share that a prepare holds, and in the
     /// order in which everybody locks heads. No foreign key refers to heads, so nothing else holds
     /// a key share.
-    LOCK_LOGS = "select log_id from oncelog.logs where tenant_id = $1 and topic_id = $2 order by log_id for update";
+    LOCK_LOGS = concat!(logs_of_topic!(), "order by log_id for update");
     PINNED_BY = r"select transaction_id from oncelog.pins where tenant_id = $1 and log_id = any($2)
         order by transaction_id limit 1";
     DOOM_LOGS = "insert into oncelog.doomed_logs (tenant_id, log_id) select $1, unnest($2::bigint[])";
     /// Keys without an expiry, if there may be any (the bit of the last ring): all others expire
     /// with their ring's partitions.
-    DOOM_KEYS = r"insert into oncelog.doomed_topics (tenant_id, topic_id) select $1, topic_id from oncelog.logs
+    DOOM_KEYS = r"insert into oncelog.doomed_topics (tenant_id, topic_id)
+        select $1, topic_id from oncelog.logs
         where tenant_id = $1 and topic_id = $2 and coalesce(partition, -1) = -1 and key_rings & 64 <> 0";
     DELETE_LOGS = "delete from oncelog.logs where tenant_id = $1 and topic_id = $2";
     DELETE = "delete from oncelog.topics where tenant_id = $1 and topic_id = $2";
@@ -47,12 +56,16 @@ statements! {
     /// In a compacted partition, the records that the last round left, plus those appended since.
     PARTITIONS = r"select l.partition, l.log_start_offset, l.next_offset, l.size_bytes,
             least(l.next_offset - l.log_start_offset, l.next_offset - c.cleaned_offset + c.left_records)
-        from oncelog.logs l left join lateral (select cleaned_offset, left_records from oncelog.compactions
+        from oncelog.logs l left join lateral (
+            select cleaned_offset, left_records from oncelog.compactions
             where tenant_id = $1 and log_id = l.log_id offset 0) c on true
-        where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null order by l.partition";
+        where l.tenant_id = $1 and l.topic_id = $2 and l.partition is not null
+        order by l.partition";
     /// The log start only grows and stays within the log.
-    TRIM = concat!(r"update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset))
-        where ", durable!(), " and tenant_id = $1 and log_id = $2");
+    TRIM = concat!(
+        r"update oncelog.logs set log_start_offset = greatest(log_start_offset, least($3, next_offset))
+        where ", durable!(), " and tenant_id = $1 and log_id = $2"
+    );
 }
 
 /// A topic with the ids of its logs.
@@ -68,182 +81,141 @@ pub struct StoredTopic {
 }
 
 pub async fn find(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
-) -> Result<Option<StoredTopic>, Error> {
-    type Found = (i64, i32, Json<OwnSettings>, Instant, Vec<i64>, Instant);
+) -> Result<Option<StoredTopic>> {
+    type Found = (TopicId, Partition, OwnSettings, Timestamp, Vec<LogId>, Server);
     let found: Option<Found> =
-        sqlx::query_as(FIND).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
-    let Some((topic_id, partition_count, settings, created_at, log_ids, started_at)) = found else {
+        sqlx::query_as(FIND).bind(tenant).bind(name).fetch_optional(conn).await?;
+    let Some((topic_id, partition_count, settings, created_at, log_ids, server)) = found else {
         return Ok(None);
     };
-    let mut log_ids = log_ids.into_iter().map(LogId);
+    let mut log_ids = log_ids.into_iter();
     let journal = log_ids.next().ok_or_else(|| Error::Unexpected("a topic without logs".into()))?;
-    Ok(Some(StoredTopic {
-        topic_id: TopicId(topic_id),
-        summary: TopicSummary {
-            topic: name.clone(),
-            partition_count,
-            settings: settings.0,
-            created_at: created_at.into(),
-        },
-        journal,
-        logs: log_ids.collect(),
-        server: Server::started_at(started_at),
-    }))
+    let summary = TopicSummary { topic: name.clone(), partition_count, settings, created_at };
+    Ok(Some(StoredTopic { topic_id, summary, journal, logs: log_ids.collect(), server }))
 }
 
 /// Locks a topic's row; none if the topic does not exist.
 pub async fn lock(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
-) -> Result<Option<(TopicId, Partition, OwnSettings)>, Error> {
-    let found: Option<(i64, i32, Json<OwnSettings>)> =
-        sqlx::query_as(LOCK).bind(tenant.0).bind(name.as_str()).fetch_optional(connection).await?;
-    Ok(found.map(|(topic_id, count, settings)| (TopicId(topic_id), count, settings.0)))
+) -> Result<Option<(TopicId, Partition, OwnSettings)>> {
+    Ok(sqlx::query_as(LOCK).bind(tenant).bind(name).fetch_optional(conn).await?)
 }
 
 /// Counts topics and partitions; the tenant's row must be locked.
-pub async fn counts(connection: &mut PgConnection, tenant: TenantId) -> Result<(i64, i64), Error> {
-    Ok(sqlx::query_as(COUNT).bind(tenant.0).fetch_one(connection).await?)
+pub async fn counts(conn: &mut Connection, tenant: TenantId) -> Result<(i64, i64)> {
+    Ok(sqlx::query_as(COUNT).bind(tenant).fetch_one(conn).await?)
 }
 
 pub async fn insert(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     name: &Name,
     partition_count: Partition,
     settings: &OwnSettings,
-) -> Result<(), Error> {
-    let topic_id: i64 = sqlx::query_scalar(INSERT)
-        .bind(tenant.0)
-        .bind(name.as_str())
-        .bind(partition_count)
-        .bind(Json(settings))
-        .fetch_one(&mut *connection)
-        .await?;
-    sqlx::query(ADD_JOURNAL).bind(tenant.0).bind(topic_id).execute(&mut *connection).await?;
-    add_partitions(connection, tenant, TopicId(topic_id), 0, partition_count).await
+) -> Result<()> {
+    let query = sqlx::query_scalar(INSERT).bind(tenant).bind(name);
+    let query = query.bind(partition_count).bind(settings);
+    let topic: TopicId = query.fetch_one(&mut *conn).await?;
+    execute(conn, sqlx::query(ADD_JOURNAL).bind(tenant).bind(topic)).await?;
+    add_partitions(conn, tenant, topic, 0, partition_count).await
 }
 
 /// Adds the logs of partitions `from` to `to` - 1.
 pub async fn add_partitions(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
     to: Partition,
-) -> Result<(), Error> {
-    let query = sqlx::query(ADD_PARTITIONS).bind(tenant.0).bind(topic.0).bind(from).bind(to);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    let query = sqlx::query(ADD_PARTITIONS).bind(tenant).bind(topic).bind(from).bind(to);
+    execute(conn, query).await
 }
 
 pub async fn update(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
     settings: &OwnSettings,
-) -> Result<(), Error> {
-    let query = sqlx::query(UPDATE).bind(tenant.0).bind(topic.0);
-    query.bind(partition_count).bind(Json(settings)).execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    let query = sqlx::query(UPDATE).bind(tenant).bind(topic);
+    execute(conn, query.bind(partition_count).bind(settings)).await
 }
 
 /// The logs of a topic, by id: the order in which they are locked.
 pub async fn log_ids(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<LogId>, Error> {
-    ids(connection, LOG_IDS, tenant, topic).await
-}
-
-async fn ids(
-    connection: &mut PgConnection,
-    sql: &'static str,
-    tenant: TenantId,
-    topic: TopicId,
-) -> Result<Vec<LogId>, Error> {
-    let query = sqlx::query_scalar(sql).bind(tenant.0).bind(topic.0);
-    let ids: Vec<i64> = query.fetch_all(connection).await?;
-    Ok(ids.into_iter().map(LogId).collect())
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(LOG_IDS).bind(tenant).bind(topic).fetch_all(conn).await?)
 }
 
 /// Locks the heads of a topic to delete them, in the order of their ids.
 pub async fn lock_logs(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<LogId>, Error> {
-    ids(connection, LOCK_LOGS, tenant, topic).await
+) -> Result<Vec<LogId>> {
+    Ok(sqlx::query_scalar(LOCK_LOGS).bind(tenant).bind(topic).fetch_all(conn).await?)
 }
 
 /// Finds a prepared transaction that pins one of these logs; their heads must be locked.
 pub async fn pinned_by(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<Option<Uuid>, Error> {
-    let query = sqlx::query_scalar(PINNED_BY).bind(tenant.0).bind(numbers(logs));
-    Ok(query.fetch_optional(connection).await?)
+) -> Result<Option<Uuid>> {
+    Ok(sqlx::query_scalar(PINNED_BY).bind(tenant).bind(logs).fetch_optional(conn).await?)
 }
 
 /// Deletes a topic and its heads, which must be locked; the janitor deletes its rows later.
 pub async fn delete(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     logs: &[LogId],
-) -> Result<(), Error> {
-    doom(connection, tenant, logs).await?;
+) -> Result<()> {
+    doom(conn, tenant, logs).await?;
     for sql in [DOOM_KEYS, DELETE_LOGS, DELETE] {
-        sqlx::query(sql).bind(tenant.0).bind(topic.0).execute(&mut *connection).await?;
+        execute(conn, sqlx::query(sql).bind(tenant).bind(topic)).await?;
     }
     Ok(())
 }
 
 /// Queues the rows of deleted logs for the janitor.
-pub async fn doom(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    logs: &[LogId],
-) -> Result<(), Error> {
-    sqlx::query(DOOM_LOGS).bind(tenant.0).bind(numbers(logs)).execute(connection).await?;
-    Ok(())
+pub async fn doom(conn: &mut Connection, tenant: TenantId, logs: &[LogId]) -> Result<()> {
+    execute(conn, sqlx::query(DOOM_LOGS).bind(tenant).bind(logs)).await
 }
 
 /// Lists the topics after a name, by name.
 pub async fn list(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     after: &str,
     limit: i64,
-) -> Result<Vec<TopicSummary>, Error> {
-    let rows: Vec<(String, i32, Json<OwnSettings>, Instant)> =
-        sqlx::query_as(LIST).bind(tenant.0).bind(after).bind(limit).fetch_all(connection).await?;
-    rows.into_iter()
-        .map(|(name, partition_count, settings, created_at)| {
-            Ok(TopicSummary {
-                topic: stored_name(&name)?,
-                partition_count,
-                settings: settings.0,
-                created_at: created_at.into(),
-            })
-        })
-        .collect()
+) -> Result<Vec<TopicSummary>> {
+    let query = sqlx::query_as(LIST).bind(tenant).bind(after).bind(limit);
+    let rows: Vec<(Name, Partition, OwnSettings, Timestamp)> = query.fetch_all(conn).await?;
+    let topics = rows.into_iter().map(|(topic, partition_count, settings, created_at)| {
+        TopicSummary { topic, partition_count, settings, created_at }
+    });
+    Ok(topics.collect())
 }
 
 pub async fn partitions(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
-) -> Result<Vec<PartitionDescription>, Error> {
-    let rows: Vec<(i32, i64, i64, i64, i64)> =
-        sqlx::query_as(PARTITIONS).bind(tenant.0).bind(topic.0).fetch_all(connection).await?;
+) -> Result<Vec<PartitionDescription>> {
+    let rows: Vec<(Partition, Offset, Offset, i64, i64)> =
+        sqlx::query_as(PARTITIONS).bind(tenant).bind(topic).fetch_all(conn).await?;
     let describe = |(partition, log_start_offset, high_watermark, size_bytes, record_count)| {
         PartitionDescription {
             partition,
@@ -258,16 +230,11 @@ pub async fn partitions(
 
 /// Advances the log start; false if the log no longer exists.
 pub async fn trim(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     log: LogId,
     before: Offset,
-) -> Result<bool, Error> {
-    let query = sqlx::query(TRIM).bind(tenant.0).bind(log.0).bind(before);
-    Ok(query.execute(connection).await?.rows_affected() == 1)
-}
-
-/// Parses a stored name, which was validated when it was stored.
-pub fn stored_name(name: &str) -> Result<Name, Error> {
-    Name::parse(name).map_err(|what| Error::Unexpected(format!("stored name {name:?}: {what}")))
+) -> Result<bool> {
+    let query = sqlx::query(TRIM).bind(tenant).bind(log).bind(before);
+    Ok(query.execute(conn).await?.rows_affected() == 1)
 }

@@ -6,10 +6,10 @@ pub mod rings;
 
 use std::collections::HashMap;
 
-use sqlx::PgConnection;
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
-use super::{Error, Instant, catalog::logs::numbers, durable, statements};
+use super::{Connection, Error, Result, durable, execute, statements};
 use crate::{
     model::{
         LogId, Offset, TenantId, Timestamp, TopicId,
@@ -21,33 +21,59 @@ use crate::{
     },
 };
 
+/// Inserts the keys of a select. A row in conflict has expired.
+macro_rules! insert_keys {
+    ($($select:expr),*) => {
+        concat!(
+            r"insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest,
+                    first_seen_at, expires_at, log_id, record_offset, answer)
+                ",
+            $($select,)*
+            r"
+                on conflict (tenant_id, topic_id, key, slot) do update
+                set digest = excluded.digest, first_seen_at = excluded.first_seen_at,
+                    expires_at = excluded.expires_at, log_id = excluded.log_id,
+                    record_offset = excluded.record_offset, answer = excluded.answer"
+        )
+    };
+}
+pub(super) use insert_keys;
+
+/// The wanted keys in one table of a ring.
+macro_rules! keys_in_slot {
+    ($slot:literal) => {
+        concat!(
+            r"
+            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset,
+                null::uuid as transaction_id
+            from unnest($3::uuid[]) as w (key) cross join lateral (
+                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset
+                from oncelog.dedup_keys
+                where slot = ", $slot, r" and tenant_id = $1 and topic_id = $2 and key = w.key
+                offset 0) as d"
+        )
+    };
+}
+
 statements! {
     /// The reservation counters of journals, and the rings that may hold keys of their topics.
     JOURNALS = "select log_id, claims, key_rings from oncelog.logs where tenant_id = $1 and log_id = any($2)";
     /// Reads keys of one topic in the three tables of a ring, and those that prepared transactions
-    /// hold, after the state of the ring itself; of duplicates the newest comes last. (It also
+    /// hold, after the state of the ring itself; of duplicates the newest comes last. It also
     /// returns keys whose window has passed: a UUIDv7 must not run again as long as a trace of it
-    /// is left. It goes key by key and table by table: a plan for `any`, made for empty tables,
-    /// would read all keys of the topic.)
-    FIND = r"select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at,
-            case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live, k.answer, l.partition,
-            case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset, k.transaction_id
+    /// is left.
+    FIND = concat!(
+        r"select r.slot, r.horizon, r.now, k.key, k.digest, k.first_seen_at,
+            case when k.key is not null then coalesce(k.expires_at > r.now, true) end as is_live,
+            k.answer, l.partition,
+            case when k.record_offset >= l.log_start_offset then k.record_offset end as record_offset,
+            k.transaction_id
         from (select slot, horizon, statement_timestamp() as now from oncelog.key_rings where ring = $4) r
-        left join lateral (
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
-            from unnest($3::uuid[]) as w (key) cross join lateral (
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
-                where slot = $5 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
-            union all
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
-            from unnest($3::uuid[]) as w (key) cross join lateral (
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
-                where slot = $6 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
-            union all
-            select d.key, d.digest, d.first_seen_at, d.expires_at, d.answer, d.log_id, d.record_offset, null::uuid as transaction_id
-            from unnest($3::uuid[]) as w (key) cross join lateral (
-                select key, digest, first_seen_at, expires_at, answer, log_id, record_offset from oncelog.dedup_keys
-                where slot = $7 and tenant_id = $1 and topic_id = $2 and key = w.key offset 0) as d
+        -- Key by key and table by table: a plan for `any`, made for empty tables, would read all
+        -- keys of the topic.
+        left join lateral (",
+            keys_in_slot!("$5"), " union all", keys_in_slot!("$6"), " union all",
+            keys_in_slot!("$7"), r"
             union all
             select h.key, h.digest, null, null, null, null, null, h.transaction_id
             from unnest($3::uuid[]) as w (key) cross join lateral (
@@ -56,20 +82,26 @@ statements! {
         left join lateral (
             select partition, log_start_offset from oncelog.logs
             where tenant_id = $1 and log_id = k.log_id offset 0) l on true
-        order by is_live nulls first, k.first_seen_at nulls last";
-    /// A conflicting row has expired.
-    REMEMBER = r"insert into oncelog.dedup_keys as d (slot, tenant_id, topic_id, key, digest, first_seen_at, expires_at, log_id, record_offset, answer)
-        select k.slot, $1, k.topic_id, k.key, k.digest, $10, coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'),
-            k.log_id, k.record_offset, k.answer
-        from unnest($2::smallint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bytea[])
-            as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer)
-        on conflict (tenant_id, topic_id, key, slot) do update set digest = excluded.digest, first_seen_at = excluded.first_seen_at,
-            expires_at = excluded.expires_at, log_id = excluded.log_id, record_offset = excluded.record_offset, answer = excluded.answer";
+        order by is_live nulls first, k.first_seen_at nulls last"
+    );
+    REMEMBER = insert_keys!(
+        r"select k.slot, $1, k.topic_id, k.key, k.digest, $10,
+                    coalesce($10::timestamptz + interval '1 millisecond' * k.lifetime_ms, 'infinity'),
+                    k.log_id, k.record_offset, k.answer
+                from unnest($2::smallint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[],
+                        $7::bigint[], $8::bigint[], $9::bytea[])
+                    as k (slot, topic_id, key, digest, lifetime_ms, log_id, record_offset, answer)"
+    );
     /// The rings that may hold keys of a tenant's calls other than appends; and the clock.
-    CALL_RINGS = "select key_rings, statement_timestamp() from oncelog.tenants where tenant_id = $1";
-    ADD_CALL_RING = concat!("update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1");
-    COMPLETE = concat!(r"update oncelog.dedup_keys set answer = $5
-        where ", durable!(), " and tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4");
+    CALL_RINGS = r"select key_rings, statement_timestamp() from oncelog.tenants
+        where tenant_id = $1";
+    ADD_CALL_RING = concat!(
+        "update oncelog.tenants set key_rings = key_rings | $2 where ", durable!(), " and tenant_id = $1"
+    );
+    COMPLETE = concat!(
+        "update oncelog.dedup_keys set answer = $5 where ", durable!(),
+        " and tenant_id = $1 and topic_id = $2 and key = $3 and answer = $4"
+    );
     /// Counts new keys in the topics of these journals, whose heads must be locked.
     CLAIMED = r"update oncelog.logs l set claims = l.claims + 1, key_rings = l.key_rings | c.rings
         from unnest($2::bigint[], $3::integer[]) as c (log_id, rings)
@@ -105,43 +137,40 @@ pub struct NewKey {
 /// Reads the counters of journals; omits those that no longer exist. A lookup after this is
 /// complete as long as the counters stay the same.
 pub async fn journals(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     journals: &[LogId],
-) -> Result<HashMap<LogId, JournalKeys>, Error> {
-    let query = sqlx::query_as(JOURNALS).bind(tenant.0).bind(numbers(journals));
-    let rows: Vec<(i64, i64, i32)> = query.fetch_all(connection).await?;
-    Ok(rows
-        .into_iter()
-        .map(|(id, claims, rings)| (LogId(id), JournalKeys { claims, rings }))
-        .collect())
+) -> Result<HashMap<LogId, JournalKeys>> {
+    let query = sqlx::query_as(JOURNALS).bind(tenant).bind(journals);
+    let rows: Vec<(LogId, i64, i32)> = query.fetch_all(conn).await?;
+    Ok(rows.into_iter().map(|(id, claims, rings)| (id, JournalKeys { claims, rings })).collect())
 }
 
 /// Looks up keys of a topic in a ring. `now` is the database's clock. Expired record ids are
 /// omitted; expired requests are not.
 pub async fn find(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     ring: Ring,
     keys: &[DedupKey],
-) -> Result<FoundKeys, Error> {
+) -> Result<FoundKeys> {
     let [one, two, three] = ring.slots();
     let rows: Vec<FoundRow> = sqlx::query_as(FIND)
-        .bind(tenant.0)
-        .bind(topic.0)
+        .bind(tenant)
+        .bind(topic)
         .bind(keys)
-        .bind(ring.0)
+        .bind(ring)
         .bind(one)
         .bind(two)
         .bind(three)
-        .fetch_all(connection)
+        .fetch_all(conn)
         .await?;
     let first = rows.first().ok_or_else(|| Error::Unexpected(format!("no ring {}", ring.0)))?;
     let mut found = FoundKeys {
         slot: first.slot,
-        horizon: first.horizon.into(),
-        now: first.now.into(),
+        horizon: first.horizon,
+        now: first.now,
         facts: HashMap::new(),
     };
     for row in rows {
@@ -153,11 +182,11 @@ pub async fn find(
 #[derive(sqlx::FromRow)]
 struct FoundRow {
     slot: i16,
-    horizon: Instant,
-    now: Instant,
+    horizon: Timestamp,
+    now: Timestamp,
     key: Option<Uuid>,
     digest: Option<i64>,
-    first_seen_at: Option<Instant>,
+    first_seen_at: Option<Timestamp>,
     is_live: Option<bool>,
     answer: Option<Vec<u8>>,
     partition: Option<i32>,
@@ -172,7 +201,7 @@ impl FoundRow {
         if let Some(transaction_id) = self.transaction_id {
             return Some((key, Fact::Held { digest, transaction_id }));
         }
-        let first_seen_at = self.first_seen_at?.into();
+        let first_seen_at = self.first_seen_at?;
         if let Some(answer) = self.answer {
             let is_live = self.is_live?;
             return Some((key, Fact::Request { digest, answer, first_seen_at, is_live }));
@@ -186,71 +215,57 @@ impl FoundRow {
 /// Stores keys that are new, or whose windows have passed; the caller holds the lock that
 /// serialises them.
 pub async fn remember(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     keys: &[NewKey],
     first_seen_at: Timestamp,
-) -> Result<(), Error> {
-    let record = |key: &NewKey| key.record.unzip();
-    sqlx::query(REMEMBER)
-        .bind(tenant.0)
-        .bind(keys.iter().map(|key| key.slot).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| key.topic_id.0).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| key.key).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| key.digest).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| key.lifetime_ms).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| record(key).0.map(|log_id| log_id.0)).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| record(key).1).collect::<Vec<_>>())
-        .bind(keys.iter().map(|key| key.answer.as_deref()).collect::<Vec<_>>())
-        .bind(first_seen_at.to_chrono())
-        .execute(connection)
-        .await?;
-    Ok(())
+) -> Result<()> {
+    let query = sqlx::query(REMEMBER)
+        .bind(tenant)
+        .bind(keys.iter().map(|key| key.slot).bind_iter())
+        .bind(keys.iter().map(|key| key.topic_id).bind_iter())
+        .bind(keys.iter().map(|key| key.key).bind_iter())
+        .bind(keys.iter().map(|key| key.digest).bind_iter())
+        .bind(keys.iter().map(|key| key.lifetime_ms).bind_iter())
+        .bind(keys.iter().map(|key| Some(key.record?.0)).bind_iter())
+        .bind(keys.iter().map(|key| Some(key.record?.1)).bind_iter())
+        .bind(keys.iter().map(|key| key.answer.as_deref()).bind_iter())
+        .bind(first_seen_at);
+    execute(conn, query).await
 }
 
 /// Tells all lookups in these journals' topics that there are new keys, in these rings; the
 /// journals' heads must be locked.
 pub async fn claimed(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     journals: &[(LogId, i32)],
-) -> Result<(), Error> {
-    let (logs, rings): (Vec<i64>, Vec<i32>) = journals.iter().map(|(l, r)| (l.0, *r)).unzip();
-    let query = sqlx::query(CLAIMED).bind(tenant.0).bind(logs).bind(rings);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    let query = sqlx::query(CLAIMED).bind(tenant);
+    let query = query.bind(journals.iter().map(|(log_id, _)| log_id).bind_iter());
+    execute(conn, query.bind(journals.iter().map(|(_, rings)| rings).bind_iter())).await
 }
 
 /// The rings that may hold keys of a tenant's calls other than appends, one bit each; and the
 /// database's clock.
-pub async fn call_rings(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-) -> Result<(i32, Timestamp), Error> {
-    let query = sqlx::query_as(CALL_RINGS).bind(tenant.0);
-    let (rings, now): (i32, Instant) = query.fetch_one(connection).await?;
-    Ok((rings, now.into()))
+pub async fn call_rings(conn: &mut Connection, tenant: TenantId) -> Result<(i32, Timestamp)> {
+    Ok(sqlx::query_as(CALL_RINGS).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Notes that a ring may hold keys of the tenant's calls. Locks the tenant's row.
-pub async fn add_call_ring(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    ring: Ring,
-) -> Result<(), Error> {
-    sqlx::query(ADD_CALL_RING).bind(tenant.0).bind(ring.bit()).execute(connection).await?;
-    Ok(())
+pub async fn add_call_ring(conn: &mut Connection, tenant: TenantId, ring: Ring) -> Result<()> {
+    execute(conn, sqlx::query(ADD_CALL_RING).bind(tenant).bind(ring.bit())).await
 }
 
 /// Replaces the response of a key if it is unchanged.
 pub async fn complete(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     (topic, key): (TopicId, DedupKey),
     answer: &[u8],
     whole: &[u8],
-) -> Result<bool, Error> {
-    let query = sqlx::query(COMPLETE).bind(tenant.0).bind(topic.0).bind(key);
-    let done = query.bind(answer).bind(whole).execute(connection).await?;
+) -> Result<bool> {
+    let query = sqlx::query(COMPLETE).bind(tenant).bind(topic).bind(key);
+    let done = query.bind(answer).bind(whole).execute(conn).await?;
     Ok(done.rows_affected() > 0)
 }

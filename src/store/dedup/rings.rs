@@ -1,17 +1,25 @@
-//! Statements on rings of tables for keys, and on their rotation.
+//! Statements on rings of tables for keys (`key_rings`), and on their rotation, which locks a ring.
 
-use sqlx::PgConnection;
+use sqlx::postgres::PgBindIterExt;
 
 use crate::{
     model::{Timestamp, dedup::Ring},
     rules::key_rings::RingRow,
-    store::{Error, Instant, statements},
+    store::{Connection, Result, execute, statements},
 };
 
+macro_rules! rings {
+    ($which:literal) => {
+        concat!(
+            "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings ",
+            $which
+        )
+    };
+}
+
 statements! {
-    READ = "select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings order by ring";
-    LOCK = r"select ring, period_ms, slot, turned_at, clock_timestamp() from oncelog.key_rings where ring = $1
-        for no key update skip locked";
+    READ = rings!("order by ring");
+    LOCK = rings!("where ring = $1 for no key update skip locked");
     /// Keys in the emptied table were reserved before the ring last rotated.
     TURN = r"update oncelog.key_rings set slot = $2, horizon = greatest(horizon, turned_at), turned_at = $3
         where ring = $1";
@@ -23,50 +31,41 @@ statements! {
     /// Estimated rows, and bytes, of each ring with its tables.
     MEASURE = r"select s.ring, sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0))::bigint,
             sum(pg_total_relation_size(c.oid))::bigint
-        from (select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s
-        join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot) group by s.ring";
+        from (
+            select distinct ring, slot from unnest($1::smallint[], $2::smallint[]) as s (ring, slot)) s
+        join pg_class c on c.oid = to_regclass('oncelog.dedup_keys_' || s.slot)
+        group by s.ring";
 }
 
-type RingColumns = (i16, Option<i64>, i16, Instant, Instant);
+type RingColumns = (Ring, Option<i64>, i16, Timestamp, Timestamp);
 
 /// A ring, and the current time.
 fn ring_row((ring, period_ms, slot, turned_at, now): RingColumns) -> (RingRow, Timestamp) {
-    let row = RingRow { ring: Ring(ring), period_ms, slot, turned_at: turned_at.into() };
-    (row, now.into())
+    (RingRow { ring, period_ms, slot, turned_at }, now)
 }
 
 /// All rings.
-pub async fn read(connection: &mut PgConnection) -> Result<Vec<(RingRow, Timestamp)>, Error> {
-    let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(connection).await?;
+pub async fn read(conn: &mut Connection) -> Result<Vec<(RingRow, Timestamp)>> {
+    let rows: Vec<RingColumns> = sqlx::query_as(READ).fetch_all(conn).await?;
     Ok(rows.into_iter().map(ring_row).collect())
 }
 
 /// Locks a ring. None if another replica is rotating it.
-pub async fn lock(
-    connection: &mut PgConnection,
-    ring: Ring,
-) -> Result<Option<(RingRow, Timestamp)>, Error> {
-    let row: Option<RingColumns> =
-        sqlx::query_as(LOCK).bind(ring.0).fetch_optional(connection).await?;
+pub async fn lock(conn: &mut Connection, ring: Ring) -> Result<Option<(RingRow, Timestamp)>> {
+    let row: Option<RingColumns> = sqlx::query_as(LOCK).bind(ring).fetch_optional(conn).await?;
     Ok(row.map(ring_row))
 }
 
 /// Rotates a locked ring to an emptied table; returns an estimate of the rows it had. It empties
 /// last, because from then on nobody else can look up keys until the commit.
-pub async fn turn(
-    connection: &mut PgConnection,
-    ring: Ring,
-    slot: i16,
-    now: Timestamp,
-) -> Result<u64, Error> {
-    let query = sqlx::query(TURN).bind(ring.0).bind(slot).bind(now.to_chrono());
-    query.execute(&mut *connection).await?;
+pub async fn turn(conn: &mut Connection, ring: Ring, slot: i16, now: Timestamp) -> Result<u64> {
+    execute(conn, sqlx::query(TURN).bind(ring).bind(slot).bind(now)).await?;
     let query = sqlx::query_as(FILLED).bind(slot);
-    let (filled, rows): (bool, i64) = query.fetch_one(&mut *connection).await?;
+    let (filled, rows): (bool, i64) = query.fetch_one(&mut *conn).await?;
     if !filled {
         return Ok(0);
     }
-    sqlx::query(EMPTY).bind(slot).execute(connection).await?;
+    execute(conn, sqlx::query(EMPTY).bind(slot)).await?;
     Ok(rows.unsigned_abs())
 }
 
@@ -78,11 +77,10 @@ pub struct Size {
     pub bytes: i64,
 }
 
-pub async fn measure(connection: &mut PgConnection) -> Result<Vec<Size>, Error> {
-    let slots = Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring.0, slot)));
-    let (rings, slots): (Vec<i16>, Vec<i16>) = slots.unzip();
-    let query = sqlx::query_as(MEASURE).bind(rings).bind(slots);
-    let rows: Vec<(i16, i64, i64)> = query.fetch_all(connection).await?;
-    let size = |(ring, keys, bytes)| Size { ring: Ring(ring), keys, bytes };
-    Ok(rows.into_iter().map(size).collect())
+pub async fn measure(conn: &mut Connection) -> Result<Vec<Size>> {
+    let slots = || Ring::all().flat_map(|ring| ring.slots().map(|slot| (ring, slot)));
+    let query = sqlx::query_as(MEASURE).bind(slots().map(|(ring, _)| ring).bind_iter());
+    let query = query.bind(slots().map(|(_, slot)| slot).bind_iter());
+    let rows: Vec<(Ring, i64, i64)> = query.fetch_all(conn).await?;
+    Ok(rows.into_iter().map(|(ring, keys, bytes)| Size { ring, keys, bytes }).collect())
 }

@@ -4,43 +4,46 @@
 //! when the statement was planned. (`is true` keeps the planner from an index on the tenant,
 //! through which it would read all of its rows.) Locked rows are skipped, so that nothing waits.
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::Chunk;
 use crate::{
-    model::{LogId, Partition, TenantId, TopicId},
-    store::{
-        Error,
-        catalog::{logs::numbers, topics},
-        statements,
-    },
+    model::{LogId, Partition, ProducerId, TenantId, TopicId},
+    store::{Connection, Result, catalog::topics, execute, statements},
 };
+
+/// Deletes the first rows of a tenant in the order of a key. `$only`: those of a kind.
+macro_rules! drop_first {
+    ($table:literal, $key:literal $(, $only:literal)?) => {
+        concat!(
+            "delete from oncelog.", $table, r" where (tenant_id = $1) is true and ctid = any (array(
+            select ctid from oncelog.", $table, " where tenant_id = $1", $($only,)? r"
+            order by tenant_id, ", $key, " limit $2 for no key update skip locked))"
+        )
+    };
+}
+
+macro_rules! tables_left {
+    ($($table:literal),*) => {
+        concat!(
+            "select array_remove(array[",
+            $("case when exists (select from oncelog.", $table, " where tenant_id = $1) then '",
+                $table, "' end, ",)*
+            "null], null)"
+        )
+    };
+}
 
 statements! {
     /// Covers all tenants.
     DELETED = r"select tenant_id from oncelog.tenants where deleted_at is not null and tenant_id > $1
         order by tenant_id limit $2";
     /// The tables that still have rows of a tenant.
-    LEFT = r"select array_remove(array[
-        case when exists (select from oncelog.topics where tenant_id = $1) then 'topics' end,
-        case when exists (select from oncelog.logs where tenant_id = $1) then 'logs' end,
-        case when exists (select from oncelog.doomed_logs where tenant_id = $1) then 'doomed_logs' end,
-        case when exists (select from oncelog.batches where tenant_id = $1) then 'batches' end,
-        case when exists (select from oncelog.compactions where tenant_id = $1) then 'compactions' end,
-        case when exists (select from oncelog.transactions where tenant_id = $1) then 'transactions' end,
-        case when exists (select from oncelog.staged_batches where tenant_id = $1) then 'staged_batches' end,
-        case when exists (select from oncelog.staged_offsets where tenant_id = $1) then 'staged_offsets' end,
-        case when exists (select from oncelog.pins where tenant_id = $1) then 'pins' end,
-        case when exists (select from oncelog.held_ids where tenant_id = $1) then 'held_ids' end,
-        case when exists (select from oncelog.group_members where tenant_id = $1) then 'group_members' end,
-        case when exists (select from oncelog.group_offsets where tenant_id = $1) then 'group_offsets' end,
-        case when exists (select from oncelog.groups where tenant_id = $1) then 'groups' end,
-        case when exists (select from oncelog.session_opens where tenant_id = $1) then 'session_opens' end,
-        case when exists (select from oncelog.producer_states where tenant_id = $1) then 'producer_states' end,
-        case when exists (select from oncelog.sessions where tenant_id = $1) then 'sessions' end,
-        case when exists (select from oncelog.doomed_topics where tenant_id = $1) then 'doomed_topics' end,
-        case when exists (select from oncelog.dedup_keys where tenant_id = $1) then 'dedup_keys' end], null)";
+    LEFT = tables_left!(
+        "topics", "logs", "doomed_logs", "batches", "compactions", "transactions", "staged_batches",
+        "staged_offsets", "pins", "held_ids", "group_members", "group_offsets", "groups",
+        "session_opens", "producer_states", "sessions", "doomed_topics", "dedup_keys"
+    );
     PREPARED = r"select transaction_id from oncelog.transactions where tenant_id = $1 and state = 'prepared'
         order by transaction_id limit $2";
     LOCK_TOPIC = r"select topic_id, partition_count from oncelog.topics where tenant_id = $1
@@ -48,79 +51,61 @@ statements! {
     /// Locks the heads of the journal and of the partitions from $3 on, as a deletion of the topic
     /// does.
     LOCK_LAST_LOGS = r"select log_id, partition from oncelog.logs
-        where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3) order by log_id for update";
+        where tenant_id = $1 and topic_id = $2 and (partition is null or partition >= $3)
+        order by log_id for update";
     DROP_LOGS = "delete from oncelog.logs where tenant_id = $1 and log_id = any($2)";
-    SHRINK = "update oncelog.topics set partition_count = $3 where tenant_id = $1 and topic_id = $2";
+    SHRINK = r"update oncelog.topics set partition_count = $3
+        where tenant_id = $1 and topic_id = $2";
     /// Applies to the statements of this transaction, which are planned in it: they read the first
     /// rows in the order of a key instead of sorting all rows.
-    READ_IN_ORDER = "select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)";
-    DROP_STAGED = r"delete from oncelog.staged_batches where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.staged_batches where tenant_id = $1
-        order by tenant_id, transaction_id, ordinal limit $2 for no key update skip locked))";
-    DROP_STAGED_OFFSETS = r"delete from oncelog.staged_offsets where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.staged_offsets where tenant_id = $1
-        order by tenant_id, transaction_id, group_name, log_id limit $2 for no key update skip locked))";
-    DROP_PINS = r"delete from oncelog.pins where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.pins where tenant_id = $1
-        order by tenant_id, transaction_id, log_id limit $2 for no key update skip locked))";
-    DROP_HELD_IDS = r"delete from oncelog.held_ids where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.held_ids where tenant_id = $1
-        order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
+    READ_IN_ORDER = r"select set_config('enable_sort', 'off', true),
+        set_config('enable_bitmapscan', 'off', true)";
+    DROP_STAGED = drop_first!("staged_batches", "transaction_id, ordinal");
+    DROP_STAGED_OFFSETS = drop_first!("staged_offsets", "transaction_id, group_name, log_id");
+    DROP_PINS = drop_first!("pins", "transaction_id, log_id");
+    DROP_HELD_IDS = drop_first!("held_ids", "topic_id, key");
     /// Prepared transactions are aborted first.
-    DROP_TRANSACTIONS = r"delete from oncelog.transactions where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.transactions where tenant_id = $1 and state <> 'prepared'
-        order by tenant_id, transaction_id limit $2 for no key update skip locked))";
-    DROP_MEMBERS = r"delete from oncelog.group_members where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.group_members where tenant_id = $1
-        order by tenant_id, group_name, member_id limit $2 for no key update skip locked))";
-    DROP_OFFSETS = r"delete from oncelog.group_offsets where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.group_offsets where tenant_id = $1
-        order by tenant_id, group_name, log_id limit $2 for no key update skip locked))";
+    DROP_TRANSACTIONS = drop_first!("transactions", "transaction_id", " and state <> 'prepared'");
+    DROP_MEMBERS = drop_first!("group_members", "group_name, member_id");
+    DROP_OFFSETS = drop_first!("group_offsets", "group_name, log_id");
     /// Nobody can create a member or an offset in them meanwhile.
     LOCK_GROUPS = r"select name from oncelog.groups where tenant_id = $1
         order by tenant_id, name limit $2 for update skip locked";
     DROP_GROUPS = r"delete from oncelog.groups g where tenant_id = $1 and name = any($2)
         and not exists (select from oncelog.group_members where tenant_id = $1 and group_name = g.name)
         and not exists (select from oncelog.group_offsets where tenant_id = $1 and group_name = g.name)";
-    DROP_OPENS = r"delete from oncelog.session_opens where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.session_opens where tenant_id = $1
-        order by tenant_id, open_id limit $2 for no key update skip locked))";
-    DROP_STATES = r"delete from oncelog.producer_states where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.producer_states where tenant_id = $1
-        order by tenant_id, log_id, producer_id limit $2 for no key update skip locked))";
+    DROP_OPENS = drop_first!("session_opens", "open_id");
+    DROP_STATES = drop_first!("producer_states", "log_id, producer_id");
     /// No producer can register meanwhile.
     LOCK_SESSIONS = r"select producer_id from oncelog.sessions where tenant_id = $1
         order by tenant_id, producer_id limit $2 for update skip locked";
     DROP_SESSIONS = r"delete from oncelog.sessions s where tenant_id = $1 and producer_id = any($2)
         and not exists (select from oncelog.producer_states where tenant_id = $1 and producer_id = s.producer_id)";
-    DROP_DOOMED_TOPICS = r"delete from oncelog.doomed_topics where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.doomed_topics where tenant_id = $1
-        order by tenant_id, topic_id limit $2 for no key update skip locked))";
+    DROP_DOOMED_TOPICS = drop_first!("doomed_topics", "topic_id");
     /// Finds a slot that has keys of a tenant.
     SLOT = "select slot from oncelog.dedup_keys where tenant_id = $1 limit 1";
     /// Places are those in one partition.
-    DROP_KEYS = r"delete from oncelog.dedup_keys where slot = $3 and (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1
-        order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
-    DROP_BATCHES = r"delete from oncelog.batches where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.batches where tenant_id = $1
-        order by tenant_id, log_id, base_offset limit $2 for no key update skip locked))";
-    DROP_COMPACTIONS = r"delete from oncelog.compactions where (tenant_id = $1) is true and ctid = any (array(
-        select ctid from oncelog.compactions where tenant_id = $1
-        order by tenant_id, log_id limit $2 for no key update skip locked))";
+    DROP_KEYS = r"delete from oncelog.dedup_keys
+        where slot = $3 and (tenant_id = $1) is true and ctid = any (array(
+            select ctid from oncelog.dedup_keys where slot = $3 and tenant_id = $1
+            order by tenant_id, topic_id, key limit $2 for no key update skip locked))";
+    DROP_BATCHES = drop_first!("batches", "log_id, base_offset");
+    DROP_COMPACTIONS = drop_first!("compactions", "log_id");
     /// A tenant that was deleted at least $2 milliseconds ago. By then every row that refers to it,
     /// from requests in flight at the deletion, is visible.
     LOCK_TENANT = r"select name from oncelog.tenants
-        where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint for update skip locked";
+        where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint
+        for update skip locked";
     DROP_TENANT = "delete from oncelog.tenants where tenant_id = $1";
     /// Covers all tenants.
     DOOMED_TOPICS = "select tenant_id, topic_id from oncelog.doomed_topics order by doomed_at limit $1";
-    LOCK_DOOMED_TOPIC = r"select topic_id from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2
-        for no key update skip locked";
+    LOCK_DOOMED_TOPIC = r"select topic_id from oncelog.doomed_topics
+        where tenant_id = $1 and topic_id = $2 for no key update skip locked";
     /// The keys of the slot that is never truncated.
-    DROP_TOPIC_KEYS = r"delete from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2
-        and key = any (array(
-            select key from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2 order by key limit $3))";
+    DROP_TOPIC_KEYS = r"delete from oncelog.dedup_keys
+        where slot = 18 and tenant_id = $1 and topic_id = $2 and key = any (array(
+            select key from oncelog.dedup_keys where slot = 18 and tenant_id = $1 and topic_id = $2
+            order by key limit $3))";
     DROP_DOOMED_TOPIC = "delete from oncelog.doomed_topics where tenant_id = $1 and topic_id = $2";
 }
 
@@ -173,150 +158,127 @@ pub const SWEPT: [Swept; 15] = [
 ];
 
 /// Lists the deleted tenants after one, by id.
-pub async fn deleted(
-    connection: &mut PgConnection,
-    after: TenantId,
-    limit: i64,
-) -> Result<Vec<TenantId>, Error> {
-    let query = sqlx::query_scalar(DELETED).bind(after.0).bind(limit);
-    let ids: Vec<i64> = query.fetch_all(connection).await?;
-    Ok(ids.into_iter().map(TenantId).collect())
+pub async fn deleted(conn: &mut Connection, after: TenantId, limit: i64) -> Result<Vec<TenantId>> {
+    Ok(sqlx::query_scalar(DELETED).bind(after).bind(limit).fetch_all(conn).await?)
 }
 
 /// Lists the tables that still have rows of a tenant, except its own; call it in a transaction.
-pub async fn left(connection: &mut PgConnection, tenant: TenantId) -> Result<Vec<String>, Error> {
-    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
-    Ok(sqlx::query_scalar(LEFT).bind(tenant.0).fetch_one(connection).await?)
+pub async fn left(conn: &mut Connection, tenant: TenantId) -> Result<Vec<String>> {
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
+    Ok(sqlx::query_scalar(LEFT).bind(tenant).fetch_one(conn).await?)
 }
 
 /// Lists prepared transactions, up to a limit.
-pub async fn prepared(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    limit: i64,
-) -> Result<Vec<Uuid>, Error> {
-    Ok(sqlx::query_scalar(PREPARED).bind(tenant.0).bind(limit).fetch_all(connection).await?)
+pub async fn prepared(conn: &mut Connection, tenant: TenantId, limit: i64) -> Result<Vec<Uuid>> {
+    Ok(sqlx::query_scalar(PREPARED).bind(tenant).bind(limit).fetch_all(conn).await?)
 }
 
 /// Locks any topic that is not locked.
 pub async fn lock_topic(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
-) -> Result<Option<(TopicId, Partition)>, Error> {
-    let query = sqlx::query_as(LOCK_TOPIC).bind(tenant.0);
-    let found: Option<(i64, Partition)> = query.fetch_optional(connection).await?;
-    Ok(found.map(|(topic_id, count)| (TopicId(topic_id), count)))
+) -> Result<Option<(TopicId, Partition)>> {
+    Ok(sqlx::query_as(LOCK_TOPIC).bind(tenant).fetch_optional(conn).await?)
 }
 
 /// Locks the journal of a locked topic, and the heads of its partitions from a given one on, to
 /// delete these.
 pub async fn lock_last_logs(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     from: Partition,
-) -> Result<(Vec<LogId>, Vec<LogId>), Error> {
-    let query = sqlx::query_as(LOCK_LAST_LOGS).bind(tenant.0).bind(topic.0).bind(from);
-    let rows: Vec<(i64, Option<Partition>)> = query.fetch_all(connection).await?;
+) -> Result<(Vec<LogId>, Vec<LogId>)> {
+    let query = sqlx::query_as(LOCK_LAST_LOGS).bind(tenant).bind(topic).bind(from);
+    let rows: Vec<(LogId, Option<Partition>)> = query.fetch_all(conn).await?;
     let (journal, last): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, p)| p.is_none());
-    let ids = |rows: Vec<(i64, _)>| rows.into_iter().map(|(log_id, _)| LogId(log_id)).collect();
+    let ids = |rows: Vec<(LogId, _)>| rows.into_iter().map(|(log_id, _)| log_id).collect();
     Ok((ids(journal), ids(last)))
 }
 
 /// Deletes the last partitions of a locked topic, whose heads are locked; the janitor deletes their
 /// rows later.
 pub async fn shrink(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     topic: TopicId,
     partition_count: Partition,
     last: &[LogId],
-) -> Result<(), Error> {
-    topics::doom(connection, tenant, last).await?;
-    let query = sqlx::query(DROP_LOGS).bind(tenant.0).bind(numbers(last));
-    query.execute(&mut *connection).await?;
-    let query = sqlx::query(SHRINK).bind(tenant.0).bind(topic.0).bind(partition_count);
-    query.execute(connection).await?;
-    Ok(())
+) -> Result<()> {
+    topics::doom(conn, tenant, last).await?;
+    execute(conn, sqlx::query(DROP_LOGS).bind(tenant).bind(last)).await?;
+    execute(conn, sqlx::query(SHRINK).bind(tenant).bind(topic).bind(partition_count)).await
 }
 
 /// Removes a tenant's rows from a table, up to a limit; returns how many.
 pub async fn sweep(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     swept: Swept,
     chunk: i64,
-) -> Result<u64, Error> {
-    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
+) -> Result<u64> {
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
     let query = match swept.how {
-        How::Rows(sql) => sqlx::query(sql).bind(tenant.0).bind(chunk),
+        How::Rows(sql) => sqlx::query(sql).bind(tenant).bind(chunk),
         How::Groups => {
-            let query = sqlx::query_scalar(LOCK_GROUPS).bind(tenant.0).bind(chunk);
-            let names: Vec<String> = query.fetch_all(&mut *connection).await?;
-            sqlx::query(DROP_GROUPS).bind(tenant.0).bind(names)
+            let query = sqlx::query_scalar(LOCK_GROUPS).bind(tenant).bind(chunk);
+            let names: Vec<String> = query.fetch_all(&mut *conn).await?;
+            sqlx::query(DROP_GROUPS).bind(tenant).bind(names)
         }
         How::Sessions => {
-            let query = sqlx::query_scalar(LOCK_SESSIONS).bind(tenant.0).bind(chunk);
-            let ids: Vec<i64> = query.fetch_all(&mut *connection).await?;
-            sqlx::query(DROP_SESSIONS).bind(tenant.0).bind(ids)
+            let query = sqlx::query_scalar(LOCK_SESSIONS).bind(tenant).bind(chunk);
+            let ids: Vec<ProducerId> = query.fetch_all(&mut *conn).await?;
+            sqlx::query(DROP_SESSIONS).bind(tenant).bind(ids)
         }
         How::Keys => {
-            let query = sqlx::query_scalar(SLOT).bind(tenant.0);
-            let slot: Option<i16> = query.fetch_optional(&mut *connection).await?;
-            sqlx::query(DROP_KEYS).bind(tenant.0).bind(chunk).bind(slot)
+            let query = sqlx::query_scalar(SLOT).bind(tenant);
+            let slot: Option<i16> = query.fetch_optional(&mut *conn).await?;
+            sqlx::query(DROP_KEYS).bind(tenant).bind(chunk).bind(slot)
         }
     };
-    Ok(query.execute(connection).await?.rows_affected())
+    Ok(query.execute(conn).await?.rows_affected())
 }
 
 /// Locks a tenant that was deleted long enough ago, and returns its name. None if it is younger,
 /// already removed, or locked.
 pub async fn lock_tenant(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     age_ms: i64,
-) -> Result<Option<String>, Error> {
-    let query = sqlx::query_scalar(LOCK_TENANT).bind(tenant.0).bind(age_ms);
-    Ok(query.fetch_optional(connection).await?)
+) -> Result<Option<String>> {
+    let query = sqlx::query_scalar(LOCK_TENANT).bind(tenant).bind(age_ms);
+    Ok(query.fetch_optional(conn).await?)
 }
 
 /// Removes the locked row of a tenant without other data.
-pub async fn drop_tenant(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Error> {
-    sqlx::query(DROP_TENANT).bind(tenant.0).execute(connection).await?;
-    Ok(())
+pub async fn drop_tenant(conn: &mut Connection, tenant: TenantId) -> Result<()> {
+    execute(conn, sqlx::query(DROP_TENANT).bind(tenant)).await
 }
 
 /// A topic of some tenant.
 pub type Doomed = (TenantId, TopicId);
 
 /// Lists deleted topics with unexpiring keys to remove.
-pub async fn doomed_topics(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<Doomed>, Error> {
-    let query = sqlx::query_as(DOOMED_TOPICS).bind(limit);
-    let rows: Vec<(i64, i64)> = query.fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|(tenant, topic)| (TenantId(tenant), TopicId(topic))).collect())
+pub async fn doomed_topics(conn: &mut Connection, limit: i64) -> Result<Vec<Doomed>> {
+    Ok(sqlx::query_as(DOOMED_TOPICS).bind(limit).fetch_all(conn).await?)
 }
 
 /// Removes one chunk of a deleted topic's unexpiring keys, unless another replica is working on it.
 pub async fn remove_keys(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     (tenant, topic): Doomed,
     chunk: i64,
-) -> Result<Chunk, Error> {
-    let query = sqlx::query_scalar(LOCK_DOOMED_TOPIC).bind(tenant.0).bind(topic.0);
-    let locked: Option<i64> = query.fetch_optional(&mut *connection).await?;
-    if locked.is_none() {
+) -> Result<Chunk> {
+    let query = sqlx::query(LOCK_DOOMED_TOPIC).bind(tenant).bind(topic);
+    if query.fetch_optional(&mut *conn).await?.is_none() {
         return Ok(Chunk { rows: 0, more: false });
     }
-    sqlx::query(READ_IN_ORDER).execute(&mut *connection).await?;
-    let query = sqlx::query(DROP_TOPIC_KEYS).bind(tenant.0).bind(topic.0).bind(chunk);
-    let rows = query.execute(&mut *connection).await?.rows_affected();
+    execute(conn, sqlx::query(READ_IN_ORDER)).await?;
+    let query = sqlx::query(DROP_TOPIC_KEYS).bind(tenant).bind(topic).bind(chunk);
+    let rows = query.execute(&mut *conn).await?.rows_affected();
     let more = rows == chunk.unsigned_abs();
     if !more {
-        let query = sqlx::query(DROP_DOOMED_TOPIC).bind(tenant.0).bind(topic.0);
-        query.execute(connection).await?;
+        execute(conn, sqlx::query(DROP_DOOMED_TOPIC).bind(tenant).bind(topic)).await?;
     }
     Ok(Chunk { rows, more })
 }

@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
-use sqlx::{PgConnection, types::Json};
+use sqlx::postgres::PgBindIterExt;
 use uuid::Uuid;
 
 use crate::{
     model::{LogId, TenantId, TopicId, settings::OwnSettings},
     rules::transaction::record_ids::{IdTopic, NewId, StagedRow, unpack},
-    store::{Error, catalog::logs::numbers, statements},
+    store::{Connection, Error, Result, execute, statements},
 };
 
 statements! {
@@ -17,10 +17,16 @@ statements! {
         where tenant_id = $1 and transaction_id = $2 and ids is not null order by ordinal";
     TOPICS = r"select l.log_id, l.topic_id, l.journal, t.settings from (
             select w.log_id, f.topic_id, j.log_id as journal from unnest($2::bigint[]) as w (log_id)
-            cross join lateral (select topic_id from oncelog.logs where tenant_id = $1 and log_id = w.log_id offset 0) f
-            cross join lateral (select log_id from oncelog.logs
-                where tenant_id = $1 and topic_id = f.topic_id and coalesce(partition, -1) = -1 offset 0) j) l
-        cross join lateral (select settings from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id offset 0) t";
+            cross join lateral (
+                select topic_id from oncelog.logs where tenant_id = $1 and log_id = w.log_id
+                offset 0) f
+            cross join lateral (
+                select log_id from oncelog.logs
+                where tenant_id = $1 and topic_id = f.topic_id and coalesce(partition, -1) = -1
+                offset 0) j) l
+        cross join lateral (
+            select settings from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id
+            offset 0) t";
     LINES = r"select ordinal, records from oncelog.staged_batches
         where tenant_id = $1 and transaction_id = $2 and ordinal = any($3)";
     /// The packed ids stay unchanged: what is held or remembered tells what has become of them.
@@ -49,16 +55,15 @@ pub struct TopicOf {
 /// Reads the rows of a transaction whose records have ids, by ordinal, if they belong to these
 /// logs.
 pub async fn read(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     topics: &HashMap<LogId, IdTopic>,
-) -> Result<Vec<StagedRow>, Error> {
-    let rows: Vec<(i64, i64, Vec<u8>)> =
-        sqlx::query_as(IDS).bind(tenant.0).bind(id).fetch_all(connection).await?;
+) -> Result<Vec<StagedRow>> {
+    let rows: Vec<(i64, LogId, Vec<u8>)> =
+        sqlx::query_as(IDS).bind(tenant).bind(id).fetch_all(conn).await?;
     let mut staged = Vec::new();
     for (ordinal, log_id, packed) in rows {
-        let log_id = LogId(log_id);
         let Some(topic) = topics.get(&log_id).copied() else { continue };
         let corrupt = |_| Error::Unexpected(format!("ids of row {ordinal} of transaction {id}"));
         let (append, ids) = unpack(&packed).map_err(corrupt)?;
@@ -69,93 +74,71 @@ pub async fn read(
 
 /// The topics of these logs; omits those that no longer exist.
 pub async fn topics(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     logs: &[LogId],
-) -> Result<HashMap<LogId, TopicOf>, Error> {
-    type Found = (i64, i64, i64, Json<OwnSettings>);
-    let rows: Vec<Found> =
-        sqlx::query_as(TOPICS).bind(tenant.0).bind(numbers(logs)).fetch_all(connection).await?;
-    let topic = |(log_id, topic_id, journal, settings): Found| {
-        let (topic_id, journal) = (TopicId(topic_id), LogId(journal));
-        (LogId(log_id), TopicOf { topic_id, journal, settings: settings.0 })
-    };
-    Ok(rows.into_iter().map(topic).collect())
+) -> Result<HashMap<LogId, TopicOf>> {
+    let query = sqlx::query_as(TOPICS).bind(tenant).bind(logs);
+    let rows: Vec<(LogId, TopicId, LogId, OwnSettings)> = query.fetch_all(conn).await?;
+    let topics = rows.into_iter().map(|(log_id, topic_id, journal, settings)| {
+        (log_id, TopicOf { topic_id, journal, settings })
+    });
+    Ok(topics.collect())
 }
 
 /// The records of rows, by ordinal.
 pub async fn lines(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     ordinals: &[i64],
-) -> Result<HashMap<i64, String>, Error> {
-    let query = sqlx::query_as(LINES).bind(tenant.0).bind(id).bind(ordinals);
-    let rows: Vec<(i64, String)> = query.fetch_all(connection).await?;
+) -> Result<HashMap<i64, String>> {
+    let query = sqlx::query_as(LINES).bind(tenant).bind(id).bind(ordinals);
+    let rows: Vec<(i64, String)> = query.fetch_all(conn).await?;
     Ok(rows.into_iter().collect())
 }
 
 /// The remaining records of rows: ordinal, record count and records.
 pub async fn keep(
-    connection: &mut PgConnection,
+    conn: &mut Connection,
     tenant: TenantId,
     id: Uuid,
     rows: &[(i64, i64, String)],
-) -> Result<(), Error> {
-    sqlx::query(KEEP)
-        .bind(tenant.0)
+) -> Result<()> {
+    let query = sqlx::query(KEEP)
+        .bind(tenant)
         .bind(id)
-        .bind(rows.iter().map(|(ordinal, ..)| *ordinal).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, count, _)| *count).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(.., records)| records.as_str()).collect::<Vec<_>>())
-        .execute(connection)
-        .await?;
-    Ok(())
+        .bind(rows.iter().map(|(ordinal, ..)| ordinal).bind_iter())
+        .bind(rows.iter().map(|(_, record_count, _)| record_count).bind_iter())
+        .bind(rows.iter().map(|(.., records)| records).bind_iter());
+    execute(conn, query).await
 }
 
 /// Deletes the rows of a committed transaction without remaining records.
-pub async fn drop_empty(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<(), Error> {
-    sqlx::query(DROP_EMPTY).bind(tenant.0).bind(id).execute(connection).await?;
-    Ok(())
+pub async fn drop_empty(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<()> {
+    execute(conn, sqlx::query(DROP_EMPTY).bind(tenant).bind(id)).await
 }
 
 /// Notes that a prepared transaction holds these ids; the heads of their topics' journals must be
 /// locked.
-pub async fn hold(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-    ids: &[NewId],
-) -> Result<(), Error> {
-    sqlx::query(HOLD)
-        .bind(tenant.0)
+pub async fn hold(conn: &mut Connection, tenant: TenantId, id: Uuid, ids: &[NewId]) -> Result<()> {
+    let query = sqlx::query(HOLD)
+        .bind(tenant)
         .bind(id)
-        .bind(ids.iter().map(|id| id.topic_id.0).collect::<Vec<_>>())
-        .bind(ids.iter().map(|id| id.key).collect::<Vec<_>>())
-        .bind(ids.iter().map(|id| id.digest).collect::<Vec<_>>())
-        .bind(ids.iter().map(|id| id.ordinal).collect::<Vec<_>>())
-        .bind(ids.iter().map(|id| id.position).collect::<Vec<_>>())
-        .execute(connection)
-        .await?;
-    Ok(())
+        .bind(ids.iter().map(|id| id.topic_id).bind_iter())
+        .bind(ids.iter().map(|id| id.key).bind_iter())
+        .bind(ids.iter().map(|id| id.digest).bind_iter())
+        .bind(ids.iter().map(|id| id.ordinal).bind_iter())
+        .bind(ids.iter().map(|id| id.position).bind_iter());
+    execute(conn, query).await
 }
 
 /// Ends a prepared transaction: its held ids become free, or remembered.
-pub async fn release(
-    connection: &mut PgConnection,
-    tenant: TenantId,
-    id: Uuid,
-) -> Result<Vec<NewId>, Error> {
-    type Released = (i64, Uuid, i64, i64, i64, i32);
-    let rows: Vec<Released> =
-        sqlx::query_as(RELEASE).bind(tenant.0).bind(id).fetch_all(connection).await?;
-    let released = |(topic_id, key, digest, log_id, ordinal, position): Released| {
-        let (topic_id, log_id) = (TopicId(topic_id), LogId(log_id));
+pub async fn release(conn: &mut Connection, tenant: TenantId, id: Uuid) -> Result<Vec<NewId>> {
+    let query = sqlx::query_as(RELEASE).bind(tenant).bind(id);
+    let rows: Vec<(TopicId, Uuid, i64, LogId, i64, i32)> = query.fetch_all(conn).await?;
+    let released = rows.into_iter().map(|(topic_id, key, digest, log_id, ordinal, position)| {
         NewId { topic_id, key, digest, log_id, ordinal, position }
-    };
-    Ok(rows.into_iter().map(released).collect())
+    });
+    Ok(released.collect())
 }
