@@ -47,7 +47,7 @@ impl Exposition {
     /// Returns a text whose rendering began after this call.
     pub async fn page(&self, write: impl FnOnce() -> String) -> MetricsText {
         let arrived = Instant::now();
-        // Whoever is first writes, the others wait here.
+        // The first one writes, the others wait here.
         let mut latest = self.latest.lock().await;
         if let (Some(begun), Some(text)) = (latest.begun, latest.texts.back())
             && begun >= arrived

@@ -79,7 +79,7 @@ pub async fn serve(
             let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
             let mut serving = pin!(watcher.watch(connection));
             // hyper's own timeout for heads begins once it knows the version of HTTP; a peer that
-            // never says enough to tell would stay for ever.
+            // never sends enough to tell would stay forever.
             if let Ok(done) = timeout(header_timeout, &mut serving).await {
                 return closed(done);
             }

@@ -4,13 +4,12 @@ use std::fmt;
 
 use crate::rules::append::encoding::Corrupt;
 
-/// Errors of the database. Their text goes to the log, never to a client.
+/// What caused a database error. Its text goes to the log, never to a client.
 #[derive(Debug)]
 pub enum Cause {
-    /// Certainly not written: a lock timed out, or another transaction was in conflict.
+    /// The database or the connection to it failed.
     Database(sqlx::Error),
-    /// The database cannot be reached, or the connection was lost. The caller knows whether what
-    /// was sent may have taken effect.
+    /// Another writer was first: a compare failed.
     Overtaken,
     /// The database did not answer for so long that the connection was given up.
     SilentPeer,
@@ -29,7 +28,7 @@ impl fmt::Display for Cause {
 /// The text of a database error goes to the log, never to a client.
 #[derive(Debug)]
 pub enum Error {
-    /// Certainly not written: a lock was not had in time, or a conflict with another transaction.
+    /// Certainly not written: a lock timed out, or another transaction was in conflict.
     Contended(Cause),
     /// The database cannot be reached, or the connection was lost. Whether what was sent took
     /// effect is for the caller to know.

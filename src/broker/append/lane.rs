@@ -321,7 +321,7 @@ impl Lane {
                 && !is_journal
             {
                 let news = Change::HighWatermark(base + write.record_count);
-                self.watches.publish(tenant, write.log_id, news);
+                self.watches.publish(tenant, write.log_id.into(), news);
             }
             let log = self.writer.caches(tenant).get_mut(&write.log_id);
             if let Some(log) = log.filter(|log| log.unfolded_rows >= self.snapshot_rows) {
@@ -329,7 +329,8 @@ impl Lane {
                 self.tasks.spawn(snapshot(self.store.clone(), tenant, write.log_id));
             }
         }
-        self.signals.changed(written.bases.keys().map(|log_id| (tenant, *log_id)));
+        let changed = written.bases.keys().map(|log_id| (tenant, (*log_id).into()));
+        self.signals.changed(changed);
     }
 }
 

@@ -76,10 +76,10 @@ impl Broker {
     ) -> Result<Appended, Error> {
         let arrived_at = Instant::now();
         for attempt in 0..ATTEMPTS {
-            let anew = attempt > 0;
+            let refresh = attempt > 0;
             let resolved = match scope {
-                Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
-                Scope::Partition(p) => self.topics.partition(tenant, topic, p, anew).await?,
+                Scope::Topic => self.topics.resolve(tenant, topic, refresh).await?,
+                Scope::Partition(p) => self.topics.partition(tenant, topic, p, refresh).await?,
             };
             let settings = self.settings.of(tenant).await?;
             let (request, lines) = to_request(&resolved, scope, &settings, &append)?;

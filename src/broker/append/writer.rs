@@ -196,7 +196,7 @@ impl Writer {
             let caches = self.caches.of(tenant);
             passed.plan.confirm(caches, written.appended_at, &written.bases);
             // a write without a compare says nothing of the rows before it: on another server these
-            // may be of another history, which no connection tells of behind a pooler
+            // may be of another history, which no connection shows behind a pooler
             if let Some(server) = written.server
                 && self.server.replace(server) != Some(server)
             {

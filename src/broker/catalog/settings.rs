@@ -93,7 +93,7 @@ impl TenantsSettings {
         {
             let refresh = self.clone();
             let refresh = async move {
-                // in vain: the next that finds nothing young enough tells why
+                // in vain: the next one that finds nothing recent enough reports why
                 let _ = refresh.younger_than(REFRESH_AFTER, tenant).await;
             };
             self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(refresh));

@@ -52,15 +52,15 @@ impl Topics {
         Self { store, cache }
     }
 
-    /// Resolves a topic. `anew`: the cached result has proved wrong.
+    /// Resolves a topic. `refresh`: the cached result has proved wrong.
     pub async fn resolve(
         &self,
         tenant: TenantId,
         name: &Name,
-        anew: bool,
+        refresh: bool,
     ) -> Result<Arc<StoredTopic>, Error> {
         let (arrived_at, key) = (Instant::now(), (tenant, name.clone()));
-        if !anew
+        if !refresh
             && let Some(ResolvedTopic { topic: Ok(topic), history, .. }) =
                 self.cache.get(&key).await
             && history == self.store.history()
@@ -102,10 +102,10 @@ impl Topics {
         tenant: TenantId,
         name: &Name,
         partition: Partition,
-        anew: bool,
+        refresh: bool,
     ) -> Result<Arc<StoredTopic>, Error> {
         let has = |topic: &StoredTopic| (partition as usize) < topic.logs.len();
-        let topic = self.resolve(tenant, name, anew).await?;
+        let topic = self.resolve(tenant, name, refresh).await?;
         if has(&topic) {
             return Ok(topic);
         }
@@ -184,7 +184,7 @@ impl Broker {
         // who reads all of it has waited for new partitions as well
         let grown = self.topics.resolve(tenant, topic, true).await?;
         let news = Change::HighWatermark(grown.summary.partition_count.into());
-        self.notifier.logs_changed(tenant, &[(grown.journal, news)]);
+        self.notifier.changed(tenant, [(grown.journal, news)]);
         self.topic(tenant, topic).await
     }
 
@@ -214,8 +214,7 @@ impl Broker {
         });
         let logs: Vec<LogId> = delete.await?;
         self.topics.forget(tenant, topic).await;
-        let news: Vec<_> = logs.into_iter().map(|log| (log, Change::Gone)).collect();
-        self.notifier.logs_changed(tenant, &news);
+        self.notifier.changed(tenant, logs.into_iter().map(|log| (log, Change::Gone)));
         Ok(())
     }
 
@@ -227,11 +226,11 @@ impl Broker {
         partition: Partition,
         before: Offset,
     ) -> Result<(), Error> {
-        let mut anew = false;
+        let mut refresh = false;
         loop {
-            let resolved = self.topics.partition(tenant, topic, partition, anew).await?;
+            let resolved = self.topics.partition(tenant, topic, partition, refresh).await?;
             let log = resolved.logs[partition as usize];
-            anew = true;
+            refresh = true;
             let Some(seen) = self.watermarks.read(tenant, log).await? else { continue };
             let (log_start_offset, high_watermark) = (seen.log_start_offset, seen.high_watermark);
             if before > high_watermark {
@@ -333,7 +332,7 @@ async fn patch_locked(
     }
     if wanted > count {
         check_quota(connection, tenant, &limits, (0, wanted - count)).await?;
-        // whoever decided how to spread records decides anew
+        // the decision how to spread records is made again
         let logs = store::catalog::topics::log_ids(connection, tenant, id).await?;
         store::catalog::logs::lock(connection, tenant, &logs).await?;
         store::catalog::logs::raise_fences(connection, tenant, &logs).await?;

@@ -23,7 +23,7 @@ use crate::{
         },
         wakeup::{
             Awaited, LongPoll, Wake,
-            watch::{Watch, watch_id},
+            watch::{Watch, WatchKey},
         },
     },
     model::{
@@ -61,7 +61,7 @@ struct Fetching<'a> {
     /// partitions.
     shown: Option<i64>,
     /// Watches on the awaited logs and on the group.
-    watches: BTreeMap<LogId, Watch>,
+    watches: BTreeMap<WatchKey, Watch>,
 }
 
 /// The state of a round.
@@ -165,8 +165,10 @@ impl Broker {
         if withholds {
             until = until.min(Instant::now() + WITHHELD_INTERVAL);
         }
-        let end = |source: &FetchSource| (source.position.log_id, source.watermarks.high_watermark);
-        let of_group = (watch_id(status.group_id), status.generation);
+        let end = |source: &FetchSource| {
+            (WatchKey::from(source.position.log_id), source.watermarks.high_watermark)
+        };
+        let of_group = (WatchKey::from(status.group_id), status.generation);
         let wanted = sources.iter().map(end).chain([of_group]);
         let (mut keys, mut awaited, mut is_new) = (Vec::new(), Vec::new(), false);
         for (key, beyond) in wanted {

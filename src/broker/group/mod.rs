@@ -16,6 +16,7 @@ use super::{
     Answer, Broker, Error,
     idempotency::{Begun, IdempotentCall, count_replay},
     retry,
+    wakeup::watch::Change,
 };
 use crate::{
     model::{
@@ -198,7 +199,7 @@ impl Broker {
     }
 
     /// Removes members whose lease has expired, and adds newly created partitions. A group that is
-    /// locked is skipped, so that it does not delay others; whoever changes it does the same.
+    /// locked is skipped, so that it does not delay others; the call that changes it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
         let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
         let rule = Arc::new(|_: &mut GroupState, _: &ChangeContext| Ok(()));
@@ -265,7 +266,7 @@ impl Broker {
             let changed = work.await?;
             let generation = changed.after.generation;
             if generation != changed.before.generation {
-                notifier.group_changed(tenant, changed.group_id, generation);
+                notifier.changed(tenant, [(changed.group_id, Change::HighWatermark(generation))]);
             }
             Ok(changed)
         });

@@ -105,14 +105,14 @@ impl Broker {
         })
     }
 
-    /// The offsets to commit, by topic and partition. `anew`: a log was deleted after its name was
-    /// resolved.
+    /// The offsets to commit, by topic and partition. `refresh`: a log was deleted after its name
+    /// was resolved.
     async fn wanted(
         &self,
         tenant: TenantId,
         group: &Name,
         commit: &OffsetCommit,
-        anew: bool,
+        refresh: bool,
     ) -> Result<Vec<Wanted>, Error> {
         match commit {
             OffsetCommit::Items { member, items } => {
@@ -122,8 +122,8 @@ impl Broker {
                 let (mut wanted, mut former) = (Vec::with_capacity(items.len()), None);
                 for ((topic, partition), item) in items {
                     let is_next = former.replace(topic.clone()).as_ref() != Some(&topic);
-                    let anew = anew && is_next;
-                    let found = self.topics.partition(tenant, &topic, partition, anew).await?;
+                    let refresh = refresh && is_next;
+                    let found = self.topics.partition(tenant, &topic, partition, refresh).await?;
                     let log_id = found.logs[partition as usize];
                     let right = match (member, item.expected_offset) {
                         (Some(member), _) => Right::Member(member.clone()),
@@ -270,7 +270,7 @@ async fn write(
         let (offset, metadata) = match (verdict, row.committed_offset) {
             (OffsetVerdict::Keep, Some(committed)) => (committed, row.metadata),
             _ => {
-                // where a group has no members every commit tells that it lives
+                // where a group has no members every commit shows that it is in use
                 let by_member = matches!(wanted.right, Right::Member(_));
                 let is_new = row.committed_offset != Some(offset) || row.metadata != metadata;
                 if is_new || !by_member {

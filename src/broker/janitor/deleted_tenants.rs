@@ -123,8 +123,7 @@ async fn remove_partitions(
     let partitions = Partition::try_from(rows / 2).unwrap_or(Partition::MAX).max(1);
     let shrink = transaction(&broker.store, async move |c| shrink(c, tenant, partitions).await);
     let Some(gone) = shrink.await? else { return Ok(Chunk::default()) };
-    let news: Vec<_> = gone.iter().map(|log| (*log, Change::Gone)).collect();
-    broker.notifier.logs_changed(tenant, &news);
+    broker.notifier.changed(tenant, gone.iter().map(|log| (*log, Change::Gone)));
     Ok(Chunk { rows: gone.len() as u64, more: true })
 }
 

@@ -26,8 +26,9 @@ use crate::{
 const TRIMS_PER_ROUND: i64 = 100;
 const LOGS_PER_ROUND: i64 = 2_000;
 
-/// A log with more offsets since its snapshot is due, whoever writes it: far below what is still
-/// read at once (`FAR_OFFSETS`). (A lane takes snapshots of its cached logs earlier, as they grow.)
+/// A log with more offsets since its snapshot is due, whether its writers use sequences or not: far
+/// below what is still read at once (`FAR_OFFSETS`). (A lane takes snapshots of its cached logs
+/// earlier, as they grow.)
 const UNFOLDED_OFFSETS: i64 = 50_000;
 
 /// The log after which the next round continues.

@@ -203,7 +203,7 @@ impl Pages {
         let missing = self.index().first_missing(log, from);
         if missing < high_watermark {
             let pages = self.clone();
-            // whoever wants the page loads it again if this fails
+            // a read that needs the page loads it again if this fails
             tokio::spawn(
                 async move { pages.covering(log, missing, high_watermark, PAGE_BYTES).await },
             );

@@ -16,9 +16,6 @@ use crate::{
     telemetry,
 };
 
-/// Maximum number of heads per statement of a poll.
-const LOGS_PER_POLL: usize = 1_000;
-
 /// The log start and high watermark of a partition. The high watermark of a journal is the
 /// partition count of its topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,26 +121,15 @@ impl WatermarkReader {
         self.heads.lookup.query(tenant, logs).await
     }
 
-    /// The high watermarks of the ids that are logs, and the generations of those that are groups.
-    pub async fn numbers(
+    /// The generations of those groups that exist.
+    pub async fn generations(
         &self,
         tenant: TenantId,
-        watched: Vec<LogId>,
-    ) -> Result<HashMap<LogId, i64>, store::Error> {
-        let mut numbers = HashMap::with_capacity(watched.len());
-        for logs in watched.chunks(LOGS_PER_POLL) {
-            let seen = self.query(tenant, logs.to_vec()).await?;
-            numbers.extend(seen.into_iter().map(|(log, seen)| (log, seen.high_watermark)));
-        }
-        let others = watched.into_iter().filter(|id| !numbers.contains_key(id));
-        let groups: Vec<GroupId> = others.map(|id| GroupId(id.0)).collect();
-        if !groups.is_empty() {
-            let read = self.heads.lookup.store.run(async move |connection| {
-                store::group::leases::generations(connection, tenant, &groups).await
-            });
-            let number = |(group, generation): (GroupId, i64)| (LogId(group.0), generation);
-            numbers.extend(read.await?.into_iter().map(number));
-        }
-        Ok(numbers)
+        groups: Vec<GroupId>,
+    ) -> Result<Vec<(GroupId, i64)>, store::Error> {
+        let read = self.heads.lookup.store.run(async move |connection| {
+            store::group::leases::generations(connection, tenant, &groups).await
+        });
+        read.await
     }
 }

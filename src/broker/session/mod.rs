@@ -101,8 +101,8 @@ impl Broker {
             .store
             .of(tenant)
             .transaction(async move |connection| close(connection, tenant, id, epoch).await);
-        let Closed { anew, unfinished } = close.await?;
-        if anew {
+        let Closed { closed_now, unfinished } = close.await?;
+        if closed_now {
             count("ended");
         }
         if let Some(epoch) = unfinished {
@@ -182,7 +182,7 @@ pub(super) fn count(event: &'static str) {
 #[derive(Default)]
 struct Closed {
     /// False: it was ended before, or the epoch is no longer current.
-    anew: bool,
+    closed_now: bool,
     /// The epoch whose logs still have to be fenced, if there are many.
     unfinished: Option<Epoch>,
 }
@@ -200,7 +200,7 @@ async fn close(
         End::Now => {}
         End::Before => {
             let unfinished = row.fencing.then_some(row.facts.epoch);
-            return Ok(Closed { anew: false, unfinished });
+            return Ok(Closed { closed_now: false, unfinished });
         }
         End::Stale => return Ok(Closed::default()),
     }
@@ -212,7 +212,7 @@ async fn close(
         store::catalog::logs::raise_fences(connection, tenant, &logs).await?;
     }
     store::session::close(connection, tenant, id, fencing).await?;
-    Ok(Closed { anew: true, unfinished: fencing.then_some(row.facts.epoch + 1) })
+    Ok(Closed { closed_now: true, unfinished: fencing.then_some(row.facts.epoch + 1) })
 }
 
 /// The next sequence of every scope in which the producer has appended.

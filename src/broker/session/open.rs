@@ -112,8 +112,8 @@ impl Broker {
         Ok(Answer { value, is_replay: true })
     }
 
-    /// Completes an open by fencing all its logs. Whoever finds them unfenced does it, even if
-    /// another request died over it; the first answer with this key holds for all repeats.
+    /// Completes an open by fencing all its logs. Any open that finds them unfenced does it, even
+    /// if another request died over it; the first answer with this key holds for all repeats.
     async fn fenced(
         &self,
         tenant: TenantId,

@@ -281,7 +281,7 @@ async fn judge_offsets(
     if rows.len() < places.len() {
         let logs: BTreeSet<LogId> = places.iter().map(|place| place.log_id).collect();
         check_topics(connection, tenant, &logs.into_iter().collect::<Vec<_>>()).await?;
-        // a group was deleted meanwhile: it is made anew
+        // a group was deleted meanwhile: it is created again
         return Err(Stop::Again);
     }
     if row.state == State::Prepared {

@@ -73,7 +73,7 @@ impl CallResult {
     fn tell(&self, tenant: TenantId, notifier: &Notifier) {
         let news =
             self.high_watermarks.iter().map(|(log, now)| (*log, Change::HighWatermark(*now)));
-        notifier.logs_changed(tenant, &news.collect::<Vec<_>>());
+        notifier.changed(tenant, news);
     }
 }
 

@@ -52,7 +52,7 @@ pub struct ResolvedRequest {
 }
 
 impl Broker {
-    /// `anew`: cached topics have proved wrong. `in_pass`: a pass checks that the offsets are
+    /// `refresh`: cached topics have proved wrong. `in_pass`: a pass checks that the offsets are
     /// within their logs.
     pub async fn ask(
         &self,
@@ -60,7 +60,7 @@ impl Broker {
         (appends, offsets): (&[AppendItem], &[OffsetItem]),
         held: &Held,
         in_pass: bool,
-        anew: bool,
+        refresh: bool,
     ) -> Result<ResolvedRequest, Error> {
         let mut asked = ResolvedRequest {
             parts: Vec::new(),
@@ -73,7 +73,7 @@ impl Broker {
             digest: appends_digest(appends),
             too_large: None,
             dedups: Vec::new(),
-            offsets: self.ask_offsets(tenant, offsets, in_pass, anew).await?,
+            offsets: self.ask_offsets(tenant, offsets, in_pass, refresh).await?,
             held: held.clone(),
         };
         if appends.is_empty() {
@@ -82,8 +82,8 @@ impl Broker {
         let settings = self.settings.of(tenant).await?;
         for (index, AppendItem { topic, scope, batch }) in appends.iter().enumerate() {
             let resolved = match scope {
-                Scope::Topic => self.topics.resolve(tenant, topic, anew).await?,
-                Scope::Partition(p) => self.topics.partition(tenant, topic, *p, anew).await?,
+                Scope::Topic => self.topics.resolve(tenant, topic, refresh).await?,
+                Scope::Partition(p) => self.topics.partition(tenant, topic, *p, refresh).await?,
             };
             let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
             asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
@@ -116,11 +116,11 @@ impl Broker {
         tenant: TenantId,
         offsets: &[OffsetItem],
         in_pass: bool,
-        anew: bool,
+        refresh: bool,
     ) -> Result<Vec<Claimed>, Error> {
         let mut last: BTreeMap<OffsetPlace, (Claimed, Option<&Name>)> = BTreeMap::new();
         for (index, item) in offsets.iter().enumerate() {
-            for (claimed, topic) in self.claims(tenant, index, item, anew).await? {
+            for (claimed, topic) in self.claims(tenant, index, item, refresh).await? {
                 let claimed = match last.get(&claimed.place) {
                     Some((former, _)) => claimed.after(former),
                     None => claimed,
@@ -128,7 +128,7 @@ impl Broker {
                 last.insert(claimed.place.clone(), (claimed, topic));
             }
         }
-        if last.is_empty() || in_pass && !anew {
+        if last.is_empty() || in_pass && !refresh {
             return Ok(last.into_values().map(|(claimed, _)| claimed).collect());
         }
         let logs = last.keys().map(|place| place.log_id).collect();
@@ -142,7 +142,7 @@ impl Broker {
                 }
                 // where a topic is gone a cursor has nothing to say any more
                 (None, None) => {}
-                (None, Some(_)) if !anew => {
+                (None, Some(_)) if !refresh => {
                     return Box::pin(self.ask_offsets(tenant, offsets, in_pass, true)).await;
                 }
                 (None, Some(topic)) => return Err(Error::topic_not_found(topic)),
@@ -157,11 +157,11 @@ impl Broker {
         tenant: TenantId,
         index: usize,
         item: &'a OffsetItem,
-        anew: bool,
+        refresh: bool,
     ) -> Result<Vec<(Claimed, Option<&'a Name>)>, Error> {
         match item {
             OffsetItem::At { group, topic, partition, offset, claim } => {
-                let found = self.topics.partition(tenant, topic, *partition, anew).await?;
+                let found = self.topics.partition(tenant, topic, *partition, refresh).await?;
                 let log_id = found.logs[*partition as usize];
                 let place = OffsetPlace { group: group.clone(), log_id };
                 let claimed = Claimed { place, offset: *offset, claim: claim.clone() };

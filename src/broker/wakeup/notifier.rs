@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{
     notify::Signals,
-    watch::{Change, Watches, watch_id},
+    watch::{Change, WatchKey, Watches},
 };
-use crate::model::{GroupId, LogId, TenantId};
+use crate::model::TenantId;
 
-/// A change, with its source and time.
+/// Publishes changes that have been committed here.
 #[derive(Clone)]
 pub struct Notifier {
     pub watches: Arc<Watches>,
@@ -16,14 +16,16 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    pub fn logs_changed(&self, tenant: TenantId, changes: &[(LogId, Change)]) {
-        for (log_id, change) in changes {
-            self.watches.publish(tenant, *log_id, *change);
-        }
-        self.signals.changed(changes.iter().map(|(log_id, _)| (tenant, *log_id)));
-    }
-
-    pub fn group_changed(&self, tenant: TenantId, group: GroupId, generation: i64) {
-        self.logs_changed(tenant, &[(watch_id(group), Change::HighWatermark(generation))]);
+    pub fn changed<K: Into<WatchKey>>(
+        &self,
+        tenant: TenantId,
+        changes: impl IntoIterator<Item = (K, Change)>,
+    ) {
+        let published = changes.into_iter().map(|(key, change)| {
+            let key = key.into();
+            self.watches.publish(tenant, key, change);
+            (tenant, key)
+        });
+        self.signals.changed(published);
     }
 }

@@ -14,9 +14,9 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::watch::{Source, Watches};
+use super::watch::{Source, WatchKey, Watches};
 use crate::{
-    model::{LogId, TenantId},
+    model::{GroupId, LogId, TenantId},
     store::{self, Store},
     telemetry::{self, Counted},
 };
@@ -27,17 +27,17 @@ const NOTICE_INTERVAL: Duration = Duration::from_millis(2);
 /// "everything".
 const MAX_NOTICE_BYTES: usize = 7_500;
 const EVERYTHING: &str = "*";
+/// Distinguishes the id of a group from that of a log.
+const GROUP: char = 'g';
 /// How often a replica announces itself until it receives its own notice.
 const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
-
-type LogKey = (TenantId, LogId);
 
 pub struct Signals {
     store: Store,
     /// Distinguishes this replica's notices from others'.
     replica: String,
-    changed: Mutex<BTreeSet<LogKey>>,
+    changed: Mutex<BTreeSet<(TenantId, WatchKey)>>,
     wake: Notify,
     /// Whether this replica listens but has not received its own notice yet.
     unconfirmed: AtomicBool,
@@ -56,7 +56,7 @@ impl Signals {
     }
 
     /// Notifies other replicas within milliseconds.
-    pub fn changed(&self, keys: impl IntoIterator<Item = LogKey>) {
+    pub fn changed(&self, keys: impl IntoIterator<Item = (TenantId, WatchKey)>) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
         self.wake.notify_one();
     }
@@ -78,8 +78,11 @@ impl Signals {
             return None;
         }
         let mut payload = self.replica.clone();
-        for (tenant, log) in changed {
-            payload.push_str(&format!(" {}:{}", tenant.0, log.0));
+        for (TenantId(tenant), key) in changed {
+            payload.push_str(&match key {
+                WatchKey::Log(LogId(log)) => format!(" {tenant}:{log}"),
+                WatchKey::Group(GroupId(group)) => format!(" {tenant}:{GROUP}{group}"),
+            });
             if payload.len() > MAX_NOTICE_BYTES {
                 return Some(format!("{} {EVERYTHING}", self.replica));
             }
@@ -160,8 +163,12 @@ async fn receive(watches: &Watches, payload: &str) {
         return watches.refresh_all(Source::Notice).await;
     }
     let key = |word: &str| {
-        let (tenant, log) = word.split_once(':')?;
-        Some((TenantId(tenant.parse().ok()?), LogId(log.parse().ok()?)))
+        let (tenant, id) = word.split_once(':')?;
+        let key = match id.strip_prefix(GROUP) {
+            Some(group) => WatchKey::Group(GroupId(group.parse().ok()?)),
+            None => WatchKey::Log(LogId(id.parse().ok()?)),
+        };
+        Some((TenantId(tenant.parse().ok()?), key))
     };
     watches.refresh(words.into_iter().filter_map(key)).await;
 }

@@ -2,7 +2,7 @@
 //! could miss a change in between. Commits of this replica wake it at once; notices and the slow
 //! poll only trigger a query.
 //!
-//! A group is watched like a log: its generation only grows, and its id is never a log's.
+//! A group is watched like a log: its generation only grows.
 //!
 //! Known positions only grow, with one exception: a later query sees less. Then the database has
 //! lost its last commits, and a read that waits beyond the end would wait in vain.
@@ -19,10 +19,14 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::read::watermarks::WatermarkReader,
     model::{GroupId, LogId, Offset, TenantId},
+    store,
 };
 
 /// How often watched heads are polled without any notice; covers lost notices.
 const POLL_INTERVAL: Duration = Duration::from_millis(1_000);
+
+/// Maximum number of heads per statement of a poll.
+const LOGS_PER_POLL: usize = 1_000;
 
 /// From this many waiting readers on, a new one waits with them and shares their next watermark
 /// query.
@@ -68,14 +72,31 @@ impl Observed {
     }
 }
 
-type WatchKey = (TenantId, LogId);
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WatchKey {
+    Log(LogId),
+    Group(GroupId),
+}
+
+impl From<LogId> for WatchKey {
+    fn from(log: LogId) -> Self {
+        Self::Log(log)
+    }
+}
+
+impl From<GroupId> for WatchKey {
+    fn from(group: GroupId) -> Self {
+        Self::Group(group)
+    }
+}
 
 pub struct Watches {
     watermarks: WatermarkReader,
-    logs: Mutex<HashMap<WatchKey, Watched>>,
+    watched: Mutex<HashMap<(TenantId, WatchKey), Watched>>,
 }
 
-/// A watched log. It stays until a poll finds no watches on it, because readers return.
+/// A watched log or group. It stays until a poll finds no watches on it, because readers return.
 struct Watched {
     sender: watch::Sender<Observed>,
     /// The maximum number of concurrent watches since a poll.
@@ -90,7 +111,7 @@ impl Watched {
     }
 }
 
-/// A registered interest in a log.
+/// A registered interest in a log or group.
 pub struct Watch {
     receiver: watch::Receiver<Observed>,
 }
@@ -119,12 +140,12 @@ impl Watch {
 
 impl Watches {
     pub fn new(watermarks: WatermarkReader) -> Self {
-        Self { watermarks, logs: Mutex::default() }
+        Self { watermarks, watched: Mutex::default() }
     }
 
-    pub fn watch(&self, tenant: TenantId, log: LogId) -> Watch {
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let watched = logs.entry((tenant, log)).or_insert_with(|| {
+    pub fn watch(&self, tenant: TenantId, key: impl Into<WatchKey>) -> Watch {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = watched.entry((tenant, key.into())).or_insert_with(|| {
             let (change, source) = (Change::HighWatermark(0), Source::Poll);
             let known = Observed { change, source, since: Instant::now() };
             Watched { sender: watch::Sender::new(known), most: 0 }
@@ -134,22 +155,22 @@ impl Watches {
 
     /// A watch beside many others, if as many wait where the log, as far as known, ends.
     pub fn watch_in_crowd(&self, tenant: TenantId, log: LogId, end: Offset) -> Option<Watch> {
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let watched = logs.get_mut(&(tenant, log))?;
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = watched.get_mut(&(tenant, log.into()))?;
         let known = watched.sender.borrow().change;
         let is_crowd = watched.most >= CROWD && known == Change::HighWatermark(end);
         is_crowd.then(|| watched.watch())
     }
 
     /// Publishes a commit of this replica.
-    pub fn publish(&self, tenant: TenantId, log: LogId, change: Change) {
+    pub fn publish(&self, tenant: TenantId, key: WatchKey, change: Change) {
         let (source, since) = (Source::Commit, Instant::now());
-        self.observe(tenant, log, Observed { change, source, since });
+        self.observe(tenant, key, Observed { change, source, since });
     }
 
-    fn observe(&self, tenant: TenantId, log: LogId, observed: Observed) {
-        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(watched) = logs.get(&(tenant, log)) else { return };
+    fn observe(&self, tenant: TenantId, key: WatchKey, observed: Observed) {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(watched) = watched.get(&(tenant, key)) else { return };
         watched.sender.send_if_modified(|known| {
             let is_change = observed.updates(known);
             if is_change {
@@ -159,47 +180,67 @@ impl Watches {
         });
     }
 
-    /// Queries those of the logs that are watched here, after a notice.
-    pub async fn refresh(&self, changed: impl IntoIterator<Item = WatchKey>) {
-        let watched: Vec<WatchKey> = {
-            let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-            changed.into_iter().filter(|key| logs.contains_key(key)).collect()
+    /// Queries what is watched here, after a notice that it has changed.
+    pub async fn refresh(&self, changed: impl IntoIterator<Item = (TenantId, WatchKey)>) {
+        let keys: Vec<_> = {
+            let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            changed.into_iter().filter(|key| watched.contains_key(key)).collect()
         };
-        self.query(watched, Source::Notice).await;
+        self.query(keys, Source::Notice).await;
     }
 
     pub async fn refresh_all(&self, source: Source) {
-        let watched = {
-            let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-            logs.retain(|_, watched| {
+        let keys = {
+            let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            watched.retain(|_, watched| {
                 watched.most = watched.sender.receiver_count();
                 watched.most > 0
             });
-            logs.keys().copied().collect()
+            watched.keys().copied().collect()
         };
-        self.query(watched, source).await;
+        self.query(keys, source).await;
     }
 
-    async fn query(&self, watched: Vec<WatchKey>, source: Source) {
+    async fn query(&self, keys: Vec<(TenantId, WatchKey)>, source: Source) {
         let since = Instant::now();
-        let mut by_tenant: HashMap<TenantId, Vec<LogId>> = HashMap::new();
-        for (tenant, log) in watched {
-            by_tenant.entry(tenant).or_default().push(log);
+        let mut by_tenant: HashMap<TenantId, Vec<WatchKey>> = HashMap::new();
+        for (tenant, key) in keys {
+            by_tenant.entry(tenant).or_default().push(key);
         }
-        for (tenant, logs) in by_tenant {
+        for (tenant, keys) in by_tenant {
             // unavailable: the next poll queries again
-            let Ok(seen) = self.watermarks.numbers(tenant, logs.clone()).await else { return };
-            for log in logs {
-                let change = seen.get(&log).map_or(Change::Gone, |now| Change::HighWatermark(*now));
-                self.observe(tenant, log, Observed { change, source, since });
+            let Ok(seen) = self.numbers(tenant, &keys).await else { return };
+            for key in keys {
+                let change = seen.get(&key).map_or(Change::Gone, |now| Change::HighWatermark(*now));
+                self.observe(tenant, key, Observed { change, source, since });
             }
         }
     }
-}
 
-/// The id under which a group is watched.
-pub fn watch_id(group: GroupId) -> LogId {
-    LogId(group.0)
+    /// The high watermarks of the logs, and the generations of the groups.
+    async fn numbers(
+        &self,
+        tenant: TenantId,
+        keys: &[WatchKey],
+    ) -> Result<HashMap<WatchKey, i64>, store::Error> {
+        let (mut logs, mut groups) = (Vec::new(), Vec::new());
+        for key in keys {
+            match key {
+                WatchKey::Log(log) => logs.push(*log),
+                WatchKey::Group(group) => groups.push(*group),
+            }
+        }
+        let mut numbers = HashMap::with_capacity(keys.len());
+        for logs in logs.chunks(LOGS_PER_POLL) {
+            let seen = self.watermarks.query(tenant, logs.to_vec()).await?;
+            numbers.extend(seen.into_iter().map(|(log, seen)| (log.into(), seen.high_watermark)));
+        }
+        if !groups.is_empty() {
+            let generations = self.watermarks.generations(tenant, groups).await?.into_iter();
+            numbers.extend(generations.map(|(group, generation)| (group.into(), generation)));
+        }
+        Ok(numbers)
+    }
 }
 
 /// The slow poll.
@@ -261,7 +302,7 @@ mod tests {
         let seen_at = Instant::now();
         let observe = |now, since| {
             let (change, source) = (Change::HighWatermark(now), Source::Poll);
-            watches.observe(tenant, log, Observed { change, source, since });
+            watches.observe(tenant, log.into(), Observed { change, source, since });
         };
         observe(3, earlier);
         assert!(watch.beyond(5, seen_at).now_or_never().is_none(), "it was so before");

@@ -37,7 +37,7 @@ fn shapes_are_refused_by_pointer() {
         (r#"{"settings": {"max_record_bytes": 16777217}}"#, "/settings/max_record_bytes"),
         (r#"{"settings": {"max_record_bytes": 1.0}}"#, "/settings/max_record_bytes"),
         (r#"{"settings": {"max_record_bytes": "7"}}"#, "/settings/max_record_bytes"),
-        // null is for ever, which no limit of a batch knows
+        // null is forever, which no limit of a batch knows
         (r#"{"settings": {"max_record_bytes": null}}"#, "/settings/max_record_bytes"),
         // settings of the tenant alone
         (r#"{"settings": {"max_topics": 1}}"#, "/settings/max_topics"),

@@ -211,7 +211,7 @@ fn add_header(out: &mut String, record: &Record, header: &str) {
 pub(super) fn push_compact(out: &mut String, json: &str) {
     let bytes = json.as_bytes();
     let nested = matches!(bytes.first(), Some(b'{' | b'['));
-    // A single token has nothing between. Elsewhere the smallest byte tells (control characters
+    // A single token has nothing between. Elsewhere the smallest byte decides (control characters
     // cannot stand in strings); a minimum, unlike a search, compiles to vector instructions.
     if !nested || bytes.iter().fold(u8::MAX, |least, byte| least.min(*byte)) > b' ' {
         out.push_str(json);

@@ -1,12 +1,12 @@
 //! Membership of a group, and ownership of its partitions.
 //!
 //! A partition has an owner, which alone can commit there, and the newest assignment gives it to a
-//! member. If the two differ, the partition is revoked: every response tells the owner, and the
-//! owner releases it with a call that carries the generation of one of them (cooperative: KIP-429).
-//! A call without one releases nothing, because the previous response may have been lost. An owner
-//! that was told and does not confirm loses the partition after a while. A former member owns
-//! nothing. Every assignment and every handover is a new generation, so a member and the generation
-//! in which it got a partition identify one ownership.
+//! member. If the two differ, the partition is revoked: every response says so to the owner, and
+//! the owner releases it with a call that carries the generation of one of them (cooperative:
+//! KIP-429). A call without one releases nothing, because the previous response may have been lost.
+//! An owner that was told and does not confirm loses the partition after a while. A former member
+//! owns nothing. Every assignment and every handover is a new generation, so a member and the
+//! generation in which it got a partition identify one ownership.
 
 pub mod assign;
 pub mod offsets;
@@ -254,7 +254,7 @@ impl GroupState {
         member.lease_expires_at = renewed.unwrap_or(member.lease_expires_at);
         let let_go_by = Timestamp(now.0 + member.letting_go_ms());
         self.let_go(member_id, shown, now);
-        // the answer tells the rest
+        // the answer says the rest
         let owned = self.places.values_mut().filter(|place| place.is_owned_by(member_id));
         for revoked in owned.filter_map(|place| place.revoked.as_mut()) {
             revoked.let_go_by.get_or_insert(let_go_by);

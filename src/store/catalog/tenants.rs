@@ -73,7 +73,7 @@ impl FromRow<'_, PgRow> for Tenant {
     }
 }
 
-/// Finds the tenant of that name, or creates it: whoever signs tokens decides which tenants exist.
+/// Finds the tenant of that name, or creates it: the signer of tokens decides which tenants exist.
 pub async fn find_or_make(conn: &mut Connection, name: &Name) -> Result<TenantId> {
     loop {
         let query = sqlx::query_scalar(FIND).bind(name);

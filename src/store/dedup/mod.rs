@@ -234,7 +234,7 @@ pub async fn remember(
     execute(conn, query).await
 }
 
-/// Tells all lookups in these journals' topics that there are new keys, in these rings; the
+/// Announces to all lookups in these journals' topics that there are new keys, in these rings; the
 /// journals' heads must be locked.
 pub async fn claimed(
     conn: &mut Connection,

@@ -29,7 +29,7 @@ statements! {
             offset 0) t";
     LINES = r"select ordinal, records from oncelog.staged_batches
         where tenant_id = $1 and transaction_id = $2 and ordinal = any($3)";
-    /// The packed ids stay unchanged: what is held or remembered tells what has become of them.
+    /// The packed ids stay unchanged: what is held or remembered says what has become of them.
     KEEP = r"update oncelog.staged_batches s set record_count = k.record_count, records = k.records
         from unnest($3::bigint[], $4::bigint[], $5::text[]) as k (ordinal, record_count, records)
         where s.tenant_id = $1 and s.transaction_id = $2 and s.ordinal = any($3) and s.ordinal = k.ordinal";

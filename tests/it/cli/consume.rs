@@ -223,7 +223,7 @@ fn nothing() -> std::process::ChildStdout {
     child.stdout.take().unwrap()
 }
 
-/// Of so many partitions that a cursor is too long for a URL: it is sent in a body.
+/// Of that many partitions that a cursor is too long for a URL: it is sent in a body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cursor_of_very_many_partitions_is_sent_too() {
     const PARTITIONS: i32 = 6_500;

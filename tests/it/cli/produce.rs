@@ -50,7 +50,7 @@ async fn stored(client: &Client) -> Option<u64> {
     partitions.iter().map(|partition| partition["record_count"].as_u64()).sum()
 }
 
-/// How many there are, once there are so many.
+/// How many there are, once there are that many.
 async fn until_stored(client: &Client, count: u64) -> u64 {
     until(&format!("{count} records"), async || {
         stored(client).await.filter(|stored| *stored >= count)

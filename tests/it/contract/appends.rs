@@ -327,7 +327,7 @@ async fn records_without_a_key_keep_together() {
             repeats(&p.send(sequence, records.clone()).await, &answer);
         }
     }
-    assert!(seen.len() > 1, "chosen anew for each request: {seen:?}");
+    assert!(seen.len() > 1, "chosen again for each request: {seen:?}");
     // an empty string is a key
     let empty: std::collections::BTreeSet<i64> = {
         let mut homes = std::collections::BTreeSet::new();

@@ -27,7 +27,7 @@ async fn is_empty(server: &Server) {
     assert_eq!(server.get(ONE).await.ok()["high_watermark"], 0);
 }
 
-/// The records of a read as they stand: one a line, without what the log added.
+/// The records of a read as they are: one a line, without what the log added.
 async fn lines(server: &Server, path: &str) -> Vec<String> {
     let read = server.get(path).header("accept", "application/x-ndjson").await;
     assert_eq!((read.status, read.header("content-type")), (200, Some("application/x-ndjson")));

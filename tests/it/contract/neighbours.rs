@@ -83,7 +83,7 @@ async fn statements_that_wait_leave_connections_to_other_tenants() {
     joins.iter().for_each(JoinHandle::abort);
 }
 
-/// Leases of all groups run out in time, whoever is at one of them for how long.
+/// Leases of all groups run out in time, however long one of them is held up.
 #[tokio::test]
 async fn the_janitor_passes_by_a_group_that_somebody_is_at() {
     let server = Server::signed().await;

@@ -92,7 +92,7 @@ async fn what_is_wrong_is_named_and_nothing_changes() {
         (json!({"max_topics": true}), &["/max_topics"]),
         (json!({"max_topics": [1]}), &["/max_topics"]),
         (json!({"max_topics": u64::MAX}), &["/max_topics"]),
-        // null is for ever, where a setting knows that
+        // null is forever, where a setting knows that
         (json!({"max_topics": null}), &["/max_topics"]),
         (json!({"transaction_retention_ms": null}), &["/transaction_retention_ms"]),
         (json!({"max_transaction_timeout_ms": null}), &["/max_transaction_timeout_ms"]),
@@ -253,7 +253,7 @@ async fn nothing_is_above_the_operators_maxima() {
     assert_eq!((&maxima["max_topics"], &maxima["retention_ms"]), (&json!(5), &json!(9_000)));
     assert_eq!(maxima["max_partitions"], Key::MaxPartitions.setting().maximum);
     assert_eq!(maxima.get("dedup"), None);
-    // whoever goes by the former state learns of it
+    // anyone who goes by the former state learns of it
     let stale = server.patch(SETTINGS).header("if-match", &etag(&before));
     stale.json(json!({"max_topics": 3})).await.refused(Code::PreconditionFailed);
 

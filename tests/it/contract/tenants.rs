@@ -112,7 +112,7 @@ async fn what_is_wrong_is_named_and_nothing_changes() {
             &["/maxima/retention_ms", "/maxima/max_topics"],
         ),
         (json!({"maxima": {"max_topics": most + 1}}), &["/maxima/max_topics"]),
-        // for ever is no maximum, and words have none
+        // forever is no maximum, and words have none
         (json!({"maxima": {"retention_ms": null}}), &["/maxima/retention_ms"]),
         (
             json!({"maxima": {"dedup": "id", "cleanup": "compact"}}),
@@ -287,11 +287,11 @@ async fn a_deleted_tenant_refuses_until_it_is_gone_and_created_again() {
     }
     // a token makes another one, which has nothing of the former
     for server in [&here, &there] {
-        until("it anew", async || (status(server, "acme").await == 200).then_some(())).await;
+        until("it again", async || (status(server, "acme").await == 200).then_some(())).await;
     }
-    let anew = call("GET").await.ok();
-    assert_eq!((&anew["maxima"], &anew["deleted_at"]), (&json!({}), &Value::Null));
-    assert_ne!(anew["created_at"], made_at);
+    let fresh = call("GET").await.ok();
+    assert_eq!((&fresh["maxima"], &fresh["deleted_at"]), (&json!({}), &Value::Null));
+    assert_ne!(fresh["created_at"], made_at);
     assert_ne!(here.broker.tenant(&support::name("acme")).await.unwrap(), tenant);
 }
 

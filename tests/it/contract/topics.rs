@@ -91,7 +91,7 @@ async fn names_and_numbers_in_the_path_are_judged() {
     }
     let bad = ["a b", "%61%2fb", "ä", "%ff", "a:b", "*", ".", "..", &"x".repeat(250), "%zz"];
     for name in bad {
-        // as it stands on the line: a client's URL parser would mend some
+        // as is on the line: a client's URL parser would mend some
         for (method, rest) in [("PUT", ""), ("GET", ""), ("GET", "/partitions/0/records")] {
             let name = name.replace(' ', "%20");
             let line = format!("{method} /v1/topics/{name}{rest} HTTP/1.1\r\nhost: x\r\n\r\n");

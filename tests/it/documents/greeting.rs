@@ -1,4 +1,4 @@
-//! What a newcomer sees first: the lines that the program prints work as they stand, as often as
+//! What a newcomer sees first: the lines that the program prints work as they are, as often as
 //! one likes.
 
 use std::{

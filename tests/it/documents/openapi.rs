@@ -168,7 +168,7 @@ use Told::{Alike, Exactly};
 
 const JSON: &str = "application/json";
 
-/// On a new server, in this order, the examples can be sent as they stand. An operation, its media
+/// On a new server, in this order, the examples can be sent as they are. An operation, its media
 /// type or the name of its example, the status, and whether the answer is the one shown.
 const STORY: &[(&str, &str, u16, Told)] = &[
     ("livez", "", 200, Exactly),
@@ -251,7 +251,7 @@ fn told_here(text: &str, stands: &Stands) -> String {
     stands.iter().fold(text.to_owned(), |text, (old, new)| text.replace(old, new))
 }
 
-/// Sends the example as it stands, but for ids.
+/// Sends the example as is, but for ids.
 async fn send(server: &Server, id: &str, show: &str, stands: &Stands) -> (Answer, &'static Value) {
     let found = operations().find(|(.., operation)| operation["operationId"] == id);
     let (method, path, operation) = found.unwrap_or_else(|| panic!("there is no operation {id}"));

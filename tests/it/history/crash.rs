@@ -106,7 +106,7 @@ impl Load {
         Process::embedded(&self.listen, &self.data_dir()).await
     }
 
-    /// Waits until so many more requests are acknowledged.
+    /// Waits until that many more requests are acknowledged.
     async fn until_more(&self, count: usize) {
         let wanted = self.history.count() + count;
         until("acknowledgements", async || (self.history.count() >= wanted).then_some(())).await;

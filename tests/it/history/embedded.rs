@@ -177,7 +177,7 @@ async fn both_killed_is_survived() {
     assert_eq!(rows(&mut connect(&embedded).await).await, 1);
 }
 
-/// As on a machine without `setpriv`: nobody tells the server that its parent is gone.
+/// As on a machine without `setpriv`: the server does not learn that its parent is gone.
 #[tokio::test]
 async fn a_server_left_over_is_stopped_by_the_next_start() {
     let dir = open_dir();

@@ -42,7 +42,7 @@ impl World {
     async fn new(connections: Connections) -> Self {
         let options = support::database().await;
         let mut hand = options.connect().await.unwrap();
-        // the server tells when it was started by a table, so that it can become another one
+        // the server says when it was started by a table, so that it can become another one
         let database = options.get_database().unwrap();
         let prepare = format!(
             "create schema fake; \
@@ -297,7 +297,7 @@ async fn no_tenant_outlives_its_history() {
     }
 }
 
-/// What a round of compaction has read tells nothing of rows that another server has in their
+/// What a round of compaction has read says nothing of rows that another server has in their
 /// places.
 #[tokio::test]
 async fn no_round_of_compaction_outlives_its_history() {
@@ -332,7 +332,7 @@ async fn no_round_of_compaction_outlives_its_history() {
 }
 
 /// Another's row lies where a lost one lay, and an append that compares nothing lands just where
-/// the cache of before ends: nothing but the server tells that the cache is of another history.
+/// the cache of before ends: nothing but the server says that the cache is of another history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_repeat_is_answered_over_a_foreign_row() {
     let mut world = World::new(Kept).await;

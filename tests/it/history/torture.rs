@@ -34,7 +34,7 @@ const IN_FLIGHT: i64 = 5;
 
 type ScopeKey = (&'static str, Option<Partition>);
 
-/// A request that was sent: what it is known by for ever.
+/// A request that was sent: what it is known by forever.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct RequestKey {
     producer: usize,

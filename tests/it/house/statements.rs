@@ -242,7 +242,7 @@ fn rule_15_no_statement_locks_for_update() {
     }
 }
 
-/// Whoever locks several heads locks them in order.
+/// Anyone who locks several heads locks them in order.
 #[test]
 fn rule_16_heads_are_locked_in_order() {
     let ordered = [

@@ -115,7 +115,7 @@ impl Server {
         Answer::read(&mut stream).await
     }
 
-    /// A topic with so many partitions.
+    /// A topic with that many partitions.
     pub async fn topic(&self, name: &str, partition_count: i32) {
         let body = json!({"partition_count": partition_count});
         assert_eq!(self.put(&format!("/v1/topics/{name}")).json(body).await.status, 201);

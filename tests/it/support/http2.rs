@@ -21,7 +21,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Of each answer so many bytes may come.
+    /// Of each answer that many bytes may come.
     pub async fn open(address: SocketAddr, window_bytes: u32) -> Self {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let mut setting = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
@@ -32,7 +32,7 @@ impl Connection {
         Self { stream, asked: 0, answered: 0 }
     }
 
-    /// Asks so many times for a path.
+    /// Asks that many times for a path.
     pub async fn get(&mut self, path: &str, headers: &[(&str, &str)], times: u32) {
         // of HPACK's static table: GET, http; then literals that are not kept
         let mut block = vec![0x82, 0x86, 0x04];

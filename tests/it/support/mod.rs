@@ -40,7 +40,7 @@ const SERVER_OPTIONS: &[(&str, &str)] = &[
 ];
 
 /// No row is written by a statement of oncelog's whose commit is not flushed, or in a transaction
-/// that waits for locks for ever; and in one of several statements each sees what was committed
+/// that waits for locks forever; and in one of several statements each sees what was committed
 /// before it.
 const FLUSHES: &str = "
 create function public.flushes() returns trigger language plpgsql as $$
@@ -48,7 +48,7 @@ begin
     if current_setting('application_name') = 'oncelog' and (
         current_setting('synchronous_commit') in ('off', 'local') or current_setting('lock_timeout') = '0')
     then
-        raise exception 'not flushed, or waits for ever: %', current_query();
+        raise exception 'not flushed, or waits forever: %', current_query();
     end if;
     return null;
 end $$;

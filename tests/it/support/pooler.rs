@@ -1,5 +1,5 @@
-//! A PgBouncer in front of Postgres, in transaction mode: whoever has a transaction to run gets a
-//! connection of the server's, in which others have run theirs.
+//! A PgBouncer in front of Postgres, in transaction mode: anyone who has a transaction to run gets
+//! a connection of the server's, in which others have run theirs.
 
 use std::{
     fs,

@@ -161,7 +161,7 @@ fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used
     assert_eq!(plan.decisions, [want]);
     assert!(!plan.writes_anything() && plan.claims.is_empty());
 
-    // numbered, to a partition: no row tells of it, its state does
+    // numbered, to a partition: no row shows it, its state does
     let (mut plan, mut caches) = decided(&[with(of(1, 0), &[A, B])], &known);
     assert!(matches!(plan.decisions[..], [Decision::Appended { .. }]));
     assert!(plan.writes_anything() && !plan.writes_rows_or_keys());
@@ -176,7 +176,7 @@ fn where_everything_is_known_nothing_is_written_unless_a_number_or_a_key_is_used
     plan.confirm(&mut caches, at, &BTreeMap::new());
     assert!(!caches.contains_key(&log_of(0)), "its fence was raised");
 
-    // numbered, to the topic: the journal tells
+    // numbered, to the topic: the journal shows it
     let (plan, caches) = decided(&[with(spread(of(1, 0)), &[A, (1, Some("b"))])], &known);
     assert!(plan.silent.is_empty() && plan.claims.is_empty());
     assert_eq!(

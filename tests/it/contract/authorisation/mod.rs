@@ -249,7 +249,7 @@ impl World {
         let all = token("acme", &all_words());
         self.server.put(&format!("/v1/topics/{TOPIC}")).token(&all).await;
         self.server.put("/v1/tenants/rival").token(&all).await;
-        // whoever has joined; without members anybody commits
+        // a member that has joined; without members anybody commits
         let member_id = self.join().await;
         let member = format!("/v1/groups/{TOPIC}/members/{member_id}");
         self.server.delete(&member).token(&all).await.no_content();
@@ -259,7 +259,7 @@ impl World {
         *self.transaction_id.lock().unwrap() = begun["transaction_id"].as_str().unwrap().to_owned();
     }
 
-    /// The member of the instance of `JOIN`, anew.
+    /// The member of the instance of `JOIN`, again.
     async fn join(&self) -> String {
         let all = token("acme", &all_words());
         let join = self.server.post(&format!("/v1/groups/{TOPIC}/members")).token(&all);
@@ -415,7 +415,7 @@ async fn the_right_scope_opens_and_no_other() {
     }
 }
 
-/// Whoever shares the partitions of a group reads its topics.
+/// Anyone who shares the partitions of a group reads its topics.
 #[tokio::test]
 async fn a_group_opens_no_topic() {
     let world = World::new().await;
@@ -507,7 +507,7 @@ async fn lists_show_what_the_scopes_cover() {
     };
     assert_eq!(list("admin", "").await.0, ["B.1", "a.1", "a.2", "b.1", "b.2", "b.3", "c"]);
     assert_eq!(list("consume:b.* produce:c", "").await.0, ["b.1", "b.2", "b.3", "c"]);
-    // neither a short page nor next_after tells of names that are not covered
+    // neither a short page nor next_after shows names that are not covered
     let first = list("consume:b.*", "?limit=2").await;
     assert_eq!(first, (vec!["b.1".into(), "b.2".into()], json!("b.2")));
     assert_eq!(list("consume:b.*", "?limit=2&after=b.2").await, (vec!["b.3".into()], Value::Null));

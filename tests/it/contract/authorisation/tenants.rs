@@ -76,7 +76,7 @@ async fn nothing_opens_for_a_suspended_tenant() {
     for row in of_tenants() {
         world.call_on(row, Some(&all), &Names::nowhere()).await.refused(Code::Forbidden);
     }
-    // others go on, and so does whoever operates
+    // others go on, and so does the operator
     world.server.get("/v1/topics").token(&token("other", "admin")).await.ok();
     suspend(false).await;
     let topic = format!("/v1/topics/{}", super::TOPIC);

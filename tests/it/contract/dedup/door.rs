@@ -136,7 +136,7 @@ async fn a_sequence_decides_first_and_is_used_also_by_what_is_known() {
             );
             assert_eq!(again.text(), told, "{path} {sequence}");
         }
-        // another replica, cold, and the state that no row tells of
+        // another replica, cold, and the state that no row shows
         let other = Server::on(&server.options, crate::support::http::Setup::default()).await;
         let at_other = |sequence: i64, records: serde_json::Value| {
             other.post(path).json(json!({"producer_id": producer_id, "epoch": epoch,
@@ -228,7 +228,7 @@ async fn a_window_ends_and_another_one_holds_for_new_keys() {
     assert_eq!(
         duplicates(&server.send(WHOLE, &all).await),
         [true, false, true],
-        "seen anew, for ever"
+        "seen again, forever"
     );
     // off: ids are data
     window(json!(0)).await.ok();

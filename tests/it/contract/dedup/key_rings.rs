@@ -56,7 +56,7 @@ impl World {
         query.bind(ring.0).fetch_one(&mut self.hand).await.unwrap()
     }
 
-    /// The ring's period ends in so many milliseconds.
+    /// The ring's period ends in that many milliseconds.
     async fn end_in(&mut self, ms: i64, ring: Ring) {
         let end = format!(
             "update oncelog.key_rings set turned_at = clock_timestamp() \
@@ -171,7 +171,7 @@ async fn a_partition_that_is_read_for_long_is_emptied_later() {
         world.end_in(-1_000, ring).await;
     }
     let (turned_at, horizon) = world.turned_at(ring).await;
-    // whoever looks keys up meanwhile gets through while the backup still reads
+    // anyone who looks keys up meanwhile gets through while the backup still reads
     let mut looks = world.options.connect().await.unwrap();
     let sweeping = {
         let broker = world.broker.clone();

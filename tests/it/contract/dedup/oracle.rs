@@ -58,7 +58,7 @@ enum KnownBy {
     Content(Option<u8>, u8),
 }
 
-/// What is remembered until an instant of the oracle's clock; none: for ever.
+/// What is remembered until an instant of the oracle's clock; none: forever.
 #[derive(Clone, Debug)]
 struct Memory<T> {
     what: T,

@@ -296,7 +296,7 @@ async fn an_id_that_is_reserved_between_lookup_and_write_is_not_stored_again() {
     assert_eq!(trio.stored().await.len(), 1);
 }
 
-/// A number that stored nothing is told by no row: others read the producer's state anew.
+/// A number that stored nothing is told by no row: others read the producer's state again.
 #[tokio::test]
 async fn numbers_that_store_nothing_are_known_to_all_brokers() {
     let trio = Trio::start(1).await;

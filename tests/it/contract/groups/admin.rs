@@ -30,7 +30,7 @@ async fn lists_show_what_the_scopes_cover_page_by_page() {
     assert_eq!(list("group", "?limit=5").await.1, json!("b.3"));
     assert_eq!(list("group", "?after=b.3").await.0, ["c"]);
     assert_eq!(list("group:b.* group:c", "").await.0, ["b.1", "b.2", "b.3", "c"]);
-    // neither a short page nor next_after tells of names that are not covered
+    // neither a short page nor next_after shows names that are not covered
     let first = list("group:b.*", "?limit=2").await;
     assert_eq!(first, (vec!["b.1".into(), "b.2".into()], json!("b.2")));
     assert_eq!(list("group:b.*", "?limit=2&after=b.2").await, (vec!["b.3".into()], Value::Null));
@@ -243,7 +243,7 @@ async fn what_a_prepared_transaction_is_to_commit_keeps_its_group() {
 }
 
 /// What is staged is not prepared: its group may go. Its commit is judged by what there is then,
-/// and makes the group anew.
+/// and makes the group again.
 #[tokio::test]
 async fn a_staged_offset_of_a_deleted_group_is_judged_at_its_commit() {
     let server = Server::start().await;

@@ -78,7 +78,7 @@ async fn groups_come_and_go_under_commits_and_joins() {
 
 /// A commit that is in flight when the group is deleted comes before the deletion, whether it is
 /// the first in its partition or not; one that comes while the group is being deleted makes it
-/// anew.
+/// again.
 #[tokio::test]
 async fn a_deletion_and_a_commit_come_one_after_the_other() {
     let server = Server::start().await;

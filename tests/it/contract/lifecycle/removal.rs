@@ -1,5 +1,5 @@
 //! What deleted tenants have is removed, whatever goes on meanwhile, and nothing of anybody else;
-//! and what deleted topics leave for ever.
+//! and what deleted topics leave forever.
 
 use std::{
     collections::BTreeMap,
@@ -118,7 +118,7 @@ impl World {
             .await;
     }
 
-    /// Logs are removed in the rounds after that of their topics, so many a round.
+    /// Logs are removed in the rounds after that of their topics, that many a round.
     async fn sweep(&mut self) {
         for round in 0.. {
             self.server.broker.sweep().await.unwrap();
@@ -241,7 +241,7 @@ async fn a_deleted_tenant_leaves_nothing_and_its_neighbour_loses_nothing() {
     world.is_removed(gone).await;
     assert_eq!(world.rows(neighbour).await, before);
     assert_eq!(read(&world).await, records);
-    // its name may be had anew
+    // its name may be had again
     world.sql(format!("insert into oncelog.tenants (name) values ('{GONE}')")).await;
 }
 

@@ -335,7 +335,7 @@ async fn a_deleted_topic_ends_its_waits_at_once() {
     assert_eq!(values(&again.await.unwrap().0.ok(200)), [json!("new")]);
 }
 
-/// 4,800 waits by the broker and 200 by HTTP, over so many partitions; one append wakes them all.
+/// 4,800 waits by the broker and 200 by HTTP, over that many partitions; one append wakes them all.
 async fn five_thousand(partitions: i32, elsewhere: bool) {
     let options = support::database().await;
     let served = Served::start(&options, ServiceConfig::default()).await;

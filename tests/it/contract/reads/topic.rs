@@ -238,7 +238,7 @@ async fn everyone_gets_a_fair_part_of_every_answer() {
         writer.client.append("t", partition, &values).await;
     }
     let lines = whole(&writer.client, PARTITIONS).await;
-    // without room every page is read anew
+    // without room every page is read again
     for page_cache_bytes in [0, 128 << 20] {
         let served =
             Served::start(&options, ServiceConfig { page_cache_bytes, ..ServiceConfig::default() })

@@ -146,7 +146,7 @@ async fn a_late_copy_of_an_end_ends_nothing() {
     let path = format!("/v1/transactions/{id}/commit");
     let committed: Value = here.post(&path).json(&signature).await.ok();
     assert_eq!(committed["state"], "committed");
-    // without an epoch it is whoever owns it; as is its own
+    // without an epoch any owner is meant; as is its own
     end(&here, next).await.no_content();
     assert_eq!(session().await, (next + 1, true));
     here.session("p").await;

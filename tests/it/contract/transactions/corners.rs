@@ -331,7 +331,7 @@ async fn a_topic_may_grow_under_an_ongoing_one() {
     let committed = call(&here, id, "commit", &keyed(40)).await.ok();
     let places = committed["appends"].as_array().unwrap().iter();
     let partitions: BTreeSet<i64> = places.map(|p| p["partition"].as_i64().unwrap()).collect();
-    assert!(partitions.contains(&4), "what came after is spread anew: {partitions:?}");
+    assert!(partitions.contains(&4), "what came after is spread again: {partitions:?}");
     let mut all = Vec::new();
     for partition in 0..5 {
         all.extend(values(&there, "orders", partition).await);

@@ -31,7 +31,7 @@ fn append(value: i64) -> Value {
     json!({"topic": "orders", "partition": 0, "records": [{"value": value}]})
 }
 
-/// The transaction without what only a call tells.
+/// The transaction without what only a call says.
 fn described(answer: &Value) -> Value {
     let mut transaction = answer.clone();
     transaction.as_object_mut().unwrap().remove("duplicate");

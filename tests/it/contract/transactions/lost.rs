@@ -44,7 +44,7 @@ struct Cut {
 
 #[derive(Clone, Copy, Debug)]
 enum At {
-    /// The one after so many.
+    /// The one after that many.
     Step(u64),
     /// The next one that holds this text.
     Text(&'static str),

@@ -1,5 +1,5 @@
 //! Transactions of one request whose offsets a member commits: one statement, as long as it owns
-//! what it commits; and whoever does not is refused, also by a pass that did not look before it
+//! what it commits; and anyone who does not is refused, also by a pass that did not look before it
 //! wrote. Members are put into the tables, as a join would.
 
 use futures_util::future::join_all;

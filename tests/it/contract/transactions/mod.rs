@@ -129,7 +129,7 @@ fn id_at(from_now_ms: i64) -> Uuid {
     Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, at / 1_000, nanos))
 }
 
-/// Makes a call of a server behind a proxy, which is held after so many messages to the database
+/// Makes a call of a server behind a proxy, which is held after that many messages to the database
 /// until something else is done, or waits for what the call has locked.
 async fn held_while<T>(
     proxy: &Proxy,

@@ -93,7 +93,7 @@ const CHANGES: [&str; 12] = [
     "sessions opened",
     "sessions ended",
     "topics gone",
-    "topics made anew",
+    "topics created again",
     "topics made smaller",
     "sessions expired",
     "groups gone",
@@ -147,7 +147,7 @@ async fn make(change: &str, here: &Server, there: &Server, done: &[(Value, Value
                 }
             }
         }
-        "topics made anew" => topics(there).await,
+        "topics created again" => topics(there).await,
         "sessions expired" => {
             here.sql("delete from oncelog.producer_states; delete from oncelog.sessions").await;
         }
@@ -180,11 +180,11 @@ async fn a_repeat_gets_its_outcome_after_any_change() {
             let refused = begin(&there, &other).await.refused(Code::TransactionReused);
             assert_eq!(refused["side_effects"], "none", "{change}");
             // under another id it is judged
-            let mut anew = body.clone();
-            anew["transaction_id"] = json!(Uuid::now_v7());
-            anew["timeout_ms"] = json!(null);
+            let mut fresh = body.clone();
+            fresh["transaction_id"] = json!(Uuid::now_v7());
+            fresh["timeout_ms"] = json!(null);
             if change == "topics gone" && body.get("appends").is_some() {
-                begin(&there, &anew).await.refused(Code::TopicNotFound);
+                begin(&there, &fresh).await.refused(Code::TopicNotFound);
             }
         }
     }

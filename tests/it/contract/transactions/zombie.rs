@@ -70,7 +70,7 @@ impl<'a> Run<'a> {
             fenced(self.call(own, verb).await, verb);
             fenced(self.call(newer, verb).await, verb);
         }
-        // what became of its own it is told, as whoever asks
+        // what became of its own it is told, as anyone who asks
         let told = self.begin(own).await.ok();
         assert_eq!((&told["duplicate"], &told["reason"]), (&json!(true), &json!("fenced")));
         let mut numbered = self.signed(self.work("records"));
@@ -301,8 +301,8 @@ async fn a_zombie_may_fall_asleep_at_any_step_of_a_call() {
 }
 
 impl Run<'_> {
-    /// Makes a call that is held after so many messages to the database, until a newer session has
-    /// opened at another replica or waits for what the call has locked.
+    /// Makes a call that is held after that many messages to the database, until a newer session
+    /// has opened at another replica or waits for what the call has locked.
     async fn call_while<'o>(
         &self,
         id: Uuid,

@@ -74,7 +74,7 @@ fn transformer(url: &str, form: &str) -> Command {
     command
 }
 
-/// An instance of the transform that is started anew whenever it ends or is killed.
+/// An instance of the transform that is started again whenever it ends or is killed.
 struct Instance {
     kill: Arc<Notify>,
     task: JoinHandle<()>,

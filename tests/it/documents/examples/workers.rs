@@ -44,7 +44,7 @@ enum Blow {
     Server,
 }
 
-/// A worker that is started anew after each of its ends.
+/// A worker that is started again after each of its ends.
 struct Worker {
     language: Language,
     url: String,

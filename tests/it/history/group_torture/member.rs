@@ -62,7 +62,7 @@ impl fmt::Display for Seen {
 }
 
 impl Seen {
-    /// Whoever asked later was not told an older generation.
+    /// Anyone who asked later was not told an older generation.
     fn generation(&mut self, told: &Value, before: i64) -> i64 {
         let generation = told["generation"].as_i64().unwrap();
         assert!(generation >= before, "generation {generation} after {before}: {told}");
@@ -292,7 +292,7 @@ impl Member {
         Ok(())
     }
 
-    /// An output for each record, and the cursor, at once; sent as it stands until it is answered.
+    /// An output for each record, and the cursor, at once; sent as is until it is answered.
     async fn transact(&mut self, cursor: &str, records: &Value) -> Result<(), String> {
         let output = |record: &Value| {
             let (topic, partition) = at(record);

@@ -133,7 +133,7 @@ impl World {
         Ok(())
     }
 
-    /// Stores what is new, and tells of each record where it lies.
+    /// Stores what is new, and shows each record where it lies.
     fn store_told(&mut self, staged: &Staged, fates: &[Fate], reply: &Reply) -> Told {
         let said = &reply.body["offsets"];
         let is_new = |index: &usize| {

@@ -45,7 +45,7 @@ pub struct Open {
     pub key: Option<String>,
 }
 
-/// By what right an offset is committed.
+/// With which right an offset is committed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Right {
     Free,

@@ -27,7 +27,7 @@ pub struct Draw<'a> {
     topic_reads: Vec<Number>,
 }
 
-/// So many random operations, behind those that make two topics and two sessions.
+/// That many random operations, behind those that make two topics and two sessions.
 pub fn draw(rng: &mut StdRng, count: usize) -> Vec<Op> {
     let none = Vec::new;
     let mut draw = Draw {

@@ -90,7 +90,7 @@ impl Staged {
 }
 
 impl World {
-    /// How a topic tells that a record is known: by its content, or by its id; none: not at all.
+    /// How a topic says that a record is known: by its content, or by its id; none: not at all.
     pub fn by_content(&self, topic: &Topic) -> Option<bool> {
         let is_off = self.setting(topic, Key::DedupWindowMs) == json!(0);
         (!is_off).then(|| self.setting(topic, Key::Dedup) == json!("content"))
@@ -117,7 +117,7 @@ impl World {
         })
     }
 
-    /// Whether an append of so many records breaks the topic's limit.
+    /// Whether an append of that many records breaks the topic's limit.
     pub fn check_size(&self, item: &Item) -> Result<(), Want> {
         let limit = self.setting(self.topic(&item.topic)?, Key::MaxBatchRecords);
         let (limit, received) = (limit.as_i64().unwrap(), item.records.len() as i64);

@@ -265,7 +265,8 @@ fn judge_read(fact: &Fact, stored: &Stored) -> Result<(), String> {
     half.map_or(Ok(()), |(id, _)| Err(format!("half of transaction {id} up to {ends:?}")))
 }
 
-/// Whoever has won with this open id has won with every repeat of it that was on its way as well.
+/// A client that has won with this open id has won with every repeat of it that was on its way as
+/// well.
 fn judge_open(fact: &Fact) -> Result<(), String> {
     let won = fact.replies.iter().filter(is_done).count();
     if won == 0 || won == fact.replies.len() || OFF.contains(&Off::RepeatedReopens) {
@@ -321,7 +322,7 @@ async fn judge_staged(
 async fn judge_offsets(client: &Client<'_>, facts: &[&Fact]) -> Result<(), String> {
     let mut moves: BTreeMap<i64, Vec<(Option<i64>, i64)>> = BTreeMap::new();
     for fact in facts.iter().filter(|fact| fact.part == "commit" || fact.part == "whole") {
-        // a plain commit has nothing that tells its repeat from another
+        // a plain commit has nothing that distinguishes its repeat from another
         let done = fact.replies.iter().filter(is_done).count();
         let done = if fact.part == "whole" { done.min(1) } else { done };
         for item in body(&fact.request)["offsets"].as_array().into_iter().flatten() {

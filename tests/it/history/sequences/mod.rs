@@ -69,7 +69,7 @@ pub const OFF: &[Off] = &[];
 const LENGTH: usize = 150;
 /// Bursts of a round.
 const BURSTS: usize = 40;
-/// In so many sequences every kind of call is done.
+/// In that many sequences every kind of call is done.
 const MANY: u64 = 50;
 /// Kinds of calls.
 const CALLS: usize = 24;
@@ -165,12 +165,12 @@ impl Run<'_> {
 
     /// Settings take a second to reach other replicas, unless they are told.
     async fn tell_all(&self, replica: usize, call: &Call) {
-        let tells = match call {
+        let is_told = match call {
             Call::PutTopic { .. } | Call::PatchTenant(_) => true,
             Call::PatchTopic { settings, .. } => settings.is_some(),
             _ => false,
         };
-        for other in (1..self.replicas).filter(|_| tells) {
+        for other in (1..self.replicas).filter(|_| is_told) {
             self.client.send(replica + other, &call.request()).await;
         }
     }
@@ -220,7 +220,7 @@ pub async fn run(fleet: &Fleet, ops: &[Op]) -> Result<Counts, Failure> {
     Ok(run.counts)
 }
 
-/// So many sequences, from a seed; panics if one has failed, with what it took to fail so.
+/// That many sequences, from a seed; panics if one has failed, with what it took to fail so.
 async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duration>) {
     let fleet = Fleet::start(replicas).await;
     let until = time.map(|time| Instant::now() + time);
@@ -257,7 +257,7 @@ async fn sequences(replicas: usize, seed: u64, rounds: u64, time: Option<Duratio
     assert!(is_done, "{all:?}");
 }
 
-/// So many rounds of bursts, from a seed; panics with the first that came to something wrong.
+/// That many rounds of bursts, from a seed; panics with the first that came to something wrong.
 async fn in_bursts(replicas: usize, seed: u64, rounds: u64, time: Option<Duration>) {
     let fleet = Fleet::start(replicas).await;
     let until = time.map(|time| Instant::now() + time);

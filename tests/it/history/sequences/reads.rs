@@ -15,7 +15,7 @@ use super::{
 const LIMIT: usize = 500;
 
 impl World {
-    /// A record as it is shown; `said`: as it was, which tells what is not known of it (and, by
+    /// A record as it is shown; `said`: as it was, which shows what is not known of it (and, by
     /// what it has, whether the topic and the partition are to be named).
     pub fn shown(&self, log: &Log, offset: i64, said: &Value) -> Option<Value> {
         let stored = log.records.get(offset as usize)?;

@@ -180,7 +180,7 @@ impl Ledger {
         let newest = self.group.0.generation;
         let shown = match self.has(Rule::Shown) {
             true => shown,
-            // whoever calls has had the answer before
+            // anyone who calls has had the answer before
             false => self.group.0.places.values().any(is_told).then_some(newest),
         };
         self.change(|state, _| state.beat(member_id, shown, NOW))

@@ -103,7 +103,7 @@ impl Config {
         Self { records, ..self }
     }
 
-    /// So many leases run out, so many members come back.
+    /// That many leases run out, that many members come back.
     fn deaths(mut self, deaths: u8, joins: u8) -> Self {
         self.budget.deaths = deaths;
         self.budget.joins = joins;
@@ -115,7 +115,7 @@ impl Config {
         self
     }
 
-    /// So many times a client gives up on a commit, without knowing what becomes of it.
+    /// That many times a client gives up on a commit, without knowing what becomes of it.
     fn forgets(mut self, forgets: u8) -> Self {
         self.budget.forgets = forgets;
         self

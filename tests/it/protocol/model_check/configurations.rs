@@ -37,7 +37,7 @@ fn plain_config() -> Config {
     }
 }
 
-/// One producer at one partition with so many sends.
+/// One producer at one partition with that many sends.
 fn sends(sends: u8) -> Config {
     let config = plain_config();
     Config { budget: Budget { sends, ..NONE }, ..config }

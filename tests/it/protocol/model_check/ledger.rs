@@ -23,7 +23,7 @@ pub const JOURNAL: LogId = LogId(1);
 /// Its partitions.
 pub const PARTITIONS: [LogId; 2] = [LogId(2), LogId(3)];
 
-/// What a request carries, told apart for ever: (producer, epoch, sequence), or (-1, 0, attempt).
+/// What a request carries, told apart forever: (producer, epoch, sequence), or (-1, 0, attempt).
 pub type Payload = (i64, Epoch, Sequence);
 
 /// Who may hold a lock.
@@ -50,7 +50,7 @@ pub struct Log {
     pub head: Head,
     /// All that was ever committed: the history that the properties are about.
     pub rows: Vec<Row>,
-    /// So many of them are trimmed: no statement sees them.
+    /// That many of them are trimmed: no statement sees them.
     pub gone: usize,
     pub holder: Option<Who>,
 }

@@ -79,7 +79,7 @@ impl Broken {
         match self {
             Self::StoredTwice => "what is accepted is stored at most once",
             Self::WronglyAnswered => {
-                "what is acknowledged is stored, and every answer tells the same place"
+                "what is acknowledged is stored, and every answer says the same place"
             }
             Self::NotDense => "offsets are dense",
             Self::Gap => "a producer's sequences follow each other without gap",
@@ -103,7 +103,7 @@ impl Broken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Seen {
     FastHeld,
-    /// A number was used and nothing stored: no row tells of it.
+    /// A number was used and nothing stored: no row shows it.
     Silent,
     ConfirmedByRead,
     /// A fast path whose read set had changed.

@@ -124,7 +124,7 @@ impl Turn<'_> {
         let open = self.world.opens.remove(index);
         let (producer, who) = (open.producer, open.who());
         let next = match open.step.clone() {
-            // the name begins anew, with another producer
+            // the name begins again, with another producer
             OpenStep::Lock { .. } if self.world.ledger.sessions[&producer].expired => None,
             OpenStep::Lock { listed } => {
                 self.world.ledger.session_mut(producer).holder = Some(who);

@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Turn<'_> {
-    /// Numbers that no row tells of: their producers' states do, and the history.
+    /// Numbers that no row shows: their producers' states do, and the history.
     pub fn write_silent(&mut self, replica: usize, plan: &Plan) {
         let clock = self.world.ledger.clock;
         let states: Vec<_> = plan.silent_states(self.caches(replica), clock).collect();

@@ -34,7 +34,7 @@ const TOPIC: TopicId = TopicId(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Partition(usize),
-    /// To so many partitions at once.
+    /// To that many partitions at once.
     Topic(usize),
 }
 
@@ -101,7 +101,7 @@ pub struct Ticket {
     /// None: unsequenced.
     pub run: Option<usize>,
     pub sequence: Sequence,
-    /// Tells attempts apart.
+    /// Distinguishes attempts.
     pub attempt: u8,
     /// All before it was acknowledged when it was sent: in its epoch it may not be refused.
     pub owed: bool,
@@ -188,7 +188,7 @@ pub enum Action {
     /// A snapshot that has folded writes (only where rule 24 is left out).
     SnapshotWrite(usize),
     Trim(LogId),
-    /// The last row of the first partition is lost, and no connection tells.
+    /// The last row of the first partition is lost, and no connection shows it.
     Failover,
 }
 
@@ -367,7 +367,7 @@ impl World {
         }
     }
 
-    /// Nobody waits for ever: as long as something is under way, something can go on.
+    /// Nobody waits forever: as long as something is under way, something can go on.
     fn goes_on(&self, config: &Config) -> bool {
         let passes = (0..2).filter(|replica| self.replicas[*replica].pass != Pass::Idle);
         let passes: Vec<usize> = passes.collect();

@@ -19,7 +19,7 @@ async fn a_topic_that_has_grown_between_two_keys_takes_appends() {
     server.post(records).json(keyed(2)).await.ok();
 }
 
-/// An append of any kind to a topic of so many partitions; none is refused.
+/// An append of any kind to a topic of that many partitions; none is refused.
 fn an_append(
     rng: &mut StdRng,
     n: usize,
@@ -85,7 +85,7 @@ async fn growth_between_appends_of_all_kinds_refuses_none_on_any_replica() {
                 let answer = call.await;
                 assert!(matches!(answer.status, 200 | 201), "{path} {body}: {}", answer.text());
                 stored += usize::from(answer.json()["duplicate"] == false);
-                // a repeat is one, or is stored again where nothing tells
+                // a repeat is one, or is stored again where nothing shows it
                 assert!(attempt == 0 || stored > 0);
             }
         }

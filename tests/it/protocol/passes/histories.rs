@@ -74,7 +74,7 @@ async fn no_repeat_is_answered_from_a_lost_tail() {
     }
 }
 
-/// The fence of a lost open is never raised again: whose epochs were read under it are read anew.
+/// The fence of a lost open is never raised again: whose epochs were read under it are read again.
 #[tokio::test]
 async fn no_epoch_counts_that_was_read_under_a_lost_fence() {
     let world = World::start().await;

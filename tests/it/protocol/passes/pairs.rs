@@ -54,7 +54,7 @@ impl Kind {
         self >= Transaction
     }
 
-    /// Nothing tells a repeat of it.
+    /// Nothing shows a repeat of it.
     fn is_plain(self) -> bool {
         matches!(self, Plain | Spread)
     }

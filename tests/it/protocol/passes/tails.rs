@@ -1,5 +1,5 @@
-//! Logs that nobody numbers: their rows are folded into snapshots like others, and whoever numbers
-//! the first request in them reads none of them.
+//! Logs that nobody numbers: their rows are folded into snapshots like others, and anyone who
+//! numbers the first request in them reads none of them.
 
 use serde_json::{Value, json};
 use sqlx::{ConnectOptions, PgConnection};
@@ -13,7 +13,7 @@ async fn number(connection: &mut PgConnection, sql: &'static str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
 }
 
-/// Rows of so many records each, as unnumbered appends leave them.
+/// Rows of that many records each, as unnumbered appends leave them.
 async fn feed(server: &Server, rows: i64, record_count: i64) {
     server
         .sql(format!(
@@ -37,7 +37,7 @@ fn numbered(session: &Value, sequence: i64) -> Value {
         "records": [{"value": sequence}]})
 }
 
-/// Without its first row the log cannot be read whole: whoever tried would find a hole.
+/// Without its first row the log cannot be read whole: anyone who tried would find a hole.
 const HOLE: &str = "delete from oncelog.batches where base_offset = 0";
 
 #[tokio::test]

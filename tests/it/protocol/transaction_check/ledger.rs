@@ -182,10 +182,10 @@ impl Ledger {
         rows.find(|row| is_its(row) && row.state == state)
     }
 
-    /// What a message makes of it, with the transaction as the answer tells it and whether it was
+    /// What a message makes of it, with the transaction as the answer says it and whether it was
     /// done before.
     pub fn handled(&self, message: &Message) -> Result<(Self, TransactionRow, bool), Refusal> {
-        // (a pass does that for its transactions); what became of a begin is told whoever asks
+        // (a pass does that for its transactions); what became of a begin is told anyone who asks
         let is_begun = message.call == Call::Begin && self.transactions.contains_key(&message.id);
         let is_judged = is_begun || matches!(message.call, Call::Whole { .. });
         let checked = message.session.filter(|_| self.has(Rule::CheckProducer) && !is_judged);

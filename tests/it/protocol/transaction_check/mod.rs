@@ -47,7 +47,7 @@ impl Broken {
             Self::NotDense => "offsets are dense",
             Self::AcceptedAfterFence => "once a session was opened, nothing of an older one counts",
             Self::AcceptedAfterDeadline => "past its deadline nothing is accepted",
-            Self::ToldWrong => "an answer tells where what was committed lies",
+            Self::ToldWrong => "an answer says where what was committed lies",
             Self::OffsetTwice => "a group's offset moves once a transaction, each from the last",
             Self::OutcomeChanged => "an outcome never changes",
             Self::PreparedButRefused => "what is prepared can be committed",

@@ -46,7 +46,7 @@ pub struct Config {
     pub scripts: Vec<Script>,
     /// Of clients without session.
     pub unbound: Vec<Script>,
-    /// Of whoever opens the first producer's session anew.
+    /// Of the client that opens the first producer's session again.
     pub successor: Script,
     /// The group has a member, which all of them believe to be.
     pub by_member: bool,
@@ -148,7 +148,7 @@ impl Client {
                 began: says_where.then_some(self.read),
             },
         };
-        // the tens count how often it was moved, the rest tells by whom
+        // the tens count how often it was moved, the rest says by whom
         let moves = self.read.map_or(0, |offset| offset / 10 + 1);
         let offset = moves * 10 + (self.id.as_u128() & 7) as i64;
         let mut id = self.id;
@@ -306,7 +306,7 @@ impl World {
         stored
     }
 
-    /// An answer tells where its appends are.
+    /// An answer says where its appends are.
     fn check_told(&mut self, row: &TransactionRow) {
         let told = row.appends.iter().flatten().enumerate();
         let told = told.map(|(ordinal, append)| (ordinal, append.partition, append.base_offset));

@@ -74,9 +74,9 @@ async fn a_key_whose_window_is_over_is_new_again() {
             OPEN => other["sequences"] = json!("reset"),
             _ => other["session_timeout_ms"] = json!(7_000),
         }
-        let anew = server.keyed(path, "k", &other).await;
-        assert!(anew.status < 300 && anew.json()["duplicate"] != true, "{}", anew.text());
-        is_repeat(&server.keyed(path, "k", &other).await, &anew);
+        let fresh = server.keyed(path, "k", &other).await;
+        assert!(fresh.status < 300 && fresh.json()["duplicate"] != true, "{}", fresh.text());
+        is_repeat(&server.keyed(path, "k", &other).await, &fresh);
     }
 }
 

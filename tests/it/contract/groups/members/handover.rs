@@ -217,7 +217,7 @@ async fn who_was_told_and_shows_nothing_holds_up_nobody() {
         let overdue = "update oncelog.group_offsets set let_go_by = now() - interval '1 second' \
                        where let_go_by is not null and";
         here.sql(format!("{overdue} {of_group}")).await;
-        // whoever looks first: the janitor, or the member itself
+        // the one that looks first: the janitor, or the member itself
         if ms == 1_000 {
             there.broker.sweep().await.unwrap();
         } else {

@@ -104,7 +104,7 @@ fn records(answer: &Value) -> Vec<String> {
     records
 }
 
-/// So many records to one partition.
+/// That many records to one partition.
 async fn append(server: &Server, topic: &str, partition: i32, count: usize) {
     let path = format!("/v1/topics/{topic}/partitions/{partition}/records");
     let records = vec![json!({"value": 1}); count];

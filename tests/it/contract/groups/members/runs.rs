@@ -259,11 +259,11 @@ async fn what_a_continued_run_has_lost_is_not_left_out_of_its_commit() {
             let refused = form.commit(&there, &a, &gathered).await;
             refused.refused(Code::IllegalGeneration);
         }
-        // without that it begins anew there, or leaves it to others
-        let anew = a.fetch(&here, &with(&first)).await.ok();
-        let again = records(&anew).iter().filter(|record| record.starts_with(&lost)).count();
+        // without that it begins again there, or leaves it to others
+        let fresh = a.fetch(&here, &with(&first)).await.ok();
+        let again = records(&fresh).iter().filter(|record| record.starts_with(&lost)).count();
         assert_eq!(again, if is_regained { 2 } else { 0 });
-        a.commit_all(&here, &anew).await.ok();
+        a.commit_all(&here, &fresh).await.ok();
     }
 }
 

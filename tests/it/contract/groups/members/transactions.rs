@@ -72,7 +72,7 @@ async fn who_has_lost_a_partition_commits_nothing() {
     assert_eq!(made(&here).await, 1);
 }
 
-/// Every refusal is one that the document tells of.
+/// Every refusal is one that the document shows.
 #[tokio::test]
 async fn a_cursor_of_another_ownership_is_no_offset_to_add() {
     let (here, _there) = world().await;

@@ -18,7 +18,7 @@ impl Server {
         self.get(&format!("/v1/groups/{group}/offsets"))
     }
 
-    /// A topic with so many records in each of its partitions.
+    /// A topic with that many records in each of its partitions.
     pub async fn filled_topic(&self, topic: &str, partition_count: i32, records: usize) {
         self.topic(topic, partition_count).await;
         let records = vec![json!({"value": 1}); records];

@@ -29,7 +29,7 @@ async fn of_those_that_take_the_same_step_one_wins() {
         let expected = if step == 0 { json!(null) } else { json!(step) };
         let steps = (0..20).map(|racer| {
             let replica = if racer % 2 == 0 { &server } else { &other };
-            // whoever loses in one partition moves nothing in the other
+            // the one that loses in one partition moves nothing in the other
             let mut both =
                 [over(0, expected.clone(), step + 1), over(1, expected.clone(), step + 1)];
             both[0]["metadata"] = json!(format!("by {racer}"));

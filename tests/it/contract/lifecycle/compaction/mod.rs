@@ -99,7 +99,7 @@ impl World {
         Server::on(&self.server.options, Setup::default()).await
     }
 
-    /// Offsets of all records, read in pages of so many by a fresh replica.
+    /// Offsets of all records, read in pages of that many by a fresh replica.
     async fn read_all(&self, limit: usize) -> Vec<i64> {
         let fresh = self.fresh().await;
         let (mut all, mut next) = (Vec::new(), 0);

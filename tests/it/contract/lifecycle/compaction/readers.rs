@@ -149,7 +149,8 @@ async fn an_end_that_is_a_hole_is_passed_and_then_waited_at() {
     assert_eq!(offsets(&page), [6]);
 }
 
-/// More offsets than any page covers are gone: whoever reads from the start is not kept busy by it.
+/// More offsets than any page covers are gone: anyone who reads from the start is not kept busy by
+/// it.
 #[tokio::test]
 async fn a_long_hole_is_one_step() {
     let mut world = world().await;

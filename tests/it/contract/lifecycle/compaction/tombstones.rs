@@ -12,7 +12,7 @@ async fn world() -> World {
 }
 
 impl World {
-    /// So many seconds go by.
+    /// That many seconds go by.
     async fn age(&self, seconds: i64) {
         for (table, column) in [("batches", "appended_at"), ("compactions", "settled_at")] {
             let past = format!("{column} - interval '{seconds} seconds'");

@@ -82,7 +82,7 @@ async fn what_was_staged_goes_with_the_rows_that_point_to_it() {
     transaction(&server, ongoing, "records", appends(5)).await;
     let [_, high_watermark, _, bytes] = seen(&server, 0).await;
     assert_eq!((high_watermark, stored_bytes(&server).await), (20, bytes));
-    // its staged rows are of one size, whoever holds them
+    // its staged rows are of one size, whatever holds them
     let row = bytes / 4;
     let staged = "select count(*) from oncelog.staged_batches";
     assert_eq!(number(&server, staged).await, 3);

@@ -31,7 +31,7 @@ fn records(partition: i32) -> String {
     format!("/v1/topics/orders/partitions/{partition}/records")
 }
 
-/// So many records in each of so many rows.
+/// That many records in each of that many rows.
 async fn append(server: &Server, partition: i32, rows: i64, each: i64) {
     let records: Vec<Value> = (0..each).map(|n| json!({"value": n})).collect();
     for _ in 0..rows {
@@ -72,7 +72,7 @@ async fn sweep(server: &Server) {
     server.broker.sweep().await.unwrap();
 }
 
-/// Log start, high watermark, number of records, bytes, as the topic tells.
+/// Log start, high watermark, number of records, bytes, as the topic says.
 async fn seen(server: &Server, partition: usize) -> [i64; 4] {
     let topic = server.get("/v1/topics/orders").await.ok();
     let partition = &topic["partitions"][partition];

@@ -208,7 +208,7 @@ async fn the_settings_of_a_topic_say_how_records_are_recognised() {
     set(json!({"dedup_window_ms": null})).await;
     let id = staging(&server, &[to("t", &[known("c", 7)])]).await;
     committed(&server, id, &[(Some(6), 1)]).await;
-    // for ever
+    // forever
     age(&server, "90 years").await;
     is_known(&plain(&server, &[known("c", 7)]).await, 6);
 }

@@ -126,7 +126,7 @@ async fn a_commit_that_is_cut_off_reserves_its_ids_with_its_records_or_not_at_al
 const TOPICS: [&str; 4] = ["t", "u", "v", "w"];
 
 /// Transactions over many topics, in every order, with few ids: each is stored once in its topic,
-/// whoever comes first, and nobody waits for ever.
+/// whichever comes first, and nobody waits forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_with_the_same_ids_in_many_topics_meet_no_deadlock() {
     let seed: u64 = rand::random();

@@ -1,4 +1,4 @@
-//! What prepared transactions hold cannot be deleted, whoever comes first.
+//! What prepared transactions hold cannot be deleted, whichever comes first.
 
 use std::future::IntoFuture;
 

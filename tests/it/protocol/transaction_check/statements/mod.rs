@@ -64,7 +64,7 @@ enum Rule {
     OffsetCount,
     /// A commit compares the batches it sees with the count in the row.
     BatchCount,
-    /// A row that has changed while a statement waited is judged anew.
+    /// A row that has changed while a statement waited is judged again.
     RecheckRow,
 }
 
