@@ -66,7 +66,7 @@ enum Command {
     /// Create and inspect tokens
     #[command(subcommand, after_help = token::EXAMPLE)]
     Token(token::TokenCommand),
-    /// Create, list, describe and delete topics
+    /// Create, list, describe, change and delete topics
     #[command(subcommand, after_help = admin::topic::EXAMPLE)]
     Topic(admin::topic::TopicCommand),
     /// List, describe, reset and delete consumer groups
