@@ -379,10 +379,13 @@ impl World {
     /// A transaction of the producer: its id made, it begun and it ended that many days ago.
     async fn transaction(&self, producer: ProducerId, state: &str, days: [i64; 3]) {
         let id = id_made(days[0] * DAY_MS);
+        // as the server sets it
+        let remembered = days[0].min(days[2]);
         let [_, begun, ended] = days.map(|days| format!("now() - interval '{days} days'"));
+        let remembered = format!("now() - interval '{remembered} days'");
         let outcome = match state {
-            "committed" => format!("{ended}, null, '[]', {ended}"),
-            "aborted" => format!("{ended}, 'client', null, {ended}"),
+            "committed" => format!("{ended}, null, '[]', {remembered}"),
+            "aborted" => format!("{ended}, 'client', null, {remembered}"),
             _ => "null, null, null, null".to_owned(),
         };
         self.sql(&format!(
@@ -429,8 +432,8 @@ async fn transactions_are_activity() {
             world.transaction(*producer, state, *days).await;
         }
     }
-    // the newest id is not of the last transaction
-    for days in [[12, 4, 3], [8, 20, 20]] {
+    // the newest id is not of the last transaction, and its outcome is still remembered
+    for days in [[12, 4, 3], [6, 20, 20]] {
         world.transaction(clients_clock, "committed", days).await;
     }
     // as the removal of an outcome leaves it
