@@ -13,15 +13,14 @@ use sqlx::{
 };
 
 use super::{
-    Connection, Error, Result, Server, dedup::insert_keys, durable, statements,
+    Connection, Error, Result, Server,
+    dedup::{bind_keys, insert_keys},
+    durable, statements,
     transaction::one_request::Ended,
 };
 use crate::{
     model::{LogId, Offset, TenantId, Timestamp},
-    rules::append::{
-        plan::{LogWrite, Plan, PlannedRow},
-        reservations::KeyReservation,
-    },
+    rules::append::plan::{LogWrite, Plan, PlannedRow},
 };
 
 /// The conditions on a head `l` that a batch was decided with (`w`), except the fence.
@@ -35,10 +34,10 @@ macro_rules! head_is_as_expected {
 }
 
 /// Locks the heads in order, omits those that do not match, and advances the others if all are
-/// present. `$locking`, `$complete`: further conditions before heads are locked, and before they
-/// are advanced.
+/// present. `$locking`: what must hold before heads are locked, with `durable!` here or before;
+/// `$complete`: further conditions before they are advanced.
 macro_rules! heads_and_rows {
-    ($locking:literal, $complete:literal) => {
+    ($locking:expr, $complete:literal) => {
         concat!(
             r"want as materialized (
                 select * from unnest(
@@ -51,10 +50,9 @@ macro_rules! heads_and_rows {
             held as materialized (
                 select l.log_id, l.last_appended_at
                 from oncelog.logs l join want w on l.log_id = w.log_id
-                where ", durable!(), r"
+                where ", $locking, r"
                     and l.tenant_id = $1 and l.log_id = any($2)
-                    and (w.fence is null or l.fence = w.fence)", head_is_as_expected!(),
-            $locking, r"
+                    and (w.fence is null or l.fence = w.fence)", head_is_as_expected!(), r"
                 order by l.log_id for no key update of l),
             -- All rows of the batch share one instant, which no head has passed.
             moment as materialized (
@@ -139,10 +137,10 @@ statements! {
         returning b.log_id, b.base_offset, b.appended_at, pg_postmaster_start_time() as started_at"
     );
     /// Several logs or rows.
-    APPEND_ROWS = concat!("with ", heads_and_rows!("", ""), written_if_complete!());
+    APPEND_ROWS = concat!("with ", heads_and_rows!(durable!(), ""), written_if_complete!());
     /// The same with reserved keys.
     APPEND_CLAIMING = concat!(
-        "with ", heads_and_rows!("", ""), ", ",
+        "with ", heads_and_rows!(durable!(), ""), ", ",
         reserved_keys!(
             r"$16::smallint[], $17::bigint[], $18::uuid[], $19::bigint[],
                         $20::bigint[], $21::bigint[], $22::bigint[], $23::bytea[]"
@@ -209,12 +207,12 @@ pub async fn append_if(
             bind_row(begun(APPEND_ROW), write, &write.rows[0], records[0])
         }
         (_, [], []) => bind_writes(begun(APPEND_ROWS), writes, records),
-        (_, claims, []) => bind_keys(bind_writes(begun(APPEND_CLAIMING), writes, records), claims),
+        (_, claims, []) => bind_keys!(bind_writes(begun(APPEND_CLAIMING), writes, records), claims),
         (_, claims, ended) => {
             let query = begun(transactions::statement(!claims.is_empty()));
             let query = bind_writes(query, writes, records);
             let query = transactions::bind(query, ended, offsets);
-            if claims.is_empty() { query } else { bind_keys(query, claims) }
+            if claims.is_empty() { query } else { bind_keys!(query, claims) }
         }
     };
     match query.fetch_all(conn).await.map_err(Error::from) {
@@ -279,19 +277,6 @@ fn bind_writes<'q>(
         .bind(rows().map(|(_, row)| row.producers.as_deref()).bind_iter())
         .bind(rows().map(|(_, row)| row.transaction_id).bind_iter())
         .bind(records)
-}
-
-/// Of `reserved_keys`.
-fn bind_keys<'q>(query: Query<'q>, keys: &'q [KeyReservation]) -> Query<'q> {
-    query
-        .bind(keys.iter().map(|key| key.slot).bind_iter())
-        .bind(keys.iter().map(|key| key.topic_id).bind_iter())
-        .bind(keys.iter().map(|key| key.key).bind_iter())
-        .bind(keys.iter().map(|key| key.digest).bind_iter())
-        .bind(keys.iter().map(|key| key.lifetime_ms).bind_iter())
-        .bind(keys.iter().map(|key| Some(key.record?.0)).bind_iter())
-        .bind(keys.iter().map(|key| Some(key.record?.1)).bind_iter())
-        .bind(keys.iter().map(|key| key.answer.as_deref()).bind_iter())
 }
 
 /// Whether every compared head matches the cache, without a lock: enough for a batch that writes

@@ -55,8 +55,7 @@ macro_rules! transactions {
                             where tenant_id = $1 and log_id = m.log_id and next_offset >= m.highest_offset)
                     for no key update of o) as o), "#,
             heads_and_rows!(
-                r"
-                    and (select count(*) from done) = cardinality($16)
+                r"(select count(*) from done) = cardinality($16)
                     and (select count(*) from place) = cardinality($20)",
                 // a group from which nobody owns a partition has no member
                 r"

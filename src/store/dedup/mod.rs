@@ -37,7 +37,22 @@ macro_rules! insert_keys {
         )
     };
 }
-pub(super) use insert_keys;
+
+/// The columns of such a select that differ from key to key.
+macro_rules! bind_keys {
+    ($query:expr, $keys:expr) => {
+        $query
+            .bind($keys.iter().map(|key| key.slot).bind_iter())
+            .bind($keys.iter().map(|key| key.topic_id).bind_iter())
+            .bind($keys.iter().map(|key| key.key).bind_iter())
+            .bind($keys.iter().map(|key| key.digest).bind_iter())
+            .bind($keys.iter().map(|key| key.lifetime_ms).bind_iter())
+            .bind($keys.iter().map(|key| Some(key.record?.0)).bind_iter())
+            .bind($keys.iter().map(|key| Some(key.record?.1)).bind_iter())
+            .bind($keys.iter().map(|key| key.answer.as_deref()).bind_iter())
+    };
+}
+pub(super) use {bind_keys, insert_keys};
 
 /// The wanted keys in one table of a ring.
 macro_rules! keys_in_slot {
@@ -220,18 +235,8 @@ pub async fn remember(
     keys: &[NewKey],
     first_seen_at: Timestamp,
 ) -> Result<()> {
-    let query = sqlx::query(REMEMBER)
-        .bind(tenant)
-        .bind(keys.iter().map(|key| key.slot).bind_iter())
-        .bind(keys.iter().map(|key| key.topic_id).bind_iter())
-        .bind(keys.iter().map(|key| key.key).bind_iter())
-        .bind(keys.iter().map(|key| key.digest).bind_iter())
-        .bind(keys.iter().map(|key| key.lifetime_ms).bind_iter())
-        .bind(keys.iter().map(|key| Some(key.record?.0)).bind_iter())
-        .bind(keys.iter().map(|key| Some(key.record?.1)).bind_iter())
-        .bind(keys.iter().map(|key| key.answer.as_deref()).bind_iter())
-        .bind(first_seen_at);
-    execute(conn, query).await
+    let query = bind_keys!(sqlx::query(REMEMBER).bind(tenant), keys);
+    execute(conn, query.bind(first_seen_at)).await
 }
 
 /// Announces to all lookups in these journals' topics that there are new keys, in these rings; the

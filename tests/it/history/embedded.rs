@@ -15,17 +15,8 @@ use nix::{
 };
 use oncelog::embedded::{DATABASE, Embedded, ServerState};
 use sqlx::{ConnectOptions, Connection, PgConnection};
-use tempfile::TempDir;
 
-/// Generous: the machine may be busy. Nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A directory that any user can enter.
-fn open_dir() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    dir
-}
+use crate::support::{crash_and_restart, open_dir, served::PATIENCE};
 
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -118,12 +109,7 @@ async fn a_killed_server_comes_back_with_what_was_committed() {
     let embedded = Embedded::start(dir.path(), &[]).unwrap();
     keep_a_row(&embedded).await;
     let mut bystander = connect(&embedded).await;
-    let killed = embedded.pid().unwrap();
-    let mut state = embedded.state();
-    kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
-    let back =
-        state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
-    tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
+    crash_and_restart(&embedded).await;
     assert_eq!(rows(&mut connect(&embedded).await).await, 1);
     let broken = sqlx::query("select 1").execute(&mut bystander).await;
     assert!(broken.is_err(), "a connection of the killed server still works");

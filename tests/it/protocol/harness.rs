@@ -29,52 +29,44 @@ impl<C, S: Ord> Check<C, S> {
     }
 }
 
-/// Explores all of it: nothing may be broken, and it must not be vacuous.
-pub fn explore<C, S: Ord + Debug + 'static>(name: &str, config: C, at_least: usize, must_see: &[S])
+impl<C, S: Ord + Debug + 'static> Check<C, S>
 where
-    Check<C, S>: Model<
+    Self: Model<
             State: Hash + Send + Sync + Clone + PartialEq + 'static,
             Action: Clone + PartialEq + Debug,
         > + Send
         + Sync
         + 'static,
 {
-    let started = Instant::now();
-    let check = Check::new(config);
-    let seen = check.seen.clone();
-    let checker = check.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
-    if let Some((broken, path)) = checker.discoveries().into_iter().next() {
-        panic!("{name}: broken: {broken}\n{}", show(&path.into_actions()));
+    /// Explores all of it: nothing may be broken, and it must not be vacuous.
+    pub fn explore(self, name: &str, at_least: usize, must_see: &[S]) {
+        let started = Instant::now();
+        let seen = self.seen.clone();
+        let checker = self.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+        let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+        println!("{name}: {states} states, {depth} steps deep, {:.1?}", started.elapsed());
+        if let Some((broken, path)) = checker.discoveries().into_iter().next() {
+            panic!("{name}: broken: {broken}\n{}", show(&path.into_actions()));
+        }
+        let seen = seen.lock().unwrap();
+        println!("  seen: {seen:?}");
+        let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
+        assert!(missed.is_empty(), "{name} never met {missed:?}");
+        assert!(states >= at_least, "{name}: only {states} states");
     }
-    let seen = seen.lock().unwrap();
-    println!("  seen: {seen:?}");
-    let missed: Vec<_> = must_see.iter().filter(|event| !seen.contains(event)).collect();
-    assert!(missed.is_empty(), "{name} never met {missed:?}");
-    assert!(states >= at_least, "{name}: only {states} states");
-}
 
-/// Explores a model that leaves a rule out, to a depth (0: without bound): this part of the
-/// contract must break.
-pub fn find_violation<C, S: Ord>(rule: &str, broken: &'static str, config: C, depth: usize)
-where
-    Check<C, S>: Model<
-            State: Hash + Send + Sync + Clone + PartialEq + 'static,
-            Action: Clone + PartialEq + Debug,
-        > + Send
-        + Sync
-        + 'static,
-{
-    let started = Instant::now();
-    let until = HasDiscoveries::AnyOf([broken].into());
-    let checker = Check::new(config).checker().finish_when(until).target_max_depth(depth);
-    let checker = checker.spawn_bfs().join();
-    let states = checker.unique_state_count();
-    let path = checker.discovery(broken);
-    let path = path.unwrap_or_else(|| panic!("{rule} is not needed ({states} states)"));
-    println!("without {rule}, {states} states, {:.1?}: broken: {broken}", started.elapsed());
-    println!("  {}", show(&path.into_actions()));
+    /// Explores a model that leaves a rule out, to a depth (0: without bound): this part of the
+    /// contract must break.
+    pub fn find_violation(self, rule: &str, broken: &'static str, depth: usize) {
+        let started = Instant::now();
+        let until = HasDiscoveries::AnyOf([broken].into());
+        let checker = self.checker().finish_when(until).target_max_depth(depth).spawn_bfs().join();
+        let states = checker.unique_state_count();
+        let path = checker.discovery(broken);
+        let path = path.unwrap_or_else(|| panic!("{rule} is not needed ({states} states)"));
+        println!("without {rule}, {states} states, {:.1?}: broken: {broken}", started.elapsed());
+        println!("  {}", show(&path.into_actions()));
+    }
 }
 
 fn show(actions: &[impl Debug]) -> String {
@@ -88,7 +80,8 @@ macro_rules! holds {
         $($(#[$attribute])*
         #[test]
         fn $test() {
-            harness::explore(stringify!($test), $config, $states, &[$(Seen::$seen),*]);
+            $crate::protocol::harness::Check::new($config)
+                .explore(stringify!($test), $states, &[$(Seen::$seen),*]);
         })*
     };
 }
@@ -99,7 +92,8 @@ macro_rules! without {
         $(#[test]
         fn $test() {
             let config = Config { without: Some(Rule::$rule), ..$config };
-            harness::find_violation(stringify!($rule), Broken::$broken.name(), config, DEPTH);
+            $crate::protocol::harness::Check::new(config)
+                .find_violation(stringify!($rule), Broken::$broken.name(), DEPTH);
         })*
     };
 }

@@ -18,12 +18,14 @@ use oncelog::{
 };
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
+use sqlx::postgres::PgConnectOptions;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::support;
 
 /// What a server is made of; the rest is the database's.
 pub struct Setup {
@@ -129,9 +131,7 @@ impl Server {
     }
 
     pub async fn sql(&self, sql: impl Into<String>) {
-        let mut connection = self.options.connect().await.unwrap();
-        connection.execute(AssertSqlSafe(sql.into())).await.unwrap();
-        connection.close().await.unwrap();
+        support::execute(&self.options, sql).await;
     }
 }
 

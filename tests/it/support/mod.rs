@@ -17,9 +17,13 @@ use std::{
     },
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use oncelog::{
     broker::{Broker, ServiceConfig},
-    embedded::Embedded,
+    embedded::{Embedded, ServerState},
     model::{
         Batch, Name, TenantId,
         append::{Append, ProducerSeq},
@@ -128,6 +132,32 @@ async fn made(server: &Embedded, from: &str) -> PgConnectOptions {
     connection.execute(AssertSqlSafe(create)).await.unwrap();
     connection.close().await.unwrap();
     server.connect_options(&name)
+}
+
+/// Executes statements over a connection of their own.
+pub async fn execute(options: &PgConnectOptions, sql: impl Into<String>) {
+    let mut connection = options.connect().await.unwrap();
+    connection.execute(AssertSqlSafe(sql.into())).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+/// The number that a statement returns; 0 for null or no row.
+pub async fn number(options: &PgConnectOptions, sql: impl Into<String>) -> i64 {
+    let mut connection = options.connect().await.unwrap();
+    let query = sqlx::query_scalar(AssertSqlSafe(sql.into()));
+    let number: Option<Option<i64>> = query.fetch_optional(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    number.flatten().unwrap_or(0)
+}
+
+/// Kills an embedded server, and waits until it runs again.
+pub async fn crash_and_restart(embedded: &Embedded) {
+    let killed = embedded.pid().unwrap();
+    let mut state = embedded.state();
+    kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
+    let back =
+        state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
+    tokio::time::timeout(served::PATIENCE, back).await.unwrap().unwrap();
 }
 
 /// A broker without a janitor on a database.

@@ -6,13 +6,9 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use oncelog::{
     broker::ServiceConfig,
-    embedded::{DATABASE, Embedded, ServerState},
+    embedded::{DATABASE, Embedded},
     model::read::{Isolation, Read, Start},
     store::Store,
 };
@@ -21,9 +17,9 @@ use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    self, name,
+    self, crash_and_restart, name,
     proxy::Proxy,
-    served::{Answer, Client, PATIENCE, Served, partition_path, replica, until},
+    served::{Answer, Client, Served, partition_path, replica, until},
 };
 
 const LONG: &str = "offset=latest&wait_ms=60000";
@@ -177,16 +173,6 @@ async fn waits_of_every_kind(served: &Served, group: &str) -> Vec<Wait> {
     waits
 }
 
-/// Kills the server, and waits until it runs again.
-async fn restart(embedded: &Embedded) {
-    let killed = embedded.pid().unwrap();
-    let mut state = embedded.state();
-    kill(Pid::from_raw(killed.cast_signed()), Signal::SIGKILL).unwrap();
-    let back =
-        state.wait_for(|state| matches!(state, ServerState::Running { pid } if *pid != killed));
-    tokio::time::timeout(PATIENCE, back).await.unwrap().unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_outlives_a_restart_of_the_database() {
     let dir = support::open_dir();
@@ -203,7 +189,7 @@ async fn a_wait_outlives_a_restart_of_the_database() {
         let groups = [format!("here-{round}"), format!("there-{round}")];
         let mut reads = waits_of_every_kind(&here, &groups[0]).await;
         reads.extend(waits_of_every_kind(&there, &groups[1]).await);
-        restart(&embedded).await;
+        crash_and_restart(&embedded).await;
         assert!(reads.iter().all(|read| !read.is_finished()), "nobody was sent away");
         append_until_acknowledged(&here.client, round).await;
         let acknowledged = Instant::now();
@@ -232,7 +218,7 @@ async fn who_is_woken_outlives_a_restart_of_the_database() {
     for round in 0..3 {
         let waits = waits_of_every_kind(&served, &format!("g-{round}")).await;
         append_until_acknowledged(&served.client, round).await;
-        restart(&embedded).await;
+        crash_and_restart(&embedded).await;
         for wait in waits {
             let page = wait.await.unwrap().0.ok(200);
             assert_eq!(values(&page).first(), Some(&json!(round)));

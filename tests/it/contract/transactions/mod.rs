@@ -19,10 +19,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use uuid::Uuid;
 
 use crate::support::{
+    self,
     http::{Answer, Call, Server, Setup},
     proxy::Proxy,
     served::until,
@@ -102,11 +102,7 @@ async fn committed_offset(server: &Server, topic: &str, partition: i32) -> Optio
 
 /// The one number that a query answers.
 async fn number(server: &Server, sql: impl Into<String>) -> i64 {
-    let mut connection = server.options.connect().await.unwrap();
-    let query = sqlx::query_scalar(AssertSqlSafe(sql.into()));
-    let number = query.fetch_one(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-    number
+    support::number(&server.options, sql).await
 }
 
 /// Database transactions that have begun and wait for a lock.

@@ -13,7 +13,7 @@
 mod ledger;
 mod world;
 
-use super::harness::{self, holds, without};
+use super::harness::{holds, without};
 use ledger::How;
 use world::{Budget, Config, Kind};
 

@@ -1,7 +1,7 @@
 //! What is checked: configurations, and the rules left out.
 
 use super::{
-    super::harness::{self, holds, without},
+    super::harness::{holds, without},
     Broken, Rule, Seen,
     world::{Budget, Config, Scope},
 };

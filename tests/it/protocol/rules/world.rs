@@ -11,7 +11,7 @@ use oncelog::{
     },
     store::Store,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
 use crate::support::{self, name, proxy::Proxy};
 
@@ -88,13 +88,7 @@ pub async fn world_with(partitions: i32, gap_wait_ms: u64) -> World {
 
 impl World {
     pub async fn sql(&self, sql: impl Into<String>) -> i64 {
-        let mut connection = self.options.connect().await.unwrap();
-        let number: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql.into()))
-            .fetch_optional(&mut connection)
-            .await
-            .unwrap();
-        connection.close().await.unwrap();
-        number.unwrap_or(0)
+        support::number(&self.options, sql).await
     }
 
     pub async fn snapshot_everything(&self) {

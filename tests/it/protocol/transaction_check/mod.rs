@@ -16,7 +16,7 @@ mod ledger;
 mod statements;
 mod world;
 
-use super::harness::{self, holds, without};
+use super::harness::{holds, without};
 use world::{Budget, Config, Script, Step};
 
 /// How long a transaction may stay open.

@@ -5,9 +5,11 @@ mod races;
 
 use oncelog::model::Code;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use crate::support::http::{Answer, Call, Server, Setup};
+use crate::support::{
+    self,
+    http::{Answer, Call, Server, Setup},
+};
 
 impl Server {
     pub fn commit(&self, group: &str, commit: Value) -> Call {
@@ -48,11 +50,7 @@ impl Server {
     }
 
     pub async fn number(&self, sql: impl Into<String>) -> i64 {
-        let mut connection = self.options.connect().await.unwrap();
-        let sql = AssertSqlSafe(sql.into());
-        let number = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-        number
+        support::number(&self.options, sql).await
     }
 }
 

@@ -9,11 +9,13 @@ mod tombstones;
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 use crate::{
     contract::reads::{ends, offsets},
-    support::http::{Answer, Server, Setup},
+    support::{
+        self,
+        http::{Answer, Server, Setup},
+    },
 };
 
 /// A record: its key if it has one, and its value.
@@ -72,22 +74,12 @@ impl World {
         self.server.broker.sweep().await.unwrap();
     }
 
-    async fn connect(&self) -> PgConnection {
-        self.server.options.connect().await.unwrap()
-    }
-
     async fn sql(&self, sql: &str) {
-        let mut connection = self.connect().await;
-        sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
+        support::execute(&self.server.options, sql).await;
     }
 
     async fn number(&self, sql: &str) -> i64 {
-        let mut connection = self.connect().await;
-        let query = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()));
-        let number: Option<i64> = query.fetch_one(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-        number.unwrap_or(0)
+        support::number(&self.server.options, sql).await
     }
 
     async fn read(&self, query: &str) -> Answer {

@@ -15,7 +15,7 @@ use oncelog::{
     },
     store::Store,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use crate::support::{self, name, proxy::Proxy};
@@ -87,17 +87,11 @@ impl World {
     }
 
     async fn number(&self, sql: &str) -> i64 {
-        let mut connection = self.connect().await;
-        let query = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()));
-        let number: Option<i64> = query.fetch_one(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-        number.unwrap_or(0)
+        support::number(&self.options, sql).await
     }
 
     async fn sql(&self, sql: &str) {
-        let mut connection = self.connect().await;
-        sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
+        support::execute(&self.options, sql).await;
     }
 
     /// That many milliseconds go by for the sessions.

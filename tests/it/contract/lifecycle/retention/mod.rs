@@ -10,9 +10,11 @@ use oncelog::{
     store::{self, Store},
 };
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use crate::support::http::{Server, Setup};
+use crate::support::{
+    self,
+    http::{Server, Setup},
+};
 
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
@@ -42,11 +44,7 @@ async fn append(server: &Server, partition: i32, rows: i64, each: i64) {
 
 /// The one number that a query answers.
 async fn number(server: &Server, sql: impl Into<String>) -> i64 {
-    let mut connection = server.options.connect().await.unwrap();
-    let query = sqlx::query_scalar(AssertSqlSafe(sql.into()));
-    let number = query.fetch_one(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-    number
+    support::number(&server.options, sql).await
 }
 
 /// The records of a partition before an offset were appended so much earlier.

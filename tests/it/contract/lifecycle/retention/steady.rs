@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use oncelog::broker::ServiceConfig;
-use sqlx::PgConnection;
+use sqlx::{ConnectOptions, Connection, PgConnection};
 use uuid::Uuid;
 
 use super::*;
@@ -74,8 +74,7 @@ async fn a_long_history_of_appends_and_trims_grows_no_table() {
         a_round(&server, producer, &mut next_sequence).await;
         sweep(&server).await;
         for table in ["batches", "staged_batches", "logs"] {
-            let vacuum = format!("vacuum oncelog.{table}");
-            sqlx::query(AssertSqlSafe(vacuum)).execute(&mut connection).await.unwrap();
+            server.sql(format!("vacuum oncelog.{table}")).await;
         }
         let sizes = sizes(&mut connection).await;
         println!("round {round}: {sizes:?}");

@@ -412,12 +412,12 @@ fn holds_statement_by_statement() {
         Seen::TimedOut,
         Seen::Aborted,
     ];
-    harness::explore("holds_statement_by_statement", None::<Rule>, 20_001, &all);
+    Check::new(None).explore("holds_statement_by_statement", 20_001, &all);
 }
 
 /// Leaves a rule out: this part of the contract must break.
 fn breaks(without: Rule, broken: Broken) {
-    harness::find_violation(&format!("{without:?}"), broken.name(), Some(without), 0);
+    Check::new(Some(without)).find_violation(&format!("{without:?}"), broken.name(), 0);
 }
 
 #[test]
