@@ -95,7 +95,7 @@ pub struct Broker {
     topics: catalog::topics::Topics,
     names: catalog::log_names::LogNames,
     group_ids: group::ids::GroupIds,
-    turns: row_locks::RowLocks,
+    row_locks: row_locks::RowLocks,
     settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
     lanes: append::lane::Lanes,
@@ -145,7 +145,7 @@ impl Broker {
             topics: catalog::topics::Topics::new(store.clone()),
             names: catalog::log_names::LogNames::new(store.clone()),
             group_ids: group::ids::GroupIds::new(store.clone()),
-            turns: row_locks::RowLocks::default(),
+            row_locks: row_locks::RowLocks::default(),
             settings: catalog::settings::TenantsSettings::new(
                 store.clone(),
                 tasks.clone(),

@@ -20,13 +20,13 @@ pub struct RowLocks(Mutex<HashMap<RowKey, Arc<Waiting<()>>>>);
 
 /// The lock on a row, until dropped.
 pub struct RowLock<'a> {
-    _turn: OwnedMutexGuard<()>,
+    _lock: OwnedMutexGuard<()>,
     _place: LockPlace<'a>,
 }
 
 /// A place in the queue for a row; the first one has the lock.
 struct LockPlace<'a> {
-    turns: &'a RowLocks,
+    row_locks: &'a RowLocks,
     row: RowKey,
     mutex: Arc<Waiting<()>>,
 }
@@ -35,26 +35,26 @@ impl RowLocks {
     /// Locks a row, in order of arrival. Between replicas the lock of the row itself decides.
     pub async fn take(&self, tenant: TenantId, group: Option<&Name>) -> RowLock<'_> {
         let place = self.place(tenant, group);
-        RowLock { _turn: place.mutex.clone().lock_owned().await, _place: place }
+        RowLock { _lock: place.mutex.clone().lock_owned().await, _place: place }
     }
 
     /// None: the row is locked.
     pub fn try_take(&self, tenant: TenantId, group: Option<&Name>) -> Option<RowLock<'_>> {
         let place = self.place(tenant, group);
-        Some(RowLock { _turn: place.mutex.clone().try_lock_owned().ok()?, _place: place })
+        Some(RowLock { _lock: place.mutex.clone().try_lock_owned().ok()?, _place: place })
     }
 
     fn place(&self, tenant: TenantId, group: Option<&Name>) -> LockPlace<'_> {
         let row = (tenant, group.cloned());
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mutex = rows.entry(row.clone()).or_default().clone();
-        LockPlace { turns: self, row, mutex }
+        LockPlace { row_locks: self, row, mutex }
     }
 }
 
 impl Drop for LockPlace<'_> {
     fn drop(&mut self) {
-        let mut rows = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows = self.row_locks.0.lock().unwrap_or_else(PoisonError::into_inner);
         // the map's and this one: nobody else is there
         if Arc::strong_count(&self.mutex) == 2 {
             rows.remove(&self.row);
@@ -68,27 +68,27 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_at_other_rows_does_not_wait() {
-        let turns = RowLocks::default();
+        let row_locks = RowLocks::default();
         let names: Vec<Name> = (0..1_000).map(|n| Name::parse(&format!("g{n}")).unwrap()).collect();
         let mut taken = Vec::new();
         for name in &names {
-            taken.push(turns.try_take(TenantId(1), Some(name)).expect("nobody is at it"));
-            taken.push(turns.try_take(TenantId(2), Some(name)).expect("nobody is at it"));
-            assert!(turns.try_take(TenantId(1), Some(name)).is_none());
+            taken.push(row_locks.try_take(TenantId(1), Some(name)).expect("nobody is at it"));
+            taken.push(row_locks.try_take(TenantId(2), Some(name)).expect("nobody is at it"));
+            assert!(row_locks.try_take(TenantId(1), Some(name)).is_none());
         }
-        taken.push(turns.try_take(TenantId(1), None).expect("nobody is at it"));
+        taken.push(row_locks.try_take(TenantId(1), None).expect("nobody is at it"));
         drop(taken);
-        assert!(turns.0.lock().unwrap().is_empty());
+        assert!(row_locks.0.lock().unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn who_gives_up_leaves_nothing_behind() {
-        let turns = RowLocks::default();
-        let turn = turns.take(TenantId(1), None).await;
-        let mut waiting = Box::pin(turns.take(TenantId(1), None));
+        let row_locks = RowLocks::default();
+        let lock = row_locks.take(TenantId(1), None).await;
+        let mut waiting = Box::pin(row_locks.take(TenantId(1), None));
         assert!(futures_util::poll!(&mut waiting).is_pending());
-        drop(turn);
+        drop(lock);
         drop(waiting);
-        assert!(turns.0.lock().unwrap().is_empty());
+        assert!(row_locks.0.lock().unwrap().is_empty());
     }
 }

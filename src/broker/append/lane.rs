@@ -205,7 +205,7 @@ impl Lane {
                 Ok(SlowOutcome::Vanished(logs)) => {
                     let is_gone = |request: &Request, _: &Ticket| {
                         let mut parts = request.parts.iter();
-                        let mut journals = request.whole.iter().flat_map(|whole| &whole.journals);
+                        let mut journals = request.transaction.iter().flat_map(|txn| &txn.journals);
                         logs.contains(&request.home)
                             || parts.any(|p| logs.contains(&p.log_id))
                             || journals.any(|(journal, _)| logs.contains(journal))

@@ -197,7 +197,7 @@ async fn load_partition_counts(
 ) -> Result<(), store::Error> {
     let is_journal = |log_id| {
         requests.iter().any(|r| {
-            let mut journals = r.whole.iter().flat_map(|whole| &whole.journals);
+            let mut journals = r.transaction.iter().flat_map(|txn| &txn.journals);
             (r.home == log_id && r.spread.is_some()) || journals.any(|(id, _)| *id == log_id)
         })
     };

@@ -180,7 +180,7 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
         parts,
         spread,
         too_large: None,
-        whole: None,
+        transaction: None,
         dedups: Vec::new(),
     };
     (request, lines)

@@ -26,7 +26,7 @@ pub fn appended(
     written: &Written,
 ) -> Outcome {
     let base = |part: usize| base(request, deltas, written, part);
-    if let Some(transaction) = &request.whole {
+    if let Some(transaction) = &request.transaction {
         let bases = (0..request.parts.len()).map(base);
         let appends = locate_parts(request, transaction, verdicts, bases);
         let row = Box::new(committed(transaction, request.digest, appends, written));

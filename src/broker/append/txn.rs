@@ -29,12 +29,12 @@ pub struct HeldRows {
 }
 
 pub fn transactions(requests: &[Request]) -> impl Iterator<Item = &SingleRequestTxn> + Clone {
-    requests.iter().filter_map(|request| request.whole.as_ref())
+    requests.iter().filter_map(|request| request.transaction.as_ref())
 }
 
 /// The sessions to which transactions of a batch are bound.
 pub fn sessions(requests: &[Request]) -> impl Iterator<Item = ProducerId> {
-    transactions(requests).filter_map(|transaction| transaction.session.map(|(id, _)| id))
+    transactions(requests).filter_map(|txn| txn.session.map(|(id, _)| id))
 }
 
 /// Locks ids, then offsets, in the order of all locks; the sessions are locked already.
@@ -68,7 +68,7 @@ pub async fn hold(
         context.sessions.extend(sessions.get(&id).map(|facts| (id, *facts)));
     }
     let places: BTreeSet<OffsetPlace> = transactions(requests)
-        .flat_map(|transaction| transaction.offsets.iter().map(|claimed| claimed.place.clone()))
+        .flat_map(|txn| txn.offsets.iter().map(|claimed| claimed.place.clone()))
         .collect();
     if !places.is_empty() {
         let places: Vec<OffsetPlace> = places.into_iter().collect();
@@ -80,7 +80,7 @@ pub async fn hold(
         context.ends = Some(ends.collect());
         let names: BTreeSet<Name> = places.into_iter().map(|place| place.group).collect();
         let names: Vec<Name> = names.into_iter().collect();
-        let claims = transactions(requests).flat_map(|transaction| &transaction.offsets);
+        let claims = transactions(requests).flat_map(|txn| &txn.offsets);
         let members = claims.filter_map(|claimed| claimed.claim.member_id()).collect();
         context.groups =
             store::group::offsets::groups(connection, tenant, &names, &members).await?;
@@ -90,9 +90,9 @@ pub async fn hold(
 
 /// The transactions that a plan commits, with the locations of their appends.
 pub fn ended<'a>(batch: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
-    let ended = |(request, transaction, verdicts, base_offsets): PlannedCommit<'a>| {
-        let appends = locate_parts(request, transaction, verdicts, base_offsets);
-        Ended { whole: transaction, digest: request.digest, appends }
+    let ended = |(request, txn, verdicts, base_offsets): PlannedCommit<'a>| {
+        let appends = locate_parts(request, txn, verdicts, base_offsets);
+        Ended { transaction: txn, digest: request.digest, appends }
     };
     plan.committed(&batch.requests).map(ended).collect()
 }
@@ -100,12 +100,11 @@ pub fn ended<'a>(batch: &'a RequestBatch, plan: &'a Plan) -> Vec<Ended<'a>> {
 /// The locations of a transaction's parts, as its outcome stores them.
 pub fn locate_parts(
     request: &Request,
-    transaction: &SingleRequestTxn,
+    txn: &SingleRequestTxn,
     verdicts: &Verdicts,
     base_offsets: impl IntoIterator<Item = Offset>,
 ) -> Vec<PlacedAppend> {
-    let parts =
-        stored_parts(request, verdicts).into_iter().zip(&transaction.topics).zip(base_offsets);
+    let parts = stored_parts(request, verdicts).into_iter().zip(&txn.topics).zip(base_offsets);
     let located = parts.map(|((part, topic), base_offset)| PlacedAppend {
         topic: topic.to_string(),
         partition: part.partition,
@@ -139,7 +138,7 @@ pub async fn write(
     if !commits.is_empty() && !store::group::offsets::commit(connection, tenant, &commits).await? {
         return Err(store::Error::overtaken());
     }
-    let used: BTreeSet<Uuid> = ended.iter().map(|ended| ended.whole.transaction_id).collect();
+    let used: BTreeSet<Uuid> = ended.iter().map(|ended| ended.transaction.transaction_id).collect();
     let unused: Vec<Uuid> = held.claims.iter().copied().filter(|id| !used.contains(id)).collect();
     if !unused.is_empty() {
         store::transaction::one_request::drop_claims(connection, tenant, &unused).await?;

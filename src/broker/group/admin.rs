@@ -85,20 +85,20 @@ impl Broker {
         &self,
         tenant: TenantId,
         group: &Name,
-        asked: OffsetsReset,
+        wanted: OffsetsReset,
     ) -> Result<Vec<CommittedOffset>, Error> {
-        let asked = &asked;
+        let wanted = &wanted;
         let offsets = self.retry(tenant, |attempt| async move {
-            let targets = self.targets(tenant, group, asked).await?;
-            let targets = self.search_targets(tenant, targets, asked.to).await?;
-            let (name, to, dry_run) = (group.clone(), asked.to, asked.dry_run);
+            let targets = self.targets(tenant, group, wanted).await?;
+            let targets = self.search_targets(tenant, targets, wanted.to).await?;
+            let (name, to, dry_run) = (group.clone(), wanted.to, wanted.dry_run);
             let reset = self.store.of(tenant).transaction(async move |connection| {
                 reset(connection, tenant, &name, &targets, to, dry_run).await
             });
             match reset.await {
                 Ok(offsets) => {
                     let count = offsets.len();
-                    tracing::info!(tenant_id = tenant.0, %group, count, to = ?asked.to, "group offsets reset");
+                    tracing::info!(tenant_id = tenant.0, %group, count, to = ?wanted.to, "group offsets reset");
                     Ok(offsets)
                 }
                 // its members may be gone, and nobody has noticed yet
@@ -119,13 +119,13 @@ impl Broker {
         &self,
         tenant: TenantId,
         group: &Name,
-        asked: &OffsetsReset,
+        wanted: &OffsetsReset,
     ) -> Result<Vec<Target>, Error> {
         // before its topics: as the path comes before the body
         let found = self.group_ids.find(tenant, group, |_, _| false).await?;
         found.ok_or_else(|| Error::group_not_found(group))?;
         let target = |(log_id, topic, partition)| Target { log_id, topic, partition, found: None };
-        let Some(topics) = &asked.topics else {
+        let Some(topics) = &wanted.topics else {
             let name = group.clone();
             let subscribed = self.store.of(tenant).run(async move |connection| {
                 store::group::admin::subscribed(connection, tenant, &name).await

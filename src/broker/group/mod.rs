@@ -201,7 +201,7 @@ impl Broker {
     /// Removes members whose lease has expired, and adds newly created partitions. A group that is
     /// locked is skipped, so that it does not delay others; the call that changes it does the same.
     pub(super) async fn settle_group(&self, tenant: TenantId, group: &Name, cause: &'static str) {
-        let Some(_turn) = self.turns.try_take(tenant, Some(group)) else { return };
+        let Some(_lock) = self.row_locks.try_take(tenant, Some(group)) else { return };
         let rule = Arc::new(|_: &mut GroupState, _: &ChangeContext| Ok(()));
         // what failed was logged, and is due again; a group that was deleted needs nothing
         if let Ok(changed) = self.try_change(tenant, group, Arc::default(), rule, true).await {
@@ -231,7 +231,7 @@ impl Broker {
         rule: impl Rule,
     ) -> Result<Changed, Stop> {
         let (rule, joins) = (Arc::new(rule), Arc::new(joins));
-        let _turn = self.turns.take(tenant, Some(group)).await;
+        let _lock = self.row_locks.take(tenant, Some(group)).await;
         let mut attempt = 1;
         let changed = loop {
             match self.try_change(tenant, group, joins.clone(), rule.clone(), false).await {

@@ -85,8 +85,8 @@ impl Broker {
             Begun::Fresh(once) => once,
         };
         // all with a key wait for the group's row
-        let _turn = match once.is_keyed() {
-            true => Some(self.turns.take(tenant, Some(group)).await),
+        let _lock = match once.is_keyed() {
+            true => Some(self.row_locks.take(tenant, Some(group)).await),
             false => None,
         };
         let committed = self.retry(tenant, |attempt| async move {

@@ -73,8 +73,8 @@ impl Broker {
         };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
         // all with a key wait for the tenant's row
-        let _turn = match once.is_keyed() {
-            true => Some(self.turns.take(tenant, None).await),
+        let _lock = match once.is_keyed() {
+            true => Some(self.row_locks.take(tenant, None).await),
             false => None,
         };
         let (open, timeout_ms) = (&open, &timeout_ms);

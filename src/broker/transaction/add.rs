@@ -38,7 +38,7 @@ pub struct Staging {
     id: Uuid,
     session: Option<(ProducerId, Epoch)>,
     sequence: Option<Sequence>,
-    asked: Arc<ResolvedRequest>,
+    request: Arc<ResolvedRequest>,
     max_batches: i64,
 }
 
@@ -52,7 +52,7 @@ impl batcher::BatchedCall for Staging {
     }
 
     fn size_bytes(&self) -> i64 {
-        self.asked.size_bytes()
+        self.request.size_bytes()
     }
 
     fn make<'a>(
@@ -63,7 +63,7 @@ impl batcher::BatchedCall for Staging {
             let Some(Staging { tenant, max_batches, .. }) = calls.first() else {
                 return Ok(Vec::new());
             };
-            let call = |call: &'a Staging| call.asked.call(call.id, call.session, call.sequence);
+            let call = |call: &'a Staging| call.request.call(call.id, call.session, call.sequence);
             let staged: Vec<staging::StagingCall<'_>> = calls.iter().map(call).collect();
             let rows = staging::stage(connection, *tenant, &staged, *max_batches).await?;
             Ok(rows.into_iter().map(CallResult::now).collect())
@@ -79,27 +79,27 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         sequence: Option<Sequence>,
-        asked: &Arc<ResolvedRequest>,
+        request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
         let mut wait = None;
         loop {
-            if asked.too_large.is_none() {
+            if request.too_large.is_none() {
                 let staging = Staging {
                     tenant,
                     id,
                     session: super::session_of(caller),
                     sequence,
-                    asked: asked.clone(),
+                    request: request.clone(),
                     max_batches: transaction::max_batches(&settings),
                 };
                 if let Some(done) = self.staging.make(staging).await? {
                     return Ok(done);
                 }
             }
-            let (asked, settings) = (asked.clone(), settings.clone());
+            let (request, settings) = (request.clone(), settings.clone());
             let judge = self.store.of(tenant).transaction(async move |connection| {
-                judge_records(connection, tenant, id, caller, sequence, &asked, &settings).await
+                judge_records(connection, tenant, id, caller, sequence, &request, &settings).await
             });
             match judge.await? {
                 Judged::Done(done) => return Ok(done),
@@ -117,12 +117,12 @@ impl Broker {
         tenant: TenantId,
         id: Uuid,
         caller: Caller,
-        asked: &Arc<ResolvedRequest>,
+        request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
-        let asked = asked.clone();
+        let request = request.clone();
         let add = self.store.of(tenant).transaction(async move |connection| {
             let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
-            staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+            staging::stage_offsets(connection, tenant, id, &request.offsets).await?;
             Ok(CallResult::now(row))
         });
         add.await
@@ -157,7 +157,7 @@ async fn judge_records(
     id: Uuid,
     caller: Caller,
     sequence: Option<Sequence>,
-    asked: &ResolvedRequest,
+    request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<Judged, Stop> {
     let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
@@ -169,14 +169,14 @@ async fn judge_records(
             }
             Numbering::Known => {
                 let digest = staging::call_digest(connection, tenant, id, received).await?;
-                if digest != Some(asked.digest) {
+                if digest != Some(request.digest) {
                     return Err(Refusal::SequenceReused { sequence: received }.into());
                 }
                 return Ok(Judged::Done(CallResult::before(row)));
             }
         }
     }
-    let row = stage(connection, tenant, &row, sequence, asked, settings).await?;
+    let row = stage(connection, tenant, &row, sequence, request, settings).await?;
     Ok(Judged::Done(CallResult::now(row)))
 }
 
@@ -186,17 +186,17 @@ pub(super) async fn stage(
     tenant: TenantId,
     row: &TransactionRow,
     sequence: Option<Sequence>,
-    asked: &ResolvedRequest,
+    request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<TransactionRow, Stop> {
-    if let Some(refusal) = &asked.too_large {
+    if let Some(refusal) = &request.too_large {
         return Err(refusal.clone().into());
     }
-    transaction::check_size(row.batch_count, asked.batch_count(), settings)?;
-    if staging::moved(connection, tenant, &asked.spreads).await? {
+    transaction::check_size(row.batch_count, request.batch_count(), settings)?;
+    if staging::moved(connection, tenant, &request.spreads).await? {
         return Err(Stop::Again);
     }
-    let call = asked.call(row.transaction_id, row.session, sequence);
+    let call = request.call(row.transaction_id, row.session, sequence);
     let staged = staging::stage(connection, tenant, &[call], transaction::max_batches(settings))
         .await?
         .pop();

@@ -85,14 +85,14 @@ impl Broker {
         let work = &begin.work;
         let in_pass = begin.commit && !work.appends.is_empty();
         let begun = self.retry(tenant, |attempt| async move {
-            let asked = (&*work.appends, &*work.offsets);
-            let asked = self.ask(tenant, asked, held, in_pass, attempt > 0).await?;
+            let work = (&*work.appends, &*work.offsets);
+            let request = self.resolve(tenant, work, held, in_pass, attempt > 0).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
             if begin.commit {
-                self.commit_in_one_request(tenant, new, begin.timeout_ms, asked, settings).await
+                self.commit_in_one_request(tenant, new, begin.timeout_ms, request, settings).await
             } else {
-                self.try_begin(tenant, new, begin.timeout_ms, asked, settings).await
+                self.try_begin(tenant, new, begin.timeout_ms, request, settings).await
             }
         });
         begun.await?.ok_or_else(|| {
@@ -106,17 +106,17 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        asked_timeout_ms: Option<i64>,
-        asked: ResolvedRequest,
+        requested_timeout_ms: Option<i64>,
+        request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let limits = Limits {
-            asked_timeout_ms,
-            default_timeout_ms: transaction::timeout_ms(asked_timeout_ms, None, &settings)?,
+            requested_timeout_ms,
+            default_timeout_ms: transaction::timeout_ms(requested_timeout_ms, None, &settings)?,
             max_timeout_ms: transaction::max_timeout_ms(&settings),
             retention_ms: transaction::retention_ms(&settings),
         };
-        if asked.is_empty() {
+        if request.is_empty() {
             let begun = new.clone();
             let begin = self.store.of(tenant).write(async move |connection| {
                 store::transaction::begin_new(connection, tenant, &begun, &limits).await
@@ -127,11 +127,11 @@ impl Broker {
         }
         let new = new.clone();
         let begin = self.store.of(tenant).transaction(async move |connection| {
-            let begun = judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            let begun = judge(connection, tenant, &new, requested_timeout_ms, &settings).await?;
             match begun {
                 Begun::Before(row) => Ok(CallResult::before(row)),
                 Begun::Now(row) => {
-                    add(connection, tenant, row, &asked, &settings).await.map(CallResult::now)
+                    add(connection, tenant, row, &request, &settings).await.map(CallResult::now)
                 }
             }
         });
@@ -185,7 +185,7 @@ pub(super) async fn judge(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
-    asked_timeout_ms: Option<i64>,
+    requested_timeout_ms: Option<i64>,
     settings: &OwnSettings,
 ) -> Result<Begun, Stop> {
     let mut session_timeout_ms = None;
@@ -194,7 +194,7 @@ pub(super) async fn judge(
         let session = store::session::read(connection, tenant, id).await?;
         session_timeout_ms = session.map(|session| session.transaction_timeout_ms);
     }
-    let timeout_ms = transaction::timeout_ms(asked_timeout_ms, session_timeout_ms, settings)?;
+    let timeout_ms = transaction::timeout_ms(requested_timeout_ms, session_timeout_ms, settings)?;
     let now = store::session::clock(connection).await?;
     let expires_at = Timestamp(now.0 + timeout_ms);
     match store::transaction::insert(connection, tenant, new, now, expires_at).await? {
@@ -236,18 +236,18 @@ pub(super) async fn add(
     connection: &mut Connection,
     tenant: TenantId,
     mut row: TransactionRow,
-    asked: &ResolvedRequest,
+    request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<TransactionRow, Stop> {
-    if asked.append_count > 0 {
-        row = match add::stage(connection, tenant, &row, None, asked, settings).await {
+    if request.append_count > 0 {
+        row = match add::stage(connection, tenant, &row, None, request, settings).await {
             Err(Stop::Again) => return Err(too_late(connection, row).await?),
             staged => staged?,
         };
     }
-    if !asked.offsets.is_empty() {
+    if !request.offsets.is_empty() {
         let id = row.transaction_id;
-        staging::stage_offsets(connection, tenant, id, &asked.offsets).await?;
+        staging::stage_offsets(connection, tenant, id, &request.offsets).await?;
     }
     Ok(row)
 }

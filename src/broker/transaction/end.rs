@@ -71,10 +71,10 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         expected_appends: Option<i64>,
-        asked: &Arc<ResolvedRequest>,
+        request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
-        if asked.is_empty() && caller != Caller::Operator {
+        if request.is_empty() && caller != Caller::Operator {
             let commit = Commit { id, session: session_of(caller), expected_appends };
             if let Some(done) = self.committing.make(Committing { tenant, commit }).await? {
                 self.transactions.committed(begun);
@@ -82,10 +82,11 @@ impl Broker {
             }
         }
         let settings = self.settings.of(tenant).await?;
-        let (asked, store, notifier) = (asked.clone(), self.store.clone(), self.notifier.clone());
+        let (request, store, notifier) =
+            (request.clone(), self.store.clone(), self.notifier.clone());
         let commit = self.tasks.spawn(async move {
             let judge = store.transaction(async move |c| {
-                judge_commit(c, tenant, id, caller, expected_appends, &asked, &settings).await
+                judge_commit(c, tenant, id, caller, expected_appends, &request, &settings).await
             });
             let done = judge.await?;
             done.tell(tenant, &notifier);
@@ -154,17 +155,17 @@ async fn judge_commit(
     id: Uuid,
     caller: Caller,
     expected_appends: Option<i64>,
-    asked: &ResolvedRequest,
+    request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<CallResult, Stop> {
     let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Commit).await?;
     if verdict == TransactionVerdict::Repeat {
         return Ok(CallResult::before(row));
     }
-    if !asked.is_empty() {
+    if !request.is_empty() {
         // a prepared one takes nothing more
         transaction::judge(&row, Verb::Add, caller)?;
-        row = begin::add(connection, tenant, row, asked, settings).await?;
+        row = begin::add(connection, tenant, row, request, settings).await?;
     }
     finish(connection, tenant, row, expected_appends, settings).await
 }
@@ -291,15 +292,15 @@ async fn judge_offsets(
     let names: Vec<Name> = names.into_iter().collect();
     let members = staged.iter().filter_map(|claimed| claimed.claim.member_id()).collect();
     let groups = store::group::offsets::groups(connection, tenant, &names, &members).await?;
-    let mut asked = Vec::with_capacity(staged.len());
+    let mut moves = Vec::with_capacity(staged.len());
     for claimed @ Claimed { place, .. } in staged {
         let (at, group) = (rows.get(place), groups.get(&place.group));
         let (at, group) = at.zip(group).ok_or(Stop::Again)?;
-        asked.push((at, group, claimed));
+        moves.push((at, group, claimed));
     }
     let appends = row.append_count > 0;
     let by = Committer { transaction_id: row.transaction_id, appends };
-    offsets::judge_in_transaction(&asked, by)?;
+    offsets::judge_in_transaction(&moves, by)?;
     Ok(places)
 }
 

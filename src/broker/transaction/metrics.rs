@@ -10,7 +10,7 @@ pub struct TransactionMetrics {
     committed: Counter,
     committed_in_one_request: Counter,
     commit_duration: Histogram,
-    commit_duration_whole: Histogram,
+    commit_duration_one_request: Histogram,
 }
 
 impl TransactionMetrics {
@@ -21,7 +21,7 @@ impl TransactionMetrics {
             committed: committed("staged"),
             committed_in_one_request: committed("whole"),
             commit_duration: duration("staged"),
-            commit_duration_whole: duration("whole"),
+            commit_duration_one_request: duration("whole"),
         }
     }
 
@@ -34,7 +34,7 @@ impl TransactionMetrics {
     /// Counts the commit of a one-request transaction.
     pub fn committed_in_one_request(&self, begun: Instant) {
         self.committed_in_one_request.increment(1);
-        self.commit_duration_whole.record(begun.elapsed().as_secs_f64());
+        self.commit_duration_one_request.record(begun.elapsed().as_secs_f64());
     }
 
     pub fn called(&self, call: &'static str, duplicate: bool) {

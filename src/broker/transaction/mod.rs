@@ -89,13 +89,13 @@ impl Broker {
         let name = name(&call);
         let (call, held) = (&call, &held);
         let done = self.retry(tenant, |attempt| async move {
-            let asked = match self.ask(tenant, work(call), held, false, attempt > 0).await {
-                Ok(asked) => Arc::new(asked),
+            let request = match self.resolve(tenant, work(call), held, false, attempt > 0).await {
+                Ok(request) => Arc::new(request),
                 Err(refusal) => {
                     return Ok(self.committed_before(tenant, id, caller, call, refusal).await?);
                 }
             };
-            let done = self.try_call(tenant, id, caller, call, &asked).await;
+            let done = self.try_call(tenant, id, caller, call, &request).await;
             if let Err(Stop::Failed(error)) = &done {
                 count_fenced("transaction", error);
             }
@@ -118,16 +118,16 @@ impl Broker {
         id: Uuid,
         caller: Caller,
         call: &Call,
-        asked: &Arc<ResolvedRequest>,
+        request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         match call {
             Call::Records { sequence, .. } => {
-                self.add_records(tenant, id, caller, *sequence, asked).await
+                self.add_records(tenant, id, caller, *sequence, request).await
             }
-            Call::Offsets(_) => self.add_offsets(tenant, id, caller, asked).await,
+            Call::Offsets(_) => self.add_offsets(tenant, id, caller, request).await,
             Call::Prepare => self.prepare(tenant, id, caller).await,
             Call::Commit { expected_appends, .. } => {
-                self.commit(tenant, id, caller, *expected_appends, asked).await
+                self.commit(tenant, id, caller, *expected_appends, request).await
             }
             Call::Abort => self.abort(tenant, id, caller).await,
         }

@@ -24,14 +24,16 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        asked_timeout_ms: Option<i64>,
-        asked: ResolvedRequest,
+        requested_timeout_ms: Option<i64>,
+        request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
-        let done = match asked.topic {
-            Some(topic) => self.submit(tenant, topic, new, asked, &settings).await?,
-            None => self.without_records(tenant, new, asked_timeout_ms, asked, settings).await?,
+        let done = match request.topic {
+            Some(topic) => self.submit(tenant, topic, new, request, &settings).await?,
+            None => {
+                self.without_records(tenant, new, requested_timeout_ms, request, settings).await?
+            }
         };
         if !done.duplicate {
             self.transactions.committed_in_one_request(begun);
@@ -44,22 +46,22 @@ impl Broker {
         tenant: TenantId,
         topic: TopicId,
         new: &New,
-        asked: ResolvedRequest,
+        resolved: ResolvedRequest,
         settings: &OwnSettings,
     ) -> Result<CallResult, Stop> {
-        let size = transaction::check_size(0, asked.batch_count(), settings);
-        let too_large = asked.too_large.clone().or(size.err());
-        let (parts, lines): (Vec<_>, Vec<_>) = asked.parts.into_iter().unzip();
+        let size = transaction::check_size(0, resolved.batch_count(), settings);
+        let too_large = resolved.too_large.clone().or(size.err());
+        let (parts, lines): (Vec<_>, Vec<_>) = resolved.parts.into_iter().unzip();
         let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
         let transaction = SingleRequestTxn {
             transaction_id: new.id,
             chosen: new.chosen,
             session: new.session,
-            append_count: asked.append_count,
+            append_count: resolved.append_count,
             retention_ms: transaction::retention_ms(settings),
-            journals: asked.journals,
-            topics: asked.topics,
-            offsets: asked.offsets,
+            journals: resolved.journals,
+            topics: resolved.topics,
+            offsets: resolved.offsets,
         };
         let request = Request {
             home,
@@ -69,12 +71,12 @@ impl Broker {
             parts,
             spread: None,
             too_large,
-            whole: Some(transaction),
-            dedups: asked.dedups,
+            transaction: Some(transaction),
+            dedups: resolved.dedups,
         };
         let (answer, answered) = oneshot::channel();
         let arrived_at = Instant::now();
-        let _held = asked.held;
+        let _held = resolved.held;
         let ticket = Ticket {
             lines,
             answer,
@@ -99,17 +101,18 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        asked_timeout_ms: Option<i64>,
-        asked: ResolvedRequest,
+        requested_timeout_ms: Option<i64>,
+        request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let new = new.clone();
         let run = self.store.of(tenant).transaction(async move |connection| {
-            let begun = begin::judge(connection, tenant, &new, asked_timeout_ms, &settings).await?;
+            let begun =
+                begin::judge(connection, tenant, &new, requested_timeout_ms, &settings).await?;
             match begun {
                 begin::Begun::Before(row) => Ok(CallResult::before(row)),
                 begin::Begun::Now(row) => {
-                    let row = begin::add(connection, tenant, row, &asked, &settings).await?;
+                    let row = begin::add(connection, tenant, row, &request, &settings).await?;
                     end::finish(connection, tenant, row, None, &settings).await
                 }
             }

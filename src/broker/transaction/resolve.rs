@@ -54,7 +54,7 @@ pub struct ResolvedRequest {
 impl Broker {
     /// `refresh`: cached topics have proved wrong. `in_pass`: a pass checks that the offsets are
     /// within their logs.
-    pub async fn ask(
+    pub async fn resolve(
         &self,
         tenant: TenantId,
         (appends, offsets): (&[AppendItem], &[OffsetItem]),
@@ -62,7 +62,7 @@ impl Broker {
         in_pass: bool,
         refresh: bool,
     ) -> Result<ResolvedRequest, Error> {
-        let mut asked = ResolvedRequest {
+        let mut request = ResolvedRequest {
             parts: Vec::new(),
             ids: Vec::new(),
             topics: Vec::new(),
@@ -73,11 +73,11 @@ impl Broker {
             digest: appends_digest(appends),
             too_large: None,
             dedups: Vec::new(),
-            offsets: self.ask_offsets(tenant, offsets, in_pass, refresh).await?,
+            offsets: self.resolve_offsets(tenant, offsets, in_pass, refresh).await?,
             held: held.clone(),
         };
         if appends.is_empty() {
-            return Ok(asked);
+            return Ok(request);
         }
         let settings = self.settings.of(tenant).await?;
         for (index, AppendItem { topic, scope, batch }) in appends.iter().enumerate() {
@@ -86,32 +86,32 @@ impl Broker {
                 Scope::Partition(p) => self.topics.partition(tenant, topic, *p, refresh).await?,
             };
             let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
-            asked.too_large = asked.too_large.or_else(|| too_large(batch, limits));
-            let (request, lines) = place(&resolved, *scope, batch);
+            request.too_large = request.too_large.or_else(|| too_large(batch, limits));
+            let (placed, lines) = place(&resolved, *scope, batch);
             let policy = dedup::Policy::of(&resolved.summary.settings, &settings);
             let dedup =
-                policy.and_then(|policy| dedup::dedup(&resolved, policy, batch, &request, None));
+                policy.and_then(|policy| dedup::dedup(&resolved, policy, batch, &placed, None));
             if let Some(dedup) = dedup {
-                dedup::add(&mut asked.dedups, dedup, index, asked.parts.len());
+                dedup::add(&mut request.dedups, dedup, index, request.parts.len());
             }
-            let Request { parts, spread, .. } = request;
-            asked.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
-            asked.topic.get_or_insert(resolved.topic_id);
+            let Request { parts, spread, .. } = placed;
+            request.spreads.push((resolved.topic_id, spread.map(|spread| spread.partition_count)));
+            request.topic.get_or_insert(resolved.topic_id);
             let journal = spread.map(|spread| (resolved.journal, spread.partition_count));
-            asked.journals.extend(journal);
-            asked.topics.extend(parts.iter().map(|_| topic.clone()));
-            asked.parts.extend(parts.into_iter().zip(lines));
+            request.journals.extend(journal);
+            request.topics.extend(parts.iter().map(|_| topic.clone()));
+            request.parts.extend(parts.into_iter().zip(lines));
         }
-        asked.ids = record_ids::pack(asked.parts.len(), &asked.dedups);
-        asked.spreads.sort_unstable();
-        asked.spreads.dedup();
-        asked.journals.sort_unstable();
-        asked.journals.dedup();
-        Ok(asked)
+        request.ids = record_ids::pack(request.parts.len(), &request.dedups);
+        request.spreads.sort_unstable();
+        request.spreads.dedup();
+        request.journals.sort_unstable();
+        request.journals.dedup();
+        Ok(request)
     }
 
     /// The last offset for each partition; all must be within their logs, unless a pass checks it.
-    async fn ask_offsets(
+    async fn resolve_offsets(
         &self,
         tenant: TenantId,
         offsets: &[OffsetItem],
@@ -143,7 +143,7 @@ impl Broker {
                 // where a topic is gone a cursor has nothing to say any more
                 (None, None) => {}
                 (None, Some(_)) if !refresh => {
-                    return Box::pin(self.ask_offsets(tenant, offsets, in_pass, true)).await;
+                    return Box::pin(self.resolve_offsets(tenant, offsets, in_pass, true)).await;
                 }
                 (None, Some(topic)) => return Err(Error::topic_not_found(topic)),
             }

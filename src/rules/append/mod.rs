@@ -75,7 +75,7 @@ pub struct Request {
     /// It exceeds a limit: refused unless it is a duplicate.
     pub too_large: Option<Refusal>,
     /// Set if the request is a transaction: its parts, offsets and outcome are written together.
-    pub whole: Option<SingleRequestTxn>,
+    pub transaction: Option<SingleRequestTxn>,
     /// Its dedup keys, one entry for each append that has some. (Only a transaction has several.)
     pub dedups: Vec<Dedup>,
 }
@@ -106,22 +106,22 @@ impl Request {
             let all_have = || dedup.records.iter().all(|record| record.key.is_some());
             is_kept(dedup.window_ms) && (dedup.request_key.is_some() || all_have())
         };
-        match &self.whole {
+        match &self.transaction {
             _ if self.numbered.is_some() => true,
             // a forgotten id of the client's is refused by its instant
-            Some(whole) => whole.chosen || is_kept(Some(whole.retention_ms)),
+            Some(txn) => txn.chosen || is_kept(Some(txn.retention_ms)),
             None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
         }
     }
 
     pub fn transaction_id(&self) -> Option<Uuid> {
-        self.whole.as_ref().map(|whole| whole.transaction_id)
+        self.transaction.as_ref().map(|txn| txn.transaction_id)
     }
 }
 
 /// Decides a batch in order. The caches must have every log and producer of its read set
 /// (`is_known`, or loaded under the heads' locks), and `standing` what its transactions depend on.
-pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnContext) -> Plan {
+pub fn decide(caches: &mut LogCaches, group: &[Request], context: &mut TxnContext) -> Plan {
     let read_set = read_set(group);
     let compares: BTreeMap<LogId, Option<ExpectedHead>> = read_set
         .iter()
@@ -130,7 +130,7 @@ pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnConte
     let mut draft = Drafts::default();
     let mut decisions = Vec::with_capacity(group.len());
     for (index, request) in group.iter().enumerate() {
-        let Approved { fresh, verdicts } = match judge(caches, request, standing) {
+        let Approved { fresh, verdicts } = match judge(caches, request, context) {
             Ok(approved) => approved,
             Err(decision) => {
                 decisions.push(decision);
@@ -150,13 +150,13 @@ pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnConte
             draft.number(caches, request, entry, &parts);
         }
         let keyed = Some(&placement).filter(|_| request.is_keyed());
-        let known = &standing.known;
+        let known = &context.known;
         draft.claims.extend(reservations::claims(request, &verdicts, &deltas, keyed, known));
         for (dedup, verdicts) in request.dedups.iter().zip(&verdicts) {
-            standing.known.claim(dedup, verdicts);
+            context.known.claim(dedup, verdicts);
         }
-        request.whole.iter().for_each(|whole| standing.apply(whole));
-        draft.commits |= request.whole.is_some();
+        request.transaction.iter().for_each(|txn| context.apply(txn));
+        draft.commits |= request.transaction.is_some();
         for part in &parts {
             advance(caches, &read_set, part.log_id, part.record_count);
         }
@@ -176,7 +176,7 @@ pub fn decide(caches: &mut LogCaches, group: &[Request], standing: &mut TxnConte
         decisions,
         writes,
         registrations: draft.registrations.into_iter().collect(),
-        offsets: standing.moves(),
+        offsets: context.moves(),
         claims: draft.claims,
         silent: draft.silent.into_iter().collect(),
         commits: draft.commits,
@@ -202,13 +202,13 @@ impl Drafts {
         &mut self,
         parts: &[RequestPart],
         request: usize,
-        whole: Option<Uuid>,
+        transaction_id: Option<Uuid>,
     ) -> Vec<i64> {
         let mut add = |(part, p): (usize, &RequestPart)| {
             if p.record_count == 0 {
                 return 0;
             }
-            self.logs.entry(p.log_id).or_default().add_part(p, (request, part), whole)
+            self.logs.entry(p.log_id).or_default().add_part(p, (request, part), transaction_id)
         };
         parts.iter().enumerate().map(&mut add).collect()
     }
@@ -266,7 +266,7 @@ struct Approved {
 fn judge(
     caches: &LogCaches,
     request: &Request,
-    standing: &TxnContext,
+    context: &TxnContext,
 ) -> Result<Approved, Decision> {
     let home = caches.get(&request.home);
     if let (Some(spread), Some(home)) = (request.spread, home)
@@ -274,12 +274,12 @@ fn judge(
     {
         return Err(Decision::TopicChanged);
     }
-    if let Some(whole) = &request.whole {
-        standing.judge(whole, &request.digest)?;
+    if let Some(txn) = &request.transaction {
+        context.judge(txn, &request.digest)?;
         let is_stale = |(journal, partition_count): &(LogId, Partition)| {
             caches.get(journal).is_some_and(|log| log.partition_count != *partition_count)
         };
-        if whole.journals.iter().any(is_stale) {
+        if txn.journals.iter().any(is_stale) {
             return Err(Decision::TopicChanged);
         }
     }
@@ -299,9 +299,10 @@ fn judge(
             Err(refusal) => return Err(Decision::Refused(refusal)),
         }
     }
-    let verdicts = judge_keys(request, &standing.known)?;
+    let verdicts = judge_keys(request, &context.known)?;
     let stores = request.dedups.is_empty() || reservations::stores_any(request, &verdicts);
-    if !stores && request.numbered.is_none() && request.whole.is_none() && !request.is_keyed() {
+    if !stores && request.numbered.is_none() && request.transaction.is_none() && !request.is_keyed()
+    {
         return Err(Decision::AllDuplicates(verdicts.into_iter().flatten().collect()));
     }
     if let Some(refusal) = request.too_large.as_ref().filter(|_| stores) {
@@ -313,8 +314,8 @@ fn judge(
         let next_offset = log.next_offset;
         return Err(Decision::Refused(Refusal::OffsetMismatch { expected_offset, next_offset }));
     }
-    if let Some(whole) = &request.whole {
-        standing.judge_offsets(whole)?;
+    if let Some(txn) = &request.transaction {
+        context.judge_offsets(txn)?;
     }
     Ok(Approved { fresh, verdicts })
 }

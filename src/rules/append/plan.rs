@@ -129,7 +129,8 @@ impl Plan {
         group: &'a [Request],
     ) -> impl Iterator<Item = PlannedCommit<'a>> {
         group.iter().zip(&self.decisions).filter_map(|(request, decision)| {
-            let (Some(whole), Decision::Appended { deltas, verdicts }) = (&request.whole, decision)
+            let (Some(txn), Decision::Appended { deltas, verdicts }) =
+                (&request.transaction, decision)
             else {
                 return None;
             };
@@ -139,7 +140,7 @@ impl Plan {
                 compare.map_or(0, |(next_offset, _)| next_offset)
             };
             let placed = request.parts.iter().zip(deltas).map(|(part, delta)| base(part) + delta);
-            Some((request, whole, verdicts, placed.collect()))
+            Some((request, txn, verdicts, placed.collect()))
         })
     }
 

@@ -48,11 +48,11 @@ pub fn read_set(group: &[Request]) -> BTreeMap<LogId, Dependency> {
         };
         stand(request.home, home);
         request.dedups.iter().for_each(|dedup| stand(dedup.journal, Dependency::Fence));
-        let journals = request.whole.iter().flat_map(|whole| &whole.journals);
+        let journals = request.transaction.iter().flat_map(|txn| &txn.journals);
         journals.for_each(|(journal, _)| stand(*journal, Dependency::Fence));
         // the bases of a numbered topic append go into its provenance, those of a transaction into
         // its outcome, those of a request with a key into what is remembered
-        let is_placed = numbered || request.whole.is_some() || request.is_keyed();
+        let is_placed = numbered || request.transaction.is_some() || request.is_keyed();
         let parts = if is_placed { Dependency::Position } else { Dependency::Nothing };
         request.parts.iter().for_each(|part| stand(part.log_id, parts));
     }
@@ -105,7 +105,7 @@ pub fn may_join(
 ) -> bool {
     let alone = std::slice::from_ref(request);
     // what a transaction stands on is taken before the heads, and keys are looked up after them
-    let is_append = request.whole.is_none() && request.dedups.is_empty();
+    let is_append = request.transaction.is_none() && request.dedups.is_empty();
     let within = |some: Vec<LogId>, all: &[LogId]| some.iter().all(|log_id| all.contains(log_id));
     is_append
         && within(touched_logs(alone), touched)
@@ -119,13 +119,11 @@ fn is_read(caches: &LogCaches, request: &Request) -> bool {
     let spread_known = request
         .spread
         .is_none_or(|spread| home.is_some_and(|log| log.partition_count == spread.partition_count));
-    let whole_known = request.whole.as_ref().is_none_or(|whole| {
+    let transaction_known = request.transaction.as_ref().is_none_or(|txn| {
         let is_as_spread = |(journal, partition_count): &(LogId, Partition)| {
             caches.get(journal).is_some_and(|log| log.partition_count == *partition_count)
         };
-        request.too_large.is_none()
-            && whole.may_be_assumed()
-            && whole.journals.iter().all(is_as_spread)
+        request.too_large.is_none() && txn.may_be_assumed() && txn.journals.iter().all(is_as_spread)
     });
     let producer_known = request.numbered.is_none_or(|numbered| {
         home.is_some_and(|log| {
@@ -136,7 +134,7 @@ fn is_read(caches: &LogCaches, request: &Request) -> bool {
     // a statement confirms either what a transaction stands on or what was looked up
     let dedups_known = request.dedups.iter().all(|dedup| {
         let journal = caches.get(&dedup.journal);
-        request.whole.is_none() && journal.is_some_and(|log| log.keys.is_some())
+        request.transaction.is_none() && journal.is_some_and(|log| log.keys.is_some())
     });
-    spread_known && whole_known && producer_known && dedups_known
+    spread_known && transaction_known && producer_known && dedups_known
 }

@@ -151,16 +151,16 @@ pub fn max_batches(tenant: &OwnSettings) -> i64 {
 
 /// How long a new transaction may stay open.
 pub fn timeout_ms(
-    asked: Option<i64>,
+    requested: Option<i64>,
     session: Option<i64>,
     tenant: &OwnSettings,
 ) -> Result<i64, Refusal> {
     let maximum = max_timeout_ms(tenant);
-    if let Some(received) = asked.filter(|asked| *asked > maximum) {
+    if let Some(received) = requested.filter(|requested| *requested > maximum) {
         return Err(Refusal::TimeoutTooLong { maximum, received });
     }
     let default = settings::limit(Key::TransactionTimeoutMs, &[tenant]);
-    Ok(asked.or(session).unwrap_or(default).min(maximum))
+    Ok(requested.or(session).unwrap_or(default).min(maximum))
 }
 
 /// Decides a begin of an id that has a row.

@@ -119,18 +119,18 @@ impl TxnContext {
     /// have owned their places since the oldest of their generations, or before, in a group that
     /// has reached the newest of them. None if no assumption allows all of them.
     pub fn optimistic<'a>(
-        wholes: impl Iterator<Item = &'a SingleRequestTxn> + Clone,
+        txns: impl Iterator<Item = &'a SingleRequestTxn> + Clone,
     ) -> Option<Self> {
         let mut assumed = Self::default();
-        for whole in wholes.clone() {
-            for claimed in &whole.offsets {
-                assumed.assume(claimed, whole.committer());
+        for txn in txns.clone() {
+            for claimed in &txn.offsets {
+                assumed.assume(claimed, txn.committer());
             }
         }
         let mut then = assumed.clone();
-        for whole in wholes {
-            then.judge_offsets(whole).ok()?;
-            then.apply(whole);
+        for txn in txns {
+            then.judge_offsets(txn).ok()?;
+            then.apply(txn);
         }
         Some(assumed)
     }
@@ -170,18 +170,18 @@ impl TxnContext {
 
     /// Whether the transaction can be committed now. (Its topics and sizes are checked elsewhere.)
     /// A remembered outcome is returned before anything else is checked.
-    pub fn judge(&self, whole: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
-        if let Some(row) = self.rows.get(&whole.transaction_id) {
+    pub fn judge(&self, txn: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
+        if let Some(row) = self.rows.get(&txn.transaction_id) {
             transaction::repeat(row, digest)?;
             return Err(Stopped::AlreadyCommitted(Box::new(row.clone())));
         }
-        if let Some((producer_id, epoch)) = whole.session {
+        if let Some((producer_id, epoch)) = txn.session {
             transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
-        if let Some(OutcomeHorizon { horizon, now }) = self.caches.filter(|_| whole.chosen) {
-            transaction::check_id(&whole.transaction_id, horizon, whole.retention_ms, now)?;
+        if let Some(OutcomeHorizon { horizon, now }) = self.caches.filter(|_| txn.chosen) {
+            transaction::check_id(&txn.transaction_id, horizon, txn.retention_ms, now)?;
         }
-        let ongoing = whole.session.and_then(|(producer, _)| self.ongoing.get(&producer));
+        let ongoing = txn.session.and_then(|(producer, _)| self.ongoing.get(&producer));
         if let Some(transaction_id) = ongoing.copied() {
             return Err(Refusal::ConcurrentTransactions { transaction_id }.into());
         }
@@ -189,23 +189,23 @@ impl TxnContext {
     }
 
     /// Whether its offsets can be committed now.
-    pub fn judge_offsets(&self, whole: &SingleRequestTxn) -> Result<(), Stopped> {
-        let mut asked = Vec::with_capacity(whole.offsets.len());
-        for claimed @ Claimed { place, offset, .. } in &whole.offsets {
+    pub fn judge_offsets(&self, txn: &SingleRequestTxn) -> Result<(), Stopped> {
+        let mut moves = Vec::with_capacity(txn.offsets.len());
+        for claimed @ Claimed { place, offset, .. } in &txn.offsets {
             let row = self.places.get(place).ok_or(Stopped::TopicChanged)?;
             let group = self.groups.get(&place.group).ok_or(Stopped::TopicChanged)?;
             if let Some(ends) = &self.ends {
                 let ends = ends.get(&place.log_id).ok_or(Stopped::TopicChanged)?;
                 offsets::check_range(*offset, *ends)?;
             }
-            asked.push((row, group, claimed));
+            moves.push((row, group, claimed));
         }
-        Ok(offsets::judge_in_transaction(&asked, whole.committer())?)
+        Ok(offsets::judge_in_transaction(&moves, txn.committer())?)
     }
 
     /// Applies its commit to the context, so that the next transaction sees its offsets.
-    pub fn apply(&mut self, whole: &SingleRequestTxn) {
-        for Claimed { place, offset, .. } in &whole.offsets {
+    pub fn apply(&mut self, txn: &SingleRequestTxn) {
+        for Claimed { place, offset, .. } in &txn.offsets {
             let row = self.places.entry(place.clone()).or_default();
             let moved = self.moves.entry(place.clone()).or_insert_with(|| OffsetMove {
                 place: place.clone(),

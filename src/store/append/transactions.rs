@@ -120,12 +120,12 @@ pub(super) fn bind<'q>(
     ended: &'q [Ended<'q>],
     offsets: &'q [OffsetMove],
 ) -> Query<'q> {
-    let chosen = || ended.iter().filter(|ended| ended.whole.chosen);
-    let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.whole.transaction_id));
+    let chosen = || ended.iter().filter(|ended| ended.transaction.chosen);
+    let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.transaction.transaction_id));
     query
-        .bind(ended.iter().map(|e| e.whole.transaction_id).bind_iter())
+        .bind(ended.iter().map(|e| e.transaction.transaction_id).bind_iter())
         .bind(ended.iter().map(|e| e.digest).bind_iter())
-        .bind(ended.iter().map(|e| e.whole.append_count).bind_iter())
+        .bind(ended.iter().map(|e| e.transaction.append_count).bind_iter())
         .bind(ended.iter().map(|e| Json(&e.appends)).bind_iter())
         .bind(offsets.iter().map(|o| &o.place.group).bind_iter())
         .bind(offsets.iter().map(|o| o.place.log_id).bind_iter())
@@ -138,5 +138,5 @@ pub(super) fn bind<'q>(
         .bind(offsets.iter().map(|o| o.from_below).bind_iter())
         .bind(instants().min())
         .bind(instants().max())
-        .bind(chosen().map(|ended| ended.whole.retention_ms).min())
+        .bind(chosen().map(|ended| ended.transaction.retention_ms).min())
 }

@@ -161,7 +161,7 @@ pub struct New {
 
 /// The settings that limit it.
 pub struct Limits {
-    pub asked_timeout_ms: Option<i64>,
+    pub requested_timeout_ms: Option<i64>,
     pub default_timeout_ms: i64,
     pub max_timeout_ms: i64,
     pub retention_ms: i64,
@@ -182,7 +182,7 @@ pub async fn begin_new(
         .bind(producer_id)
         .bind(epoch)
         .bind(new.digest)
-        .bind(limits.asked_timeout_ms)
+        .bind(limits.requested_timeout_ms)
         .bind(limits.default_timeout_ms)
         .bind(new.chosen)
         .bind(limits.max_timeout_ms)

@@ -33,7 +33,7 @@ statements! {
 
 /// A transaction that is committed with a batch.
 pub struct Ended<'a> {
-    pub whole: &'a SingleRequestTxn,
+    pub transaction: &'a SingleRequestTxn,
     pub digest: Digest,
     pub appends: Vec<PlacedAppend>,
 }
@@ -43,11 +43,11 @@ pub struct Ended<'a> {
 pub async fn insert_placeholders(
     conn: &mut Connection,
     tenant: TenantId,
-    wholes: &[(Uuid, Digest)],
+    transactions: &[(Uuid, Digest)],
 ) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar(CLAIM).bind(tenant);
-    let query = query.bind(wholes.iter().map(|(id, _)| id).bind_iter());
-    let query = query.bind(wholes.iter().map(|(_, digest)| *digest).bind_iter());
+    let query = query.bind(transactions.iter().map(|(id, _)| id).bind_iter());
+    let query = query.bind(transactions.iter().map(|(_, digest)| *digest).bind_iter());
     Ok(query.fetch_all(conn).await?)
 }
 
@@ -60,10 +60,10 @@ pub async fn finish(
 ) -> Result<()> {
     let finished = sqlx::query(FINISH)
         .bind(tenant)
-        .bind(ended.iter().map(|e| e.whole.transaction_id).bind_iter())
-        .bind(ended.iter().map(|e| Some(e.whole.session?.0)).bind_iter())
-        .bind(ended.iter().map(|e| Some(e.whole.session?.1)).bind_iter())
-        .bind(ended.iter().map(|e| e.whole.append_count).bind_iter())
+        .bind(ended.iter().map(|e| e.transaction.transaction_id).bind_iter())
+        .bind(ended.iter().map(|e| Some(e.transaction.session?.0)).bind_iter())
+        .bind(ended.iter().map(|e| Some(e.transaction.session?.1)).bind_iter())
+        .bind(ended.iter().map(|e| e.transaction.append_count).bind_iter())
         .bind(ended.iter().map(|e| Json(&e.appends)).bind_iter())
         .bind(ended_at)
         .execute(conn)

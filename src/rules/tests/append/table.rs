@@ -46,7 +46,7 @@ pub fn plain() -> Request {
         parts: vec![part(0, 1, 100)],
         spread: None,
         too_large: None,
-        whole: None,
+        transaction: None,
         dedups: Vec::new(),
     }
 }

@@ -284,7 +284,7 @@ impl Ledger {
     }
 
     fn judge_whole(&self, commit: &Commit) -> Result<(), Refusal> {
-        let whole = SingleRequestTxn {
+        let txn = SingleRequestTxn {
             transaction_id: transaction_id(commit.number),
             chosen: true,
             session: None,
@@ -298,7 +298,7 @@ impl Ledger {
         context.groups.insert(name("g"), self.known());
         let rows = commit.ranges.iter().map(|r| (place(r.log_id), self.row(r.log_id)));
         context.places.extend(rows);
-        match context.judge_offsets(&whole) {
+        match context.judge_offsets(&txn) {
             Err(Stopped::Refused(refusal)) => self.owned(Err(refusal)),
             judged => {
                 assert_eq!(judged, Ok(()));

@@ -280,7 +280,7 @@ impl Config {
             parts,
             spread,
             too_large: None,
-            whole: None,
+            transaction: None,
             dedups: is_known.then_some(dedup).into_iter().collect(),
         }
     }

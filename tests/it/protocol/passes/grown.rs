@@ -48,9 +48,9 @@ fn an_append(
         }
         _ => {
             let append = json!({"topic": "t", "records": body["records"]});
-            let whole =
+            let transaction =
                 json!({"transaction_id": Uuid::now_v7(), "appends": [append], "commit": true});
-            ("/v1/transactions".to_owned(), None, whole)
+            ("/v1/transactions".to_owned(), None, transaction)
         }
     }
 }

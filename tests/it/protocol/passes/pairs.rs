@@ -149,18 +149,18 @@ impl Sender {
             return Sent { kind, path, key, body };
         }
         let append = json!({"topic": topic, "records": body["records"]});
-        let mut whole =
+        let mut transaction =
             json!({"transaction_id": Uuid::now_v7(), "appends": [append], "commit": true});
         if kind == TransactionSession {
-            whole["producer_id"] = body["producer_id"].clone();
-            whole["epoch"] = json!(0);
+            transaction["producer_id"] = body["producer_id"].clone();
+            transaction["epoch"] = json!(0);
         }
         if kind == TransactionOffsets {
             let expected = (sequence > 0).then(|| (sequence - 1) % 2);
-            whole["offsets"] = json!([{"group": format!("g{}", self.side), "topic": topic, "partition": self.side,
+            transaction["offsets"] = json!([{"group": format!("g{}", self.side), "topic": topic, "partition": self.side,
                 "offset": sequence % 2, "expected_offset": expected}]);
         }
-        Sent { kind, path: "/v1/transactions".into(), key, body: whole }
+        Sent { kind, path: "/v1/transactions".into(), key, body: transaction }
     }
 }
 

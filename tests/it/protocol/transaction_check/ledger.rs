@@ -196,7 +196,9 @@ impl Ledger {
         let mut then = self.clone();
         let duplicate = match &message.call {
             Call::Begin => then.begin(message)?,
-            Call::Whole { appends, offset } => then.whole(message, appends, offset.as_ref())?,
+            Call::Whole { appends, offset } => {
+                then.transaction(message, appends, offset.as_ref())?
+            }
             _ => then.call(message)?,
         };
         let row = then.transactions[&message.id].row.clone().as_of(self.now);
@@ -241,7 +243,7 @@ impl Ledger {
     }
 
     /// A transaction of one request, as a pass decides it.
-    fn whole(
+    fn transaction(
         &mut self,
         message: &Message,
         appends: &Appends,
@@ -254,7 +256,7 @@ impl Ledger {
             offset: *offset,
             claim: claim.clone(),
         });
-        let whole = SingleRequestTxn {
+        let txn = SingleRequestTxn {
             transaction_id: id,
             chosen: true,
             session: message.session,
@@ -274,7 +276,7 @@ impl Ledger {
         context.groups.insert(place.group.clone(), self.group());
         context.places.insert(place, self.offset.clone());
         context.caches = Some(OutcomeHorizon { horizon: self.horizon(), now: self.now });
-        match context.judge(&whole, &WHOLE).and_then(|()| context.judge_offsets(&whole)) {
+        match context.judge(&txn, &WHOLE).and_then(|()| context.judge_offsets(&txn)) {
             Ok(()) => {}
             Err(Stopped::AlreadyCommitted(_)) => return Ok(true),
             Err(Stopped::Refused(refusal)) => return Err(refusal),
@@ -282,7 +284,7 @@ impl Ledger {
         }
         self.insert(message, WHOLE, 0);
         let stored = self.transactions.get_mut(&id).unwrap();
-        stored.row.append_count = whole.append_count;
+        stored.row.append_count = txn.append_count;
         stored.staged = appends.clone();
         stored.offset = offset.cloned();
         self.commit(id);
