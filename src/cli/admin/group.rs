@@ -44,7 +44,7 @@ pub(in crate::cli) enum GroupCommand {
 #[derive(Args)]
 #[command(group(ArgGroup::new("where").required(true).args(["to", "by"])))]
 pub(in crate::cli) struct ResetArgs {
-    /// Its name
+    /// Group name
     #[arg(value_parser = name)]
     name: Name,
     /// Reset all partitions of this topic; may be repeated. Default: all topics that the group

@@ -46,7 +46,7 @@ pub struct Common {
 
 #[derive(Args)]
 pub struct NameArgs {
-    /// Its name
+    /// Name
     #[arg(value_parser = name)]
     pub name: Name,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub struct NameArgs {
 
 #[derive(Args)]
 pub struct DeleteArgs {
-    /// Its name
+    /// Name
     #[arg(value_parser = name)]
     name: Name,
     /// Skip the confirmation

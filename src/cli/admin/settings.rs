@@ -85,11 +85,7 @@ pub(in crate::cli) fn maximum(text: &str) -> Result<(Key, Value), String> {
 
 /// Parses `key=value` of a setting that a topic may have.
 pub(in crate::cli) fn topic_change(text: &str) -> Result<(Key, Value), String> {
-    let (key, value) = change(text)?;
-    match key.setting().of_topics {
-        true => Ok((key, value)),
-        false => Err(format!("{} is a setting of tenants, not of topics", key.name())),
-    }
+    change_among(text, |key| key.setting().of_topics)
 }
 
 /// The body of a request with settings in this field; empty without settings.
@@ -102,13 +98,23 @@ fn members(changes: Vec<(Key, Value)>) -> Map<String, Value> {
     changes.into_iter().map(|(key, value)| (key.name().to_owned(), value)).collect()
 }
 
-/// Parses `key=value`; a value out of range is a usage error before any request is sent.
+/// Parses `key=value` of any setting.
 fn change(text: &str) -> Result<(Key, Value), String> {
+    change_among(text, |_| true)
+}
+
+/// Parses `key=value`; a value out of range is a usage error before any request is sent.
+fn change_among(text: &str, is_allowed: fn(&Key) -> bool) -> Result<(Key, Value), String> {
     let (name, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
-    let key = Key::parse(name).ok_or_else(|| {
-        let names: Vec<&str> = Key::ALL.iter().map(|key| key.name()).collect();
-        format!("{name} is not one of {}", names.join(", "))
-    })?;
+    let key = match Key::parse(name) {
+        Some(key) if is_allowed(&key) => key,
+        Some(_) => return Err(format!("{name} is a setting of tenants, not of topics")),
+        None => {
+            let allowed = Key::ALL.iter().copied().filter(is_allowed);
+            let names: Vec<&str> = allowed.map(Key::name).collect();
+            return Err(format!("{name} is not one of {}", names.join(", ")));
+        }
+    };
     let value = match value {
         "default" => return Ok((key, json!("default"))),
         "null" => settings::Value::Unlimited,

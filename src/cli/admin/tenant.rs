@@ -37,7 +37,7 @@ pub(in crate::cli) enum TenantCommand {
         &format!("Maxima given here replace all maxima that the tenant has.\n{MAXIMA}\n{OUTPUT}"),
         &["oncelog tenant create acme max_topics=20 retention_ms=604800000"]))]
     Create {
-        /// Its name
+        /// Tenant name
         #[arg(value_parser = name)]
         name: Name,
         /// The largest values that its settings may take
@@ -54,7 +54,7 @@ pub(in crate::cli) enum TenantCommand {
         &format!("{MAXIMA}\n{EFFECT}\n{OUTPUT}"),
         &["oncelog tenant set acme max_topics=50 retention_ms=default"]))]
     Set {
-        /// Its name
+        /// Tenant name
         #[arg(value_parser = name)]
         name: Name,
         /// The largest values that its settings may take

@@ -32,7 +32,7 @@ pub(in crate::cli) enum TopicCommand {
         &["oncelog topic create orders --partitions 4",
             "oncelog topic create customers cleanup=compact"]))]
     Create {
-        /// Its name
+        /// Topic name
         #[arg(value_parser = name)]
         name: Name,
         /// The topic's own settings; those not given are the tenant's
@@ -57,7 +57,7 @@ pub(in crate::cli) enum TopicCommand {
         &["oncelog topic set orders retention_ms=86400000 dedup=content",
             "oncelog topic set orders --partitions 8"]))]
     Set {
-        /// Its name
+        /// Topic name
         #[arg(value_parser = name)]
         name: Name,
         /// Settings to change

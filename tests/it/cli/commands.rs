@@ -51,6 +51,11 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["topic", "delete", "t"], 2, "give --yes"),
         (&["topic", "set", "t"], 2, "KEY=VALUE"),
         (&["topic", "set", "t", "max_topics=1"], 2, "max_topics is a setting of tenants"),
+        (
+            &["topic", "set", "t", "retention=1"],
+            2,
+            "is not one of dedup_window_ms, dedup, retention",
+        ),
         (&["topic", "create", "t", "cleanup=often"], 2, "one of delete, compact"),
         (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
         (&["settings", "set"], 2, "KEY=VALUE"),
