@@ -15,10 +15,12 @@ use crate::{
 statements! {
     LOCK = r"select snapshot_offset, next_offset from oncelog.logs
         where tenant_id = $1 and log_id = $2 for no key update";
-    /// Reads the rows from the database, not from a cache. Rows without provenance count as well:
-    /// the limit bounds how long the head is locked.
+    /// Reads the rows from the database, not from a cache; none if no producer is registered, and
+    /// nothing is to be folded. Rows without provenance count as well: the limit bounds how long
+    /// the head is locked.
     ROWS = r"select log_id, base_offset, record_count, appended_at, producers from oncelog.batches
         where tenant_id = $1 and log_id = $2 and base_offset >= $3 and base_offset < $4
+            and exists (select from oncelog.producer_states where tenant_id = $1 and log_id = $2)
         order by base_offset limit $5";
     STATES = r"select log_id, producer_id, epoch, last_sequence, recent, as_of_offset
         from oncelog.producer_states
@@ -45,7 +47,8 @@ pub async fn lock(
     Ok(query.fetch_optional(conn).await?)
 }
 
-/// The first `limit` rows of `[from, to)`.
+/// The first `limit` rows of `[from, to)`, if they matter to a producer; the head must be locked,
+/// so that none is registered meanwhile.
 pub async fn rows(
     conn: &mut Connection,
     tenant: TenantId,
