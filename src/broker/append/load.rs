@@ -17,7 +17,7 @@ use crate::{
 /// Folds the rows that the caches lack before `heads`, loads the producers of `requests` that are
 /// not cached, and reads the epochs that were last read under another fence. The heads were read
 /// first, so an epoch is never older than its fence. `held` lists locked sessions, which nobody can
-/// open now.
+/// open now. Tails of more than `most_offsets` are not read.
 pub async fn load(
     connection: &mut Connection,
     caches: &mut LogCaches,
@@ -25,6 +25,7 @@ pub async fn load(
     heads: &[Head],
     requests: &[Request],
     held: &Facts,
+    most_offsets: i64,
 ) -> Result<Loaded, store::Error> {
     for head in heads {
         match caches.get_mut(&head.log_id).filter(|log| log.is_prefix_of(head)) {
@@ -35,9 +36,17 @@ pub async fn load(
     let numbered = numbered(heads, requests);
     loop {
         let starts = load_strangers(connection, caches, tenant, heads, &numbered).await?;
-        match load_tails(connection, caches, tenant, heads, &starts).await? {
+        match load_tails(connection, caches, tenant, heads, &starts, most_offsets).await? {
             Tails::Folded => break,
-            Tails::TooLong(log) => return Ok(Loaded::Behind(log)),
+            Tails::TooLong(log) => {
+                // without their tails they are not what they were
+                for (log, producers) in &starts {
+                    caches.entry(*log).and_modify(|log| {
+                        log.producers.retain(|id, _| !producers.contains_key(id));
+                    });
+                }
+                return Ok(Loaded::Behind(log));
+            }
             // cold cache is of no other history
             Tails::Foreign(head) => drop(caches.insert(head.log_id, LogCache::cold(&head))),
         }
@@ -64,7 +73,7 @@ pub async fn load_early(
 ) -> Result<Loaded, store::Error> {
     let dependencies = read_set::dependency_logs(requests);
     let heads = store::catalog::logs::read(connection, tenant, &dependencies).await?;
-    match load(connection, caches, tenant, &heads, requests, &Facts::new()).await {
+    match load(connection, caches, tenant, &heads, requests, &Facts::new(), FAR_OFFSETS).await {
         // rows were trimmed between two of its statements; under the lock that cannot happen
         Err(store::Error::Unexpected(_)) => {
             dependencies.iter().for_each(|log| drop(caches.remove(log)));
@@ -77,8 +86,8 @@ pub async fn load_early(
 /// The result of a load.
 pub enum Loaded {
     Whole,
-    /// The snapshot of this log is too far behind to read its tail at once; nothing more was
-    /// loaded.
+    /// The tail of this log, or of a producer in it, is too long to be read at once; nothing more
+    /// was loaded.
     Behind(LogId),
 }
 
@@ -152,6 +161,7 @@ async fn load_tails(
     tenant: TenantId,
     heads: &[Head],
     starts: &Starts,
+    most_offsets: i64,
 ) -> Result<Tails, store::Error> {
     let mut from: Vec<(&Head, Offset)> = Vec::new();
     for head in heads {
@@ -161,7 +171,7 @@ async fn load_tails(
         // before the lock a state may be newer than the head that was read: the cache goes as far,
         // or the rows it counts already would be counted again under the lock
         let last = starts.fold(head.next_offset, Offset::max);
-        if last - first > FAR_OFFSETS {
+        if last - first > most_offsets {
             return Ok(Tails::TooLong(head.log_id));
         }
         if first < last {

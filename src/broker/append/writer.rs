@@ -26,7 +26,7 @@ use crate::{
     rules::{
         append::{
             self, Request,
-            cache::{Head, LogCaches},
+            cache::{FAR_OFFSETS, Head, LogCaches, NEAR_OFFSETS},
             plan::Plan,
             read_set::{self, ExpectedHead},
         },
@@ -274,18 +274,16 @@ async fn slow_attempt(
     }
     heads.retain(|head| dependencies.binary_search(&head.log_id).is_ok());
     let is_near = |head: &Head| caches.get(&head.log_id).is_some_and(|log| log.is_near(head));
-    // the tail of a producer that is not known begins at the snapshot, or later
-    let may_be_long = |(log_id, _): &(LogId, ProducerId)| {
-        heads.iter().any(|head| head.log_id == *log_id && head.is_far_from_snapshot())
-    };
-    if !early && (!heads.iter().all(is_near) || shared.iter().any(may_be_long)) {
+    if !early && !heads.iter().all(is_near) {
         store::rollback(transaction).await?;
         return Ok(None);
     }
-    let loaded = load(&mut transaction, caches, *tenant, &heads, requests, &held).await?;
+    let most_offsets = if early { FAR_OFFSETS } else { NEAR_OFFSETS };
+    let loaded =
+        load(&mut transaction, caches, *tenant, &heads, requests, &held, most_offsets).await?;
     if let Loaded::Behind(log) = loaded {
         store::rollback(transaction).await?;
-        return Ok(Some(SlowOutcome::Behind(log)));
+        return Ok(early.then_some(SlowOutcome::Behind(log)));
     }
     let now_at = positions(caches, &dependencies);
     if heads.iter().any(|head| now_at.get(&head.log_id) != Some(&head.next_offset)) {

@@ -16,7 +16,7 @@ use crate::model::{LogId, Offset, Partition, ProducerId, Timestamp};
 const CONTENDED_PASSES: u8 = 8;
 
 /// The maximum number of offsets read under a head's lock: milliseconds.
-const NEAR_OFFSETS: i64 = 5_000;
+pub const NEAR_OFFSETS: i64 = 5_000;
 
 /// The maximum length of a tail that is read at once, with or without a lock: a longer one is first
 /// folded into snapshots, step by step.
@@ -32,13 +32,6 @@ pub struct Head {
     pub snapshot_offset: Offset,
     /// Rows before this offset are deleted or compacted.
     pub kept_offset: Offset,
-}
-
-impl Head {
-    /// Whether the tail after the snapshot is too long to be read under the head's lock.
-    pub fn is_far_from_snapshot(&self) -> bool {
-        self.next_offset - self.snapshot_offset > NEAR_OFFSETS
-    }
 }
 
 /// A producer in a log.
