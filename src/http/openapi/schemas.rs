@@ -19,7 +19,10 @@ impl PartialSchema for AnyJson {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(SchemaType::AnyValue)
-            .description(Some("Any JSON value, including null; stored as sent"))
+            .description(Some(
+                "Any JSON value, including null; stored as sent. At most 128 levels of arrays and \
+                 objects, no half of a surrogate pair, no number beyond a 64-bit float.",
+            ))
             .into()
     }
 }

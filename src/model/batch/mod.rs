@@ -11,6 +11,7 @@ mod read;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod value;
 mod visit;
 
 use serde_json::value::RawValue;

@@ -12,12 +12,10 @@ fn no_depth_of_nesting_brings_the_server_down() {
     let deep = |open: &str, close: &str| open.repeat(100_000) + "1" + &close.repeat(100_000);
     let run = move || {
         for value in [deep("[", "]"), deep("{\"a\":", "}"), deep("[{\"a\":", "}]")] {
-            assert_eq!(
-                batch_of(&format!("{{\"value\": {value}}}")).lines,
-                format!("{{\"value\":{value}}}\n")
-            );
             for body in [
                 value.clone(),
+                format!("{{\"value\":{value}}}"),
+                format!("{{\"records\":[{{\"value\":{value}}}]}}"),
                 format!("{{\"records\":{value}}}"),
                 format!("{{\"epoch\":{value}}}"),
                 format!("{{\"unknown\":{value}}}"),
@@ -75,31 +73,60 @@ impl Tree {
     }
 }
 
-fn string_token() -> impl Strategy<Value = String> {
-    const PIECES: &[&str] = &[
-        "a", " ", "  ", "{", "]", ",", ":", "é", "😀", "\u{7f}", "\\\"", "\\\\", "\\/", "\\n",
-        "\\u0000", "\\u0041", "\\ud800", "\\udc00",
-    ];
-    vec(select(PIECES), 0..8).prop_map(|pieces| format!("\"{}\"", pieces.concat()))
-}
+const PIECES: &[&str] = &[
+    "\\ud800",
+    "\\udc00",
+    "\\ud83d\\ude00",
+    "a",
+    " ",
+    "  ",
+    "{",
+    "]",
+    ",",
+    ":",
+    "é",
+    "😀",
+    "\u{7f}",
+    "\\\"",
+    "\\\\",
+    "\\/",
+    "\\n",
+    "\\u0000",
+    "\\u0041",
+];
 
-fn tree() -> impl Strategy<Value = Tree> {
+/// Values made of these pieces of strings and numbers like this.
+fn tree(pieces: &'static [&'static str], number: &'static str) -> impl Strategy<Value = Tree> {
+    let string =
+        move || vec(select(pieces), 0..8).prop_map(|pieces| format!("\"{}\"", pieces.concat()));
     let leaf = prop_oneof![
         select(&["null", "true", "false"][..]).prop_map(str::to_owned),
-        "-?(0|[1-9][0-9]{0,25})(\\.[0-9]{1,8})?([eE][+-]?[0-9]{1,3})?",
-        string_token(),
+        number,
+        string(),
     ];
-    leaf.prop_map(Tree::Token).prop_recursive(6, 40, 5, |inner| {
+    leaf.prop_map(Tree::Token).prop_recursive(6, 40, 5, move |inner| {
         prop_oneof![
             vec(inner.clone(), 0..5).prop_map(Tree::Array),
-            vec((string_token(), inner), 0..5).prop_map(Tree::Object),
+            vec((string(), inner), 0..5).prop_map(Tree::Object),
         ]
+    })
+}
+
+/// Any JSON value, whether clients can parse it or not.
+pub(super) fn any_value() -> impl Strategy<Value = String> {
+    let number = "-?(0|[1-9][0-9]{0,25})(\\.[0-9]{1,8})?([eE][+-]?[0-9]{1,3})?";
+    tree(PIECES, number).prop_map(|tree| {
+        let mut tokens = Vec::new();
+        tree.tokens(&mut tokens);
+        tokens.concat()
     })
 }
 
 /// A record's fields as tokens (the value first), in any order, each with a text.
 fn record() -> impl Strategy<Value = Vec<Vec<String>>> {
-    let value = tree().prop_map(|tree| {
+    // without halves of surrogate pairs, and within a double's range
+    let number = "-?(0|[1-9][0-9]{0,25})(\\.[0-9]{1,8})?([eE][+-]?[0-9]{1,2})?";
+    let value = tree(&PIECES[2..], number).prop_map(|tree| {
         let mut tokens = vec!["\"value\"".to_owned(), ":".to_owned()];
         tree.tokens(&mut tokens);
         tokens

@@ -9,6 +9,7 @@ use serde_json::error::Category;
 use super::{
     OnDuplicate,
     line::{Lines, Record, Text, found},
+    value,
 };
 use crate::model::{
     Code, MAX_INTEGER, Timestamp, ValidationErrors, settings::Key, validation::MAX_TEXT_BYTES,
@@ -164,7 +165,10 @@ impl<'a> Reader<'a> {
     pub fn take<E: Error>(&mut self, field: &str, token: &'a str) -> Result<(), E> {
         match field {
             // Null is a value like any other.
-            "value" => self.record.value = Some(token),
+            "value" => match value::check(token) {
+                Ok(()) => self.record.value = Some(token),
+                Err(detail) => return Err(self.refuse(None, detail)),
+            },
             "value_base64" => self.record.value_base64 = self.base64(token)?,
             "key" => self.record.key = self.text(token)?,
             "id" => self.record.id = self.id(token)?,

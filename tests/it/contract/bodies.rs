@@ -46,7 +46,7 @@ async fn values_come_back_as_they_were_sent() {
         "1.00",
         "-0",
         "-0.0",
-        "1E400",
+        "1E300",
         "1e-400",
         "0.1000000000000000055511151231257827",
         "12345678901234567890",
@@ -55,8 +55,7 @@ async fn values_come_back_as_they_were_sent() {
         "true",
         "\"\"",
         "\"\\u0000\"",
-        "\"\\ud800\"",
-        "\"\\udc00\\ud800 \\ud83d\\ude00 \\u00e9\\/\"",
+        "\" \\ud83d\\ude00 \\u00e9\\/\"",
         "\"\u{2028}\u{7f}😀\"",
         "{\"b\":1,\"a\":2,\"b\":3,\"\":{\"b\":[]}}",
         "{\"\\u0062\":1,\"b\":2}",
@@ -85,17 +84,22 @@ async fn whitespace_between_tokens_goes_and_nothing_else() {
     assert_eq!(lines(&server, ONE).await, [want]);
 }
 
+/// As deep as every client's parser goes, and a server that no depth brings down.
 #[tokio::test]
-async fn no_nesting_is_too_deep() {
+async fn values_are_nested_128_deep_at_most() {
     let server = served().await;
-    let depth = 100_000;
-    let deep = |open: &str, close: &str| open.repeat(depth) + "1" + &close.repeat(depth);
-    let values = [deep("[", "]"), deep("{\"a\":", "}")];
-    for value in &values {
+    let nested =
+        |open: &str, close: &str, levels| open.repeat(levels) + "1" + &close.repeat(levels);
+    let both = |levels| [nested("[", "]", levels), nested("{\"a\":", "}", levels)];
+    for value in both(128) {
         server.post(ONE).json(format!("{{\"records\":[{{\"value\":{value}}}]}}")).await.ok();
         server.post(ONE).ndjson(format!("{{\"value\":{value}}}\n")).await.ok();
-        // where no value belongs it is refused, and the server lives
+    }
+    for value in [both(129), both(100_000)].concat() {
+        let record = format!("{{\"value\":{value}}}");
+        server.post(ONE).ndjson(&record).await.invalid(&["/records/0/value"]);
         for body in [
+            format!("{{\"records\":[{record}]}}"),
             value.clone(),
             format!("{{\"records\":{value}}}"),
             format!("{{\"records\":[{{\"key\":{value}}}]}}"),
@@ -106,15 +110,14 @@ async fn no_nesting_is_too_deep() {
             server.put("/v1/topics/x").json(&body).await.refused(Code::InvalidRequest);
         }
     }
-    let read = lines(&server, &format!("{ONE}?max_bytes=16777216")).await;
-    let want = |value: &String| format!("{{\"value\":{value}}}");
-    assert_eq!(read[0], want(&values[0]));
-    assert_eq!(read[3], want(&values[1]));
+    let want = both(128).map(|value| vec![format!("{{\"value\":{value}}}"); 2]).concat();
+    assert_eq!(lines(&server, ONE).await, want);
 }
 
 #[tokio::test]
 async fn what_is_wrong_with_a_record_is_named_and_nothing_stored() {
     let server = served().await;
+    let deep = format!("\"value\":{}0{}", "[".repeat(129), "]".repeat(129));
     // a record's fields -> where below the record
     let table = [
         (r#""valeu":1"#, "/valeu"),
@@ -126,6 +129,10 @@ async fn what_is_wrong_with_a_record_is_named_and_nothing_stored() {
         (r#""value":1,"value_base64":"""#, ""),
         (r#""key":"a""#, ""),
         ("", ""),
+        (r#""value":[0,1e999]"#, "/value"),
+        (r#""value":{"a":"\udc00\ud800"}"#, "/value"),
+        (r#""value":{"\ud800":1}"#, "/value"),
+        (&deep, "/value"),
         (r#""value":1,"key":1"#, "/key"),
         (r#""value":1,"key":{}"#, "/key"),
         (r#""value":1,"key":"\ud800""#, "/key"),

@@ -181,6 +181,8 @@ async fn what_is_wrong_is_pointed_at_and_nothing_is_done() {
         (r#"{"value":1,"value":1}"#, "/value"),
         (r#"{"value":1,"headers":{"a":"1","\u0061":"2"}}"#, "/headers/a"),
         (r#"{"value":1,"key":"\ud800"}"#, "/key"),
+        (r#"{"value":["\ud800"]}"#, "/value"),
+        (r#"{"value":-1e400}"#, "/value"),
         (r#"{"value":1,"offset":7}"#, "/offset"),
         (r#"{"value_base64":"AAE"}"#, "/value_base64"),
         ("[]", ""),
@@ -226,14 +228,14 @@ async fn what_is_wrong_is_pointed_at_and_nothing_is_done() {
 }
 
 #[tokio::test]
-async fn no_nesting_is_too_deep() {
+async fn no_depth_of_nesting_hurts() {
     let server = served().await;
     let deep = |open: &str, close: &str| open.repeat(100_000) + "1" + &close.repeat(100_000);
     for value in [deep("[", "]"), deep("{\"a\":", "}")] {
         let whole = format!(
             r#"{{"commit":true,"appends":[{{"topic":"orders","records":[{{"value":{value}}}]}}]}}"#
         );
-        begin(&server, whole).await.created();
+        begin(&server, whole).await.invalid(&["/appends/0/records/0/value"]);
         for body in [
             value.clone(),
             format!("{{\"unknown\":{value}}}"),
