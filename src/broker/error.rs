@@ -93,6 +93,11 @@ impl Error {
         Self::new(Code::OutcomeUnknown, detail)
     }
 
+    /// The same after a part of the change was committed: it is not true that nothing changed.
+    pub fn after_change(self) -> Self {
+        if self.code == Code::Unavailable { Self::outcome_unknown() } else { self }
+    }
+
     pub fn internal() -> Self {
         let detail = "Internal error. The server log has details under this request id.";
         Self::new(Code::Internal, detail)

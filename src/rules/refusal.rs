@@ -156,7 +156,7 @@ pub enum Refusal {
          offsets."
     )]
     NothingProcessed { offset: Offset },
-    #[error("/offsets: offset {offset} exceeds the high watermark {high_watermark}.")]
+    #[error("Offset {offset} exceeds the high watermark {high_watermark}.")]
     OffsetOutOfRange { offset: Offset, log_start_offset: Offset, high_watermark: Offset },
     #[error(
         "The group's auto_offset_reset is error, and {}: the log holds [{log_start_offset}, \

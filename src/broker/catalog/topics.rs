@@ -134,27 +134,19 @@ impl Broker {
     ) -> Result<(TopicDescription, bool), Error> {
         let name = topic.clone();
         let put = self.store.of(tenant).transaction(async move |connection| {
-            put(connection, tenant, &name, partition_count, settings).await
+            let created = put(connection, tenant, &name, partition_count, settings).await?;
+            // before the commit: what fails after it would be told as if nothing had changed
+            Ok::<_, Error>((describe(connection, tenant, &name).await?, created))
         });
-        let created = put.await?;
+        let done = put.await?;
         self.topics.forget(tenant, topic).await;
-        Ok((self.topic(tenant, topic).await?, created))
+        Ok(done)
     }
 
     pub async fn topic(&self, tenant: TenantId, topic: &Name) -> Result<TopicDescription, Error> {
         let name = topic.clone();
-        let describe = self.store.of(tenant).run(async move |connection| {
-            let Some(found) = store::catalog::topics::find(connection, tenant, &name).await? else {
-                return Ok::<_, Error>(None);
-            };
-            let partitions =
-                store::catalog::topics::partitions(connection, tenant, found.topic_id).await?;
-            Ok(Some(TopicDescription { summary: found.summary, partitions }))
-        });
-        let found: Option<TopicDescription> = describe.await?;
-        // deleted between the two statements
-        let found = found.filter(|found| !found.partitions.is_empty());
-        found.ok_or_else(|| Error::topic_not_found(topic))
+        let describe = self.store.of(tenant).run(async move |c| describe(c, tenant, &name).await);
+        describe.await
     }
 
     pub async fn topics(
@@ -178,14 +170,16 @@ impl Broker {
     ) -> Result<TopicDescription, Error> {
         let name = topic.clone();
         let patched = self.store.of(tenant).transaction(async move |connection| {
-            patch_locked(connection, tenant, &name, patch).await
+            patch_locked(connection, tenant, &name, patch).await?;
+            describe(connection, tenant, &name).await
         });
-        patched.await?;
-        // who reads all of it has waited for new partitions as well
-        let grown = self.topics.resolve(tenant, topic, true).await?;
-        let news = Change::HighWatermark(grown.summary.partition_count.into());
-        self.notifier.changed(tenant, [(grown.journal, news)]);
-        self.topic(tenant, topic).await
+        let patched = patched.await?;
+        // who reads all of it has waited for new partitions as well; who is not told polls
+        if let Ok(grown) = self.topics.resolve(tenant, topic, true).await {
+            let news = Change::HighWatermark(grown.summary.partition_count.into());
+            self.notifier.changed(tenant, [(grown.journal, news)]);
+        }
+        Ok(patched)
     }
 
     /// The name is free at once; the data is removed in the background. A topic in which a prepared
@@ -247,6 +241,21 @@ impl Broker {
                 return Ok(());
             }
         }
+    }
+}
+
+async fn describe(
+    connection: &mut Connection,
+    tenant: TenantId,
+    name: &Name,
+) -> Result<TopicDescription, Error> {
+    let found = store::catalog::topics::find(connection, tenant, name).await?;
+    let found = found.ok_or_else(|| Error::topic_not_found(name))?;
+    let partitions = store::catalog::topics::partitions(connection, tenant, found.topic_id).await?;
+    match partitions.is_empty() {
+        // deleted between the two statements
+        true => Err(Error::topic_not_found(name)),
+        false => Ok(TopicDescription { summary: found.summary, partitions }),
     }
 }
 

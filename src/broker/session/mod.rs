@@ -106,7 +106,7 @@ impl Broker {
             count("ended");
         }
         if let Some(epoch) = unfinished {
-            self.fence_in_chunks(tenant, id, epoch).await?;
+            self.fence_in_chunks(tenant, id, epoch).await.map_err(Error::after_change)?;
         }
         Ok(())
     }

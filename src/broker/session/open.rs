@@ -87,7 +87,7 @@ impl Broker {
         if is_replay {
             return self.opened_before(tenant, stored, key).await;
         }
-        let opened = self.fenced(tenant, stored, key).await?;
+        let opened = self.fenced(tenant, stored, key).await.map_err(Error::after_change)?;
         count(match (opened.duplicate, opened.session.epoch) {
             (true, _) => "repeated",
             (false, 0) => "opened",
@@ -106,7 +106,7 @@ impl Broker {
         stored: StoredOpen,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
-        let value = self.fenced(tenant, stored, key).await?;
+        let value = self.fenced(tenant, stored, key).await.map_err(Error::after_change)?;
         count("repeated");
         count_replay("open");
         Ok(Answer { value, is_replay: true })

@@ -81,7 +81,7 @@ impl FetchParameters {
             Some(Run::New) => read::Run::New,
         };
         if run == read::Run::Continue && self.cursor.is_none() {
-            errors.add("?run", "run=continue requires a cursor");
+            errors.add(&place.of("run"), "run=continue requires a cursor");
         }
         let Bounds { limit, max_bytes, wait_ms } =
             Bounds::checked(&mut errors, place, self.limit, self.max_bytes, self.wait_ms);
