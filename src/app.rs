@@ -17,7 +17,7 @@ use crate::{
     broker::{Broker, ServiceConfig},
     config::Config,
     embedded::{DATABASE, Embedded},
-    http::{self, Limits, extract::auth::Keys},
+    http::{self, Limits, Routers, extract::auth::Keys},
     store::{self, Store},
     telemetry,
 };
@@ -27,10 +27,12 @@ const DATABASE_WAIT: Duration = Duration::from_secs(60);
 /// How often histograms are compacted: under load one grows by a megabyte a second until then.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves until SIGTERM or SIGINT, then stops in order: waiting reads answer, appends in flight
-/// finish, connections close, the own PostgreSQL stops.
+/// Serves until SIGTERM or SIGINT, then stops in order: the replica says that it is not ready, and
+/// serves on for `shutdown_delay_ms`; waiting reads answer, appends in flight finish, connections
+/// close, the own PostgreSQL stops. Until there is a database, requests are answered with 503.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
-    let signals = Signals::new()?;
+    let mut signals = Signals::new()?;
+    config.notes.iter().for_each(|note| tracing::warn!("{note}"));
     raise_open_files();
     let metrics = telemetry::metrics()?;
     let token_keys = keys(&config)?;
@@ -39,19 +41,25 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let listener = listener.with_context(|| format!("cannot listen on {}", config.listen))?;
     let address = listener.local_addr()?;
 
-    let (mut embedded, options) = database(&config).await?;
-    let store = Store::new(options, config.pool_connections);
-    migrate(&store).await?;
-    let broker = Broker::start(store, service_config(&config));
-    let http_limits = limits(&config);
-    let drain_timeout_ms = http_limits.drain_timeout_ms;
-    let router = http::router(broker.clone(), token_keys, http_limits.clone(), || metrics.render());
-
+    let (http_limits, routers) = (limits(&config), Routers::starting());
     let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    let server = tokio::spawn(async move {
-        http::server::serve(listener, router, &http_limits, stopped).await;
-    });
+    let server = {
+        let (routers, limits, stop) = (routers.clone(), http_limits.clone(), stop.clone());
+        tokio::spawn(async move { http::server::serve(listener, routers, &limits, stop).await })
+    };
+    tracing::info!(%address, "listening; waiting for the database");
+    let prepared = tokio::select! {
+        prepared = prepare(&config) => prepared?,
+        () = signals.next() => {
+            tracing::info!("stopped before there was a database");
+            return Ok(());
+        }
+    };
+    let (mut embedded, store) = prepared;
+    let broker = Broker::start(store, service_config(&config));
+    let drain = Duration::from_millis(http_limits.drain_timeout_ms);
+    let render = || metrics.render();
+    routers.serve(http::router(broker.clone(), token_keys, http_limits, render));
     let upkeep = tokio::spawn(async move {
         loop {
             sleep(UPKEEP_INTERVAL).await;
@@ -66,10 +74,13 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 
     let outcome = until_told(signals, embedded.as_ref()).await;
     tracing::info!("stopping; a second signal stops at once");
+    broker.leave();
+    if outcome.is_ok() {
+        sleep(Duration::from_millis(config.shutdown_delay_ms)).await;
+    }
     broker.drain();
     stop.cancel();
     server.await.context("the server panicked")?;
-    let drain = Duration::from_millis(drain_timeout_ms);
     if timeout(drain, broker.stop()).await.is_err() {
         tracing::warn!("the database does not answer; in-flight statements abandoned");
     }
@@ -143,6 +154,17 @@ pub fn keys(config: &Config) -> anyhow::Result<Keys> {
     keys.map_err(|what| anyhow::anyhow!(what))
 }
 
+/// The migrated database, and the own PostgreSQL, if it is one.
+async fn prepare(config: &Config) -> anyhow::Result<(Option<Embedded>, Store)> {
+    let (embedded, options) = database(config).await?;
+    let mut store = Store::new(options, config.pool_connections);
+    if let Some(url) = &config.notify_database_url {
+        store = store.listening_by(reached_by(url)?);
+    }
+    migrate(&store).await?;
+    Ok((embedded, store))
+}
+
 /// The given database, or an own one.
 async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnectOptions)> {
     if let Some(url) = &config.database_url {
@@ -205,6 +227,7 @@ pub fn limits(config: &Config) -> Limits {
         body_timeout_ms: config.body_timeout_ms,
         max_in_flight_bytes: config.max_in_flight_bytes,
         header_timeout_ms: config.header_timeout_ms,
+        keep_alive_timeout_ms: config.keep_alive_timeout_ms,
         max_connections: config.max_connections,
         drain_timeout_ms: config.drain_timeout_ms,
         ..Limits::default()
@@ -231,6 +254,8 @@ append
 
 # read it back
 curl -s {url}/v1/topics/orders/partitions/0/records; echo
+
+# every operation, with a form to try it, in a browser: {url}/docs
 "#
     )
 }

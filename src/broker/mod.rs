@@ -38,7 +38,13 @@ mod session;
 mod transaction;
 mod wakeup;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use moka::future::Cache;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -49,7 +55,7 @@ pub use janitor::snapshot;
 pub use memory_budget::{Budget, Held, Taken};
 
 use crate::{
-    model::{Name, TenantId},
+    model::{Code, Name, TenantId},
     store::Store,
     telemetry,
 };
@@ -113,6 +119,7 @@ pub struct Broker {
     gap_wait: Duration,
     reads: read::metrics::ReadMetrics,
     waiting_reads: Arc<wakeup::permits::WaitPermits>,
+    leaving: AtomicBool,
     drain: CancellationToken,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -167,6 +174,7 @@ impl Broker {
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             reads: read::metrics::ReadMetrics::new(),
             waiting_reads: wakeup::permits::WaitPermits::new(settings.max_waiting_reads),
+            leaving: AtomicBool::new(false),
             drain: CancellationToken::new(),
             stop: stop.clone(),
             tasks: tasks.clone(),
@@ -185,11 +193,17 @@ impl Broker {
 
     /// Ok while requests can be served.
     pub async fn ready(&self) -> Result<(), Error> {
-        if self.draining() {
+        if self.leaving.load(Ordering::Relaxed) || self.draining() {
             let detail = "This replica is shutting down; send the request to another one.";
-            return Err(Error::new(crate::model::Code::Draining, detail));
+            return Err(Error::new(Code::Draining, detail).fact("reason", "draining"));
         }
-        Ok(self.store.ping().await?)
+        let answered = self.store.ping().await;
+        answered.map_err(|error| Error::from(error).fact("reason", "database"))
+    }
+
+    /// From now on this replica says that it is not ready, and still serves.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
     }
 
     /// The number of reads waiting for records.

@@ -58,6 +58,8 @@ macro_rules! keys {
             $($(#[doc = $doc])+ pub $name: $type,)*
             /// Every value with its origin, in the order of the list.
             pub entries: Vec<Entry>,
+            /// What was changed in the given values, for the log.
+            pub notes: Vec<String>,
         }
 
         /// The list of all keys.
@@ -75,7 +77,8 @@ macro_rules! keys {
                 let mut entries = Vec::with_capacity(KEYS.len());
                 let mut keys = KEYS.iter();
                 $(let $name = given.parse(keys.next()?, &mut entries, $parse);)*
-                Some(Self { $($name: $name?,)* entries })
+                let notes = std::mem::take(&mut given.notes);
+                Some(Self { $($name: $name?,)* entries, notes })
             }
         }
     };
@@ -90,6 +93,8 @@ keys! {
     data_dir: PathBuf = "./data", public "DIR" path;
     /// A PostgreSQL database to use instead of a private one; requires a token key
     database_url: Option<SecretString> = "", secret "URL" optional(database_url);
+    /// The same database without the connection pooler in front of it, to listen for notices
+    notify_database_url: Option<SecretString> = "", secret "URL" optional(parse::database_url);
     /// The secret that verifies HS256 tokens, at least 32 bytes; excludes token_jwks_file
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
     /// A JWKS file with the public keys that verify tokens
@@ -112,6 +117,8 @@ keys! {
     body_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
     /// How long a request head may take to arrive
     header_timeout_ms: u64 = "10000", public "MS" number(100..=600_000);
+    /// How long a connection may wait for its next request; longer than a load balancer keeps it
+    keep_alive_timeout_ms: u64 = "75000", public "MS" number(100..=3_600_000);
     /// Maximum number of connections
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
     /// Maximum number of reads that wait for records
@@ -120,7 +127,9 @@ keys! {
     max_in_flight_bytes: usize = "268435456", public "BYTES" number(1 << 16..=1 << 40);
     /// Maximum memory for recent records that reads share
     page_cache_bytes: u64 = "134217728", public "BYTES" number(0..=1 << 40);
-    /// How long a shutdown waits for requests in flight
+    /// How long a shutdown serves on, with /readyz at 503, until others have noticed
+    shutdown_delay_ms: u64 = "0", public "MS" number(0..=600_000);
+    /// How long a shutdown then waits for requests in flight
     drain_timeout_ms: u64 = "25000", public "MS" number(0..=3_600_000);
     /// Number of rows of a log after which a snapshot of its producer states is taken
     snapshot_rows: u64 = "1000", public "COUNT" number(1..=1_000_000);
@@ -233,6 +242,15 @@ impl Config {
                 self.listen
             ));
         }
+        if self.notify_database_url.is_some()
+            && self.database_url.is_none()
+            && right(&["database_url"])
+        {
+            found.push(
+                "notify_database_url is a second way to the database of database_url: set that, too"
+                    .to_owned(),
+            );
+        }
         if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
             found.push(
                 "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
@@ -263,6 +281,14 @@ impl Given {
         let (text, origin) = match self.values.get(key.name) {
             Some((text, origin)) => (text.as_str(), origin.clone()),
             None => (key.default, Origin::Default),
+        };
+        // what `echo` adds; the one that mints tokens elsewhere does not see it
+        let text = match text.strip_suffix('\n') {
+            Some(line) if key.secret => {
+                self.notes.push(format!("{} (from {origin}): newline at the end cut", key.name));
+                line.strip_suffix('\r').unwrap_or(line)
+            }
+            _ => text,
         };
         let shown = if key.secret && !text.is_empty() { "***" } else { text };
         entries.push(Entry { name: key.name, shown: shown.into(), origin: origin.clone() });

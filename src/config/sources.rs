@@ -94,6 +94,8 @@ impl FromArgMatches for Flags {
 pub(super) struct Given {
     pub values: BTreeMap<&'static str, (String, Origin)>,
     pub errors: Vec<ConfigError>,
+    /// What was changed before it was parsed.
+    pub notes: Vec<String>,
 }
 
 impl Given {
@@ -156,19 +158,46 @@ impl Given {
         let set = |name: &str| environment.get(name).filter(|text| !text.is_empty());
         for key in KEYS {
             for name in key.variables() {
-                if let Some(text) = set(&name) {
-                    self.values.insert(key.name, (text.clone(), Origin::Environment(name)));
+                let file = key.file_variable(&name);
+                let path = file.as_ref().and_then(|file| set(file));
+                match (set(&name), file.zip(path)) {
+                    (Some(_), Some((file, _))) => {
+                        self.add_error(format!("{name} and {file} exclude each other: set one"));
+                    }
+                    (Some(text), None) => {
+                        self.values.insert(key.name, (text.clone(), Origin::Environment(name)));
+                    }
+                    (None, Some((file, path))) => self.read_secret(key, file, path),
+                    (None, None) => {}
                 }
             }
         }
         for (name, text) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
-            let known = KEYS.iter().any(|key| key.variable() == *name)
+            let is_of = |key: &Key| {
+                let variable = key.variable();
+                variable == *name || key.file_variable(&variable).as_ref() == Some(name)
+            };
+            let known = KEYS.iter().any(is_of)
                 || FOREIGN_VARIABLES.contains(&name.as_str())
                 || name.starts_with("ONCELOG_TEST_")
                 || is_service_link(name, text);
             if !known {
                 self.add_error(format!(
                     "unknown environment variable {name}; `oncelog serve --help` lists all"
+                ));
+            }
+        }
+    }
+
+    /// Reads a secret from the file that a variable names, as container platforms mount it.
+    fn read_secret(&mut self, key: &'static Key, variable: String, path: &str) {
+        match std::fs::read_to_string(path) {
+            Ok(text) => {
+                self.values.insert(key.name, (text, Origin::Environment(variable)));
+            }
+            Err(error) => {
+                self.add_error(format!(
+                    "cannot read {path} (from environment {variable}): {error}"
                 ));
             }
         }
@@ -205,8 +234,15 @@ impl Key {
         }
     }
 
+    /// The variable that names a file with the value, if it is a secret.
+    pub fn file_variable(&self, variable: &str) -> Option<String> {
+        self.secret.then(|| format!("{variable}_FILE"))
+    }
+
     fn help(&self) -> String {
-        let variables = self.variables().join(" or ");
+        let files = self.file_variable(&self.variable());
+        let variables = self.variables().into_iter().chain(files);
+        let variables = variables.collect::<Vec<_>>().join(" or ");
         let default = match self.default {
             "" => String::new(),
             default => format!(" [default: {default}]"),

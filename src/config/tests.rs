@@ -204,3 +204,41 @@ fn a_missing_file_is_a_mistake() {
     let text = mistakes(&flags, &[]);
     assert!(text.contains("cannot read the file /nowhere/oncelog.toml"), "{text}");
 }
+
+#[test]
+fn a_secret_comes_from_a_file_and_a_newline_at_its_end_is_cut() {
+    let secret = "0123456789abcdef0123456789abcdef";
+    for (text, notes) in
+        [(secret.to_owned(), 0), (format!("{secret}\n"), 1), (format!("{secret}\r\n"), 1)]
+    {
+        let mounted = file(&text);
+        let path = mounted.path().to_str().unwrap();
+        for (name, value) in [
+            ("ONCELOG_TOKEN_HS256_SECRET", text.as_str()),
+            ("ONCELOG_TOKEN_HS256_SECRET_FILE", path),
+        ] {
+            let config =
+                Config::from_sources(&Flags::default(), &environment(&[(name, value)])).unwrap();
+            let taken = config.token_hs256_secret.as_ref().unwrap();
+            assert_eq!(secrecy::ExposeSecret::expose_secret(taken), secret);
+            assert_eq!(*origin(&config, "token_hs256_secret"), Origin::Environment(name.into()));
+            assert_eq!(config.notes.len(), notes);
+            assert!(!config.notes.concat().contains(secret));
+        }
+        let both =
+            [("ONCELOG_TOKEN_HS256_SECRET_FILE", path), ("ONCELOG_TOKEN_HS256_SECRET", secret)];
+        assert!(mistakes(&Flags::default(), &both).contains("exclude each other"));
+    }
+    let url = file("postgres://user:password@db/oncelog\n");
+    let named = [
+        ("DATABASE_URL_FILE", url.path().to_str().unwrap()),
+        ("ONCELOG_TOKEN_HS256_SECRET", secret),
+    ];
+    let config = Config::from_sources(&Flags::default(), &environment(&named)).unwrap();
+    assert!(config.database_url.is_some());
+    let missing = [("DATABASE_URL_FILE", "/no/such/file")];
+    assert!(mistakes(&Flags::default(), &missing).contains("cannot read /no/such/file"));
+    // what is no secret is not read from files
+    let other = [("ONCELOG_LISTEN_FILE", "/etc/hostname")];
+    assert!(mistakes(&Flags::default(), &other).contains("unknown environment variable"));
+}

@@ -23,7 +23,7 @@ mod tenants;
 mod topics;
 mod transactions;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::{Router, http::StatusCode, middleware, routing::get};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -88,7 +88,9 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(service::openapi_json))
         .routes(routes!(openapi::page::docs))
         .routes(routes!(openapi::page::docs_file))
+        .routes(routes!(openapi::page::guides::docs_guide))
         .route("/docs/", get(openapi::page::docs_slash))
+        .route("/", get(openapi::page::root))
 }
 
 /// Builds the HTTP router. `render_metrics` writes the Prometheus text.
@@ -101,14 +103,49 @@ pub fn router(
     let (routes, _) = routes().split_for_parts();
     let state = AppState::new(broker, keys, limits, Arc::new(render_metrics));
     let answers = state.answers();
-    layered(routes.with_state(state), Operations::of(&openapi()), answers)
+    let routes = routes.with_state(state).fallback(|| async { StatusCode::NOT_FOUND });
+    layered(routes, Operations::of(&openapi()), answers)
+}
+
+/// What answers: that the replica is starting, until there is a router that serves.
+#[derive(Clone)]
+pub struct Routers {
+    starting: Router,
+    serving: Arc<OnceLock<Router>>,
+}
+
+impl Routers {
+    pub fn starting() -> Self {
+        let routes = Router::new()
+            .route("/livez", get(service::livez))
+            .route("/readyz", get(service::starting));
+        let routes = routes.fallback(service::starting);
+        let starting = layered(routes, Operations::of(&openapi()), Budget::new(0));
+        Self { starting, serving: Arc::default() }
+    }
+
+    /// From now on this router answers, also on open connections.
+    pub fn serve(&self, router: Router) {
+        let _ = self.serving.set(router);
+    }
+
+    fn current(&self) -> Router {
+        self.serving.get().unwrap_or(&self.starting).clone()
+    }
+}
+
+impl From<Router> for Routers {
+    fn from(router: Router) -> Self {
+        let routers = Self::starting();
+        routers.serve(router);
+        routers
+    }
 }
 
 /// Layers, from the inside out: panics become responses, refusals become problems, responses are
 /// compressed.
 fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
     routes
-        .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(CatchPanicLayer::custom(observe::panicked))
         .layer(middleware::from_fn_with_state(Arc::new(operations), observe::observe))
         .layer(middleware::from_fn_with_state(answers, compress::compress))
@@ -123,8 +160,10 @@ pub struct Limits {
     pub body_timeout_ms: u64,
     /// Memory for all request bodies together.
     pub max_in_flight_bytes: usize,
-    /// How long a request head may take to arrive, and how long an idle connection may stay open.
+    /// How long a request head may take to arrive.
     pub header_timeout_ms: u64,
+    /// How long a connection may wait for its next request.
+    pub keep_alive_timeout_ms: u64,
     /// The largest request head.
     pub max_header_bytes: usize,
     /// Maximum number of connections; more of them wait to be accepted.
@@ -140,6 +179,7 @@ impl Default for Limits {
             body_timeout_ms: 30_000,
             max_in_flight_bytes: 256 << 20,
             header_timeout_ms: 10_000,
+            keep_alive_timeout_ms: 75_000,
             max_header_bytes: 64 << 10,
             max_connections: 20_000,
             drain_timeout_ms: 25_000,
@@ -175,7 +215,8 @@ mod tests {
         let routes = Router::new()
             .route("/v1/topics", get(|| async { "x".repeat(1000) }))
             .route("/open", get(|| async { "x".repeat(1000) }))
-            .route("/v1/topics/{topic}", put(panic).get(refuse));
+            .route("/v1/topics/{topic}", put(panic).get(refuse))
+            .fallback(|| async { StatusCode::NOT_FOUND });
         layered(routes, Operations::of(&openapi()), answers)
     }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{extract::access::AppState, openapi};
-use crate::broker::Error;
+use crate::{broker::Error, model::Code};
 
 #[derive(Serialize, ToSchema)]
 pub struct Health {
@@ -32,13 +32,20 @@ pub async fn livez() -> Json<Health> {
 
 /// Check readiness
 ///
-/// Answers 503 during shutdown and without a database; then send requests to another replica.
+/// Answers 503 while the replica starts or shuts down and without a database; then send requests to
+/// another replica. `reason` says why: `starting`, `draining` or `database`.
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "service",
     responses((status = 200, description = "This replica serves requests", body = Health,
         example = json!({"status": "ready"}))), security())]
 pub async fn readyz(State(state): State<AppState>) -> Result<Json<Health>, Error> {
     state.ready().await?;
     Ok(Json(Health { status: "ready" }))
+}
+
+/// The answer to all other requests while the replica starts.
+pub async fn starting() -> Error {
+    let detail = "This replica is starting, and waits for its database; retry.";
+    Error::new(Code::Unavailable, detail).fact("reason", "starting")
 }
 
 /// Get metrics

@@ -289,7 +289,7 @@ pub async fn patch_tenant(
 /// Deletes the tenant and all its data permanently. Its requests are refused with
 /// `tenant_not_found` from now on. Its data is removed in the background; until that is done, the
 /// tenant is listed with `deleted_at`. Afterwards the name is free: the next token with it creates
-/// a new tenant.
+/// a new tenant. A server without a token key keeps its only tenant (`forbidden`).
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", operation_id = "delete_tenant",
     tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name")),
@@ -300,6 +300,7 @@ pub async fn delete_tenant(
     TenantPath(tenant): TenantPath,
     _: Query<NoParameters>,
 ) -> Result<StatusCode, Error> {
+    access.may_delete(&tenant)?;
     access.broker.delete_tenant(&tenant).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,7 +11,6 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-
 use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
@@ -21,6 +20,7 @@ use super::{
     history::{History, LastHistory, Server},
     route::{self, Route},
     statements,
+    work::{Done, Work},
 };
 use crate::{
     model::TenantId,
@@ -77,6 +77,8 @@ pub struct Store {
     tenant: Option<TenantId>,
     /// The connect options, without `SESSION`.
     bare: Arc<PgConnectOptions>,
+    /// How to connect to listen, if not as above.
+    direct: Option<Arc<PgConnectOptions>>,
     route: Arc<OnceCell<Route>>,
     losses: Losses,
     seen: LastHistory,
@@ -108,8 +110,7 @@ impl Losses {
 impl Store {
     /// Does not connect yet: if the database is down, later calls return `Unavailable`.
     pub fn new(options: PgConnectOptions, pool_connections: u32) -> Self {
-        // floats are none of ours, and PgBouncer knows no such parameter
-        let options = options.application_name("oncelog").extra_float_digits(None);
+        let options = named(options);
         let counter = metrics::counter!(telemetry::DATABASE_LOSSES_TOTAL);
         let losses = Losses { last: Arc::default(), counter };
         let known = losses.clone();
@@ -132,7 +133,32 @@ impl Store {
             metrics::histogram!(telemetry::DATABASE_POOL_ACQUIRE_DURATION_SECONDS);
         let (fair, seen) = (Fair::new(pool_connections as usize), LastHistory::default());
         let (bare, route) = (Arc::new(options), Arc::default());
-        Self { pool, fair, tenant: None, bare, route, losses, seen, waiting, acquire_duration }
+        let direct = None;
+        Self {
+            pool,
+            fair,
+            tenant: None,
+            bare,
+            direct,
+            route,
+            losses,
+            seen,
+            waiting,
+            acquire_duration,
+        }
+    }
+
+    /// Listens over connections of their own, which no pooler shares.
+    pub fn listening_by(self, options: PgConnectOptions) -> Self {
+        Self { direct: Some(Arc::new(named(options))), ..self }
+    }
+
+    /// How to connect to listen; none behind a pooler that would give the LISTEN to others.
+    pub async fn listen_options(&self) -> Result<Option<Arc<PgConnectOptions>>, Error> {
+        match &self.direct {
+            Some(direct) => Ok(Some(direct.clone())),
+            None => Ok((self.route().await? == Route::Dedicated).then(|| self.options())),
+        }
     }
 
     /// The same store for work of a tenant, which gets its share of the pool.
@@ -303,31 +329,10 @@ impl Store {
     }
 }
 
-/// A unit of work on one connection: an async closure whose future can go to another thread.
-pub trait Work<T, E>:
-    AsyncFnOnce(&mut PgConnection) -> Result<T, E> + for<'c> SendWork<'c, T, E> + Send + 'static
-{
+/// Floats are none of ours, and PgBouncer knows no such parameter.
+fn named(options: PgConnectOptions) -> PgConnectOptions {
+    options.application_name("oncelog").extra_float_digits(None)
 }
-impl<T, E, F> Work<T, E> for F where
-    F: AsyncFnOnce(&mut PgConnection) -> Result<T, E> + for<'c> SendWork<'c, T, E> + Send + 'static
-{
-}
-
-/// Names the future of work, because the bound `AsyncFnOnce` alone cannot say that it is `Send`.
-pub trait SendWork<'c, T, E>: FnOnce(&'c mut PgConnection) -> Self::Running {
-    type Running: Future<Output = Result<T, E>> + Send;
-}
-impl<'c, T, E, F, R> SendWork<'c, T, E> for F
-where
-    F: FnOnce(&'c mut PgConnection) -> R,
-    R: Future<Output = Result<T, E>> + Send,
-{
-    type Running = R;
-}
-
-/// The result of work.
-pub trait Done<T, E>: Future<Output = Result<T, E>> + Send + 'static {}
-impl<T, E, F: Future<Output = Result<T, E>> + Send + 'static> Done<T, E> for F {}
 
 /// The value, or the error and whether the connection is still good.
 async fn in_transaction<T, E: From<Error>>(

@@ -42,13 +42,15 @@ mod history;
 mod migration;
 mod route;
 mod types;
+mod work;
 
-pub use connect::{Store, Work, begin, commit, rollback, server, settle};
+pub use connect::{Store, begin, commit, rollback, server, settle};
 pub use error::Error;
 pub use history::{History, Server};
 pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::Query};
+pub use work::Work;
 
 /// Names statements and lists them, so that a test can prepare every one on a migrated database.
 macro_rules! statements {

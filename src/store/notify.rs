@@ -3,7 +3,7 @@
 
 use sqlx::postgres::PgListener;
 
-use super::{Connection, Result, Store, execute, route::Route, statements};
+use super::{Connection, Result, Store, execute, statements};
 
 /// The channel; its scope is the database.
 pub const CHANNEL: &str = "oncelog";
@@ -18,13 +18,10 @@ pub async fn notify(conn: &mut Connection, payload: &str) -> Result<()> {
     execute(conn, sqlx::query(NOTIFY).bind(CHANNEL).bind(payload)).await
 }
 
-/// A listener with its own connection. None behind a pooler that shares connections: it would miss
-/// notifications, and leave a LISTEN in the connection of others.
+/// A listener with its own connection; none where nobody can listen.
 pub async fn listen(store: &Store) -> Result<Option<PgListener>> {
-    if store.route().await? == Route::Shared {
-        return Ok(None);
-    }
-    let options = store.options().as_ref().clone();
+    let Some(options) = store.listen_options().await? else { return Ok(None) };
+    let options = options.as_ref().clone();
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.listen(CHANNEL).await?;

@@ -48,9 +48,10 @@ pub async fn find(
     let (options, mut connection) = match PgConnection::connect_with(&marked).await {
         Ok(connection) => (options, connection),
         Err(error) if refuses_settings(&error) => {
-            (bare.clone(), PgConnection::connect_with(bare).await?)
+            let connection = PgConnection::connect_with(bare).await;
+            (bare.clone(), connection.map_err(|error| unreachable(bare, error))?)
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(unreachable(bare, error)),
     };
     let seen: Option<String> = ask(&mut connection, SEEN).await?.try_get(0)?;
     let route = if seen == Some(token) {
@@ -71,6 +72,36 @@ pub async fn find(
 fn refuses_settings(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(refusal) = error else { return false };
     refusal.message().contains("startup parameter")
+}
+
+/// Why there is no connection: some causes no waiting mends.
+fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> Error {
+    let user = options.get_username();
+    let database = options.get_database().unwrap_or(user);
+    let host = options.get_host();
+    let mistake = match &error {
+        sqlx::Error::Tls(cause) => Some(format!(
+            "the database connection cannot use TLS: {cause}; check sslmode in database_url"
+        )),
+        sqlx::Error::Database(refusal) => match refusal.code().unwrap_or_default().as_ref() {
+            "3D000" => Some(format!(
+                "there is no database {database} on {host}: create it (CREATE DATABASE), or name \
+                 another in database_url"
+            )),
+            "28P01" => {
+                Some(format!("{host} does not accept the password of {user} in database_url"))
+            }
+            "28000" => Some(format!(
+                "{host} does not let {user} connect to {database}: {}; check the user in \
+                 database_url, and pg_hba.conf",
+                refusal.message()
+            )),
+            "42501" => Some(format!("{user} may not connect to {database}: GRANT CONNECT")),
+            _ => None,
+        },
+        _ => None,
+    };
+    mistake.map_or_else(|| error.into(), Error::Unsuitable)
 }
 
 /// Two clients each use their own prepared statement, with the same name. On dedicated connections

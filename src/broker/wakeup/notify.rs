@@ -129,7 +129,8 @@ pub async fn listen(signals: Arc<Signals>, watches: Arc<Watches>, stop: Cancella
             Ok(None) => {
                 tracing::warn!(
                     "a connection pooler shares connections between transactions: reads that wait \
-                     for records of other replicas depend on the slow poll"
+                     for records of other replicas depend on the slow poll, unless \
+                     notify_database_url names a direct connection"
                 );
                 return;
             }

@@ -9,6 +9,7 @@ mod lifecycle;
 pub mod limits;
 pub mod neighbours;
 pub mod reads;
+mod service;
 pub mod sessions;
 pub mod settings;
 pub mod tenants;

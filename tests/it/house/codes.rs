@@ -281,12 +281,14 @@ async fn of_sick_databases() -> Produced {
     // A server that is not there: its socket's directory is not.
     let nowhere = PgConnectOptions::new_without_pgpass().socket("/nonexistent/postgres");
     let lost = Server::on(&nowhere, Setup::default()).await;
-    let unavailable = lost.get("/readyz").await;
-    assert_eq!(unavailable.refused(Code::Unavailable), {
+    let unavailable = lost.get("/v1/topics").await;
+    let mut not_ready = {
         let id = unavailable.header("x-request-id").unwrap();
-        let again = lost.get("/v1/topics").header("x-request-id", id).await;
-        again.refused(Code::Unavailable)
-    });
+        let readyz = lost.get("/readyz").header("x-request-id", id).await;
+        readyz.refused(Code::Unavailable)
+    };
+    assert_eq!(not_ready.as_object_mut().unwrap().remove("reason"), Some(json!("database")));
+    assert_eq!(not_ready, unavailable.refused(Code::Unavailable));
     // A row that cannot be.
     let broken = Server::start().await;
     broken.topic("orders", 1).await;
@@ -296,7 +298,7 @@ async fn of_sick_databases() -> Produced {
     // One that shuts down.
     let leaving = Server::start().await;
     leaving.broker.drain();
-    leaving.get("/readyz").await.refused(Code::Draining);
+    assert_eq!(leaving.get("/readyz").await.refused(Code::Draining)["reason"], "draining");
     leaving.get("/livez").await.ok();
     let draining = leaving.get("/v1/topics").await;
     vec![(Code::Unavailable, unavailable), (Code::Internal, internal), (Code::Draining, draining)]

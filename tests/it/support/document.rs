@@ -76,11 +76,13 @@ pub fn fits(schema: &Value, value: &Value, at: &str) {
 
 /// Facts that a code has only at times: where the scope is the reason, and not that the tenant is
 /// suspended; where a prepared transaction is; where one of several partitions is.
-const SOMETIMES: [(&str, &str); 4] = [
+const SOMETIMES: [(&str, &str); 6] = [
+    ("draining", "reason"),
     ("forbidden", "required_scope"),
     ("offset_commit_conflict", "transaction_id"),
     ("offset_out_of_range", "partition"),
     ("offset_out_of_range", "topic"),
+    ("unavailable", "reason"),
 ];
 
 /// Whatever a test is answered, the document says of the operation that it may be.

@@ -84,7 +84,9 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        tokio::spawn(async move { http::server::serve(listener, router, &limits, stopped).await });
+        tokio::spawn(async move {
+            http::server::serve(listener, router.into(), &limits, stopped).await
+        });
         let client = reqwest::Client::new();
         Self { broker, options: options.clone(), address, client, stop }
     }

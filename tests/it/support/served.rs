@@ -185,7 +185,7 @@ impl Served {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let server = tokio::spawn(async move {
-            http::server::serve(listener, router, &limits, stopped).await;
+            http::server::serve(listener, router.into(), &limits, stopped).await;
         });
         Self { broker, client: Client::new(&url, None), stop, server: Some(server) }
     }
@@ -219,8 +219,12 @@ pub async fn replica(proxy: &Proxy, options: &PgConnectOptions) -> (Process, Cli
 
 /// The real program as a replica on the database of this URL.
 pub async fn replica_at(database_url: &str) -> (Process, Client) {
-    let environment =
-        [("ONCELOG_TOKEN_HS256_SECRET", SECRET), ("ONCELOG_DATABASE_URL", database_url)];
+    replica_with(&[("ONCELOG_DATABASE_URL", database_url)]).await
+}
+
+/// The real program as a replica with these settings.
+pub async fn replica_with(settings: &[(&str, &str)]) -> (Process, Client) {
+    let environment = [&[("ONCELOG_TOKEN_HS256_SECRET", SECRET)], settings].concat();
     let process = Process::serve(&["--listen", "127.0.0.1:0"], &environment).await;
     let claims = json!({"aud": "oncelog", "iss": "oncelog", "exp": 4_102_444_800_u64,
         "tenant": "default", "scope": "admin produce consume group"});
@@ -240,6 +244,20 @@ pub struct Process {
 impl Process {
     /// Starts it and waits until it is ready.
     pub async fn serve(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut process = Self::start(arguments, environment);
+        process.url = process.url_after(": ready address=").await;
+        process
+    }
+
+    /// Starts it and waits until it listens.
+    pub async fn listening(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut process = Self::start(arguments, environment);
+        process.url = process.url_after(": listening; waiting for the database address=").await;
+        process
+    }
+
+    /// Starts it.
+    pub fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_oncelog"))
             .arg("serve")
             .args(arguments)
@@ -255,17 +273,19 @@ impl Process {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).for_each(|line| lines.lock().unwrap().push(line));
         });
-        let mut process = Self { child, url: String::new(), log };
-        process.url = until("a line that says ready", async || {
-            if let Some(status) = process.child.try_wait().unwrap() {
-                panic!("{status}: {:#?}", process.log.lock().unwrap());
+        Self { child, url: String::new(), log }
+    }
+
+    async fn url_after(&mut self, words: &str) -> String {
+        until(words, async || {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("{status}: {:#?}", self.log.lock().unwrap());
             }
-            let log = process.log.lock().unwrap();
-            let ready = log.iter().find_map(|line| line.split_once(": ready address="))?;
-            Some(format!("http://{}", ready.1.trim()))
+            let log = self.log.lock().unwrap();
+            let (_, address) = log.iter().find_map(|line| line.split_once(words))?;
+            Some(format!("http://{}", address.trim()))
         })
-        .await;
-        process
+        .await
     }
 
     /// With a PostgreSQL of its own.

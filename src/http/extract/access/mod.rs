@@ -124,7 +124,6 @@ impl AppState {
 
     /// Access for probes, which carry no token.
     pub async fn ready(&self) -> Result<(), Error> {
-        self.accept()?;
         self.broker.ready().await
     }
 
@@ -244,6 +243,21 @@ impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
 /// lock themselves out.
 pub struct OperatorAccess {
     pub broker: Arc<Broker>,
+    open_tenant: Option<Name>,
+}
+
+impl OperatorAccess {
+    /// A server without a token key has one tenant, and keeps it.
+    pub fn may_delete(&self, tenant: &Name) -> Result<(), Error> {
+        if self.open_tenant.as_ref() != Some(tenant) {
+            return Ok(());
+        }
+        let detail = format!(
+            "Without a token key every request is of the tenant {tenant}, which therefore cannot \
+             be deleted. Delete its topics, or set a token key."
+        );
+        Err(Error::new(Code::Forbidden, detail))
+    }
 }
 
 impl FromRequestParts<AppState> for OperatorAccess {
@@ -256,7 +270,8 @@ impl FromRequestParts<AppState> for OperatorAccess {
             return Err(forbidden(any_of, None));
         }
         state.accept()?;
-        Ok(Self { broker: state.broker.clone() })
+        let open_tenant = state.admission.keys.open_tenant().cloned();
+        Ok(Self { broker: state.broker.clone(), open_tenant })
     }
 }
 

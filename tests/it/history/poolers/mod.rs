@@ -21,7 +21,7 @@ use crate::support::{
     self,
     http::SECRET,
     pooler::{POOL_SIZE, Pooler},
-    served::{Client, replica_at as replica, until},
+    served::{Client, replica_at as replica, replica_with, until},
 };
 
 /// What `oncelog serve` says when it ends by itself.
@@ -260,14 +260,22 @@ async fn listening_is_said_when_something_was_heard() {
     let (_direct, direct) = replica(&direct_url(&options)).await;
     let (_session, session) = replica(&sessions.url(&options)).await;
     let (_shared, shared) = replica(&transactions.url(&options)).await;
-    for client in [&direct, &session] {
+    // through the same pooler, but for what it listens by
+    let (_beside, beside) = replica_with(&[
+        ("ONCELOG_DATABASE_URL", &transactions.url(&options)),
+        ("ONCELOG_NOTIFY_DATABASE_URL", &direct_url(&options)),
+    ])
+    .await;
+    for client in [&direct, &session, &beside] {
         until("a replica to hear itself", async || {
             (listening(client).await == Some(1.0)).then_some(())
         })
         .await;
     }
     shared.put_topic("t", 1).await;
-    for (from, to) in [(&direct, &shared), (&shared, &direct), (&session, &shared)] {
+    for (from, to) in
+        [(&direct, &shared), (&shared, &direct), (&session, &shared), (&shared, &beside)]
+    {
         let waiting = tokio::spawn({
             let to = to.clone();
             async move { to.read("t", 0, "offset=latest&wait_ms=60000").await }

@@ -1,18 +1,11 @@
 //! The accept loop: a bounded number of connections, bounded request heads, and a graceful
 //! shutdown.
 
-use std::{
-    convert::Infallible,
-    io,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+mod head;
 
-use axum::{Router, body::Body, response::Response};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, http::Version, response::Response};
 use hyper::{Request, body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -27,7 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::Limits;
+use self::head::{Answer, Connection, Stream};
+use super::{Limits, Routers};
 use crate::telemetry;
 
 /// Maximum number of open streams on an HTTP/2 connection.
@@ -40,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves until `stop`, then finishes the requests in flight within `drain_timeout_ms`.
 pub async fn serve(
     listener: TcpListener,
-    router: Router,
+    routers: Routers,
     limits: &Limits,
     stop: CancellationToken,
 ) {
@@ -64,27 +58,20 @@ pub async fn serve(
                 continue;
             }
         };
-        let (watcher, builder, router) = (graceful.watcher(), builder.clone(), router.clone());
+        let (watcher, builder, routers) = (graceful.watcher(), builder.clone(), routers.clone());
         let counted = telemetry::Counted::new(&open);
         connections.spawn(async move {
             let (_slot, _counted) = (slot, counted);
-            let has_request = Arc::new(AtomicBool::new(false));
+            let connection = Connection::new();
             let service = {
-                let has_request = has_request.clone();
-                service_fn(move |request: Request<Incoming>| {
-                    has_request.store(true, Ordering::Relaxed);
-                    answer(router.clone(), request)
-                })
+                let connection = connection.clone();
+                service_fn(move |request| answer(routers.current(), request, connection.clone()))
             };
-            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-            let mut serving = pin!(watcher.watch(connection));
-            // hyper's own timeout for heads begins once it knows the version of HTTP; a peer that
-            // never sends enough to tell would stay forever.
-            if let Ok(done) = timeout(header_timeout, &mut serving).await {
-                return closed(done);
-            }
-            if has_request.load(Ordering::Relaxed) {
-                closed(serving.await);
+            let stream = Stream { tcp: stream, connection: connection.clone() };
+            let serving = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            match connection.served(watcher.watch(serving), header_timeout).await {
+                Some(done) => closed(done),
+                None => tracing::debug!("a request head came too slowly"),
             }
         });
     }
@@ -109,8 +96,14 @@ async fn accept(
     (stream, slot)
 }
 
-async fn answer(router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
-    router.oneshot(request.map(Body::new)).await
+async fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    connection: Connection,
+) -> Result<Response<Answer>, Infallible> {
+    connection.has_request(request.version() == Version::HTTP_2);
+    let response = router.oneshot(request.map(Body::new)).await?;
+    Ok(response.map(|body| Answer { body, connection }))
 }
 
 fn closed<E: std::fmt::Display>(done: Result<(), E>) {
@@ -126,7 +119,8 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(limits.header_timeout_ms))
+        // from the end of the last answer on; `Connection` limits the head itself
+        .header_read_timeout(Duration::from_millis(limits.keep_alive_timeout_ms))
         .max_buf_size(head_bytes);
     builder
         .http2()
@@ -176,7 +170,8 @@ mod tests {
         let router = Router::new().route("/", get(|| async { "fast" })).route("/slow", get(slow));
         let stop = CancellationToken::new();
         let (token, stopped) = (stop.clone(), limits);
-        let server = tokio::spawn(async move { serve(listener, router, &stopped, token).await });
+        let server =
+            tokio::spawn(async move { serve(listener, router.into(), &stopped, token).await });
         Running { address, stop, server, arrived, go }
     }
 
@@ -240,6 +235,35 @@ mod tests {
         sleep(Duration::from_millis(100)).await;
         running.go.notify_one();
         assert!(rest(slow).await.ends_with("slow"));
+    }
+
+    /// What load balancers keep open stays open; a head that has begun must come.
+    #[tokio::test]
+    async fn a_connection_may_idle_longer_than_a_head_may_take() {
+        let (head, idle) = (Duration::from_millis(200), Duration::from_millis(1_500));
+        let running = run(Limits {
+            header_timeout_ms: head.as_millis() as u64,
+            keep_alive_timeout_ms: idle.as_millis() as u64,
+            ..limits()
+        })
+        .await;
+        let [mut silent, mut slow] = [running.connect("").await, running.connect("").await];
+        for _ in 0..2 {
+            for stream in [&mut silent, &mut slow] {
+                stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+                let mut answer = Vec::new();
+                while !answer.ends_with(b"fast") {
+                    assert!(stream.read_buf(&mut answer).await.unwrap() > 0);
+                }
+            }
+            sleep(2 * head).await;
+        }
+        slow.write_all(b"GET / HT").await.unwrap();
+        let begun = tokio::time::Instant::now();
+        rest(slow).await;
+        assert!(begun.elapsed() < idle, "it is a head that was waited for");
+        rest(silent).await;
+        assert!(begun.elapsed() > head, "it may idle");
     }
 
     #[tokio::test]
