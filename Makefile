@@ -1,6 +1,6 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run check test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
+.PHONY: help run install check test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -8,6 +8,9 @@ help: ## What can be made
 run: ## Build and serve on http://127.0.0.1:8080, with the data in ./data
 	@scripts/ensure-postgres
 	cargo run --locked --profile quick -- serve --listen 127.0.0.1:8080 --data-dir ./data
+
+install: ## Install the program where Cargo's programs are, such as ~/.cargo/bin
+	cargo install --locked --path . --profile quick --target-dir target
 
 check: ## Format, lints, house rules, library tests: no database, under a minute once built
 	cargo fmt --check

@@ -130,7 +130,7 @@ fn unexplained(status: StatusCode) -> Error {
     let (code, detail) = match status.as_u16() {
         401 => (Code::Unauthenticated, "A bearer token is required."),
         403 => (Code::Forbidden, "The token does not permit this."),
-        404 => (Code::RouteNotFound, "This path does not exist; see /openapi.json."),
+        404 => (Code::RouteNotFound, "This path does not exist; see /docs, or /openapi.json."),
         405 => (Code::MethodNotAllowed, "This path does not support the method; see Allow."),
         406 => (Code::NotAcceptable, "No representation matches the Accept header."),
         408 => (Code::RequestTimeout, "The request timed out."),

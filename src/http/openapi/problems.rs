@@ -72,6 +72,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("openapi", &[]),
     ("docs", &[]),
     ("docs_file", &[&[Code::RouteNotFound]]),
+    ("docs_guide", &[&[Code::RouteNotFound]]),
     ("get_settings", &[EVERY, ANSWERING]),
     ("patch_settings", &[EVERY, TAKING, &[Code::PreconditionFailed], WRITING]),
     ("list_tenants", &[EVERY, ANSWERING]),

@@ -9,7 +9,10 @@ use std::{
 use futures_util::future::join_all;
 use oncelog::{
     config::{KEYS, Key},
-    model::settings::{self, Setting},
+    model::{
+        Code,
+        settings::{self, Setting},
+    },
 };
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -364,7 +367,9 @@ async fn help_and_config_say_the_same_as_the_table() {
                 "" => String::new(),
                 default => format!(" [default: {default}]"),
             };
-            let variables = key.variables().join(" or ");
+            let file = key.file_variable(&key.variable());
+            let variables: Vec<String> = key.variables().into_iter().chain(file).collect();
+            let variables = variables.join(" or ");
             let end = format!("{}{default} [env: {variables}]", key.doc.trim());
             assert!(line.ends_with(&end), "{line}");
         }
@@ -414,4 +419,25 @@ fn every_link_leads_somewhere() {
         }
     }
     assert!(links > 20, "{links}");
+}
+
+#[test]
+fn every_error_code_has_its_section() {
+    let text = fs::read_to_string(root().join("docs/errors.md")).unwrap();
+    let sections: Vec<&str> = text.split("\n### ").skip(1).collect();
+    let mut named: Vec<&str> = sections.iter().map(|s| s.split('\n').next().unwrap()).collect();
+    named.sort_unstable();
+    let mut codes: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).collect();
+    codes.sort_unstable();
+    assert_eq!(named, codes);
+    for code in Code::ALL {
+        let (status, retry, effects) = (code.status(), code.retry(), code.side_effects());
+        let line = format!(
+            "{}\n\nHTTP {status} · retry {} · side effects {}\n\n**Cause",
+            code.as_str(),
+            retry.as_str(),
+            effects.as_str()
+        );
+        assert!(sections.iter().any(|section| section.starts_with(&line)), "{line}");
+    }
 }

@@ -4,9 +4,9 @@ use std::io::Read;
 
 use crate::support::http::{Answer, Server};
 use flate2::read::GzDecoder;
-use oncelog::model::Code;
+use oncelog::{http::openapi::page::guides::PAGES, model::Code};
 
-const FILES: [&str; 3] = ["swagger-ui.css", "swagger-ui-bundle.js", "start.js"];
+const FILES: [&str; 4] = ["page.css", "swagger-ui.css", "swagger-ui-bundle.js", "start.js"];
 
 /// What stands behind `href=` and `src=`.
 fn references(page: &str) -> Vec<&str> {
@@ -110,8 +110,43 @@ async fn it_is_found_and_kept_as_other_pages_are() {
             (None, Some("accept-encoding"))
         );
     }
+    // a browser asks for a page; what asks for anything else finds nothing
+    let accept = "text/html,application/xhtml+xml,*/*;q=0.8";
+    let raw =
+        |accept: &str| server.raw(format!("GET / HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\n\r\n"));
+    let root = raw(accept).await;
+    assert_eq!((root.status, root.header("location")), (307, Some("docs")));
+    assert_eq!(raw("*/*").await.status, 404);
     for path in ["/docs/index.html", "/docs/x", "/docs/%2e%2e", "/docs/a/b", "/docs/start.js/"] {
         server.get(path).await.refused(Code::RouteNotFound);
     }
     server.post("/docs").await.refused(Code::MethodNotAllowed);
+}
+
+/// Every page of the repository is served, with what it needs, under the same policy.
+#[tokio::test]
+async fn guides_are_served_beside_the_page() {
+    let server = Server::signed().await;
+    let mut files: Vec<String> = std::fs::read_dir("docs")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".md"))
+        .collect();
+    files.sort();
+    let known: Vec<&str> = PAGES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(files, known);
+    for name in known {
+        let path = format!("/docs/guides/{name}");
+        let page = server.get(&path).await;
+        assert_eq!(
+            (page.status, page.header("content-type")),
+            (200, Some("text/html; charset=utf-8"))
+        );
+        guarded(&page);
+        assert!(page.text().contains("<h1 id="), "{name}");
+        assert!(!page.text().contains("<script") && !page.text().contains("<style"), "{name}");
+    }
+    for path in ["/docs/guides/x.md", "/docs/guides/", "/docs/guides/..%2fREADME.md"] {
+        server.get(path).await.refused(Code::RouteNotFound);
+    }
 }

@@ -6,3 +6,4 @@ pub mod docs_page;
 pub mod examples;
 pub mod greeting;
 pub mod openapi;
+pub mod readme;

@@ -177,6 +177,7 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("openapi", "", 200, Alike),
     ("docs", "", 200, Alike),
     ("docs_file", "", 200, Alike),
+    ("docs_guide", "", 200, Alike),
     ("get_settings", "", 200, Exactly),
     ("patch_settings", JSON, 200, Exactly),
     ("put_topic", JSON, 201, Exactly),

@@ -1,13 +1,15 @@
 //! `/docs`: the OpenAPI document as a page to read and to try out. Everything it loads is part of
 //! the binary; its content policy lets it connect to this server only.
 
+pub mod guides;
+
 use std::{
     borrow::Cow,
     sync::{Arc, LazyLock},
 };
 
 use axum::{
-    http::{HeaderMap, Uri},
+    http::{HeaderMap, Uri, header::ACCEPT},
     response::{Redirect, Response},
 };
 use bytes::Bytes;
@@ -46,6 +48,22 @@ pub async fn docs(headers: HeaderMap) -> Response {
     PAGE.answer(&headers).await
 }
 
+/// Redirects people who open `/` in a browser; for programs there is nothing.
+pub async fn root(headers: HeaderMap) -> Result<Redirect, Error> {
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    match accepted
+        .flat_map(|accept| accept.split(','))
+        .any(|media| media.trim().starts_with("text/html"))
+    {
+        true => Ok(Redirect::temporary("docs")),
+        false => Err(nothing_here()),
+    }
+}
+
+fn nothing_here() -> Error {
+    Error::new(Code::RouteNotFound, "This path does not exist; see /docs, or /openapi.json.")
+}
+
 /// Redirects `/docs/`, which people type as well. (Relative, because a proxy in front may add a
 /// prefix.)
 pub async fn docs_slash() -> Redirect {
@@ -53,8 +71,9 @@ pub async fn docs_slash() -> Redirect {
 }
 
 /// The files that the page loads.
-static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
+static FILES: LazyLock<[(&str, Constant); 4]> = LazyLock::new(|| {
     [
+        ("page.css", Constant::new(CSS, include_bytes!("page.css").as_slice())),
         ("swagger-ui.css", released(CSS, "swagger-ui.css")),
         ("swagger-ui-bundle.js", released(SCRIPT, "swagger-ui-bundle.js")),
         ("start.js", Constant::new(SCRIPT, include_bytes!("start.js").as_slice())),
@@ -65,8 +84,8 @@ static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
 ///
 /// Returns the styles and scripts of `/docs`.
 #[utoipa::path(get, path = "/docs/{file}", operation_id = "docs_file", tag = "service",
-    params(("file" = String, Path, description = "`swagger-ui.css`, `swagger-ui-bundle.js` or \
-        `start.js`")),
+    params(("file" = String, Path, description = "`page.css`, `swagger-ui.css`, \
+        `swagger-ui-bundle.js` or `start.js`")),
     responses(
         (status = 200, description = "The file", content(
             (String = "text/css", example = json!("body{margin:0}")),
@@ -76,8 +95,6 @@ static FILES: LazyLock<[(&str, Constant); 3]> = LazyLock::new(|| {
 pub async fn docs_file(uri: Uri, headers: HeaderMap) -> Result<Response, Error> {
     let name = uri.path().rsplit('/').next();
     let file = FILES.iter().find(|(known, _)| name == Some(*known));
-    let (_, file) = file.ok_or_else(|| {
-        Error::new(Code::RouteNotFound, "This path does not exist; see /openapi.json.")
-    })?;
+    let (_, file) = file.ok_or_else(nothing_here)?;
     Ok(file.answer(&headers).await)
 }

@@ -171,6 +171,7 @@ const OPERATIONS: &[Row] = &[
     ("openapi", "GET /openapi.json", None, Nothing, 200),
     ("docs", "GET /docs", None, Nothing, 200),
     ("docs_file", "GET /docs/{file}", None, Nothing, 200),
+    ("docs_guide", "GET /docs/guides/{page}", None, Nothing, 200),
 ];
 
 const AS_OPERATOR: [&str; 2] = [
@@ -299,6 +300,7 @@ impl World {
         let (_, line, body, ..) = row;
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.replace("{partition}", "0").replace("{file}", "start.js");
+        let path = path.replace("{page}", "README.md");
         let mut call = self.server.call(method, &names.written_into(&path));
         if let Some(body) = body {
             call = call.json(names.written_into(body));

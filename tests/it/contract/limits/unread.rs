@@ -24,11 +24,12 @@ const ENCODINGS: [&str; 3] = ["identity", "gzip", "zstd"];
 /// The paths that need no token.
 fn open_paths() -> Vec<String> {
     let open = operations().filter(|(_, path, _)| !path.starts_with("/v1/"));
-    let files = ["swagger-ui-bundle.js", "swagger-ui.css", "start.js"];
+    let files = ["swagger-ui-bundle.js", "swagger-ui.css", "page.css", "start.js"];
     let paths = open.flat_map(|(method, path, _)| {
         assert_eq!(method, "get");
         let named = if path.contains("{file}") { &files[..] } else { &files[..1] };
-        named.iter().map(|file| path.replace("{file}", file))
+        let path = path.replace("{page}", "README.md");
+        named.iter().map(move |file| path.replace("{file}", file))
     });
     paths.chain(["/docs/".to_owned(), "/nowhere".to_owned(), "/v1/topics".to_owned()]).collect()
 }
