@@ -1,9 +1,12 @@
 //! Topics over HTTP: make, grow, change, list, trim, delete, and their limits.
 
-use oncelog::model::Code;
+use oncelog::{
+    broker::ServiceConfig,
+    model::{Code, topic::TopicPatch},
+};
 use serde_json::{Value, json};
 
-use crate::support::http::Server;
+use crate::support::{self, http::Server, name, proxy::Proxy};
 
 fn records(topic: &str, partition: i32) -> String {
     format!("/v1/topics/{topic}/partitions/{partition}/records")
@@ -369,4 +372,28 @@ async fn requests_have_ids() {
     }
     let (one, two) = (server.get("/livez").await, server.get("/livez").await);
     assert_ne!(one.header("x-request-id").unwrap(), two.header("x-request-id").unwrap());
+}
+
+/// The database goes away where the answer is read: it is true that nothing has changed.
+#[tokio::test]
+async fn a_change_that_could_not_be_described_was_not_made() {
+    const DESCRIBING: &str = "select l.partition, l.log_start_offset";
+    let options = support::database().await;
+    let proxy = Proxy::start(&options, 1).await;
+    let broker = support::broker(&proxy.options(&options), ServiceConfig::default());
+    let tenant = support::tenant(&broker).await;
+    let (topic, settings) = (name("orders"), ServiceConfig::default());
+    let other = support::broker(&options, settings);
+    proxy.cut_at(DESCRIBING, false);
+    let put = broker.put_topic(tenant, &topic, Some(1), None).await;
+    assert_eq!((put.err().map(|e| e.code), proxy.cut_nowhere()), (Some(Code::Unavailable), true));
+    let (_, is_new) = other.put_topic(tenant, &topic, Some(1), None).await.unwrap();
+    assert!(is_new);
+    proxy.cut_at(DESCRIBING, false);
+    let patch = TopicPatch { partition_count: Some(3), ..TopicPatch::default() };
+    let patched = broker.patch_topic(tenant, &topic, patch).await;
+    let code = patched.err().map(|error| error.code);
+    assert_eq!((code, proxy.cut_nowhere()), (Some(Code::Unavailable), true));
+    let described = other.topic(tenant, &topic).await.unwrap();
+    assert_eq!(described.summary.partition_count, 1);
 }

@@ -456,9 +456,18 @@ async fn rule_18_an_open_of_many_logs_fences_them_all() {
         assert_eq!(code(into(partition, 0, 1).await), Code::ProducerFenced);
     }
     into(7, 1, 1).await.unwrap();
+    // the epoch is raised, and the database goes away before all logs are fenced
+    const LAST_STEP: &str = "set fencing = false";
+    a.proxy.cut_at(LAST_STEP, false);
+    let ended = a.broker.end_session(a.tenant, p, Some(1)).await;
+    assert_eq!((ended.unwrap_err().code, a.proxy.cut_nowhere()), (Code::OutcomeUnknown, true));
     b.broker.end_session(b.tenant, p, Some(1)).await.unwrap();
     assert_eq!(code(into(7, 1, 2).await), Code::ProducerFenced);
     assert_eq!(code(into(7, 2, 2).await), Code::InvalidProducerEpoch);
+    a.proxy.cut_at(LAST_STEP, false);
+    let opened = a.broker.open_session(a.tenant, support::open(Some("p")), None).await;
+    let code = opened.err().map(|error| error.code);
+    assert_eq!((code, a.proxy.cut_nowhere()), (Some(Code::OutcomeUnknown), true));
 }
 
 #[tokio::test]
