@@ -41,6 +41,8 @@ pub(super) const RECORD_FIELDS: &[&str] = READ_RECORD_FIELDS.split_at(6).0;
 pub(super) struct Reader<'a> {
     /// The fields that a record may have here.
     pub record_fields: &'static [&'static str],
+    /// All values are (`value::is_plain`).
+    is_plain: bool,
     pub lines: Lines,
     /// The record being read; cleared and reused.
     pub record: Record<'a>,
@@ -63,6 +65,7 @@ impl<'a> Reader<'a> {
     ) -> Self {
         Self {
             record_fields,
+            is_plain: value::is_plain(text.as_bytes()),
             // Lines are hardly ever longer than what they were made of.
             lines: Lines::new(text.len(), traceparent),
             record: Record::default(),
@@ -165,7 +168,7 @@ impl<'a> Reader<'a> {
     pub fn take<E: Error>(&mut self, field: &str, token: &'a str) -> Result<(), E> {
         match field {
             // Null is a value like any other.
-            "value" => match value::check(token) {
+            "value" => match value::check(token, self.is_plain) {
                 Ok(()) => self.record.value = Some(token),
                 Err(detail) => return Err(self.refuse(None, detail)),
             },
