@@ -1,11 +1,11 @@
 // One request in, one transaction out, exactly once: a function as serverless platforms run them.
 //
 //	oncelog topic create orders --partitions 4 && oncelog topic create audit && go run examples/function.go
-//	curl 127.0.0.1:8000 -d "{\"id\": \"$(oncelog txn id)\", \"customer\": \"customer-7\", \"total\": 12.5}"
+//	curl 127.0.0.1:8000 -d '{"id": "evt_1", "customer": "customer-7", "total": 12.5}'
 //
-// The event's id, a UUIDv7 that its sender gave it, becomes the id of the transaction. So the event is
-// recorded once, however often and wherever it is delivered, and nothing is kept in between. Where it is
-// not certain that it was recorded the answer is 503, and the sender delivers it again.
+// The event's id, in whatever form its sender makes them, is the Idempotency-Key of the transaction. So the
+// event is recorded once, however often and wherever it is delivered, and nothing is kept in between. Where
+// it is not certain that it was recorded the answer is 503, and the sender delivers it again.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -32,9 +33,10 @@ func handle(event json.RawMessage) (int, []byte) {
 	}
 	orders := object{"topic": "orders", "records": []object{{"key": order.Customer, "value": event}}}
 	audit := object{"topic": "audit", "records": []object{{"value": object{"ordered": order.ID}}}}
-	sent, _ := json.Marshal(object{"transaction_id": order.ID, "appends": []object{orders, audit}, "commit": true})
+	sent, _ := json.Marshal(object{"appends": []object{orders, audit}, "commit": true})
 	request, _ := http.NewRequest("POST", server+"/v1/transactions", bytes.NewReader(sent))
 	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", url.QueryEscape(order.ID)) // headers are ASCII
 	request.Header.Set("Authorization", "Bearer "+os.Getenv("ONCELOG_TOKEN"))
 	if response, err := client.Do(request); err == nil {
 		defer response.Body.Close()

@@ -2,11 +2,11 @@
 """One request in, one transaction out, exactly once: a function as serverless platforms run them.
 
     oncelog topic create orders --partitions 4 && oncelog topic create audit && examples/function.py
-    curl 127.0.0.1:8000 -d "{\\"id\\": \\"$(oncelog txn id)\\", \\"customer\\": \\"customer-7\\", \\"total\\": 12.5}"
+    curl 127.0.0.1:8000 -d '{"id": "evt_1", "customer": "customer-7", "total": 12.5}'
 
-The event's id, a UUIDv7 that its sender gave it, becomes the id of the transaction. So the event is
-recorded once, however often and wherever it is delivered, and nothing is kept in between. Where it is
-not certain that it was recorded the answer is 503, and the sender delivers it again."""
+The event's id, in whatever form its sender makes them, is the Idempotency-Key of the transaction. So the
+event is recorded once, however often and wherever it is delivered, and nothing is kept in between. Where
+it is not certain that it was recorded the answer is 503, and the sender delivers it again."""
 import http.client, http.server, json, os, urllib.parse
 
 url = urllib.parse.urlsplit(os.environ.get("ONCELOG_URL", "http://127.0.0.1:8080"))
@@ -17,8 +17,8 @@ headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}
 
 def handle(event):
     """A status and an answer. What is appended follows from the event alone: a repeat is the same."""
+    key = urllib.parse.quote(str(event.get("id") or ""))  # headers are ASCII
     transaction = {
-        "transaction_id": str(event.get("id")),
         "appends": [
             {"topic": "orders", "records": [{"key": event.get("customer"), "value": event}]},
             {"topic": "audit", "records": [{"value": {"ordered": event.get("id")}}]},
@@ -27,7 +27,8 @@ def handle(event):
     }
     server = connection(url.netloc, timeout=20)
     try:
-        server.request("POST", "/v1/transactions", json.dumps(transaction), headers)
+        once = headers | {"Idempotency-Key": key}
+        server.request("POST", "/v1/transactions", json.dumps(transaction), once)
         answer = server.getresponse()
         content = json.load(answer)
         if answer.status < 300 or answer.status in (400, 410, 413, 422):  # the event is to blame

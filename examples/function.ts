@@ -2,11 +2,11 @@
 //
 //     oncelog topic create orders --partitions 4 && oncelog topic create audit
 //     node examples/function.ts   # before Node 22.18: npx tsx examples/function.ts
-//     curl 127.0.0.1:8000 -d "{\"id\": \"$(oncelog txn id)\", \"customer\": \"customer-7\", \"total\": 12.5}"
+//     curl 127.0.0.1:8000 -d '{"id": "evt_1", "customer": "customer-7", "total": 12.5}'
 //
-// The event's id, a UUIDv7 that its sender gave it, becomes the id of the transaction. So the event is
-// recorded once, however often and wherever it is delivered, and nothing is kept in between. Where it is
-// not certain that it was recorded the answer is 503, and the sender delivers it again.
+// The event's id, in whatever form its sender makes them, is the Idempotency-Key of the transaction. So the
+// event is recorded once, however often and wherever it is delivered, and nothing is kept in between. Where
+// it is not certain that it was recorded the answer is 503, and the sender delivers it again.
 import { createServer } from "node:http";
 import { json } from "node:stream/consumers";
 
@@ -15,8 +15,8 @@ const headers = { "Content-Type": "application/json", Authorization: `Bearer ${t
 
 /** A status and an answer. What is appended follows from the event alone: a repeat is the same. */
 async function handle(event: { id?: string; customer?: string }): Promise<[number, unknown]> {
+  const key = encodeURIComponent(event.id ?? ""); // headers are ASCII
   const transaction = {
-    transaction_id: String(event.id),
     appends: [
       { topic: "orders", records: [{ key: event.customer, value: event }] },
       { topic: "audit", records: [{ value: { ordered: event.id } }] },
@@ -24,8 +24,12 @@ async function handle(event: { id?: string; customer?: string }): Promise<[numbe
     commit: true,
   };
   try {
-    const request = { method: "POST", headers, body: JSON.stringify(transaction), signal: AbortSignal.timeout(20_000) };
-    const answer = await fetch(`${url}/v1/transactions`, request);
+    const answer = await fetch(`${url}/v1/transactions`, {
+      method: "POST",
+      headers: { ...headers, "Idempotency-Key": key },
+      body: JSON.stringify(transaction),
+      signal: AbortSignal.timeout(20_000),
+    });
     const content = await answer.json();
     if (answer.ok || [400, 410, 413, 422].includes(answer.status)) return [answer.status, content]; // the event is to blame
   } catch {} // nobody knows what was done

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, append::Scope,
-    group::Member,
+    dedup::RequestKey, group::Member,
 };
 
 /// How far the instant in a transaction id may be ahead of the server's clock.
@@ -105,11 +105,43 @@ pub enum Caller {
     Operator,
 }
 
+/// How a repeated begin is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepeatedBy {
+    /// Not at all: the server has created the id.
+    Nothing,
+    /// By the id, which the client has chosen.
+    Id,
+    /// By an `Idempotency-Key`.
+    Key(RequestKey),
+}
+
+impl RepeatedBy {
+    pub fn key(&self) -> Option<&RequestKey> {
+        match self {
+            RepeatedBy::Key(key) => Some(key),
+            RepeatedBy::Nothing | RepeatedBy::Id => None,
+        }
+    }
+
+    /// The instant that the client has named with `id` or its key: before the horizon, its
+    /// transaction may have run and been forgotten.
+    pub fn instant(&self, id: &Uuid) -> Option<Timestamp> {
+        match self {
+            RepeatedBy::Nothing => None,
+            RepeatedBy::Id => Timestamp::of_uuid(id),
+            RepeatedBy::Key(key) => key.instant,
+        }
+    }
+}
+
 /// The parameters of a begin.
 #[derive(Debug)]
 pub struct Begin {
     /// None: the server creates one.
     pub transaction_id: Option<Uuid>,
+    /// Of a one-request transaction whose id the server creates.
+    pub idempotency_key: Option<RequestKey>,
     /// The session it is bound to.
     pub session: Option<(ProducerId, Epoch)>,
     pub timeout_ms: Option<i64>,
@@ -194,6 +226,14 @@ words!(State { Ongoing "ongoing", Prepared "prepared", Committed "committed", Ab
 words!(Reason { Client "client", Timeout "timeout", Fenced "fenced", Operator "operator" });
 
 impl Begin {
+    pub fn repeated_by(&self) -> RepeatedBy {
+        match (self.transaction_id, self.idempotency_key) {
+            (Some(_), _) => RepeatedBy::Id,
+            (None, Some(key)) => RepeatedBy::Key(key),
+            (None, None) => RepeatedBy::Nothing,
+        }
+    }
+
     /// The digest of everything except the id: a begin repeated with another payload is another
     /// begin.
     pub fn digest(&self) -> Digest {

@@ -132,12 +132,12 @@ impl Queue {
             |request: &Request| -> i64 { request.parts.iter().map(|part| part.size_bytes).sum() };
         let mut bytes: i64 = batch.requests.iter().map(size_bytes).sum();
         let mut room = BATCH_REQUESTS.saturating_sub(batch.requests.len());
-        let mut transactions: HashSet<Uuid> =
-            batch.requests.iter().filter_map(Request::transaction_id).collect();
+        let identity = |request: &Request| Some(request.transaction.as_ref()?.identity());
+        let mut transactions: HashSet<Uuid> = batch.requests.iter().filter_map(identity).collect();
         let mut taken = self.jobs.take(batch.tenant, |job| {
             let fits = room > 0 && bytes < BATCH_BYTES;
             // a transaction that is sent twice finds its outcome in the next batch
-            let is_first = job.request.transaction_id().is_none_or(|id| transactions.insert(id));
+            let is_first = identity(&job.request).is_none_or(|id| transactions.insert(id));
             let takes = fits && is_first && may_join(&job.request);
             if takes {
                 bytes += job.request.size_bytes();

@@ -6,9 +6,7 @@ use uuid::Uuid;
 
 use super::batch::RequestBatch;
 use crate::{
-    model::{
-        Digest, LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend,
-    },
+    model::{LogId, Name, Offset, ProducerId, TenantId, Timestamp, transaction::PlacedAppend},
     rules::{
         append::{
             Request,
@@ -18,7 +16,11 @@ use crate::{
         group::offsets::OffsetPlace,
         transaction::one_request::{OutcomeHorizon, SingleRequestTxn, TxnContext},
     },
-    store::{self, Connection, append::load::Facts, transaction::one_request::Ended},
+    store::{
+        self, Connection,
+        append::load::Facts,
+        transaction::one_request::{Claim, Ended},
+    },
 };
 
 /// The locked rows, and the ids for which this pass has inserted rows.
@@ -45,16 +47,20 @@ pub async fn hold(
     sessions: &Facts,
 ) -> Result<HeldRows, store::Error> {
     let mut held = HeldRows::default();
-    let ids: Vec<(Uuid, Digest)> =
-        requests.iter().filter_map(|r| Some((r.transaction_id()?, r.digest))).collect();
-    if ids.is_empty() {
+    let claim = |request: &Request| {
+        let txn = request.transaction.as_ref()?;
+        let (id, digest) = (txn.transaction_id, request.digest);
+        Some(Claim { id, repeated_by: txn.repeated_by, digest })
+    };
+    let claims: Vec<Claim> = requests.iter().filter_map(claim).collect();
+    if claims.is_empty() {
         return Ok(held);
     }
     held.claims =
-        store::transaction::one_request::insert_placeholders(connection, tenant, &ids).await?;
+        store::transaction::one_request::insert_placeholders(connection, tenant, &claims).await?;
     let context = &mut held.context;
-    for (id, _) in ids.iter().filter(|(id, _)| !held.claims.contains(id)) {
-        let row = store::transaction::read(connection, tenant, *id).await?;
+    for Claim { id, repeated_by, .. } in claims.iter().filter(|c| !held.claims.contains(&c.id)) {
+        let row = store::transaction::read_repeated(connection, tenant, *id, repeated_by).await?;
         context.rows.extend(row.map(|row| (*id, row)));
     }
     // last: what was forgotten before an id came free, or its row was looked for, has moved the

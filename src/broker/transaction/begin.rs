@@ -10,7 +10,7 @@ use crate::{
     model::{
         TenantId, Timestamp,
         settings::OwnSettings,
-        transaction::{Answered, Begin, Caller, State},
+        transaction::{Answered, Begin, Caller, RepeatedBy, State},
     },
     rules::{
         Refusal,
@@ -18,7 +18,7 @@ use crate::{
     },
     store::{
         self, Connection,
-        transaction::{Limits, New, staging},
+        transaction::{Limits, New, one_request::Claim, staging},
     },
 };
 
@@ -33,13 +33,13 @@ impl Broker {
     ) -> Result<Answered, Error> {
         let new = Arc::new(New {
             id: begin.transaction_id.unwrap_or_else(Uuid::now_v7),
-            chosen: begin.transaction_id.is_some(),
+            repeated_by: begin.repeated_by(),
             session: begin.session,
             digest: begin.digest(),
         });
         let mut begun = self.begin_anew(tenant, &begin, &new, &held).await;
         if let Err(error) = &begun
-            && new.chosen
+            && new.repeated_by != RepeatedBy::Nothing
             && error.code.status() < 500
         {
             begun = self.begun_before(tenant, &new, error.clone()).await;
@@ -58,8 +58,8 @@ impl Broker {
         }
     }
 
-    /// The result of a begin that is refused now: if its id is remembered, that transaction is the
-    /// answer, whatever has changed since. A transaction in progress is waited for.
+    /// The result of a begin that is refused now: if its id or key is remembered, that transaction
+    /// is the answer, whatever has changed since. A transaction in progress is waited for.
     async fn begun_before(
         &self,
         tenant: TenantId,
@@ -139,38 +139,43 @@ impl Broker {
     }
 }
 
-/// Returns the row of a remembered id if the begin is a repeat; otherwise the refusal, which rolls
-/// back the inserted placeholder.
+/// Returns the row of a remembered id or key if the begin is a repeat; otherwise the refusal, which
+/// rolls back the inserted placeholder.
 async fn remembered(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
     refusal: Error,
 ) -> Result<TransactionRow, Stop> {
-    let claimed = store::transaction::one_request::insert_placeholders(
-        connection,
-        tenant,
-        &[(new.id, new.digest)],
-    )
-    .await?;
+    let New { id, repeated_by, digest, .. } = *new;
+    let claim = Claim { id, repeated_by, digest };
+    let claimed =
+        store::transaction::one_request::insert_placeholders(connection, tenant, &[claim]).await?;
     if !claimed.is_empty() {
         return Err(refusal.into());
     }
     repeated(connection, tenant, new).await?.ok_or(Stop::Failed(refusal))
 }
 
-/// Returns the row of an id, if there is one; the begin must be a repeat.
+/// Returns the row of an id or key, if there is one; the begin must be a repeat.
 async fn repeated(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
 ) -> Result<Option<TransactionRow>, Stop> {
-    let locked = store::transaction::lock(connection, tenant, &[new.id]).await?.pop();
-    let Some(row) = locked else { return Ok(None) };
+    let found = match new.repeated_by {
+        RepeatedBy::Key(_) => {
+            store::transaction::read_repeated(connection, tenant, new.id, &new.repeated_by).await?
+        }
+        RepeatedBy::Nothing | RepeatedBy::Id => {
+            store::transaction::lock(connection, tenant, &[new.id]).await?.pop()
+        }
+    };
+    let Some(row) = found else { return Ok(None) };
     if row.has_expired(store::session::clock(connection).await?) {
         return Err(Stop::Expired(new.id));
     }
-    transaction::repeat(&row, &new.digest)?;
+    transaction::repeat(&row, new.repeated_by, &new.digest)?;
     Ok(Some(row))
 }
 
@@ -200,10 +205,8 @@ pub(super) async fn judge(
     match store::transaction::insert(connection, tenant, new, now, expires_at).await? {
         Some(row) => {
             let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
-            if new.chosen {
-                let retention_ms = transaction::retention_ms(settings);
-                transaction::check_id(&new.id, horizon, retention_ms, now)?;
-            }
+            let retention_ms = transaction::retention_ms(settings);
+            transaction::check_begin(&new.id, new.repeated_by, horizon, retention_ms, now)?;
             Ok(Begun::Now(row))
         }
         None => existing(connection, tenant, new).await.map(Begun::Before),

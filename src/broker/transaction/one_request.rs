@@ -16,7 +16,7 @@ use crate::{
         append::Request,
         transaction::{self, one_request::SingleRequestTxn},
     },
-    store::transaction::New,
+    store::transaction::{New, one_request::remember_from},
 };
 
 impl Broker {
@@ -55,7 +55,7 @@ impl Broker {
         let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
         let transaction = SingleRequestTxn {
             transaction_id: new.id,
-            chosen: new.chosen,
+            repeated_by: new.repeated_by,
             session: new.session,
             append_count: resolved.append_count,
             retention_ms: transaction::retention_ms(settings),
@@ -113,7 +113,11 @@ impl Broker {
                 begin::Begun::Before(row) => Ok(CallResult::before(row)),
                 begin::Begun::Now(row) => {
                     let row = begin::add(connection, tenant, row, &request, &settings).await?;
-                    end::finish(connection, tenant, row, None, &settings).await
+                    let done = end::finish(connection, tenant, row, None, &settings).await?;
+                    if let Some(instant) = new.repeated_by.key().and_then(|key| key.instant) {
+                        remember_from(connection, tenant, new.id, instant).await?;
+                    }
+                    Ok(done)
                 }
             }
         });

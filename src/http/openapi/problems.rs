@@ -150,6 +150,7 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             STAGING,
             POINTING,
             CLAIMING,
+            KEYED,
             KNOWING,
             WRITING,
         ],

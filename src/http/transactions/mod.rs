@@ -28,7 +28,7 @@ use super::extract::{
     access::{
         Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
     },
-    body::TransactionBody,
+    body::{BeginBody, TransactionBody},
     list,
     media::AnswersJson,
     query::{NoParameters, Query},
@@ -47,13 +47,16 @@ use crate::{
 ///
 /// Commits the records of the transaction in all topics, and its offsets, atomically. With
 /// `"commit": true` this request is the whole transaction: it needs no session and no state between
-/// calls, and its id identifies the outcome. With `producer_id` and `epoch` it is bound to a
-/// session: one at a time, aborted when the session is opened again. A repeat with the same
-/// `transaction_id` returns the current state of the transaction, even if its topics were deleted
-/// or its session was opened again in the meantime. Every topic of `appends` needs `produce`, every
-/// group of `offsets` needs `group`.
+/// calls, and its id identifies the outcome, or an `Idempotency-Key` of any form. With
+/// `producer_id` and `epoch` it is bound to a session: one at a time, aborted when the session is
+/// opened again. A repeat with the same `transaction_id` or key returns the current state of the
+/// transaction, even if its topics were deleted or its session was opened again in the meantime.
+/// Every topic of `appends` needs `produce`, every group of `offsets` needs `group`.
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes a one-request \
+        transaction safe to repeat, instead of a `transaction_id`. Only a committed one is \
+        remembered, for `transaction_retention_ms`")),
     request_body(content = BeginTransaction, description = "The first contents", examples(
         ("one_request" = (summary = "A one-request transaction",
             value = json!(examples::one_request()))),
@@ -73,12 +76,13 @@ use crate::{
 pub async fn begin_transaction(
     access: Access<Produce>,
     _: AnswersJson,
-    TransactionBody(sent, mut held): TransactionBody,
+    TransactionBody(sent, mut held): BeginBody,
 ) -> Result<Response, Error> {
     let NoParameters {} = sent.query()?;
     let body: BeginTransaction = sent.object()?;
+    let key = sent.idempotency_key().map(|key| key.of_request("POST", "/v1/transactions", &[]));
     let traceparent = sent.traceparent.as_deref();
-    let begin = body.checked(traceparent, &access.grant, &mut held)?;
+    let begin = body.checked(key, traceparent, &access.grant, &mut held)?;
     let held = Some(Arc::new(held));
     let answered = access.broker.begin_transaction(access.tenant, begin, held).await?;
     let (duplicate, id) = (answered.duplicate, answered.transaction.transaction_id);

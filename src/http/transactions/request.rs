@@ -9,6 +9,7 @@ use crate::{
     http::extract::{auth::Grant, json::AtMost},
     model::{
         Epoch, MAX_INTEGER, ProducerId, ValidationErrors,
+        dedup::RequestKey,
         transaction::{Begin, Call, Caller, Work},
         uuid_v7,
     },
@@ -18,7 +19,8 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BeginTransaction<'a> {
-    /// A new, recent UUIDv7 that makes this begin safe to repeat; always send one.
+    /// A new, recent UUIDv7 that makes this begin safe to repeat; always send one, or, with
+    /// `commit`, an `Idempotency-Key` instead.
     #[schema(value_type = Option<Uuid>)]
     transaction_id: Option<String>,
     /// The session that begins the transaction. Requires `epoch`; every later call must send both.
@@ -118,11 +120,18 @@ pub struct CommitTransaction<'a> {
 impl BeginTransaction<'_> {
     pub fn checked(
         self,
+        idempotency_key: Option<RequestKey>,
         traceparent: Option<&str>,
         grant: &Grant,
         held: &mut Taken,
     ) -> Result<Begin, Error> {
         let mut errors = ValidationErrors::default();
+        let commit = self.commit.unwrap_or_default();
+        if idempotency_key.is_some() && !commit {
+            errors.add("Idempotency-Key", KEY_WITHOUT_COMMIT);
+        } else if idempotency_key.is_some() && self.transaction_id.is_some() {
+            errors.add("Idempotency-Key", "give it or a transaction_id, not both");
+        }
         let session = parse_session(self.producer_id, self.epoch, &mut errors);
         let timeout_ms = errors.range("/timeout_ms", self.timeout_ms, 1..=MAX_INTEGER);
         let work = ParsedWork::read((self.appends, self.offsets), traceparent, held, &mut errors)?;
@@ -131,13 +140,17 @@ impl BeginTransaction<'_> {
         let id = named.map(|text| uuid_v7(text).ok_or_else(Error::invalid_transaction_id));
         Ok(Begin {
             transaction_id: id.transpose()?,
+            idempotency_key,
             session,
             timeout_ms,
             work: work.permitted(grant)?,
-            commit: self.commit.unwrap_or_default(),
+            commit,
         })
     }
 }
+
+const KEY_WITHOUT_COMMIT: &str = "taken only with \"commit\": true; a transaction of several \
+    requests is repeated by its id: begin with a transaction_id of your own";
 
 /// A call with its caller.
 pub type Called = (Caller, Call);

@@ -5,8 +5,9 @@ use crate::{
     model::{
         Code, Name,
         append::Scope,
+        dedup::RequestKey,
         group::Member,
-        transaction::{Begin, Call, Caller, CommitRight, OffsetItem, Work},
+        transaction::{Begin, Call, Caller, CommitRight, OffsetItem, RepeatedBy, Work},
     },
 };
 
@@ -24,7 +25,7 @@ fn nothing() -> Taken {
 }
 
 async fn begin(text: &str) -> Result<Begin, Error> {
-    json::parse::<BeginTransaction>(text)?.checked(None, &*everything().await, &mut nothing())
+    json::parse::<BeginTransaction>(text)?.checked(None, None, &*everything().await, &mut nothing())
 }
 
 async fn records(text: &str) -> Result<Called, Error> {
@@ -300,11 +301,36 @@ async fn an_operator_names_no_session_and_adds_nothing() {
 async fn the_traceparent_goes_into_the_records() {
     let text = r#"{"appends":[{"topic":"o","records":[{"value":1}]}]}"#;
     let body: BeginTransaction = json::parse(text).unwrap();
-    let begun = body.checked(Some("T"), &*everything().await, &mut nothing()).unwrap();
+    let begun = body.checked(None, Some("T"), &*everything().await, &mut nothing()).unwrap();
     let lines = &begun.work.appends[0].batch.lines;
     assert_eq!(lines, "{\"value\":1,\"headers\":{\"traceparent\":\"T\"}}\n");
     // and not into what is compared when it is repeated
     assert_eq!(begun.digest(), begin(text).await.unwrap().digest());
+}
+
+#[tokio::test]
+async fn a_key_is_for_one_request_transactions_without_an_id() {
+    let key = RequestKey::new("evt_123", "POST", "/v1/transactions", &[]);
+    let named = format!(r#"{{"transaction_id":"{ID}"}}"#);
+    let both = format!(r#"{{"transaction_id":"{ID}","commit":true}}"#);
+    for (text, is_taken) in [
+        (r#"{"commit":true}"#, true),
+        (r#"{"commit":true,"producer_id":1,"epoch":0}"#, true),
+        ("{}", false),
+        (r#"{"commit":false}"#, false),
+        (&*named, false),
+        (&*both, false),
+    ] {
+        let body: BeginTransaction = json::parse(text).unwrap();
+        let begun = body.checked(Some(key), None, &*everything().await, &mut nothing());
+        if is_taken {
+            assert_eq!(begun.unwrap().repeated_by(), RepeatedBy::Key(key), "{text}");
+        } else {
+            assert_eq!(pointers(begun), ["Idempotency-Key"], "{text}");
+        }
+    }
+    assert_eq!(begin("{}").await.unwrap().repeated_by(), RepeatedBy::Nothing);
+    assert_eq!(begin(&named).await.unwrap().repeated_by(), RepeatedBy::Id);
 }
 
 #[test]

@@ -108,8 +108,8 @@ impl Request {
         };
         match &self.transaction {
             _ if self.numbered.is_some() => true,
-            // a forgotten id of the client's is refused by its instant
-            Some(txn) => txn.chosen || is_kept(Some(txn.retention_ms)),
+            // what is forgotten is refused by the instant that the client has named
+            Some(txn) => txn.instant().is_some() || is_kept(Some(txn.retention_ms)),
             None => !self.dedups.is_empty() && self.dedups.iter().all(has_keys),
         }
     }

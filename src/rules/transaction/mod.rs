@@ -25,13 +25,13 @@ use uuid::Uuid;
 
 use super::{
     Refusal,
-    append::{producer_state::REMEMBERED_REQUESTS, sequence::SessionFacts},
+    append::{dedup::check_instant, producer_state::REMEMBERED_REQUESTS, sequence::SessionFacts},
     settings,
 };
 use crate::model::{
     Digest, Epoch, ProducerId, Sequence, Timestamp,
     settings::{Key, OwnSettings},
-    transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, State, Transaction},
+    transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, RepeatedBy, State, Transaction},
 };
 
 /// A transaction's row.
@@ -105,6 +105,21 @@ pub fn check_producer(
     Ok(())
 }
 
+/// Whether a transaction without a row can begin, by its id or key.
+pub fn check_begin(
+    id: &Uuid,
+    by: RepeatedBy,
+    horizon: Timestamp,
+    retention_ms: i64,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    match by {
+        RepeatedBy::Nothing => Ok(()),
+        RepeatedBy::Id => check_id(id, horizon, retention_ms, now),
+        RepeatedBy::Key(key) => check_instant(key.instant, horizon, Some(retention_ms), now),
+    }
+}
+
 /// Whether an id without a row can begin: its timestamp is neither so old that it may have run and
 /// been forgotten, nor too far ahead. `horizon`: outcomes of ids before it may have been removed.
 pub fn check_id(
@@ -163,9 +178,13 @@ pub fn timeout_ms(
     Ok(requested.or(session).unwrap_or(default).min(maximum))
 }
 
-/// Decides a begin of an id that has a row.
-pub fn repeat(row: &TransactionRow, digest: &Digest) -> Result<(), Refusal> {
-    if row.digest == *digest { Ok(()) } else { Err(Refusal::TransactionReused) }
+/// Decides a begin whose id or key has a row.
+pub fn repeat(row: &TransactionRow, by: RepeatedBy, digest: &Digest) -> Result<(), Refusal> {
+    match by {
+        _ if row.digest == *digest => Ok(()),
+        RepeatedBy::Key(_) => Err(Refusal::IdempotencyKeyReused),
+        RepeatedBy::Nothing | RepeatedBy::Id => Err(Refusal::TransactionReused),
+    }
 }
 
 /// Decides a call; the row is as of now (`as_of`), and the caller's session, if named, has been

@@ -9,7 +9,7 @@ use super::TransactionRow;
 use crate::{
     model::{
         Digest, Epoch, LogId, Name, Offset, Partition, ProducerId, Timestamp,
-        transaction::CommitRight,
+        transaction::{CommitRight, RepeatedBy},
     },
     rules::{
         Refusal,
@@ -23,8 +23,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SingleRequestTxn {
     pub transaction_id: Uuid,
-    /// The client chose the id, so it may have run before.
-    pub chosen: bool,
+    pub repeated_by: RepeatedBy,
     pub session: Option<(ProducerId, Epoch)>,
     pub append_count: i64,
     /// How long its tenant remembers outcomes.
@@ -39,9 +38,10 @@ pub struct SingleRequestTxn {
 }
 
 /// The context of a batch's transactions: their rows, sessions, and the offsets of their groups.
-/// (An id occurs once in a batch.)
+/// (An id occurs once in a batch, and so does a key.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxnContext {
+    /// By the id of the request; a row found by its key has the id of the first.
     pub rows: HashMap<Uuid, TransactionRow>,
     pub sessions: HashMap<ProducerId, SessionFacts>,
     /// The ongoing transaction of a producer.
@@ -99,6 +99,16 @@ impl From<Refusal> for Stopped {
 }
 
 impl SingleRequestTxn {
+    /// Equal for transactions of which one is a repeat of the other: its key, or its id.
+    pub fn identity(&self) -> Uuid {
+        self.repeated_by.key().map_or(self.transaction_id, |key| key.key)
+    }
+
+    /// The instant that the client has named.
+    pub fn instant(&self) -> Option<Timestamp> {
+        self.repeated_by.instant(&self.transaction_id)
+    }
+
     /// Whether a statement can verify the assumption of the fast path (`TxnContext::optimistic`).
     /// It does not lock the heads that the first commit in a partition must lock.
     pub fn may_be_assumed(&self) -> bool {
@@ -172,14 +182,15 @@ impl TxnContext {
     /// A remembered outcome is returned before anything else is checked.
     pub fn judge(&self, txn: &SingleRequestTxn, digest: &Digest) -> Result<(), Stopped> {
         if let Some(row) = self.rows.get(&txn.transaction_id) {
-            transaction::repeat(row, digest)?;
+            transaction::repeat(row, txn.repeated_by, digest)?;
             return Err(Stopped::AlreadyCommitted(Box::new(row.clone())));
         }
         if let Some((producer_id, epoch)) = txn.session {
             transaction::check_producer((producer_id, epoch), self.sessions.get(&producer_id))?;
         }
-        if let Some(OutcomeHorizon { horizon, now }) = self.caches.filter(|_| txn.chosen) {
-            transaction::check_id(&txn.transaction_id, horizon, txn.retention_ms, now)?;
+        if let Some(OutcomeHorizon { horizon, now }) = self.caches {
+            let (id, by) = (&txn.transaction_id, txn.repeated_by);
+            transaction::check_begin(id, by, horizon, txn.retention_ms, now)?;
         }
         let ongoing = txn.session.and_then(|(producer, _)| self.ongoing.get(&producer));
         if let Some(transaction_id) = ongoing.copied() {

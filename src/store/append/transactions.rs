@@ -1,11 +1,10 @@
 //! The write of a batch with one-request transactions on the fast path. It locks and writes in the
-//! order of `store`: transactions by id, the offsets they move by group and log, then heads.
+//! order of `store`: keys, transactions by id, the offsets they move by group and log, then heads.
 
 use sqlx::{postgres::PgBindIterExt, types::Json};
 
 use super::{Query, head_is_as_expected, heads_and_rows, reserved_keys};
 use crate::{
-    model::Timestamp,
     rules::transaction::one_request::OffsetMove,
     store::{dedup::insert_keys, durable, statements, transaction::one_request::Ended},
 };
@@ -15,21 +14,29 @@ macro_rules! transactions {
     () => {
         concat!(
             r"
-            -- Waits for an id that runs elsewhere; an id that has run undoes the statement.
+            -- Waits for a key or id that runs elsewhere; one that has run undoes the statement.
+            named as materialized (
+                insert into oncelog.transaction_keys (tenant_id, key, transaction_id, instant)
+                select $1, k.key, k.transaction_id, k.instant
+                from unnest($16::uuid[], $20::uuid[], $21::timestamptz[])
+                    as k (transaction_id, key, instant)
+                where k.key is not null and ", durable!(), r"
+                order by k.key
+                returning key),
             done as (
                 insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at,
                     expires_at, ended_at, append_count, appends, remembered_from)
                 select $1, t.transaction_id, 'committed', t.digest, c.now, c.now, c.now, t.append_count,
-                    t.appends, greatest(c.now, oncelog.instant_of(t.transaction_id))
-                from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[])
-                    as t (transaction_id, digest, append_count, appends)
+                    t.appends, greatest(c.now, oncelog.instant_of(t.transaction_id), t.key_instant)
+                from unnest($16::uuid[], $17::bytea[], $18::bigint[], $19::jsonb[], $21::timestamptz[])
+                    as t (transaction_id, digest, append_count, appends, key_instant)
                 cross join (select date_trunc('milliseconds', clock_timestamp()) as now) c
-                where ", durable!(), r#"
+                where ", durable!(), r#" and (select count(*) from named) >= 0
                 order by t.transaction_id
                 returning created_at),
             moved as materialized (
-                select * from unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[],
-                        $24::bigint[], $25::text[], $26::bigint[], $27::bigint[], $28::boolean[])
+                select * from unnest($22::text[], $23::bigint[], $24::bigint[], $25::bigint[],
+                        $26::bigint[], $27::text[], $28::bigint[], $29::bigint[], $30::boolean[])
                     as m (group_name, log_id, from_offset, to_offset, highest_offset,
                         member_id, since, generation, from_below)),
             -- The offsets that are as expected (or less, if only that is known), and have no owner,
@@ -56,7 +63,7 @@ macro_rules! transactions {
                     for no key update of o) as o), "#,
             heads_and_rows!(
                 r"(select count(*) from done) = cardinality($16)
-                    and (select count(*) from place) = cardinality($20)",
+                    and (select count(*) from place) = cardinality($22)",
                 // a group from which nobody owns a partition has no member
                 r"
                     and not exists (
@@ -86,10 +93,10 @@ macro_rules! undone_unless_complete {
                 (select min(created_at) from done) as ended_at,
                 -- An incomplete batch undoes all of it. Ids are checked last: what was forgotten
                 -- before a row could be inserted has advanced the horizon, which is visible here.
-                case when not (m.complete and ($29::timestamptz is null
-                    or $29 >= (select oncelog.forgotten_horizon($1))
-                        and $29 >= m.appended_at - interval '1 millisecond' * $31::bigint
-                        and $30 <= m.appended_at + interval '24 hours'))
+                case when not (m.complete and ($31::timestamptz is null
+                    or $31 >= (select oncelog.forgotten_horizon($1))
+                        and $31 >= m.appended_at - interval '1 millisecond' * $33::bigint
+                        and $32 <= m.appended_at + interval '24 hours'))
                     then oncelog.undo_statement() else 0 end as undone
             from moment m left join row r on true"
     };
@@ -102,8 +109,8 @@ statements! {
     APPEND_TRANSACTIONS_CLAIMING = concat!(
         "with ", transactions!(), ", ",
         reserved_keys!(
-            r"$32::smallint[], $33::bigint[], $34::uuid[], $35::bigint[],
-                        $36::bigint[], $37::bigint[], $38::bigint[], $39::bytea[]"
+            r"$34::smallint[], $35::bigint[], $36::uuid[], $37::bigint[],
+                        $38::bigint[], $39::bigint[], $40::bigint[], $41::bytea[]"
         ),
         undone_unless_complete!(),
     );
@@ -114,19 +121,22 @@ pub(super) fn statement(has_keys: bool) -> &'static str {
     if has_keys { APPEND_TRANSACTIONS_CLAIMING } else { APPEND_TRANSACTIONS }
 }
 
-/// $16 to $31: of `transactions` and `undone_unless_complete`.
+/// $16 to $33: of `transactions` and `undone_unless_complete`.
 pub(super) fn bind<'q>(
     query: Query<'q>,
     ended: &'q [Ended<'q>],
     offsets: &'q [OffsetMove],
 ) -> Query<'q> {
-    let chosen = || ended.iter().filter(|ended| ended.transaction.chosen);
-    let instants = || chosen().filter_map(|e| Timestamp::of_uuid(&e.transaction.transaction_id));
+    let keys = || ended.iter().map(|ended| ended.transaction.repeated_by.key());
+    let named = || ended.iter().filter(|ended| ended.transaction.instant().is_some());
+    let instants = || ended.iter().filter_map(|ended| ended.transaction.instant());
     query
         .bind(ended.iter().map(|e| e.transaction.transaction_id).bind_iter())
         .bind(ended.iter().map(|e| e.digest).bind_iter())
         .bind(ended.iter().map(|e| e.transaction.append_count).bind_iter())
         .bind(ended.iter().map(|e| Json(&e.appends)).bind_iter())
+        .bind(keys().map(|key| Some(key?.key)).bind_iter())
+        .bind(keys().map(|key| key?.instant).bind_iter())
         .bind(offsets.iter().map(|o| &o.place.group).bind_iter())
         .bind(offsets.iter().map(|o| o.place.log_id).bind_iter())
         .bind(offsets.iter().map(|o| o.from).bind_iter())
@@ -138,5 +148,5 @@ pub(super) fn bind<'q>(
         .bind(offsets.iter().map(|o| o.from_below).bind_iter())
         .bind(instants().min())
         .bind(instants().max())
-        .bind(chosen().map(|ended| ended.transaction.retention_ms).min())
+        .bind(named().map(|ended| ended.transaction.retention_ms).min())
 }

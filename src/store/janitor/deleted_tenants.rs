@@ -40,8 +40,9 @@ statements! {
         order by tenant_id limit $2";
     /// The tables that still have rows of a tenant.
     LEFT = tables_left!(
-        "topics", "logs", "doomed_logs", "batches", "compactions", "transactions", "staged_batches",
-        "staged_offsets", "pins", "held_ids", "group_members", "group_offsets", "groups",
+        "topics", "logs", "doomed_logs", "batches", "compactions", "transactions",
+        "transaction_keys", "staged_batches", "staged_offsets", "pins", "held_ids",
+        "group_members", "group_offsets", "groups",
         "session_opens", "producer_states", "sessions", "doomed_topics", "dedup_keys"
     );
     PREPARED = r"select transaction_id from oncelog.transactions where tenant_id = $1 and state = 'prepared'
@@ -64,6 +65,7 @@ statements! {
     DROP_STAGED_OFFSETS = drop_first!("staged_offsets", "transaction_id, group_name, log_id");
     DROP_PINS = drop_first!("pins", "transaction_id, log_id");
     DROP_HELD_IDS = drop_first!("held_ids", "topic_id, key");
+    DROP_TRANSACTION_KEYS = drop_first!("transaction_keys", "key");
     /// Prepared transactions are aborted first.
     DROP_TRANSACTIONS = drop_first!("transactions", "transaction_id", " and state <> 'prepared'");
     DROP_MEMBERS = drop_first!("group_members", "group_name, member_id");
@@ -139,11 +141,12 @@ const fn special(table: &'static str, how: How) -> Swept {
 }
 
 /// The order of removal: rows that refer to others before those.
-pub const SWEPT: [Swept; 15] = [
+pub const SWEPT: [Swept; 16] = [
     rows("staged_batches", DROP_STAGED),
     rows("staged_offsets", DROP_STAGED_OFFSETS),
     rows("pins", DROP_PINS),
     rows("held_ids", DROP_HELD_IDS),
+    rows("transaction_keys", DROP_TRANSACTION_KEYS),
     rows("transactions", DROP_TRANSACTIONS),
     rows("group_members", DROP_MEMBERS),
     rows("group_offsets", DROP_OFFSETS),

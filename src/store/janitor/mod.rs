@@ -108,8 +108,8 @@ statements! {
     OUTGROWN = r"select exists (
         select from pg_class
         where relnamespace = 'oncelog'::regnamespace and relname = any ('{
-                topics,logs,sessions,session_opens,producer_states,transactions,staged_batches,
-                staged_offsets,groups,group_members,group_offsets,held_ids}'::name[])
+                topics,logs,sessions,session_opens,producer_states,transactions,
+                transaction_keys,staged_batches,staged_offsets,groups,group_members,group_offsets,held_ids}'::name[])
             and pg_relation_size(oid) / current_setting('block_size')::bigint
                 > 10 * greatest(relpages, 1))";
     /// Applies to this transaction: others wait for the locks it holds.
@@ -134,8 +134,9 @@ pub struct Chunk {
 /// Tables with several indexes that start with the tenant, or that are joined: only statistics tell
 /// the planner which index is right.
 const ANALYZE: &str = "analyze oncelog.topics, oncelog.logs, oncelog.sessions, oncelog.session_opens, \
-    oncelog.producer_states, oncelog.transactions, oncelog.staged_batches, oncelog.staged_offsets, \
-    oncelog.groups, oncelog.group_members, oncelog.group_offsets, oncelog.held_ids";
+    oncelog.producer_states, oncelog.transactions, oncelog.transaction_keys, \
+    oncelog.staged_batches, oncelog.staged_offsets, oncelog.groups, oncelog.group_members, \
+    oncelog.group_offsets, oncelog.held_ids";
 
 /// Whether a table has grown far beyond its statistics, and so beyond the assumptions of all plans.
 pub async fn outgrown(conn: &mut Connection) -> Result<bool> {

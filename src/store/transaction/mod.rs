@@ -12,7 +12,7 @@ use super::{Connection, Error, Result, durable, statements};
 use crate::{
     model::{
         Digest, Epoch, ProducerId, TenantId, Timestamp,
-        transaction::{Filter, PlacedAppend, State},
+        transaction::{Filter, PlacedAppend, RepeatedBy, State},
     },
     rules::transaction::TransactionRow,
 };
@@ -53,6 +53,11 @@ macro_rules! page {
 statements! {
     READ = transaction_rows!("transaction_id = $2");
     LOCK = transaction_rows!("transaction_id = any($2) order by transaction_id for no key update");
+    /// A row with a key has ended, and changes no more.
+    READ_BY_KEY = transaction_rows!(
+        r"transaction_id = (
+            select transaction_id from oncelog.transaction_keys where tenant_id = $1 and key = $2)"
+    );
     HORIZON = "select forgotten_horizon, clock_timestamp() from oncelog.tenants where tenant_id = $1";
     /// The common begin in one round trip: a new transaction, of a session that is current if it
     /// names one. No row: some condition does not hold.
@@ -80,9 +85,14 @@ statements! {
         from made"
     );
     INSERT = concat!(
-        r"insert into oncelog.transactions as t
+        r"with named as materialized (
+            insert into oncelog.transaction_keys (tenant_id, key, transaction_id, instant)
+            select $1, $8, $2, $9 where $8::uuid is not null on conflict do nothing
+            returning key)
+        insert into oncelog.transactions as t
             (tenant_id, transaction_id, state, producer_id, epoch, digest, created_at, expires_at)
-        values ($1, $2, 'ongoing', $3, $4, $5, $6, $7) on conflict do nothing
+        select $1, $2, 'ongoing', $3, $4, $5, $6, $7
+        where $8 is null or exists (select from named) on conflict do nothing
         returning ", transaction_columns!(), ", t.appends"
     );
     ONGOING = transaction_rows!("producer_id = $2 and state = 'ongoing'");
@@ -136,6 +146,17 @@ pub async fn read(
     Ok(sqlx::query_as(READ).bind(tenant).bind(id).fetch_optional(conn).await?)
 }
 
+/// Reads the row of a repeat: by its key, or else its id.
+pub async fn read_repeated(
+    conn: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    by: &RepeatedBy,
+) -> Result<Option<TransactionRow>> {
+    let (sql, name) = by.key().map_or((READ, id), |key| (READ_BY_KEY, key.key));
+    Ok(sqlx::query_as(sql).bind(tenant).bind(name).fetch_optional(conn).await?)
+}
+
 /// Locks rows in the order of their ids; omits missing ones.
 pub async fn lock(
     conn: &mut Connection,
@@ -153,8 +174,7 @@ pub async fn horizon(conn: &mut Connection, tenant: TenantId) -> Result<(Timesta
 /// A transaction to begin.
 pub struct New {
     pub id: Uuid,
-    /// The client chose the id: it may have run before.
-    pub chosen: bool,
+    pub repeated_by: RepeatedBy,
     pub session: Option<(ProducerId, Epoch)>,
     pub digest: Digest,
 }
@@ -184,7 +204,7 @@ pub async fn begin_new(
         .bind(new.digest)
         .bind(limits.requested_timeout_ms)
         .bind(limits.default_timeout_ms)
-        .bind(new.chosen)
+        .bind(new.repeated_by == RepeatedBy::Id)
         .bind(limits.max_timeout_ms)
         .bind(limits.retention_ms)
         .fetch_optional(conn)
@@ -195,9 +215,9 @@ pub async fn begin_new(
     }
 }
 
-/// Begins a transaction; none if its id is known, or its session has an ongoing one. The caller
-/// checks afterwards (`horizon`) whether the id is allowed, because only then what was forgotten
-/// before is visible.
+/// Begins a transaction; none if its id or key is known, or its session has an ongoing one. The
+/// caller checks afterwards (`horizon`) whether the id is allowed, because only then what was
+/// forgotten before is visible.
 pub async fn insert(
     conn: &mut Connection,
     tenant: TenantId,
@@ -208,6 +228,8 @@ pub async fn insert(
     let (producer_id, epoch) = new.session.unzip();
     let query = sqlx::query_as(INSERT).bind(tenant).bind(new.id).bind(producer_id).bind(epoch);
     let query = query.bind(new.digest).bind(created_at).bind(expires_at);
+    let key = new.repeated_by.key();
+    let query = query.bind(key.map(|key| key.key)).bind(key.and_then(|key| key.instant));
     Ok(query.fetch_optional(conn).await?)
 }
 

@@ -239,8 +239,8 @@ async fn every_example_of_sequences_is_answered_as_it_says() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_example_of_transactions_is_answered_as_it_says() {
-    let codes = "concurrent_transactions group_not_found invalid_transaction_state \
-        offset_commit_conflict producer_fenced topic_in_use transaction_expired \
+    let codes = "concurrent_transactions group_not_found idempotency_key_reused \
+        invalid_transaction_state offset_commit_conflict producer_fenced topic_in_use transaction_expired \
         transaction_not_found transaction_reused";
     check_examples("docs/transactions.md", codes).await;
 }

@@ -157,9 +157,12 @@ where
 }
 
 /// The body of a transaction call, with its memory reservation.
-pub struct TransactionBody(pub Sent, pub Taken);
+pub struct TransactionBody<const KEYED: bool = false>(pub Sent, pub Taken);
 
-impl<S> FromRequest<S> for TransactionBody
+/// The body of a begin, which may carry an `Idempotency-Key`.
+pub type BeginBody = TransactionBody<true>;
+
+impl<S, const KEYED: bool> FromRequest<S> for TransactionBody<KEYED>
 where
     S: Send + Sync,
     Arc<Admission>: FromRef<S>,
@@ -168,7 +171,7 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let admission = Arc::from_ref(state);
-        let key = KeyPolicy::Refused(NO_KEY);
+        let key = if KEYED { KeyPolicy::Taken } else { KeyPolicy::Refused(NO_KEY) };
         let (sent, held) = Sent::receive(&admission, request, &[Media::Json], key).await?;
         Ok(Self(sent, held))
     }
@@ -371,8 +374,8 @@ fn busy() -> Error {
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 const NOT_NEEDED: &str = "not supported here: this call is safe to repeat without a key";
-const NO_KEY: &str = "not supported here: the transaction id is the key; begin with a \
-    transaction_id of your own";
+const NO_KEY: &str = "not supported here: a later call is repeated by its transaction's id (and \
+    sequence); only a one-request transaction takes a key";
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use crate::{
         Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::OwnSettings,
-        transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, State},
+        transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, RepeatedBy, State},
     },
     rules::{
         Refusal,
@@ -227,7 +227,7 @@ impl Ledger {
         let digest =
             digest(&format!("{:?}", (begin.session, begin.timeout_ms, &begin.work, begin.commit)));
         if let Some(stored) = self.transactions.get(&id) {
-            repeat(&stored.row, &digest)?;
+            repeat(&stored.row, RepeatedBy::Id, &digest)?;
             return self.answered(id, true);
         }
         timeout_ms(begin.timeout_ms, None, &self.tenant)?;
@@ -269,7 +269,7 @@ impl Ledger {
         offsets.iter().for_each(|offset| give(&mut last, offset));
         let txn = SingleRequestTxn {
             transaction_id: begin.id,
-            chosen: true,
+            repeated_by: RepeatedBy::Id,
             session: begin.session,
             append_count: appends.len() as i64,
             retention_ms: retention_ms(&self.tenant),

@@ -20,14 +20,16 @@ use super::{
 use crate::{
     model::{
         Digest, Epoch, ProducerId, Timestamp,
+        dedup::RequestKey,
         settings::{Key, OwnSettings},
-        transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, State},
+        transaction::{Caller, ID_AHEAD_MS, PlacedAppend, Reason, RepeatedBy, State},
     },
     rules::{
         Refusal,
         transaction::{
             MOVES, Numbering, TransactionRow, TransactionVerdict, Verb, absent, check_appends,
-            check_id, check_producer, check_size, judge, number, repeat, retention_ms, timeout_ms,
+            check_begin, check_producer, check_size, judge, number, repeat, retention_ms,
+            timeout_ms,
         },
     },
 };
@@ -268,7 +270,19 @@ fn ids_that_may_have_run_never_run() {
             "nil" => Uuid::nil(),
             made => made_at(made[1..].parse().unwrap()),
         };
-        let begin = fine(check_id(&id, horizon, retention, now));
+        let begin = fine(check_begin(&id, RepeatedBy::Id, horizon, retention, now));
+        assert!(check_begin(&id, RepeatedBy::Nothing, horizon, retention, now).is_ok());
+        // the instant of a key counts, not that of the id that the server makes for it
+        let key = RequestKey::new(&id.to_string(), "POST", "/v1/transactions", &[]);
+        let of_key = check_begin(&made_at(0), RepeatedBy::Key(key), horizon, retention, now);
+        assert_eq!(
+            of_key.err(),
+            match &*begin {
+                "expired" => Some(Refusal::IdempotencyKeyExpired),
+                "invalid" if key.instant.is_some() => Some(Refusal::IdempotencyKeyAhead),
+                _ => None,
+            }
+        );
         format!("{begin}; {}", show_refusal(&absent(&id, horizon, retention, now)))
     });
 }
@@ -283,7 +297,15 @@ fn a_begin_repeats_only_its_own_payload() {
         committed pay      | other -> reused
         aborted:client pay | pay   -> fine
         aborted:client pay | other -> reused";
-    check(table, |row, payload| fine(repeat(&a_row(row), &digest(payload))));
+    let key = RequestKey::new("evt_7", "POST", "/v1/transactions", &[]);
+    check(table, |row, payload| {
+        let (row, digest) = (a_row(row), digest(payload));
+        let by_id = repeat(&row, RepeatedBy::Id, &digest);
+        let by_key = repeat(&row, RepeatedBy::Key(key), &digest);
+        assert_eq!(by_key.is_ok(), by_id.is_ok());
+        assert_eq!(by_key.err(), by_id.is_err().then_some(Refusal::IdempotencyKeyReused));
+        fine(by_id)
+    });
 }
 
 #[test]

@@ -9,7 +9,8 @@ use uuid::Uuid;
 use crate::{
     model::{
         Name, Offset, Partition, ProducerId, Timestamp,
-        transaction::{CommitRight, State},
+        dedup::RequestKey,
+        transaction::{CommitRight, RepeatedBy, State},
     },
     rules::{
         Refusal,
@@ -39,7 +40,7 @@ fn a_place(group: &str, partition: Partition) -> OffsetPlace {
 pub fn a_txn(offsets: Vec<Claimed>) -> SingleRequestTxn {
     SingleRequestTxn {
         transaction_id: Uuid::from_u128(1),
-        chosen: false,
+        repeated_by: RepeatedBy::Nothing,
         session: None,
         append_count: 1,
         retention_ms: 1,
@@ -141,9 +142,17 @@ fn what_the_fast_path_assumes() {
 #[test]
 fn a_remembered_outcome_is_answered_before_anything_is_judged() {
     let producer = ProducerId(7);
-    let (chosen, transaction_id) = (true, made_at(100));
-    let session = Some((producer, 0));
-    let txn = SingleRequestTxn { transaction_id, chosen, session, ..a_txn(Vec::new()) };
+    let (transaction_id, session) = (made_at(100), Some((producer, 0)));
+    let key = RequestKey::new(&made_at(100).to_string(), "POST", "/v1/transactions", &[]);
+    let txn = |repeated_by| SingleRequestTxn {
+        transaction_id,
+        repeated_by,
+        session,
+        ..a_txn(Vec::new())
+    };
+    let by_id = (txn(RepeatedBy::Id), Refusal::TransactionExpired, Refusal::TransactionReused);
+    let (expired, reused) = (Refusal::IdempotencyKeyExpired, Refusal::IdempotencyKeyReused);
+    let by_key = (txn(RepeatedBy::Key(key)), expired, reused);
     let row = TransactionRow {
         state: State::Committed,
         ended_at: Some(Timestamp(0)),
@@ -156,23 +165,25 @@ fn a_remembered_outcome_is_answered_before_anything_is_judged() {
     let unknown = Refusal::UnknownProducer { producer_id: producer };
     let now = Timestamp(9_000_000);
     let caches = Some(OutcomeHorizon { horizon: now, now });
-    for (session, busy, caches, refusal) in [
-        (None, false, None, unknown),
-        (Some(open_session(1)), false, None, fenced.clone()),
-        (Some(open_session(1)), true, caches, fenced),
-        (Some(open_session(0)), false, caches, Refusal::TransactionExpired),
-        (Some(open_session(0)), true, None, ongoing),
-    ] {
-        let mut context = TxnContext::default();
-        context.caches = caches;
-        context.sessions.extend(session.map(|facts| (producer, facts)));
-        context.ongoing.extend(busy.then_some((producer, other)));
-        assert_eq!(context.judge(&txn, &digest("pay")), Err(Stopped::Refused(refusal)));
-        context.rows.insert(row.transaction_id, row.clone());
-        let before = Stopped::AlreadyCommitted(Box::new(row.clone()));
-        assert_eq!(context.judge(&txn, &digest("pay")), Err(before));
-        let reused = Stopped::Refused(Refusal::TransactionReused);
-        assert_eq!(context.judge(&txn, &digest("other")), Err(reused));
+    for (txn, expired, reused) in [by_id, by_key] {
+        for (session, busy, caches, refusal) in [
+            (None, false, None, unknown.clone()),
+            (Some(open_session(1)), false, None, fenced.clone()),
+            (Some(open_session(1)), true, caches, fenced.clone()),
+            (Some(open_session(0)), false, caches, expired.clone()),
+            (Some(open_session(0)), true, None, ongoing.clone()),
+        ] {
+            let mut context = TxnContext::default();
+            context.caches = caches;
+            context.sessions.extend(session.map(|facts| (producer, facts)));
+            context.ongoing.extend(busy.then_some((producer, other)));
+            assert_eq!(context.judge(&txn, &digest("pay")), Err(Stopped::Refused(refusal)));
+            context.rows.insert(row.transaction_id, row.clone());
+            let before = Stopped::AlreadyCommitted(Box::new(row.clone()));
+            assert_eq!(context.judge(&txn, &digest("pay")), Err(before));
+            let reused = Stopped::Refused(reused.clone());
+            assert_eq!(context.judge(&txn, &digest("other")), Err(reused));
+        }
     }
 }
 

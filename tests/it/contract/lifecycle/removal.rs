@@ -172,6 +172,8 @@ impl World {
             }
         }
         let whole = json!({"commit": true, "appends": [append("orders")]});
+        let keyed = self.server.post("/v1/transactions").json(&whole);
+        send(keyed.header("idempotency-key", "evt_1"), tenant).await.created();
         self.post(tenant, "/v1/transactions", whole).await;
         self.post(tenant, "/v1/groups/h/members", json!({"topics": ["orders"]})).await;
         let tenant = self.id(tenant).await.0;
@@ -380,6 +382,7 @@ async fn make(broker: &Broker, tenant: TenantId, n: usize) -> Vec<Error> {
     let work = Work { appends: Vec::new(), offsets: Vec::new() };
     let begin = Begin {
         transaction_id: Some(Uuid::now_v7()),
+        idempotency_key: None,
         session: None,
         timeout_ms: None,
         work,

@@ -8,7 +8,7 @@ use oncelog::model::Code;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{append, committed_offset, number, read, see, step};
+use super::{KEY, append, committed_offset, number, read, see, step};
 use crate::support::{
     http::{Answer, Server, Setup},
     proxy::Proxy,
@@ -78,7 +78,7 @@ impl World {
             self.told.insert((form, problem["code"].as_str().unwrap().to_owned()));
             let again = ["same", "later"].contains(&problem["retry"].as_str().unwrap());
             assert!(again, "{cut:?} {path} {body}: {problem}");
-            answer = self.cut.post(path).json(body).await;
+            answer = super::post(&self.cut, path, body).await;
         }
         panic!("{cut:?} {path} {body}: {}", answer.text());
     }
@@ -89,7 +89,7 @@ impl World {
         body: &Value,
         Cut { at, arrives }: Cut,
     ) -> (Answer, bool) {
-        let call = self.cut.post(path).json(body);
+        let call = super::post(&self.cut, path, body);
         let steps = match at {
             At::Step(steps) => steps,
             At::Text(text) => {
@@ -123,7 +123,7 @@ impl World {
 }
 
 /// The forms a transaction has, by the call that is cut.
-const FORMS: [&str; 9] = [
+const FORMS: [&str; 10] = [
     "begin",
     "begin with work",
     "records, numbered",
@@ -133,6 +133,7 @@ const FORMS: [&str; 9] = [
     "commit",
     "commit with work",
     "whole",
+    "whole, keyed",
 ];
 
 /// One transaction: a record, and a step of the group.
@@ -163,7 +164,7 @@ impl Run<'_> {
         if form == self.form {
             return self.world.post(self.form, &path, &body, self.cut).await;
         }
-        self.world.server.post(&path).json(&body).await
+        super::post(&self.world.server, &path, &body).await
     }
 
     /// Does all of it; false: it was aborted.
@@ -171,11 +172,15 @@ impl Run<'_> {
         let (id, form) = (json!(self.id), self.form);
         let appends = json!([append("orders", 0, std::slice::from_ref(value))]);
         let offsets = json!([step("carts", 0, json!(from), from.unwrap_or(0) + 1)]);
-        if form == "whole" {
-            let body = json!({"transaction_id": id, "commit": true, "appends": appends,
-                "offsets": offsets});
+        if form.starts_with("whole") {
+            let mut body = json!({"commit": true, "appends": appends, "offsets": offsets});
+            match form {
+                "whole" => body["transaction_id"] = id,
+                _ => body[KEY] = json!(format!("evt_{id}")),
+            }
             let answer = self.call(form, "begin", body).await;
             assert_eq!(answer.json()["state"], "committed", "{}", answer.text());
+            self.id = answer.json()["transaction_id"].as_str().unwrap().parse().unwrap();
             return true;
         }
         if form == "begin with work" {

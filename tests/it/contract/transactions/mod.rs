@@ -5,6 +5,7 @@ mod corners;
 mod forgetting;
 mod http;
 mod ids;
+mod keys;
 mod lost;
 mod members;
 mod races;
@@ -35,8 +36,19 @@ async fn replica_of(server: &Server) -> Server {
     Server::on(&server.options, Setup::default()).await
 }
 
+/// In a body of these tests: the header of this name.
+const KEY: &str = "Idempotency-Key";
+
+fn post(server: &Server, path: &str, body: &Value) -> Call {
+    let mut body = body.clone();
+    match body.as_object_mut().and_then(|fields| fields.remove(KEY)) {
+        Some(key) => server.post(path).json(body).header(KEY, key.as_str().unwrap()),
+        None => server.post(path).json(body),
+    }
+}
+
 fn begin(server: &Server, body: &Value) -> Call {
-    server.post(ALL).json(body)
+    post(server, ALL, body)
 }
 
 fn call(server: &Server, id: Uuid, call: &str, body: &Value) -> Call {

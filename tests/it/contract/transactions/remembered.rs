@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Connection, Executor};
 use uuid::Uuid;
 
-use super::{append, begin, call, number, read, replica_of, see, until, waiting_for_locks};
+use super::{KEY, append, begin, call, number, read, replica_of, see, until, waiting_for_locks};
 use crate::support::http::Server;
 
 const TIMEOUT_MS: i64 = 600_000;
@@ -23,6 +23,24 @@ async fn topics(server: &Server) {
     for cart in 0..18 {
         let path = format!("/v1/topics/carts/partitions/{}/records", cart % 2);
         server.post(&path).json(json!({"records": [{"value": "cart"}]})).await.ok();
+    }
+}
+
+/// Has a key instead of an id: every other one is a UUIDv7.
+fn keyed(mut body: Value, number: usize) -> Value {
+    body.as_object_mut().unwrap().remove("transaction_id");
+    body[KEY] = match number % 2 {
+        0 => json!(Uuid::now_v7()),
+        _ => json!(format!("evt_{number}")),
+    };
+    body
+}
+
+/// Makes another transaction of a body.
+fn rename(body: &mut Value) {
+    match body.get(KEY) {
+        Some(key) => body[KEY] = json!(format!("{}-other", key.as_str().unwrap())),
+        None => body["transaction_id"] = json!(Uuid::now_v7()),
     }
 }
 
@@ -61,14 +79,17 @@ const FORMS: [&str; 7] = [
 /// Every form, done: what was sent, and how it stands.
 async fn all(here: &Server) -> Vec<(Value, Value)> {
     let mut done = Vec::new();
-    for is_signed in [false, true] {
-        for form in FORMS {
+    for (is_signed, is_keyed) in [(false, false), (false, true), (true, false), (true, true)] {
+        for form in FORMS.into_iter().filter(|form| !is_keyed || form.starts_with("whole")) {
             let mut signature = json!({});
             if is_signed {
                 let (p, epoch) = here.session(&format!("p-{}", done.len())).await;
                 signature = json!({"producer_id": p, "epoch": epoch});
             }
-            let body = body(form, done.len(), &signature);
+            let mut body = body(form, done.len(), &signature);
+            if is_keyed {
+                body = keyed(body, done.len());
+            }
             let mut stands = begin(here, &body).await.created();
             if form.starts_with("staged") {
                 let id = body["transaction_id"].as_str().unwrap().parse().unwrap();
@@ -99,8 +120,12 @@ const CHANGES: [&str; 12] = [
     "groups gone",
 ];
 
+fn is_signed(body: &Value) -> bool {
+    body["producer_id"].is_i64()
+}
+
 fn of_sessions(done: &[(Value, Value)]) -> impl Iterator<Item = &Value> {
-    done.iter().map(|(body, _)| body).filter(|body| body["producer_id"].is_i64())
+    done.iter().map(|(body, _)| body).filter(|body| is_signed(body))
 }
 
 async fn make(change: &str, here: &Server, there: &Server, done: &[(Value, Value)]) {
@@ -130,7 +155,7 @@ async fn make(change: &str, here: &Server, there: &Server, done: &[(Value, Value
             }
         }
         "sessions opened" => {
-            for name in FORMS.len()..done.len() {
+            for (name, _) in done.iter().enumerate().filter(|(_, (body, _))| is_signed(body)) {
                 here.session(&format!("p-{name}")).await;
             }
         }
@@ -177,11 +202,15 @@ async fn a_repeat_gets_its_outcome_after_any_change() {
             // of another payload the id is another's, and that is told as well
             let mut other = body.clone();
             other["timeout_ms"] = json!(TIMEOUT_MS + 1);
-            let refused = begin(&there, &other).await.refused(Code::TransactionReused);
+            let reused = match body.get(KEY) {
+                Some(_) => Code::IdempotencyKeyReused,
+                None => Code::TransactionReused,
+            };
+            let refused = begin(&there, &other).await.refused(reused);
             assert_eq!(refused["side_effects"], "none", "{change}");
             // under another id it is judged
             let mut fresh = body.clone();
-            fresh["transaction_id"] = json!(Uuid::now_v7());
+            rename(&mut fresh);
             fresh["timeout_ms"] = json!(null);
             if change == "topics gone" && body.get("appends").is_some() {
                 begin(&there, &fresh).await.refused(Code::TopicNotFound);
@@ -202,8 +231,8 @@ async fn a_fenced_commit_is_refused_although_its_begin_is_answered() {
     let done = all(&here).await;
     make("sessions opened", &here, &here, &done).await;
     for body in of_sessions(&done) {
-        begin(&here, body).await.ok();
-        let id = body["transaction_id"].as_str().unwrap().parse().unwrap();
+        let begun = begin(&here, body).await.ok();
+        let id = begun["transaction_id"].as_str().unwrap().parse().unwrap();
         let signature = json!({"producer_id": body["producer_id"], "epoch": body["epoch"]});
         call(&here, id, "commit", &signature).await.refused(Code::ProducerFenced);
     }
@@ -246,7 +275,7 @@ fn read_before(done: &[(Value, Value)]) -> usize {
 #[tokio::test]
 async fn a_repeat_that_would_be_refused_waits_for_the_one_at_work() {
     for form in ["whole records", "whole records offsets"] {
-        for is_signed in [false, true] {
+        for (is_signed, is_keyed) in [(false, false), (true, false), (true, true)] {
             let here = served().await;
             let there = replica_of(&here).await;
             let mut signature = json!({});
@@ -254,7 +283,10 @@ async fn a_repeat_that_would_be_refused_waits_for_the_one_at_work() {
                 let (p, epoch) = here.session("p").await;
                 signature = json!({"producer_id": p, "epoch": epoch});
             }
-            let body = body(form, 0, &signature);
+            let mut body = body(form, 0, &signature);
+            if is_keyed {
+                body = keyed(body, 1);
+            }
             let mut connection = here.options.connect().await.unwrap();
             let mut held = connection.begin().await.unwrap();
             held.execute("select from oncelog.logs for no key update").await.unwrap();

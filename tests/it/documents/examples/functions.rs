@@ -37,8 +37,14 @@ impl Function {
     }
 }
 
+/// Senders have ids of all forms.
 fn event(number: usize) -> Value {
-    json!({"id": Uuid::now_v7(), "customer": format!("customer-{number}"), "total": 12.5})
+    let id = match number % 3 {
+        0 => Uuid::now_v7().to_string(),
+        1 => format!("evt_{number}"),
+        _ => format!("Zürich/{number} & ☃"),
+    };
+    json!({"id": id, "customer": format!("customer-{number}"), "total": 12.5})
 }
 
 async fn function(language: Language) {
@@ -68,11 +74,11 @@ async fn function(language: Language) {
     let mut changed = events[0].clone();
     changed["total"] = json!(0);
     let code = |answer: &Answer| (answer.status, answer.json()["code"].clone());
-    assert_eq!(code(&function.deliver(&changed).await), (422, json!("transaction_reused")));
+    assert_eq!(code(&function.deliver(&changed).await), (422, json!("idempotency_key_reused")));
     changed["id"] = json!("01809b1e-0000-7000-8000-000000000001");
-    assert_eq!(code(&function.deliver(&changed).await), (410, json!("transaction_expired")));
+    assert_eq!(code(&function.deliver(&changed).await), (410, json!("idempotency_key_expired")));
     changed["id"] = json!(null);
-    assert_eq!(code(&function.deliver(&changed).await), (400, json!("invalid_transaction_id")));
+    assert_eq!(code(&function.deliver(&changed).await), (400, json!("invalid_request")));
     let recorded = events.iter().map(|event| json!({"key": event["customer"], "value": event}));
     assert_eq!(read_all(&served.client, "orders", 0).await, recorded.collect::<Vec<_>>());
     let noted = events.iter().map(|event| json!({"key": null, "value": {"ordered": event["id"]}}));

@@ -69,6 +69,7 @@ pub struct Work {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Begin {
     pub id: Option<Uuid>,
+    pub key: Option<String>,
     pub session: Option<Session>,
     pub timeout_ms: Option<i64>,
     pub work: Work,
@@ -337,7 +338,7 @@ impl Begin {
         put(&mut body, "timeout_ms", self.timeout_ms);
         put(&mut body, "commit", self.commit.then_some(true));
         put_work(&mut body, &self.work);
-        post("/v1/transactions", body)
+        Request { key: self.key.clone(), ..post("/v1/transactions", body) }
     }
 }
 

@@ -233,14 +233,17 @@ impl Draw<'_> {
 
     fn begin(&mut self) -> Act {
         let other = self.late(&self.begins.clone()).filter(|_| self.chance(6));
-        let id = other.or(Some(self.number)).filter(|_| self.chance(85));
+        let id = other.or(Some(self.number)).filter(|_| self.chance(70));
         let session = self.chance(30).then(|| (self.who(), self.beside()));
         if id.is_some() && self.chance(6) {
             let (timeout_ms, work) = (Some(1), WorkWish::default());
-            return Act::Begin { id, session, timeout_ms, work, commit: false };
+            return Act::Begin { id, key: None, session, timeout_ms, work, commit: false };
         }
         let timeout_ms = (session.is_none() && self.chance(5)).then_some(900_001);
-        Act::Begin { id, session, timeout_ms, work: self.work(3), commit: self.chance(55) }
+        let (work, commit) = (self.work(3), self.chance(55));
+        // of those without an id many have a key, some that of another
+        let key = other.or(Some(self.number)).filter(|_| commit && id.is_none() && self.chance(70));
+        Act::Begin { id, key, session, timeout_ms, work, commit }
     }
 
     fn transaction(&mut self) -> Act {

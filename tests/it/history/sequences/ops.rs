@@ -141,6 +141,7 @@ pub enum Act {
     GetSession(Who),
     Begin {
         id: Option<Number>,
+        key: Option<Number>,
         session: Option<(Who, i64)>,
         timeout_ms: Option<i64>,
         work: WorkWish,

@@ -73,8 +73,9 @@ impl Resolver<'_> {
                 Call::Close { producer, epoch: by.map(|_| epoch) }
             }
             Act::GetSession(who) => Call::GetSession { producer: self.session(*who, 0).0 },
-            Act::Begin { id, session, timeout_ms, work, commit } => Call::Begin(Begin {
+            Act::Begin { id, key, session, timeout_ms, work, commit } => Call::Begin(Begin {
                 id: id.map(|number| self.uuid(Kind::Transaction, number)),
+                key: key.map(|number| self.key(number)),
                 session: session.map(|(who, by)| self.session(who, by)),
                 timeout_ms: *timeout_ms,
                 work: self.work(work),

@@ -107,17 +107,19 @@ impl World {
     }
 
     pub fn begin(&mut self, begin: &Begin, reply: &Reply) -> Judged {
-        if let Some(known) = begin.id.and_then(|id| self.transactions.get(&id)) {
+        if let Some((id, known)) = self.begun_before(begin) {
             if OFF.contains(&Off::RepeatsOfTransactions) && self.is_odd_repeat(begin) {
                 return Ok(Want::anything());
             }
             if known.begun_as != *begin {
-                return Err(Refusal::TransactionReused.into());
+                let by_key = begin.key.is_some();
+                let reused = [Refusal::TransactionReused, Refusal::IdempotencyKeyReused];
+                return Err(reused[usize::from(by_key)].clone().into());
             }
             if begin.commit {
                 self.let_go_with(&begin.work.offsets);
             }
-            return Ok(Want::ok(self.told(begin.id.unwrap(), Some(true))));
+            return Ok(Want::ok(self.told(id, Some(true))));
         }
         let in_pass = begin.commit && !begin.work.appends.is_empty();
         let resolved = self.resolve(&begin.work, 0, in_pass)?;
@@ -168,6 +170,14 @@ impl World {
             self.let_go_with(&begin.work.offsets);
         }
         Ok(Want::created(self.told(id, Some(false))))
+    }
+
+    /// The transaction that has its id, or its key.
+    fn begun_before(&self, begin: &Begin) -> Option<(Uuid, &Transaction)> {
+        let is_it = |(id, other): &(&Uuid, &Transaction)| {
+            begin.id == Some(**id) || (begin.key.is_some() && begin.key == other.begun_as.key)
+        };
+        self.transactions.iter().find(is_it).map(|(id, other)| (*id, other))
     }
 
     /// A repeat of which today more is judged than its id and its payload.

@@ -11,7 +11,7 @@ use oncelog::{
         LogId, Name, Offset, Timestamp,
         group::{self, Join, Subscription},
         read::Run,
-        transaction::CommitRight,
+        transaction::{CommitRight, RepeatedBy},
     },
     rules::{
         Refusal,
@@ -286,7 +286,7 @@ impl Ledger {
     fn judge_whole(&self, commit: &Commit) -> Result<(), Refusal> {
         let txn = SingleRequestTxn {
             transaction_id: transaction_id(commit.number),
-            chosen: true,
+            repeated_by: RepeatedBy::Id,
             session: None,
             append_count: 1,
             retention_ms: 1,

@@ -27,10 +27,11 @@ enum Kind {
     TransactionIds,
     TransactionOffsets,
     TransactionSession,
+    TransactionKeyed,
 }
 use Kind::*;
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Plain,
     Spread,
     Numbered,
@@ -47,6 +48,7 @@ const KINDS: [Kind; 16] = [
     TransactionIds,
     TransactionOffsets,
     TransactionSession,
+    TransactionKeyed,
 ];
 
 impl Kind {
@@ -144,13 +146,16 @@ impl Sender {
             Some(partition) => format!("/v1/topics/{topic}/partitions/{partition}/records"),
             None => format!("/v1/topics/{topic}/records"),
         };
-        let key = matches!(kind, Keyed | KeyedSpread).then(|| format!("key-{unique}"));
+        let is_keyed = matches!(kind, Keyed | KeyedSpread | TransactionKeyed);
+        let key = is_keyed.then(|| format!("key-{unique}"));
         if !kind.is_transaction() {
             return Sent { kind, path, key, body };
         }
         let append = json!({"topic": topic, "records": body["records"]});
-        let mut transaction =
-            json!({"transaction_id": Uuid::now_v7(), "appends": [append], "commit": true});
+        let mut transaction = json!({"appends": [append], "commit": true});
+        if key.is_none() {
+            transaction["transaction_id"] = json!(Uuid::now_v7());
+        }
         if kind == TransactionSession {
             transaction["producer_id"] = body["producer_id"].clone();
             transaction["epoch"] = json!(0);

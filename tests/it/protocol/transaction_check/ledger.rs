@@ -8,7 +8,7 @@ use oncelog::{
         Digest, Epoch, LogId, Name, Offset, ProducerId, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::{Key, OwnSettings, Value},
-        transaction::{Caller, CommitRight, PlacedAppend, Reason, State},
+        transaction::{Caller, CommitRight, PlacedAppend, Reason, RepeatedBy, State},
     },
     rules::{
         Refusal,
@@ -208,7 +208,7 @@ impl Ledger {
     fn begin(&mut self, message: &Message) -> Result<bool, Refusal> {
         let (now, id) = (self.now, message.id);
         if let Some(stored) = self.transactions.get(&id) {
-            repeat(&stored.row, &BEGIN)?;
+            repeat(&stored.row, RepeatedBy::Id, &BEGIN)?;
             return Ok(true);
         }
         check_id(&id, self.horizon(), retention_ms(&self.tenant()), now)?;
@@ -258,7 +258,7 @@ impl Ledger {
         });
         let txn = SingleRequestTxn {
             transaction_id: id,
-            chosen: true,
+            repeated_by: RepeatedBy::Id,
             session: message.session,
             append_count: appends.len() as i64,
             retention_ms: retention_ms(&self.tenant()),
