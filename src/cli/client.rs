@@ -13,16 +13,17 @@ use std::{
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use clap::Args;
 use indicatif::ProgressBar;
 use reqwest::{
     Method, RequestBuilder, StatusCode, Url,
     header::{AUTHORIZATION, HeaderMap, HeaderValue, RETRY_AFTER},
 };
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep};
+
+use super::server::{ServerFlags, Target};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout of a request; a long poll adds its wait.
@@ -32,35 +33,14 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The longest `Retry-After` that the client respects.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
-
-/// The server to call, and the token to send.
-#[derive(Args)]
-pub(super) struct ServerFlags {
-    /// Base URL of the server
-    #[arg(long, env = "ONCELOG_URL", hide_env_values = true, default_value = DEFAULT_URL, value_parser = url)]
-    url: Url,
-    /// Bearer token; prefer the environment variable, which other users of this machine cannot read
-    #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
-    token: Option<SecretString>,
-}
-
-/// Parses the base URL; an empty variable counts as unset.
-pub(super) fn url(text: &str) -> Result<Url, String> {
-    let url = Url::parse(if text.is_empty() { DEFAULT_URL } else { text })
-        .map_err(|error| error.to_string())?;
-    match (url.scheme(), url.query(), url.fragment()) {
-        ("http" | "https", None, None) => Ok(url),
-        _ => Err("expected http:// or https:// with a host and an optional path".into()),
-    }
-}
-
 /// How long a request is retried; none: without limit.
 pub(super) type Patience = Option<Duration>;
 
 pub(super) struct Client {
     http: reqwest::Client,
-    base: Url,
+    pub base: Url,
+    /// Whether requests carry a token.
+    pub has_token: bool,
     patience: Patience,
     /// Whether an outage is reported.
     is_down: AtomicBool,
@@ -80,6 +60,12 @@ impl Answer {
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> anyhow::Result<T> {
         serde_json::from_slice(&self.body).context("unexpected response from the server")
     }
+}
+
+/// A page of a list.
+pub(super) struct ListPage {
+    pub items: Vec<Box<RawValue>>,
+    pub next_after: Option<String>,
 }
 
 /// The members of a problem document that the commands use.
@@ -134,6 +120,7 @@ fn advice(problem: &Problem) -> &'static str {
         }
         "forbidden" if problem.required_scope.is_some() => "; the token needs this scope",
         "transaction_not_found" => "; `oncelog txn list` lists all that the server remembers",
+        "unknown_producer" => "; `oncelog session list` lists all",
         "group_not_found" => "; `oncelog group list` lists all",
         "topic_not_found" => "; `oncelog topic create` creates one, `oncelog topic list` lists all",
         "route_not_found" => "; is --url the address of an oncelog server?",
@@ -151,10 +138,10 @@ enum AttemptError {
 
 impl Client {
     pub fn new(flags: ServerFlags, patience: Patience) -> anyhow::Result<Self> {
+        let Target { url, token } = flags.target()?;
         let mut headers = HeaderMap::new();
-        let token = flags.token.as_ref().map(|token| token.expose_secret().trim());
-        if let Some(token) = token.filter(|token| !token.is_empty()) {
-            let value = format!("Bearer {token}");
+        if let Some(token) = &token {
+            let value = format!("Bearer {}", token.expose_secret().trim());
             let Ok(mut value) = HeaderValue::from_str(&value) else {
                 bail!("the token contains invalid characters");
             };
@@ -169,13 +156,14 @@ impl Client {
             .timeout(ANSWER_TIMEOUT)
             .tcp_nodelay(true);
         // plain HTTP must work on machines without root certificates
-        let builder = match flags.url.scheme() {
+        let builder = match url.scheme() {
             "http" => builder.tls_certs_only([]),
             _ => builder,
         };
         Ok(Self {
             http: builder.build().context("cannot create the HTTP client")?,
-            base: flags.url,
+            base: url,
+            has_token: token.is_some(),
             patience,
             is_down: AtomicBool::new(false),
             repeats: AtomicU64::new(0),
@@ -183,17 +171,28 @@ impl Client {
         })
     }
 
-    /// Builds a request for a path below the base URL. Segments are escaped one by one, so that a
-    /// name cannot leave its place in the path.
+    /// Builds a request for a path below `/v1`.
     pub fn request(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> RequestBuilder {
-        let mut url = self.base.clone();
-        if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().push("v1").extend(path);
-        }
+        let mut url = self.below(&[&["v1"], path].concat());
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
         self.http.request(method, url)
+    }
+
+    /// Builds a request for what a server answers outside of `/v1`, such as `readyz`.
+    pub fn service(&self, name: &str) -> RequestBuilder {
+        self.http.get(self.below(&[name]))
+    }
+
+    /// A URL below the base URL. Segments are escaped one by one, so that a name cannot leave its
+    /// place in the path.
+    fn below(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        url
     }
 
     /// The number of retries so far.
@@ -228,7 +227,8 @@ impl Client {
                 Err(AttemptError::Unavailable(what)) => {
                     let what = format!("{} does not answer: {what}", self.base);
                     self.report_outage(&what);
-                    hint = "; is a server running there? --url or ONCELOG_URL sets its address";
+                    hint = "; is a server running there? --url or ONCELOG_URL sets its address, \
+                            and so does `oncelog context`";
                     (what, pause)
                 }
                 Err(AttemptError::Problem(problem, after)) => match problem.retry.as_str() {
@@ -249,6 +249,26 @@ impl Client {
         }
     }
 
+    /// The items of a list after this one, and where the next page begins.
+    pub async fn page(
+        &self,
+        path: &[&str],
+        filter: &[(&str, &str)],
+        after: Option<&str>,
+    ) -> anyhow::Result<ListPage> {
+        let collection = path.last().copied().unwrap_or_default();
+        let mut query = [&[("limit", "1000")], filter].concat();
+        query.extend(after.map(|after| ("after", after)));
+        let answer = self.send(self.request(Method::GET, path, &query)).await?;
+        let page: HashMap<String, Box<RawValue>> = answer.json()?;
+        let items = page.get(collection).context("the response has no such list")?;
+        let next = page.get("next_after").map(|next| serde_json::from_str(next.get()));
+        Ok(ListPage {
+            items: serde_json::from_str(items.get())?,
+            next_after: next.transpose()?.flatten(),
+        })
+    }
+
     /// Passes all items of a list to `each`, page by page, until it returns false.
     pub async fn list(
         &self,
@@ -256,21 +276,15 @@ impl Client {
         filter: &[(&str, &str)],
         mut each: impl FnMut(&RawValue) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let collection = path.last().copied().unwrap_or_default();
         let mut after: Option<String> = None;
         loop {
-            let mut query = [&[("limit", "1000")], filter].concat();
-            query.extend(after.as_deref().map(|after| ("after", after)));
-            let answer = self.send(self.request(Method::GET, path, &query)).await?;
-            let page: HashMap<String, Box<RawValue>> = answer.json()?;
-            let items = page.get(collection).context("the response has no such list")?;
-            for item in serde_json::from_str::<Vec<&RawValue>>(items.get())? {
-                if !each(item)? {
+            let page = self.page(path, filter, after.as_deref()).await?;
+            for item in page.items {
+                if !each(&item)? {
                     return Ok(());
                 }
             }
-            let next = page.get("next_after").map(|next| serde_json::from_str(next.get()));
-            after = next.transpose()?.flatten();
+            after = page.next_after;
             if after.is_none() {
                 return Ok(());
             }

@@ -11,7 +11,9 @@ mod consume;
 mod output;
 mod produce;
 mod serve;
+mod server;
 mod service;
+mod status;
 mod token;
 
 use std::process::ExitCode;
@@ -63,6 +65,12 @@ enum Command {
     /// Print the completion script for a shell
     #[command(after_help = service::COMPLETIONS_EXAMPLE)]
     Completions { shell: clap_complete::Shell },
+    /// Show what a server is, whether it is well, and what it does now
+    #[command(after_help = status::EXAMPLE)]
+    Status(status::StatusFlags),
+    /// Name servers, and choose the one that commands call
+    #[command(subcommand, after_help = server::commands::EXAMPLE)]
+    Context(server::commands::ContextCommand),
     /// Create and inspect tokens
     #[command(subcommand, after_help = token::EXAMPLE)]
     Token(token::TokenCommand),
@@ -78,13 +86,16 @@ enum Command {
     /// For operators: list, create, limit, suspend and delete tenants
     #[command(subcommand, after_help = admin::tenant::EXAMPLE)]
     Tenant(admin::tenant::TenantCommand),
+    /// Open, list, show and close the sessions of producers
+    #[command(subcommand, after_help = admin::session::EXAMPLE)]
+    Session(admin::session::SessionCommand),
     /// List and show transactions; abort or commit one as an operator
     #[command(subcommand, after_help = admin::txn::EXAMPLE)]
     Txn(admin::txn::TxnCommand),
     /// Append the lines of a file or of stdin, each exactly once despite retries
     #[command(after_long_help = produce::HELP, after_help = produce::EXAMPLE)]
     Produce(produce::ProduceFlags),
-    /// Print records, one JSON object per line
+    /// Print records, one JSON object per line, or in a format
     #[command(after_long_help = consume::HELP, after_help = consume::EXAMPLE)]
     Consume(consume::ConsumeFlags),
     /// Measure how fast a server appends, reads and wakes readers
@@ -142,6 +153,9 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Group(command) => admin::group::run(command),
         Command::Settings(command) => admin::settings::run(command),
         Command::Tenant(command) => admin::tenant::run(command),
+        Command::Status(flags) => status::run(flags),
+        Command::Context(command) => server::commands::run(command),
+        Command::Session(command) => admin::session::run(command),
         Command::Txn(command) => admin::txn::run(command),
         Command::Produce(flags) => produce::run(flags),
         Command::Consume(flags) => consume::run(flags),

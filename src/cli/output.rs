@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::Context;
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{
+    Cell, CellAlignment, ColumnConstraint::LowerBoundary, ContentArrangement, Row, Table, Width,
+    presets,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -49,16 +52,50 @@ pub(super) async fn closed() -> Closed {
 /// A column of a table: its heading, and the cell of an item.
 pub(super) type Column = (&'static str, fn(&Value) -> Cell);
 
-/// A table for a terminal.
+/// A table for a terminal, of which no line is wider.
 pub(super) fn table(columns: &[Column], items: &[Value]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(columns.iter().map(|(heading, _)| heading));
-    table.add_rows(items.iter().map(|item| row(columns, item)));
+    let row = |item| columns.iter().map(|(_, cell)| cell(item)).collect::<Vec<Cell>>();
+    table.add_rows(items.iter().map(row));
+    fit(&mut table);
     table
 }
 
-pub(super) fn row(columns: &[Column], item: &Value) -> Vec<Cell> {
-    columns.iter().map(|(_, cell)| cell(item)).collect()
+/// Lets the cells of a table wider than the terminal wrap, between words. Words are broken only if
+/// they alone are wider, and then the longest, such as ids.
+fn fit(table: &mut Table) {
+    // a terminal that does not know its size says 0
+    let Some(width @ 1..) = table.width() else { return };
+    let mut words = vec![0; table.column_count()];
+    for row in table.header().into_iter().chain(table.row_iter()) {
+        for (longest, word) in words.iter_mut().zip(longest_words(row)) {
+            *longest = word.max(*longest);
+        }
+    }
+    let padding: usize =
+        table.column_iter().map(|column| usize::from(column.padding_width())).sum();
+    let fits = |widths: &[u16], cap: u16| {
+        let capped = widths.iter().map(|one| usize::from(cap.min(*one)));
+        padding + capped.sum::<usize>() <= width.into()
+    };
+    if fits(&table.column_max_content_widths(), u16::MAX) {
+        return;
+    }
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    let cap = (1..=width).rev().find(|cap| fits(&words, *cap)).unwrap_or(1);
+    for (column, word) in table.column_iter_mut().zip(words) {
+        let least = word.min(cap) + column.padding_width();
+        column.set_constraint(LowerBoundary(Width::Fixed(least)));
+    }
+}
+
+fn longest_words(row: &Row) -> impl Iterator<Item = u16> {
+    row.cell_iter().map(|cell| {
+        let content = cell.content();
+        let widths = content.split_whitespace().map(|word| word.chars().count());
+        u16::try_from(widths.max().unwrap_or_default()).unwrap_or(u16::MAX)
+    })
 }
 
 pub(super) fn cell(value: &Value) -> Cell {
@@ -75,4 +112,48 @@ pub(super) fn cell_or_blank(value: &Value) -> Cell {
 /// The items of an array; none of another value.
 pub(super) fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const COLUMNS: &[Column] = &[
+        ("id", |item| cell(&item["id"])),
+        ("high watermark", |item| cell(&item["n"])),
+        ("what it is", |item| cell(&item["text"])),
+    ];
+
+    fn lines(width: u16) -> Vec<String> {
+        let item = json!({"id": "019aa5b6-5c00-7000-8000-000000000004", "n": 17,
+            "text": "a text of several words that needs more than one line"});
+        let mut table = table(COLUMNS, &[item]);
+        table.set_width(width);
+        fit(&mut table);
+        table.lines().collect()
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        for width in [200, 100, 80, 60, 40, 20] {
+            let lines = lines(width);
+            let widest = lines.iter().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(width.into()), "{width}: {lines:#?}");
+        }
+        assert_eq!(lines(200).len(), 2);
+    }
+
+    #[test]
+    fn words_stay_whole_where_they_fit() {
+        for width in [200, 100, 80, 65] {
+            let text = lines(width).join("\n");
+            assert!(text.contains("019aa5b6-5c00-7000-8000-000000000004"), "{text}");
+        }
+        for width in [50, 40] {
+            let text = lines(width).join("\n");
+            assert!(text.contains("watermark") && text.contains("several"), "{text}");
+        }
+    }
 }

@@ -11,7 +11,8 @@ use crate::{
 pub(super) const EXAMPLE: &str = "\
 Each setting can also be given in the environment or in the TOML file, where its name is that of
 the flag with `_` for `-`. A flag overrides the environment, which overrides the file; `oncelog
-config` prints the result. On SIGTERM or Ctrl-C it answers the requests in flight, then exits.
+config` prints the result. Times and sizes may have a unit (`30s`, `64MiB`); without one they are
+milliseconds and bytes. On SIGTERM or Ctrl-C it answers the requests in flight, then exits.
 
 Examples:
   oncelog serve

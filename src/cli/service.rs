@@ -1,6 +1,9 @@
 //! Commands that need no running server: `migrate`, `config`, `openapi`, `completions`.
 
-use std::path::PathBuf;
+use std::{
+    io::{IsTerminal, stdout},
+    path::PathBuf,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -20,7 +23,8 @@ Example:
   oncelog migrate --database-url postgres://oncelog@db.example/oncelog";
 
 pub(super) const CONFIG_EXAMPLE: &str = "\
-The output is a valid configuration file with all keys; secrets are replaced by ***.
+The output is a valid configuration file with all keys; secrets are replaced by ***. On a terminal
+times and sizes have units; piped, they are milliseconds and bytes.
 
 Example:
   ONCELOG_LANES=2 oncelog config --listen 127.0.0.1:9000 | grep -v default$";
@@ -60,7 +64,9 @@ pub(super) fn migrate(given: MigrateFlags) -> anyhow::Result<()> {
 }
 
 pub(super) fn config(flags: &config::Flags) -> anyhow::Result<()> {
-    print(Config::load(flags)?.to_string().as_bytes())
+    let config = Config::load(flags)?;
+    let text = if stdout().is_terminal() { format!("{config:#}") } else { config.to_string() };
+    print(text.as_bytes())
 }
 
 pub(super) fn openapi() -> anyhow::Result<()> {

@@ -14,12 +14,14 @@ mod parse;
 mod sources;
 #[cfg(test)]
 mod tests;
+pub mod units;
 
 use parse::{
     address, cores, database_url, hs256_secret, log_format, log_level, number, optional, path, word,
 };
 use sources::Given;
 pub use sources::{Flags, Origin};
+use units::Unit;
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +46,7 @@ pub struct Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: &'static str,
-    /// The value; `***` for a secret.
+    /// The value, a number without its unit; `***` for a secret.
     pub shown: String,
     pub origin: Origin,
 }
@@ -167,14 +169,17 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Prints a valid configuration file, with the secrets masked.
+/// Prints a valid configuration file, with the secrets masked; `{:#}` shows times and sizes with
+/// their units.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().try_for_each(|Entry { name, shown, origin }| {
-            let value = match shown.parse::<u64>() {
-                Ok(number) => number.to_string(),
+            let quoted = |text: &str| serde_json::Value::from(text).to_string();
+            let value = match (shown.parse::<u64>(), Unit::of(name)) {
+                (Ok(number), Some(unit)) if f.alternate() => quoted(&unit.show(number)),
+                (Ok(number), _) => number.to_string(),
                 // a JSON string is a TOML string
-                Err(_) => serde_json::Value::from(shown.as_str()).to_string(),
+                (Err(_), _) => quoted(shown),
             };
             writeln!(f, "{name} = {value}  # {origin}")
         })
@@ -290,11 +295,18 @@ impl Given {
             }
             _ => text,
         };
-        let shown = if key.secret && !text.is_empty() { "***" } else { text };
+        let unit = Unit::of(key.name);
+        let number = unit.and_then(|unit| Some(unit.parse(text).ok()?.to_string()));
+        let value = number.as_deref().unwrap_or(text);
+        let shown = if key.secret && !text.is_empty() { "***" } else { value };
         entries.push(Entry { name: key.name, shown: shown.into(), origin: origin.clone() });
-        match parse(text) {
+        match parse(value) {
             Ok(value) => Some(value),
             Err(expected) => {
+                let expected = match unit {
+                    Some(unit) if number.is_none() => format!("{expected}; {}", unit.expected()),
+                    _ => expected,
+                };
                 let what = if key.secret { expected } else { format!("is `{text}`, {expected}") };
                 self.errors.push(ConfigError::of(key, &origin, &what));
                 parse(key.default).ok()

@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{ConfigError, KEYS, Key};
+use super::{ConfigError, KEYS, Key, units::Unit};
 
 /// Variables of the command-line clients and of the tests, which are not configuration.
-const FOREIGN_VARIABLES: &[&str] = &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONFIG"];
+const FOREIGN_VARIABLES: &[&str] =
+    &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONTEXT", "ONCELOG_CONFIG"];
 const PREFIX: &str = "ONCELOG_";
 
 /// The source of a value.
@@ -239,13 +240,21 @@ impl Key {
         self.secret.then(|| format!("{variable}_FILE"))
     }
 
+    /// The default as people read it: times and sizes with their units.
+    pub fn shown_default(&self) -> String {
+        match (Unit::of(self.name), self.default.parse()) {
+            (Some(unit), Ok(number)) => unit.show(number),
+            _ => self.default.into(),
+        }
+    }
+
     fn help(&self) -> String {
         let files = self.file_variable(&self.variable());
         let variables = self.variables().into_iter().chain(files);
         let variables = variables.collect::<Vec<_>>().join(" or ");
         let default = match self.default {
             "" => String::new(),
-            default => format!(" [default: {default}]"),
+            _ => format!(" [default: {}]", self.shown_default()),
         };
         let doc = self.doc.trim();
         format!("{doc}{default} [env: {variables}]")

@@ -90,6 +90,40 @@ fn what_is_shown_is_a_file_that_says_the_same() {
 }
 
 #[test]
+fn times_and_sizes_have_units_in_every_source() {
+    let file = file("gap_wait_ms = \"2s\"\nmax_body_bytes = 65536\nlanes = \"2\"\n");
+    let mut given = flags(&[("body_timeout_ms", "1m"), ("page_cache_bytes", "0")]);
+    given.config = Some(file.path().into());
+    let variables = [("ONCELOG_MAX_IN_FLIGHT_BYTES", "1GiB"), ("ONCELOG_DRAIN_TIMEOUT_MS", "5 s")];
+    let config = Config::from_sources(&given, &environment(&variables)).unwrap();
+    assert_eq!((config.gap_wait_ms, config.max_body_bytes, config.lanes), (2_000, 65_536, 2));
+    assert_eq!((config.body_timeout_ms, config.page_cache_bytes), (60_000, 0));
+    assert_eq!((config.max_in_flight_bytes, config.drain_timeout_ms), (1 << 30, 5_000));
+    for line in ["gap_wait_ms = 2000  # file", "max_in_flight_bytes = 1073741824  # environment"] {
+        assert!(config.to_string().contains(line), "{config}");
+    }
+    let shown = format!("{config:#}");
+    for line in ["gap_wait_ms = \"2s\"  # file", "page_cache_bytes = \"0\"  # flag", "lanes = 2  #"]
+    {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let again = self::file(&shown);
+    let again = Flags { config: Some(again.path().into()), ..Flags::default() };
+    let again = Config::from_sources(&again, &BTreeMap::new()).unwrap();
+    assert_eq!(again.max_in_flight_bytes, 1 << 30);
+
+    let wrong = [("max_body_bytes", "10MB"), ("gap_wait_ms", "2m"), ("lanes", "2s")];
+    let text = mistakes(&flags(&wrong), &[]);
+    for words in [
+        "is `10MB`, must be an integer from 65536 to 1073741824; a size is an integer with B, KiB",
+        "gap_wait_ms (from flag --gap-wait-ms) is `2m`, must be an integer from 0 to 60000\n",
+        "lanes (from flag --lanes) is `2s`, must be an integer from 0 to 256",
+    ] {
+        assert!(format!("{text}\n").contains(words), "{words:?} is not in\n{text}");
+    }
+}
+
+#[test]
 fn the_own_variable_overrules_the_common_one() {
     let mut variables = vec![("DATABASE_URL", URL), ("ONCELOG_TOKEN_HS256_SECRET", SECRET)];
     let config = Config::from_sources(&Flags::default(), &environment(&variables)).unwrap();

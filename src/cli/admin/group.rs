@@ -11,7 +11,7 @@ use super::resource::{
 use crate::{
     cli::{
         block_on,
-        common::{counted, name, time_since},
+        common::{ago, counted, name, time_since, time_until},
         output::{Column, cell, cell_or_blank, items, table},
     },
     model::{MAX_INTEGER, Name, Timestamp},
@@ -96,8 +96,8 @@ const GROUP: Resource = Resource {
 const MEMBERS: &[Column] = &[
     ("member", |member| cell_or_blank(&member["member_id"])),
     ("instance", |member| cell_or_blank(&member["instance_id"])),
-    ("joined", |member| cell_or_blank(&member["joined_at"])),
-    ("lease until", |member| cell_or_blank(&member["lease_expires_at"])),
+    ("joined", |member| Cell::new(ago(&member["joined_at"]))),
+    ("lease ends", |member| Cell::new(time_until(&member["lease_expires_at"]))),
     ("partitions", |member| {
         let topics = items(&member["assignment"]).iter();
         cell(&json!(topics.map(|topic| items(&topic["partitions"]).len()).sum::<usize>()))
@@ -124,7 +124,7 @@ const OFFSETS: &[Column] = &[
 pub(in crate::cli) fn run(command: GroupCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            GroupCommand::List(common) => GROUP.list(&[], None, common).await,
+            GroupCommand::List(common) => GROUP.list(&[], common).await,
             GroupCommand::Describe(NameArgs { name, common }) => {
                 GROUP.show(name.as_str(), common).await
             }

@@ -14,9 +14,10 @@ use serde_json::{Map, Value, value::RawValue};
 use crate::{
     cli::{
         WrongUsage,
-        client::{Answer, Client, Failure, ServerFlags},
+        client::{Answer, Client, Failure},
         common::name,
-        output::{Column, print, row, table},
+        output::{Column, print, table},
+        server::ServerFlags,
     },
     model::Name,
 };
@@ -110,29 +111,41 @@ pub struct Resource {
     pub describe: fn(&Value) -> String,
 }
 
-impl Resource {
-    pub async fn list(
-        &self,
-        filter: &[(&str, &str)],
-        limit: Option<u64>,
-        common: Common,
-    ) -> anyhow::Result<()> {
-        let AdminClient { client, prints_json } = AdminClient::new(common)?;
-        let mut left = limit.unwrap_or(u64::MAX);
-        let mut rows = table(self.columns, &[]);
-        if left > 0 {
-            let each = |item: &RawValue| {
-                if prints_json {
-                    print(format!("{item}\n").as_bytes())?;
-                } else {
-                    rows.add_row(row(self.columns, &serde_json::from_str(item.get())?));
-                }
-                left -= 1;
-                Ok(left > 0)
-            };
-            client.list(&[self.collection], filter, each).await?;
+/// The items of a list: each printed as it comes, or all of them as a table at the end.
+pub struct ListOutput {
+    columns: &'static [Column],
+    prints_json: bool,
+    rows: Vec<Value>,
+}
+
+impl ListOutput {
+    pub fn new(resource: &Resource, admin: &AdminClient) -> Self {
+        Self { columns: resource.columns, prints_json: admin.prints_json, rows: Vec::new() }
+    }
+
+    pub fn add(&mut self, item: &RawValue) -> anyhow::Result<()> {
+        if self.prints_json {
+            return print(format!("{item}\n").as_bytes());
         }
-        if prints_json { Ok(()) } else { print(format!("{rows}\n").as_bytes()) }
+        self.rows.push(serde_json::from_str(item.get())?);
+        Ok(())
+    }
+
+    pub fn finish(self) -> anyhow::Result<()> {
+        if self.prints_json {
+            return Ok(());
+        }
+        print(format!("{}\n", table(self.columns, &self.rows)).as_bytes())
+    }
+}
+
+impl Resource {
+    pub async fn list(&self, filter: &[(&str, &str)], common: Common) -> anyhow::Result<()> {
+        let admin = AdminClient::new(common)?;
+        let mut output = ListOutput::new(self, &admin);
+        let add = |item: &RawValue| output.add(item).map(|()| true);
+        admin.client.list(&[self.collection], filter, add).await?;
+        output.finish()
     }
 
     pub async fn show(&self, id: &str, common: Common) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     resource::{CONFIRMATION, Common, DeleteArgs, NameArgs, OUTPUT, Resource, help},
-    settings::{self, maximum},
+    settings::{self, maximum, value_cell},
 };
 use crate::{
     cli::{
@@ -18,7 +18,8 @@ use crate::{
 };
 
 const MAXIMA: &str = "\
-A maximum is a number, or `default`, which removes it: then only the setting's range applies.
+A maximum is a number, which may have a unit (`7d`, `10MiB`), or `default`, which removes it: then
+only the setting's range applies.
 `oncelog settings set --help` explains all settings and their ranges.";
 
 pub(in crate::cli) const EXAMPLE: &str = "\
@@ -35,7 +36,7 @@ pub(in crate::cli) enum TenantCommand {
     /// Create a tenant, or show that it already exists
     #[command(after_help = help(
         &format!("Maxima given here replace all maxima that the tenant has.\n{MAXIMA}\n{OUTPUT}"),
-        &["oncelog tenant create acme max_topics=20 retention_ms=604800000"]))]
+        &["oncelog tenant create acme max_topics=20 retention_ms=7d"]))]
     Create {
         /// Tenant name
         #[arg(value_parser = name)]
@@ -90,14 +91,14 @@ const TENANT: Resource = Resource {
 
 const MAXIMA_COLUMNS: &[Column] = &[
     ("setting", |setting| cell(&setting["setting"])),
-    ("own value", |setting| cell(&setting["value"])),
-    ("maximum", |setting| cell(&setting["maximum"])),
+    ("own value", |setting| value_cell(setting, "value")),
+    ("maximum", |setting| value_cell(setting, "maximum")),
 ];
 
 pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
     block_on(async {
         match command {
-            TenantCommand::List(common) => TENANT.list(&[], None, common).await,
+            TenantCommand::List(common) => TENANT.list(&[], common).await,
             TenantCommand::Create { name, maxima, common } => {
                 TENANT.create(&name, settings::body("maxima", maxima), common).await
             }

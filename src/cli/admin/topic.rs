@@ -1,6 +1,8 @@
 //! `oncelog topic`: creates, lists, describes, changes and deletes topics.
 
 use clap::Subcommand;
+use comfy_table::{Cell, CellAlignment};
+use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -22,7 +24,8 @@ Example:
 
 const SET: &str = "\
 A value is a number or a word, `default`, which removes the topic's own value, or `null` for no
-limit. Partitions can be added, not removed; keys then map to other partitions.";
+limit. Times and sizes may have a unit (`7d`, `10MiB`). Partitions can be added, not removed; keys
+then map to other partitions.";
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum TopicCommand {
@@ -30,7 +33,7 @@ pub(in crate::cli) enum TopicCommand {
     #[command(after_help = help(
         &format!("{OUTPUT}\n\n{}", settings::explain_topic_settings()),
         &["oncelog topic create orders --partitions 4",
-            "oncelog topic create customers cleanup=compact"]))]
+            "oncelog topic create customers cleanup=compact dedup_window_ms=2h"]))]
     Create {
         /// Topic name
         #[arg(value_parser = name)]
@@ -54,7 +57,7 @@ pub(in crate::cli) enum TopicCommand {
     /// Change settings of a topic, or its number of partitions, all or none
     #[command(after_help = help(
         &format!("{SET}\n{OUTPUT}\n\n{}", settings::explain_topic_settings()),
-        &["oncelog topic set orders retention_ms=86400000 dedup=content",
+        &["oncelog topic set orders retention_ms=7d retention_bytes=10GiB",
             "oncelog topic set orders --partitions 8"]))]
     Set {
         /// Topic name
@@ -92,7 +95,10 @@ const PARTITIONS: &[Column] = &[
     ("log start", |partition| cell(&partition["log_start_offset"])),
     ("high watermark", |partition| cell(&partition["high_watermark"])),
     ("records", |partition| cell(&partition["record_count"])),
-    ("size in bytes", |partition| cell(&partition["size_bytes"])),
+    ("size", |partition| {
+        let size = BinaryBytes(partition["size_bytes"].as_u64().unwrap_or_default());
+        Cell::new(size).set_alignment(CellAlignment::Right)
+    }),
 ];
 
 pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
@@ -101,7 +107,7 @@ pub(in crate::cli) fn run(command: TopicCommand) -> anyhow::Result<()> {
             TopicCommand::Create { name, settings, partitions, common } => {
                 TOPIC.create(&name, topic_body(settings, partitions), common).await
             }
-            TopicCommand::List(common) => TOPIC.list(&[], None, common).await,
+            TopicCommand::List(common) => TOPIC.list(&[], common).await,
             TopicCommand::Describe(NameArgs { name, common }) => {
                 TOPIC.show(name.as_str(), common).await
             }
@@ -123,7 +129,14 @@ fn topic_body(changes: Vec<(Key, Value)>, partitions: Option<i64>) -> Map<String
 fn describe(topic: &Value) -> String {
     let word = |member: &str| topic[member].as_str().unwrap_or_default();
     let settings = match topic["settings"].as_object() {
-        Some(settings) if !settings.is_empty() => format!("settings {}\n", topic["settings"]),
+        Some(settings) if !settings.is_empty() => {
+            let pair = |(name, value): (&String, &Value)| match (value.as_u64(), value.as_str()) {
+                (Some(number), _) => format!(" {name}={}", settings::shown(name, number)),
+                (None, Some(word)) => format!(" {name}={word}"),
+                (None, None) => format!(" {name}={value}"),
+            };
+            format!("settings{}\n", settings.iter().map(pair).collect::<String>())
+        }
         _ => String::new(),
     };
     let partitions = table(PARTITIONS, items(&topic["partitions"]));

@@ -9,7 +9,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::resource::{AdminClient, Common, OUTPUT, Resource, help};
+use super::{
+    newest_first,
+    resource::{AdminClient, Common, ListOutput, OUTPUT, Resource, help},
+};
 use crate::{
     cli::{
         block_on,
@@ -28,14 +31,18 @@ const COMMIT: &str = "\
 Only a prepared transaction can be committed; for any other, only its client knows whether it
 is complete.";
 
+const ORDER: &str = "\
+The order is that of the ids, which contain the time at which they were created.";
+
 pub(in crate::cli) const EXAMPLE: &str = "\
 Example:
   oncelog txn list --state prepared --older-than 5m";
 
 #[derive(Subcommand)]
 pub(in crate::cli) enum TxnCommand {
-    /// List the transactions that the server remembers
-    #[command(after_help = help(OUTPUT, &["oncelog txn list --state prepared --older-than 5m",
+    /// List the transactions that the server remembers, newest first
+    #[command(after_help = help(&format!("{ORDER}\n{OUTPUT}"), &["oncelog txn list --limit 10",
+        "oncelog txn list --state prepared --older-than 5m",
         "oncelog txn list --json | jq -r .transaction_id"]))]
     List {
         /// Only those in this state
@@ -48,7 +55,7 @@ pub(in crate::cli) enum TxnCommand {
         #[arg(long, value_name = "N",
             value_parser = clap::value_parser!(i64).range(0..=MAX_INTEGER))]
         producer: Option<i64>,
-        /// Print at most this many
+        /// Print at most this many, the newest
         #[arg(long, value_name = "N")]
         limit: Option<u64>,
         #[command(flatten)]
@@ -130,7 +137,7 @@ pub(in crate::cli) fn run(command: TxnCommand) -> anyhow::Result<()> {
                     ("producer_id", producer.as_deref()),
                 ];
                 let filter = filter.into_iter().filter_map(|(name, value)| Some((name, value?)));
-                TRANSACTION.list(&filter.collect::<Vec<_>>(), limit, common).await
+                list(&filter.collect::<Vec<_>>(), limit.unwrap_or(u64::MAX), common).await
             }
             TxnCommand::Show(IdArgs { id, common }) => {
                 TRANSACTION.show(&id.to_string(), common).await
@@ -140,6 +147,17 @@ pub(in crate::cli) fn run(command: TxnCommand) -> anyhow::Result<()> {
             TxnCommand::Id => print(format!("{}\n", Uuid::now_v7()).as_bytes()),
         }
     })
+}
+
+async fn list(filter: &[(&str, &str)], limit: u64, common: Common) -> anyhow::Result<()> {
+    let admin = AdminClient::new(common)?;
+    let mut output = ListOutput::new(&TRANSACTION, &admin);
+    let page = async |after: Option<Uuid>| {
+        let after = after.map(|id| id.to_string());
+        admin.client.page(&[TRANSACTION.collection], filter, after.as_deref()).await
+    };
+    newest_first::list(limit, page, |item| output.add(item)).await?;
+    output.finish()
 }
 
 async fn end(args: IdArgs, verb: &str, done: &str) -> anyhow::Result<()> {

@@ -32,11 +32,14 @@ use self::{
 };
 use super::{
     WrongUsage, block_on,
-    client::{DEFAULT_URL, url},
-    common::{counted, name},
+    common::{counted, milliseconds, name},
     output::print,
+    server::{GivenUrl, ServerFlags, Target, url},
 };
-use crate::model::{Name, topic::MAX_PARTITION_COUNT};
+use crate::{
+    config::units::Unit,
+    model::{Name, topic::MAX_PARTITION_COUNT},
+};
 
 const APPEND_EXAMPLE: &str = "\
 Examples:
@@ -111,12 +114,16 @@ pub(super) enum BenchCommand {
 /// The flags of all workloads.
 #[derive(Args)]
 struct Common {
-    /// Base URL of a server; may be repeated, to spread the connections over several
-    #[arg(long = "url", value_name = "URL", env = "ONCELOG_URL", default_value = DEFAULT_URL, value_parser = url)]
-    urls: Vec<Url>,
+    /// Base URL of a server; may be repeated, to spread the connections over several [default: the
+    /// context's, else http://127.0.0.1:8080]
+    #[arg(long = "url", value_name = "URL", env = "ONCELOG_URL", value_parser = url)]
+    urls: Vec<GivenUrl>,
     /// Bearer token; prefer the environment variable, which other users of this machine cannot read
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     token: Option<SecretString>,
+    /// Call the server of this context, see `oncelog context`; --url and --token override it
+    #[arg(long, value_name = "NAME", env = "ONCELOG_CONTEXT", hide_env_values = true)]
+    context: Option<String>,
     /// Use this topic, create it if it does not exist, and keep it. Default: create one with a
     /// random name, and delete it at the end
     #[arg(long, value_parser = name)]
@@ -124,14 +131,14 @@ struct Common {
     /// Partitions of a topic that is created
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(i64).range(1..=MAX_PARTITION_COUNT))]
     partitions: i64,
-    /// Size of an event, which is a JSON value
-    #[arg(long, value_name = "BYTES", default_value = "160", value_parser = clap::value_parser!(u32).range(80..=900_000))]
+    /// Size of an event, which is a JSON value: bytes, or with a unit (1KiB)
+    #[arg(long, value_name = "SIZE", default_value = "160B", value_parser = record_bytes)]
     record_bytes: u32,
-    /// How long to measure
-    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
+    /// How long to measure: seconds, or with a unit (2m)
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
     duration_s: Duration,
     /// How long to run before measuring
-    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = seconds)]
     warmup_s: Duration,
     /// Print everything as JSON
     #[arg(long)]
@@ -139,8 +146,19 @@ struct Common {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number = text.parse::<f64>().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
-    number.map(Duration::from_secs_f64).ok_or_else(|| "expected 0 to 3600 seconds".into())
+    let number = match text.parse() {
+        Ok(number) => Some(number),
+        Err(_) => milliseconds(text).ok().map(|time_ms| time_ms as f64 / 1e3),
+    };
+    let number = number.filter(|seconds| (0.0..=3600.0).contains(seconds));
+    let wrong = || "expected 0 to 3600 seconds, or a time such as 500ms, 30s or 2m, at most 1h";
+    number.map(Duration::from_secs_f64).ok_or_else(|| wrong().into())
+}
+
+fn record_bytes(text: &str) -> Result<u32, String> {
+    let bytes = u32::try_from(Unit::Bytes.parse(text)?).ok();
+    let bytes = bytes.filter(|bytes| (80..=900_000).contains(bytes));
+    bytes.ok_or_else(|| "expected 80 to 900000 bytes".into())
 }
 
 /// The servers, and the topic of the workload.
@@ -192,12 +210,18 @@ pub(super) fn run(command: BenchCommand) -> anyhow::Result<()> {
 impl Stage {
     async fn prepare(common: &Common) -> anyhow::Result<Self> {
         let mut servers = Vec::new();
-        for url in &common.urls {
+        let given: Vec<&Url> = common.urls.iter().flatten().collect();
+        let urls =
+            if given.is_empty() { vec![None] } else { given.into_iter().map(Some).collect() };
+        for url in urls {
+            let (url, token, context) =
+                (url.cloned(), common.token.clone(), common.context.clone());
+            let Target { url, token } = ServerFlags { url, token, context }.target()?;
             if url.scheme() != "http" {
                 let what = format!("{url}: bench does not measure TLS; give an http:// URL");
                 return Err(WrongUsage(what).into());
             }
-            servers.push(Arc::new(Server::new(url, common.token.as_ref())?));
+            servers.push(Arc::new(Server::new(&url, token.as_ref())?));
         }
         let is_created = common.topic.is_none();
         let topic = match &common.topic {

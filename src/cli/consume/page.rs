@@ -67,12 +67,21 @@ impl RecordLocation {
     }
 }
 
-/// Writes a record as it is, or with the tag in place of its opening brace.
-pub fn write_line(lines: &mut Vec<u8>, record: &RawValue, tag: Option<&str>) {
+/// Where records were read.
+pub struct Place<'a> {
+    pub topic: &'a str,
+    /// That of records without one.
+    pub partition: Option<i32>,
+    /// Whether lines of JSON get that partition.
+    pub is_tagged: bool,
+}
+
+/// Writes a record as it is, or with its partition in front.
+pub fn write_line(lines: &mut Vec<u8>, record: &RawValue, place: &Place<'_>) {
     let text = record.get();
-    let text = match tag {
-        Some(tag) => {
-            lines.extend_from_slice(tag.as_bytes());
+    let text = match place.partition.filter(|_| place.is_tagged) {
+        Some(partition) => {
+            lines.extend_from_slice(format!("{{\"partition\":{partition},").as_bytes());
             text.get(1..).unwrap_or_default()
         }
         None => text,
@@ -100,8 +109,9 @@ mod tests {
     fn tagged_lines_begin_with_their_partition() {
         let raw = |record: &str| RawValue::from_string(record.to_owned()).unwrap();
         let mut lines = Vec::new();
-        write_line(&mut lines, &raw("{\"offset\":1,\"value\":1}"), Some("{\"partition\":3,"));
-        write_line(&mut lines, &raw("{\"offset\":2,\"value\":{}}"), None);
+        let place = |is_tagged| Place { topic: "t", partition: Some(3), is_tagged };
+        write_line(&mut lines, &raw("{\"offset\":1,\"value\":1}"), &place(true));
+        write_line(&mut lines, &raw("{\"offset\":2,\"value\":{}}"), &place(false));
         let want = "{\"partition\":3,\"offset\":1,\"value\":1}\n{\"offset\":2,\"value\":{}}\n";
         assert_eq!(String::from_utf8(lines).unwrap(), want);
     }

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     MIN_WAIT, WAIT,
-    page::{PageRequest, RecordLocation, Records, write_line},
+    page::{PageRequest, Place, RecordLocation, Records},
+    printer::Printer,
 };
 use crate::{
     cli::client::{Answer, Client},
@@ -42,7 +43,13 @@ pub enum Source {
 /// Reads page by page.
 pub struct Reader<'a> {
     pub client: &'a Client,
+    pub printer: &'a Printer,
     pub topic: &'a Name,
+    pub part: Part,
+}
+
+/// What a reader reads, from where to where.
+pub struct Part {
     pub source: Source,
     /// The parameter that sets the position, and its value.
     pub from: (&'static str, String),
@@ -50,59 +57,69 @@ pub struct Reader<'a> {
     pub is_over: bool,
 }
 
-/// The records of one response, one per line.
+/// The records of one response that are printed, at most as many as the limit.
 pub struct Page {
     pub lines: Vec<u8>,
     pub record_count: u64,
 }
 
 #[derive(Deserialize)]
-struct TopicPosition {
-    partitions: Vec<PartitionPosition>,
-    cursor: String,
+pub struct TopicPosition {
+    pub partitions: Vec<PartitionPosition>,
+    pub cursor: String,
 }
 
 #[derive(Deserialize)]
-struct PartitionPosition {
-    partition: i32,
-    next_offset: i64,
+pub struct PartitionPosition {
+    pub partition: i32,
+    pub next_offset: i64,
     high_watermark: i64,
+}
+
+/// The ends of all partitions, and the cursor of what follows them.
+pub async fn latest(client: &Client, topic: &Name) -> anyhow::Result<TopicPosition> {
+    let request = PageRequest { from: Some(("offset", "latest")), limit: 1, wait: Duration::ZERO };
+    let path = ["topics", topic.as_str(), "records"];
+    client.send(request.build(client, &path, &path)).await?.json()
 }
 
 impl Reader<'_> {
     /// The next records, which may be none; nothing at the end.
     pub async fn next(&mut self, limit: u64) -> anyhow::Result<Option<Page>> {
-        if self.is_over {
+        if self.part.is_over {
             return Ok(None);
         }
         let begun = Instant::now();
-        let wait = if self.until == Until::Never { WAIT } else { Duration::ZERO };
-        let answer = self.fetch(limit, wait).await?;
-        let page = self.page(&answer)?;
-        let positions = match self.source {
+        let wait = if self.part.until == Until::Never { WAIT } else { Duration::ZERO };
+        // records of other keys do not count
+        let requested = if self.printer.key.is_some() { u64::MAX } else { limit };
+        let answer = self.fetch(requested, wait).await?;
+        let Records { records } = answer.json()?;
+        let page = self.page(&records, limit, answer.body.len())?;
+        let positions = match self.part.source {
             Source::Topic => {
                 let TopicPosition { partitions, cursor } = answer.json()?;
-                self.from = ("cursor", cursor);
+                self.part.from = ("cursor", cursor);
                 partitions
             }
             Source::Partition { .. } => {
                 let position: PartitionPosition = answer.json()?;
-                self.from = ("offset", position.next_offset.to_string());
+                self.part.from = ("offset", position.next_offset.to_string());
                 vec![position]
             }
         };
-        self.is_over = self.until.is_reached(&positions)?;
-        if !wait.is_zero() && page.record_count == 0 && begun.elapsed() < MIN_WAIT {
+        self.part.is_over = self.part.until.is_reached(&positions)?;
+        if !wait.is_zero() && records.is_empty() && begun.elapsed() < MIN_WAIT {
             tokio::time::sleep(MIN_WAIT).await;
         }
         Ok(Some(page))
     }
 
     async fn fetch(&self, limit: u64, wait: Duration) -> anyhow::Result<Answer> {
-        let (name, value) = &self.from;
+        let (name, value) = &self.part.from;
         let request = PageRequest { from: Some((*name, value.as_str())), limit, wait };
         let topic = self.topic.as_str();
-        let request = match self.source {
+        let request = match self.part.source {
             Source::Topic => {
                 let path = ["topics", topic, "records"];
                 request.build(self.client, &path, &["topics", topic, "reads"])
@@ -116,18 +133,18 @@ impl Reader<'_> {
     }
 
     /// The records of a response that come before the end.
-    fn page(&self, answer: &Answer) -> anyhow::Result<Page> {
-        let (partition, tag) = match self.source {
-            Source::Partition { partition, is_tagged } => {
-                (Some(partition), is_tagged.then(|| format!("{{\"partition\":{partition},")))
-            }
-            Source::Topic => (None, None),
+    fn page(&self, records: &[&RawValue], limit: u64, capacity: usize) -> anyhow::Result<Page> {
+        let (partition, is_tagged) = match self.part.source {
+            Source::Partition { partition, is_tagged } => (Some(partition), is_tagged),
+            Source::Topic => (None, false),
         };
-        let Records { records } = answer.json()?;
-        let mut page = Page { lines: Vec::with_capacity(answer.body.len()), record_count: 0 };
+        let place = Place { topic: self.topic.as_str(), partition, is_tagged };
+        let mut page = Page { lines: Vec::with_capacity(capacity), record_count: 0 };
         for record in records {
-            if self.until.covers(record, partition)? {
-                write_line(&mut page.lines, record, tag.as_deref());
+            if page.record_count < limit
+                && self.part.until.covers(record, partition)?
+                && self.printer.write(&mut page.lines, record, &place)?
+            {
                 page.record_count += 1;
             }
         }

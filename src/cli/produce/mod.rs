@@ -28,9 +28,10 @@ use super::{
     Interrupted, WrongUsage,
     admin::txn,
     block_on,
-    client::{Client, ServerFlags},
-    common::{counted, name},
+    client::Client,
+    common::{counted, milliseconds, name},
     interrupted,
+    server::ServerFlags,
 };
 use crate::model::Name;
 
@@ -135,8 +136,9 @@ pub(super) struct ProduceFlags {
     /// Maximum number of requests in flight; transactions go one after the other [default: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
     in_flight: Option<u8>,
-    /// Give up when a request has been retried for this long [default: never]
-    #[arg(long, value_name = "MS")]
+    /// Give up when a request has been retried for this long, such as 30s; a number is in
+    /// milliseconds [default: never]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
     max_retry_ms: Option<u64>,
     #[command(flatten)]
     server: ServerFlags,

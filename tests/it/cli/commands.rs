@@ -9,9 +9,18 @@ use crate::support::{self, proxy::Proxy, served::Served};
 const NOBODY: &str = "http://127.0.0.1:9";
 const ID: &str = "019aa5b6-5c00-7000-8000-000000000004";
 
+/// Each of these ends with a code, and says these words.
+async fn refused(table: &[(&[&str], i32, &str)]) {
+    for (arguments, code, words) in table {
+        let output = run(oncelog(arguments)).await;
+        assert!(output.failed(*code).contains(words), "{arguments:?}: {}", output.stderr);
+        assert_eq!(output.stdout, "");
+    }
+}
+
 #[tokio::test]
 async fn wrong_usage_ends_with_2_and_failure_with_1() {
-    let table: [(&[&str], i32, &str); 36] = [
+    let table: [(&[&str], i32, &str); 37] = [
         (&[], 2, "Exit codes"),
         (&["serv"], 2, "serve"),
         (&["produce"], 2, "--topic"),
@@ -45,21 +54,22 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         (&["txn", "list", "--producer", "x"], 2, "--producer"),
         (&["txn", "show", "7"], 2, "is a UUIDv7"),
         (&["txn", "abort"], 2, "<ID>"),
-        (&["consume", "--topic", "t", "--offset", "x1"], 2, "an offset is"),
-        (&["consume", "--topic", "t", "--timestamp", "today"], 2, "RFC 3339"),
-        (&["consume", "--topic", "t", "--until-end"], 2, "--follow"),
         (&["topic", "delete", "t"], 2, "give --yes"),
         (&["topic", "set", "t"], 2, "KEY=VALUE"),
         (&["topic", "set", "t", "max_topics=1"], 2, "max_topics is a setting of tenants"),
         (&["topic", "set", "t", "retention=1"], 2, "not one of dedup_window_ms, dedup, reten"),
         (&["topic", "create", "t", "cleanup=often"], 2, "one of delete, compact"),
-        (&["topic", "list", "--url", "localhost:1"], 2, "http://"),
+        (&["topic", "list", "--url", "ftp://localhost:1"], 2, "expected http:// or https://"),
+        (&["topic", "list", "--url", ":1"], 2, "a host and a port"),
+        (&["topic", "list", "--url", "127.0.0.1:9"], 1, "http://127.0.0.1:9/ does not answer"),
+        (&["topic", "list", "--context", "prod"], 1, "`oncelog context set prod --url URL`"),
         (&["settings", "set"], 2, "KEY=VALUE"),
         (&["settings", "set", "max_topics"], 2, "KEY=VALUE"),
         (&["settings", "set", "max_topic=1"], 2, "max_topic is not one of transaction_timeout"),
         (&["settings", "set", "max_topics=-1"], 2, "outside of 0 to"),
         (&["settings", "set", "max_topics=null"], 2, "null is not allowed"),
         (&["settings", "set", "max_topics=many"], 2, "a value is a number"),
+        (&["settings", "set", "retention_ms=1w"], 2, "ms, s, m, h or d, such as 90s"),
         (&["token", "mint", "--tenant", "t", "--scope", "produe"], 2, "not one of produce"),
         (&["produce", "/no/such/file", "--topic", "t"], 1, "cannot open /no/such/file"),
         (
@@ -69,16 +79,28 @@ async fn wrong_usage_ends_with_2_and_failure_with_1() {
         ),
         (&["topic", "list", "--url", NOBODY], 1, "is a server running there? --url or ONCELOG_URL"),
     ];
-    for (arguments, code, words) in table {
-        let output = run(oncelog(arguments)).await;
-        assert!(output.failed(code).contains(words), "{arguments:?}: {}", output.stderr);
-        assert_eq!(output.stdout, "");
-    }
+    refused(&table).await;
     let help = run(oncelog(&["--help"])).await;
     assert_eq!(help.code, Some(0));
     for words in ["Exit codes:", "0    success", "1    failure", "2    usage", "130  interrupted"] {
         assert!(help.stdout.contains(words));
     }
+}
+
+#[tokio::test]
+async fn wrong_usage_of_readers_and_sessions_is_told() {
+    let table: [(&[&str], i32, &str); 9] = [
+        (&["consume", "--topic", "t", "--offset", "x1"], 2, "an offset is"),
+        (&["consume", "--topic", "t", "--timestamp", "today"], 2, "RFC 3339"),
+        (&["consume", "--topic", "t", "--until-end"], 2, "needs --follow or --group"),
+        (&["consume", "--topic", "t", "--offset", "--5"], 2, "an offset is"),
+        (&["consume", "--topic", "t", "--format", "%x"], 2, "unknown sequence %x; known: %k key"),
+        (&["consume", "--topic", "t", "--key", "k", "--group", "g"], 2, "cannot be used with"),
+        (&["consume", "--topic", "t", "--max-retry-ms", "5w"], 2, "ms, s, m, h or d"),
+        (&["session", "show"], 2, "<PRODUCER|--transactional-id <ID>>"),
+        (&["session", "open", "--producer-id", "1"], 2, "--epoch"),
+    ];
+    refused(&table).await;
 }
 
 #[tokio::test]
@@ -98,6 +120,18 @@ async fn every_command_is_explained_with_an_example_and_no_secret() {
         "topic describe",
         "topic set",
         "topic delete",
+        "status",
+        "context",
+        "context list",
+        "context show",
+        "context use",
+        "context set",
+        "context remove",
+        "session",
+        "session open",
+        "session list",
+        "session show",
+        "session close",
         "settings show",
         "settings set",
         "tenant",
@@ -152,6 +186,21 @@ async fn config_tells_each_value_and_its_origin() {
     has("token_hs256_secret = \"***\"  # environment ONCELOG_TOKEN_HS256_SECRET");
     has("gap_wait_ms = 1000  # default");
     assert!(!output.stdout.contains(secret));
+
+    // with units they say the same
+    std::fs::write(&file, "gap_wait_ms = \"2s\"\nmax_body_bytes = \"32MiB\"\n").unwrap();
+    let mut command = oncelog(&["config", "--body-timeout-ms", "1m", "--config"]);
+    command.arg(&file).env("ONCELOG_PAGE_CACHE_BYTES", "1GiB");
+    let output = run(command).await;
+    let has = |line: &str| assert!(output.stdout.lines().any(|l| l == line), "{output:?}");
+    has("body_timeout_ms = 60000  # flag --body-timeout-ms");
+    has(&format!("gap_wait_ms = 2000  # file {}", file.display()));
+    has(&format!("max_body_bytes = 33554432  # file {}", file.display()));
+    has("page_cache_bytes = 1073741824  # environment ONCELOG_PAGE_CACHE_BYTES");
+    let wrong = run(oncelog(&["config", "--max-body-bytes", "10MB"])).await;
+    let told = wrong.failed(1);
+    assert!(told.contains("is `10MB`, must be an integer from 65536 to"), "{told}");
+    assert!(told.contains("B, KiB, MiB, GiB or TiB, such as 10MiB"), "{told}");
 
     let mut command = oncelog(&["config", "--lanes", "many"]);
     command.env("ONCELOG_LISTN", "x");
@@ -211,7 +260,7 @@ async fn topics_from_their_making_to_their_end() {
     assert!(again.lines().len() == 1 && again.stderr.contains("already exists"));
     let other = run(client(url, &["topic", "create", "orders", "--partitions", "3"])).await;
     assert!(other.failed(1).contains("(topic_exists, HTTP 409)"), "{}", other.stderr);
-    let own = ["topic", "create", "audit", "retention_ms=9000", "dedup=content"];
+    let own = ["topic", "create", "audit", "retention_ms=9s", "dedup=content"];
     let audit = run(client(url, &own)).await.lines();
     assert_eq!(audit[0]["settings"], json!({"retention_ms": 9_000, "dedup": "content"}));
     let set =
@@ -243,13 +292,21 @@ async fn settings_are_shown_and_set() {
     let url = served.client.url.as_str();
     let shown = run(client(url, &["settings", "show"])).await.lines();
     assert_eq!(shown[0]["settings"]["max_topics"], 1_000);
-    let set = ["max_topics=5", "producer_expiry_ms=null", "max_batch_bytes=default"];
+    let set = [
+        "max_topics=5",
+        "producer_expiry_ms=null",
+        "max_batch_bytes=default",
+        "max_record_bytes=64KiB",
+        "dedup_window_ms=2h",
+    ];
     let set: Vec<&str> = ["settings", "set"].into_iter().chain(set).collect();
     for _ in 0..2 {
         let settings = &run(client(url, &set)).await.lines()[0];
         assert_eq!(settings["settings"]["max_topics"], 5);
         assert_eq!(settings["settings"]["producer_expiry_ms"], json!(null));
         assert_eq!(settings["origins"]["max_batch_bytes"], "default");
+        assert_eq!(settings["settings"]["max_record_bytes"], 65_536);
+        assert_eq!(settings["settings"]["dedup_window_ms"], 7_200_000);
     }
     run(client(url, &["settings", "set", "max_topics=default", "--json"])).await.lines();
     let shown = run(client(url, &["settings", "show", "--json"])).await.lines();

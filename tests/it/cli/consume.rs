@@ -67,6 +67,99 @@ async fn it_starts_where_it_is_told_and_ends_at_the_end() {
     assert_eq!(count(&["--offset", "9"]).await, 1 + 2 + 3);
 }
 
+/// Where each line was: `1@7`.
+fn places(lines: &[Value]) -> Vec<String> {
+    lines.iter().map(|line| format!("{}@{}", line["partition"], line["offset"])).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_starts_some_records_before_the_end() {
+    let served = filled().await;
+    let last = consume(&served, &["--offset", "-2"]).await;
+    assert_eq!(places(&last), ["0@8", "0@9", "1@9", "1@10", "2@10", "2@11"]);
+    let one = consume(&served, &["--partition", "1", "--offset=-3"]).await;
+    assert_eq!(places(&one), ["null@8", "null@9", "null@10"]);
+    assert_eq!(consume(&served, &["--offset", "-0"]).await.len(), 0);
+    assert_eq!(consume(&served, &["--offset", "-100"]).await.len(), 33);
+    let followed = consume(&served, &["--offset", "-2", "--follow", "--until-end"]).await;
+    assert_eq!(followed, last);
+
+    let mut follower = Follower::start(&served, &["--offset", "-1", "--limit", "5"]);
+    let tail: Vec<Value> = (0..3).map(|_| follower.next()).collect();
+    assert_eq!(places(&tail), ["0@9", "1@10", "2@11"]);
+    for (partition, place) in [(2, "2@12"), (0, "0@10")] {
+        served.client.append("t", partition, &[json!("new")]).await;
+        assert_eq!(places(&[follower.next()]), [place]);
+    }
+    follower.ends().await;
+
+    served.client.delete("/v1/topics/t/partitions/0/records?before=10").await;
+    let rest = consume(&served, &["--offset", "-3", "--limit", "2"]).await;
+    assert_eq!(places(&rest), ["0@10", "1@8"], "not before the log starts");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_one_key_are_read_from_its_partition() {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 3).await;
+    let keyed = |n: i32| json!({"key": format!("k{}", n % 10), "value": n});
+    let records = json!({"records": (0..100).map(keyed).collect::<Vec<_>>()});
+    served.client.post("/v1/topics/t/records", &records).await.ok(200);
+    let values = |lines: &[Value]| -> Vec<i64> {
+        lines.iter().map(|line| line["value"].as_i64().unwrap()).collect()
+    };
+    let mut partitions = std::collections::BTreeSet::new();
+    for n in 0..10 {
+        let found = consume(&served, &["--key", &format!("k{n}")]).await;
+        assert_eq!(values(&found), (0..10).map(|ten| ten * 10 + n).collect::<Vec<_>>());
+        let partition = found[0]["partition"].as_i64().unwrap();
+        partitions.insert(partition);
+        // in another partition there are none, and elsewhere none is read
+        let other = ((partition + 1) % 3).to_string();
+        let elsewhere = consume(&served, &["--key", &format!("k{n}"), "--partition", &other]).await;
+        assert_eq!(elsewhere.len(), 0);
+    }
+    assert!(partitions.len() > 1);
+    assert_eq!(values(&consume(&served, &["--key", "k3", "--limit", "2"]).await), [3, 13]);
+    assert_eq!(consume(&served, &["--key", "none"]).await.len(), 0);
+    let mut follower =
+        Follower::start(&served, &["--key", "k7", "--offset", "latest", "--limit", "1"]);
+    let waiting = || served.broker.waiting_reads() > 0;
+    until("the follower to wait", async || waiting().then_some(())).await;
+    let more = json!({"records": (0..20).map(keyed).collect::<Vec<_>>()});
+    served.client.post("/v1/topics/t/records", &more).await.ok(200);
+    assert_eq!(values(&[follower.next()]), [7]);
+    follower.ends().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_are_printed_in_a_format() {
+    let served = Served::alone().await;
+    served.client.put_topic("t", 2).await;
+    let sent = json!({"records": [
+        {"key": "k", "value": {"a": [1]}, "headers": {"b": "2", "a": "1"}},
+        {"value": "a text", "timestamp": "1970-01-01T00:00:01Z"},
+        {"key": "", "value_base64": "QUIK"}]});
+    served.client.post("/v1/topics/t/partitions/1/records", &sent).await.ok(200);
+    let formatted = async |arguments: &[&str]| {
+        let all = [&["consume", "--topic", "t"], arguments].concat();
+        let output = run(client(&served.client.url, &all)).await;
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        output.stdout
+    };
+    let lines = "t/1@0 k={\"a\":[1]} a=1,b=2\nt/1@1 =a text \nt/1@2 =AB\n \n";
+    for which in [
+        &["--format", "%t/%p@%o %k=%v %h"][..],
+        &["--partition", "1", "--format", "%t/%p@%o %k=%v %h\\n"],
+        &["--offset", "-9", "--follow", "--until-end", "--format", "%t/%p@%o %k=%v %h%n"],
+        &["--group", "g", "--format", "%t/%p@%o %k=%v %h"],
+    ] {
+        assert_eq!(formatted(which).await, lines, "{which:?}");
+    }
+    assert_eq!(formatted(&["--format", "%T\\0", "--offset", "-2", "--limit", "1"]).await, "1000\0");
+    assert_eq!(formatted(&["--format", "%v", "--key", "k"]).await, "", "it is in partition 0");
+}
+
 /// In many answers, with one request at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_partitions_than_anyone_counts_make_one_output() {

@@ -129,6 +129,39 @@ async fn it_prints_and_commits_what_its_group_has_not_seen_and_leaves() {
     assert_eq!(committed(&world).await, ["0@5", "1@5"]);
 }
 
+/// What arrives later is left to the next run, however long it takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn until_the_end_is_what_was_there_at_the_start() {
+    let options = support::database().await;
+    let served = Served::start(&options, ServiceConfig::default()).await;
+    served.client.put_topic("t", 2).await;
+    // more than an answer holds, and than a pipe
+    let long = "x".repeat(300_000);
+    for n in 0..10 {
+        served.client.append("t", n % 2, &[json!(long)]).await;
+    }
+    let world = World { served, options };
+    for commit in ["batch", "each"] {
+        let mut one = Follower::start(consuming(&world, &["--until-end", "--commit", commit]));
+        // it has begun, and cannot go on before it is read
+        let mut seen = one.next(1);
+        for partition in 0..2 {
+            world.served.client.append("t", partition, &[json!(long)]).await;
+        }
+        let rest = one.lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        seen.extend(rest.collect::<Vec<Value>>());
+        let output = ended(one.child).await;
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        let (count, end) = if commit == "batch" { (10, 5) } else { (2, 6) };
+        assert_eq!(seen.len(), count, "{:?}", places(&seen));
+        assert_eq!(committed(&world).await, [format!("0@{end}"), format!("1@{end}")]);
+        assert_eq!(world.count("select count(*) from oncelog.group_members").await, 0);
+    }
+    assert_eq!(places(&consume(&world, &["--until-end"]).await.lines()), ["0@6", "1@6"]);
+    assert_eq!(consume(&world, &["--until-end"]).await.lines().len(), 0);
+    assert_eq!(consume(&world, &["--until-end", "--follow"]).await.lines().len(), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_share_the_partitions_and_hand_over() {
     let world = filled().await;

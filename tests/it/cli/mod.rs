@@ -4,8 +4,11 @@ mod bench;
 mod commands;
 mod consume;
 mod consume_group;
+mod contexts;
 mod groups;
 mod produce;
+mod sessions;
+mod status;
 mod tenants;
 mod terminal;
 mod tokens;
@@ -48,7 +51,8 @@ pub fn oncelog(arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCELOG_")) {
         command.env_remove(name);
     }
-    command.args(arguments).env_remove("DATABASE_URL");
+    // where no context is
+    command.args(arguments).env_remove("DATABASE_URL").env("XDG_CONFIG_HOME", "/nonexistent");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -14,7 +14,7 @@ async fn tenants_are_made_limited_suspended_and_deleted() {
         let told = output.stderr.clone();
         (output.lines(), told)
     };
-    let (made, told) = tenant(&["create", "acme", "max_topics=5", "retention_ms=9000"]).await;
+    let (made, told) = tenant(&["create", "acme", "max_topics=5", "retention_ms=9s"]).await;
     assert_eq!(made[0]["maxima"], json!({"max_topics": 5, "retention_ms": 9_000}));
     assert!(told.contains("created tenant acme"), "{told}");
     let (again, told) = tenant(&["create", "acme"]).await;

@@ -38,8 +38,12 @@ struct Terminal {
 impl Terminal {
     /// Runs a command whose output goes to a new terminal, and whose input comes from there unless
     /// it is another.
-    fn run(mut command: Command, input: Option<Stdio>) -> Self {
-        let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    fn run(command: Command, input: Option<Stdio>) -> Self {
+        Self::of_width(100, command, input)
+    }
+
+    fn of_width(columns: u16, mut command: Command, input: Option<Stdio>) -> Self {
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).unwrap();
         let other_end = || Stdio::from(pty.slave.try_clone().unwrap());
         command.stdin(input.unwrap_or_else(other_end)).stdout(other_end()).stderr(other_end());
@@ -168,6 +172,69 @@ async fn people_get_tables_and_programs_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_see_times_and_sizes_with_units() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let shown = async |arguments: &[&str]| {
+        let terminal = Terminal::run(client(url, arguments), None);
+        let (code, text) = terminal.end().await;
+        assert_eq!(code, Some(0), "{text}");
+        text
+    };
+    let words = |line: &str| -> Vec<String> { line.split_whitespace().map(Into::into).collect() };
+    let settings =
+        shown(&["settings", "set", "dedup_window_ms=2h", "max_batch_bytes=2097152"]).await;
+    for row in [
+        ["dedup_window_ms", "2h", "tenant", "3650d"],
+        ["max_batch_bytes", "2MiB", "tenant", "16MiB"],
+        ["max_topics", "1000", "default", "100000"],
+    ] {
+        assert!(settings.lines().any(|line| words(line) == row), "{settings}");
+    }
+    shown(&["topic", "set", "t", "retention_ms=7d", "cleanup=compact"]).await;
+    served.client.append("t", 0, &[json!("x".repeat(2_000))]).await;
+    let topic = shown(&["topic", "describe", "t"]).await;
+    assert!(topic.contains("settings cleanup=compact retention_ms=7d\n"), "{topic}");
+    assert!(topic.contains(" KiB"), "{topic}");
+    let piped = run(client(url, &["topic", "describe", "t"])).await.lines();
+    assert_eq!(piped[0]["settings"]["retention_ms"], 604_800_000);
+    let config = shown(&["config", "--gap-wait-ms", "2000"]).await;
+    assert!(config.contains("gap_wait_ms = \"2s\"  # flag --gap-wait-ms\n"), "{config}");
+    assert!(config.contains("max_body_bytes = \"16MiB\"  # default\n"), "{config}");
+    assert!(config.contains("snapshot_rows = 1000  # default\n"), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_fit_the_terminal() {
+    let served = one_topic().await;
+    let url = served.client.url.as_str();
+    let join = json!({"topics": ["t"], "instance_id": "019aa5b6-5c00-7000-8000-00000000000f"});
+    let joined = served.client.post("/v1/groups/billing/members", &join).await.ok(201);
+    let member = joined["member_id"].as_str().unwrap();
+    let open = json!({"transactional_id": "a-service-with-a-rather-long-name"});
+    served.client.post("/v1/sessions", &open).await.ok(201);
+    for (columns, is_whole) in [(60, false), (80, false), (130, true)] {
+        for arguments in [
+            &["group", "describe", "billing"][..],
+            &["settings", "show"],
+            &["session", "list"],
+            &["topic", "list"],
+        ] {
+            let terminal = Terminal::of_width(columns, client(url, arguments), None);
+            let (code, text) = terminal.end().await;
+            println!("{columns}\n{text}");
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(code == Some(0) && widest <= columns.into(), "{widest} of {columns}: {text}");
+            // an id is broken only where it must be
+            if arguments[0] == "group" && is_whole {
+                let partitions = text.split_once("owned").unwrap().1;
+                assert!(partitions.contains(member), "{text}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn people_see_transactions_with_their_ages_and_where_their_records_lie() {
     let served = one_topic().await;
     let url = served.client.url.as_str();
@@ -193,7 +260,7 @@ async fn people_see_transactions_with_their_ages_and_where_their_records_lie() {
     let heads = ["transaction", "state", "age", "prepared", "for", "producer", "appends"];
     assert_eq!(head, heads);
     let row = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let (first, second) = (row(lines[1]), row(lines[2]));
+    let (second, first) = (row(lines[1]), row(lines[2]));
     assert_eq!((&first[..2], &*first[4]), (&[whole.clone(), "committed".to_owned()][..], "1"));
     assert_eq!(second[..2], [prepared.clone(), "prepared".to_owned()]);
     // an age, and for how long it is prepared

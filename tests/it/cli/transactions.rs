@@ -378,11 +378,11 @@ async fn an_operator_sees_transactions_and_ends_what_is_stuck() {
         let listed = run(client(url, &[&["txn", "list"], more].concat())).await.lines();
         listed.iter().map(id_of).collect::<Vec<_>>()
     };
-    assert_eq!(list(&[]).await, [&*whole, &*ongoing, &*prepared]);
+    assert_eq!(list(&[]).await, [&*prepared, &*ongoing, &*whole]);
     assert_eq!(list(&["--state", "prepared"]).await, [&*prepared]);
     assert_eq!(list(&["--producer", &producer.to_string()]).await, [&*ongoing]);
     assert_eq!(list(&["--older-than", "1h"]).await, [""; 0]);
-    assert_eq!(list(&["--limit", "2"]).await, [&*whole, &*ongoing]);
+    assert_eq!(list(&["--limit", "2"]).await, [&*prepared, &*ongoing]);
     assert_eq!(list(&["--limit", "0"]).await, [""; 0]);
     let txn = async |verb: &str, id: &str| run(client(url, &["txn", verb, id])).await;
     let shown = &txn("show", &whole).await.lines()[0];
@@ -434,6 +434,8 @@ async fn a_list_goes_through_all_pages() {
     let committed = list(&["--state", "committed"]).await;
     assert_eq!(committed.len(), 17 * 64);
     assert!(committed.iter().all(|transaction| transaction["state"] == "committed"));
+    assert!(listed.iter().map(id_of).is_sorted_by(|newer, older| newer > older));
+    assert_eq!(list(&["--limit", "3"]).await, listed[..3]);
     assert_eq!(list(&["--limit", "1003"]).await, listed[..1003]);
 }
 

@@ -285,8 +285,8 @@ fn unit(key: &Key) -> &'static str {
         "URL" => "URL",
         "SECRET" | "NAME" => "text",
         "COUNT" => "number",
-        "MS" => "milliseconds",
-        "BYTES" => "bytes",
+        "MS" => "time",
+        "BYTES" => "size",
         "FORMAT" | "LEVEL" => "word",
         other => panic!("what is a {other}?"),
     }
@@ -301,7 +301,10 @@ fn table() -> String {
         let (name, flag, unit, meaning) = (key.name, key.flag(), unit(key), key.doc.trim());
         let variables: Vec<String> = key.variables().iter().map(|v| format!("`{v}`")).collect();
         let variables = variables.join(" or ");
-        let default = if key.default.is_empty() { "none" } else { &format!("`{}`", key.default) };
+        let default = match key.default {
+            "" => "none".to_owned(),
+            _ => format!("`{}`", key.shown_default()),
+        };
         table +=
             &format!("| `{name}` | `--{flag}` | {variables} | {default} | {unit} | {meaning} |\n");
     }
@@ -365,7 +368,7 @@ async fn help_and_config_say_the_same_as_the_table() {
             let line = help.lines().find(|line| line.trim_start().starts_with(&start)).unwrap();
             let default = match key.default {
                 "" => String::new(),
-                default => format!(" [default: {default}]"),
+                _ => format!(" [default: {}]", key.shown_default()),
             };
             let file = key.file_variable(&key.variable());
             let variables: Vec<String> = key.variables().into_iter().chain(file).collect();

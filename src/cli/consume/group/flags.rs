@@ -4,7 +4,10 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{cli::common::name, model::Name};
+use crate::{
+    cli::common::{milliseconds, name},
+    model::Name,
+};
 
 #[derive(Args)]
 #[command(next_help_heading = "As a member of a group")]
@@ -12,7 +15,7 @@ pub struct GroupFlags {
     /// Join this group: share the partitions with its members, resume at its committed offsets, and
     /// commit what was printed
     #[arg(long, value_parser = name,
-        conflicts_with_all = ["partition", "offset", "timestamp", "until_end"])]
+        conflicts_with_all = ["partition", "offset", "timestamp", "key"])]
     pub group: Option<Name>,
     /// Read the topics that match this regular expression, also those created later
     #[arg(long, value_name = "REGEX", requires = "group")]
@@ -27,9 +30,9 @@ pub struct GroupFlags {
     /// Where the group starts in a partition without a committed offset
     #[arg(long, value_name = "WHERE", value_enum, requires = "group")]
     auto_offset_reset: Option<ResetFlag>,
-    /// The member's lease: how long it may be silent before others get its partitions [default:
-    /// 45000]
-    #[arg(long, value_name = "MS", requires = "group")]
+    /// The member's lease: how long it may be silent before others get its partitions; a number is
+    /// in milliseconds [default: 45s]
+    #[arg(long, value_name = "TIME", requires = "group", value_parser = milliseconds)]
     session_timeout_ms: Option<u64>,
 }
 

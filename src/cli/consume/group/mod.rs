@@ -4,13 +4,11 @@
 //! them again, and no record is skipped. While the reader of stdout is slow, heartbeats keep the
 //! lease.
 
+mod ends;
 mod flags;
+mod partitions;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    pin::pin,
-    time::Duration,
-};
+use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -22,11 +20,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::flags::CommitMode;
 pub use self::flags::GroupFlags;
+use self::{
+    ends::{Ends, offsets_after},
+    flags::CommitMode,
+    partitions::{Partition, list_by_topic},
+};
 use super::{
     MIN_WAIT, WAIT,
-    page::{PageRequest, RecordLocation, Records, write_line},
+    page::{PageRequest, Place, RecordLocation, Records},
+    printer::Printer,
 };
 use crate::{
     cli::{
@@ -78,17 +81,22 @@ struct Consumer {
     join: Value,
     is_static: bool,
     commit: CommitMode,
+    printer: Printer,
     follows: bool,
+    /// Whether it stops where the partitions ended at the start, and where that is.
+    until_end: bool,
+    ends: Option<Ends>,
     member: Option<GroupMember>,
     /// The position of the next fetch; none: the committed offsets.
     cursor: Option<String>,
-    owned: BTreeSet<(String, i32)>,
+    owned: BTreeSet<Partition>,
     left: u64,
 }
 
 pub(super) async fn consume(flags: super::ConsumeFlags) -> anyhow::Result<()> {
     let patience = flags.patience();
-    let super::ConsumeFlags { topics, group: flags, follow, limit, server, .. } = flags;
+    let printer = Printer { format: flags.format.clone(), key: None };
+    let super::ConsumeFlags { topics, group: flags, follow, until_end, limit, server, .. } = flags;
     let client = Client::new(server, patience)?;
     let topics: Vec<&str> = topics.iter().map(Name::as_str).collect();
     let group = flags.group.clone().context("--group is missing")?;
@@ -100,7 +108,10 @@ pub(super) async fn consume(flags: super::ConsumeFlags) -> anyhow::Result<()> {
         join,
         is_static,
         commit: flags.commit,
-        follows: follow,
+        printer,
+        follows: follow && !until_end,
+        until_end,
+        ends: None,
         member: None,
         cursor: None,
         owned: BTreeSet::new(),
@@ -140,20 +151,29 @@ impl Consumer {
         while self.left > 0 && !stop.is_cancelled() {
             if self.member.is_none() {
                 self.join().await?;
+                if self.until_end && self.ends.is_none() {
+                    self.ends = Some(Ends::of(&self.client, &self.group).await?);
+                }
             }
             let begun = Instant::now();
             let Some(fetched) = stop.run_until_cancelled(self.fetch()).await else { break };
             let Some(answer) = fetched? else { continue };
             let state: FetchState = answer.json()?;
-            let Records { records } = answer.json()?;
+            let Records { mut records } = answer.json()?;
             self.update_assignment(&state);
             self.cursor = Some(state.cursor.clone());
+            let is_settled = state.revoked.is_empty();
             if !records.is_empty() {
+                if let Some(ends) = &mut self.ends {
+                    records = ends.before(records)?;
+                }
                 self.print_and_commit(&records, &state.cursor).await?;
+                if is_settled && self.ends.as_ref().is_some_and(|e| e.are_reached(&self.owned)) {
+                    break;
+                }
                 idle_since = Instant::now();
                 continue;
             }
-            let is_settled = state.revoked.is_empty();
             let waits_for_some = self.owned.is_empty() && idle_since.elapsed() < self.lease();
             if !self.follows && is_settled && !waits_for_some {
                 break;
@@ -244,7 +264,7 @@ impl Consumer {
     /// Takes over the assignment, and reports what has changed.
     fn update_assignment(&mut self, state: &FetchState) {
         let topics = state.assignment.iter();
-        let owned: BTreeSet<(String, i32)> = topics
+        let owned: BTreeSet<Partition> = topics
             .flat_map(|TopicPartitions { topic, partitions }| {
                 partitions.iter().map(move |partition| (topic.clone(), *partition))
             })
@@ -267,11 +287,19 @@ impl Consumer {
         records: &[&RawValue],
         cursor: &str,
     ) -> anyhow::Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
         self.left = self.left.saturating_sub(records.len() as u64);
         if self.commit != CommitMode::Each {
             self.print(records).await?;
             if self.commit == CommitMode::Batch {
-                self.commit(json!({"cursor": cursor})).await?;
+                let progress = match self.ends {
+                    // the cursor may be behind an end
+                    Some(_) => offsets_after(records)?,
+                    None => json!({"cursor": cursor}),
+                };
+                self.commit(progress).await?;
             }
             return Ok(());
         }
@@ -289,7 +317,10 @@ impl Consumer {
     /// Prints on a thread of its own, while the runtime sends heartbeats.
     async fn print(&mut self, records: &[&RawValue]) -> anyhow::Result<()> {
         let mut lines = Vec::new();
-        records.iter().for_each(|record| write_line(&mut lines, record, None));
+        let place = Place { topic: "", partition: None, is_tagged: false };
+        for record in records {
+            self.printer.write(&mut lines, record, &place)?;
+        }
         let (done, mut printed) = oneshot::channel();
         // not a task of the runtime: a blocked write must not keep the program from ending
         std::thread::spawn(move || done.send(print(&lines)));
@@ -346,30 +377,5 @@ impl Consumer {
             let leave = self.client.send(self.client.request(Method::DELETE, &path, &[]));
             let _ = timeout(GRACE, leave).await;
         }
-    }
-}
-
-/// `carts 0; orders 0, 1, 2`.
-fn list_by_topic(partitions: &BTreeSet<(String, i32)>) -> String {
-    let mut topics: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for (topic, partition) in partitions {
-        topics.entry(topic).or_default().push(partition.to_string());
-    }
-    let topics = topics.iter().map(|(topic, numbers)| format!("{topic} {}", numbers.join(", ")));
-    topics.collect::<Vec<_>>().join("; ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn partitions_are_listed_by_topic() {
-        let list = |partitions: &[(&str, i32)]| {
-            let owned = partitions.iter().map(|(topic, number)| ((*topic).to_owned(), *number));
-            list_by_topic(&owned.collect())
-        };
-        assert_eq!(list(&[("orders", 0)]), "orders 0");
-        assert_eq!(list(&[("o", 10), ("o", 2), ("carts", 0)]), "carts 0; o 2, 10");
     }
 }

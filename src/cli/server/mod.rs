@@ -1,0 +1,99 @@
+//! Which server a command calls, with which token: by flag, environment or context.
+
+pub mod commands;
+mod contexts;
+
+use clap::Args;
+use reqwest::Url;
+use secrecy::{ExposeSecret, SecretString};
+
+use self::contexts::Contexts;
+
+pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// The base URL, if one is given: an empty variable counts as unset.
+pub(super) type GivenUrl = Option<Url>;
+
+/// The server to call, and the token to send.
+#[derive(Args)]
+pub(in crate::cli) struct ServerFlags {
+    /// Base URL of the server; without http:// or https:// it is http [default: the context's, else
+    /// http://127.0.0.1:8080]
+    #[arg(long, env = "ONCELOG_URL", hide_env_values = true, default_value = "",
+        hide_default_value = true, value_parser = url)]
+    pub url: GivenUrl,
+    /// Bearer token; prefer the environment variable, which other users of this machine cannot read
+    /// [default: the context's, for its server]
+    #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
+    pub token: Option<SecretString>,
+    /// Call the server of this context, see `oncelog context`; --url and --token override it
+    #[arg(long, value_name = "NAME", env = "ONCELOG_CONTEXT", hide_env_values = true)]
+    pub context: Option<String>,
+}
+
+/// The server that a command calls.
+pub(in crate::cli) struct Target {
+    pub url: Url,
+    pub token: Option<SecretString>,
+}
+
+impl ServerFlags {
+    /// Completes the flags by the context, if one is named or in use.
+    pub fn target(self) -> anyhow::Result<Target> {
+        let token = self.token.filter(|token| !token.expose_secret().trim().is_empty());
+        let named = self.context.filter(|name| !name.is_empty());
+        let context = match (&self.url, &token, &named) {
+            // nothing to complete
+            (Some(_), Some(_), None) => None,
+            _ => Contexts::load()?.chosen(named.as_deref())?.map(|(_, context)| context),
+        };
+        let url = self.url.or_else(|| context.as_ref().map(|context| context.url.clone()));
+        let url = match url {
+            Some(url) => url,
+            None => Url::parse(DEFAULT_URL)?,
+        };
+        // the token of a context goes to no other server
+        let stored = context.filter(|context| context.url == url);
+        Ok(Target { url, token: token.or_else(|| stored.and_then(|context| context.token)) })
+    }
+}
+
+/// Parses a base URL.
+pub(super) fn url(text: &str) -> Result<GivenUrl, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let expected = || {
+        "expected http:// or https:// with a host and an optional path, or a host and a port".into()
+    };
+    let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let url = Url::parse(&url).map_err(|_| expected())?;
+    // of `http:///path`, the parser would take the path for a host
+    let has_host = !text.starts_with('/') && !text.contains(":///");
+    match (url.scheme(), url.query(), url.fragment()) {
+        ("http" | "https", None, None) if has_host => Ok(Some(url)),
+        _ => Err(expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_may_lack_their_scheme() {
+        for (text, expected) in [
+            ("localhost:8080", "http://localhost:8080/"),
+            ("127.0.0.1:9000/log", "http://127.0.0.1:9000/log"),
+            ("[::1]:8080", "http://[::1]:8080/"),
+            ("db.example", "http://db.example/"),
+            ("https://db.example/log", "https://db.example/log"),
+        ] {
+            assert_eq!(url(text).unwrap().unwrap().as_str(), expected);
+        }
+        assert_eq!(url("").unwrap(), None);
+        for text in [":8080", "/log", "http:///log", "ftp://h", "h:99999", "h?x=1", "h#x", "a b"] {
+            assert!(url(text).is_err(), "{text}");
+        }
+    }
+}
