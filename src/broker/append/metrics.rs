@@ -11,7 +11,7 @@ use crate::{
     broker::Error,
     model::append::{Appended, Placed},
     store,
-    telemetry::{self, ByCode},
+    telemetry::{self, ByCode, LabelledHistogram},
 };
 
 /// Append requests by outcome.
@@ -81,7 +81,7 @@ pub struct LaneMetrics {
 struct Passes {
     kind: &'static str,
     passed: Counter,
-    duration: Histogram,
+    duration: LabelledHistogram,
 }
 
 impl Passes {
@@ -89,7 +89,7 @@ impl Passes {
         Self {
             kind,
             passed: passes(kind, "passed"),
-            duration: metrics::histogram!(telemetry::PASS_DURATION_SECONDS, "kind" => kind),
+            duration: LabelledHistogram::new(telemetry::PASS_DURATION_SECONDS, "kind", kind),
         }
     }
 
