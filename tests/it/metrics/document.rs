@@ -20,7 +20,7 @@ fn values(values: Values) -> String {
         Values::Statuses => "a status of HTTP".into(),
         Values::Lanes => "the number of a lane, from 0".into(),
         Values::Version => "the version".into(),
-        Values::Names => "a name, or (other); see max_lag_series".into(),
+        Values::Names => "a name, or (other)".into(),
     }
 }
 
