@@ -70,6 +70,8 @@ async fn promtool_has_nothing_to_complain_of() {
     promtool(&["check", "metrics"], &answer.text);
     let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/alerts.yml");
     promtool(&["check", "rules", alerts.to_str().unwrap()], "");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/metrics/alerts_test.yml");
+    promtool(&["test", "rules", tests.to_str().unwrap()], "");
 }
 
 /// A Prometheus that scrapes; dropped, it is killed.
