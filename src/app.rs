@@ -216,6 +216,7 @@ pub fn service_config(config: &Config) -> ServiceConfig {
         page_cache_bytes: usize::try_from(config.page_cache_bytes).unwrap_or(usize::MAX),
         snapshot_rows: i64::try_from(config.snapshot_rows).unwrap_or(i64::MAX),
         max_lag_series: config.max_lag_series,
+        max_topic_series: config.max_topic_series,
         ..ServiceConfig::default()
     }
 }

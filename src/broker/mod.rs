@@ -35,6 +35,7 @@ mod read;
 mod retry;
 mod row_locks;
 mod session;
+mod topic_traffic;
 mod transaction;
 mod wakeup;
 
@@ -77,6 +78,8 @@ pub struct ServiceConfig {
     pub remembered_producers: usize,
     /// Groups and topics whose lag is shown by name; 0: lag is not measured.
     pub max_lag_series: usize,
+    /// Topics with series of their own; 0: nothing is counted or measured by topic.
+    pub max_topic_series: usize,
 }
 
 impl Default for ServiceConfig {
@@ -89,6 +92,7 @@ impl Default for ServiceConfig {
             snapshot_rows: 1_000,
             remembered_producers: 200_000,
             max_lag_series: 1_000,
+            max_topic_series: 1_000,
         }
     }
 }
@@ -118,6 +122,7 @@ pub struct Broker {
     waits: Arc<transaction::Waits>,
     gap_wait: Duration,
     reads: read::metrics::ReadMetrics,
+    traffic: topic_traffic::TopicTraffic,
     waiting_reads: Arc<wakeup::permits::WaitPermits>,
     leaving: AtomicBool,
     drain: CancellationToken,
@@ -173,6 +178,7 @@ impl Broker {
             waits: Arc::default(),
             gap_wait: Duration::from_millis(settings.gap_wait_ms),
             reads: read::metrics::ReadMetrics::new(),
+            traffic: topic_traffic::TopicTraffic::new(settings.max_topic_series),
             waiting_reads: wakeup::permits::WaitPermits::new(settings.max_waiting_reads),
             leaving: AtomicBool::new(false),
             drain: CancellationToken::new(),
@@ -214,6 +220,7 @@ impl Broker {
     /// Sets the gauges that are sampled at scrape time.
     pub fn measure(&self) {
         self.store.measure();
+        self.traffic.show();
         metrics::gauge!(telemetry::PAGE_CACHE_BYTES).set(self.pages.size_bytes() as f64);
     }
 

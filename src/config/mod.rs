@@ -138,6 +138,9 @@ keys! {
     /// Maximum number of per-group lag series in /metrics; smaller lags are summed into one. 0: lag
     /// is not measured
     max_lag_series: usize = "1000", public "COUNT" number(0..=100_000);
+    /// Maximum number of topics with series of their own in /metrics; the others are summed into
+    /// one. 0: nothing is counted or measured by topic
+    max_topic_series: usize = "1000", public "COUNT" number(0..=100_000);
     /// The format of log lines: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;
     /// The minimum severity of log lines: error, warn, info, debug or trace

@@ -1,7 +1,12 @@
 //! The outermost layer: it gives a request its id, span, log line and metrics, and turns refusals
 //! into problem documents.
 
-use std::{any::Any, collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    any::Any,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{
     body::HttpBody,
@@ -34,21 +39,47 @@ pub struct Operations {
     errors: ByCode,
 }
 
-/// The metrics of one operation.
+/// One operation. Its series are shown from its first call on: there are dozens of operations, and
+/// few servers are asked for all of them.
 struct Measured {
     operation: Arc<str>,
+    /// The statuses in the OpenAPI document.
+    statuses: Vec<u16>,
+    series: OnceLock<Series>,
+}
+
+/// The metrics of one operation.
+struct Series {
     in_flight: Gauge,
     abandoned: Counter,
     duration: Histogram,
     answer_bytes: Counter,
-    /// Counters by the statuses in the OpenAPI document.
+    /// By status.
     answered: Vec<(u16, Counter)>,
 }
 
 impl Measured {
     fn new(id: &str, statuses: impl Iterator<Item = u16>) -> Self {
-        let operation: Arc<str> = id.into();
-        let answered = statuses.map(|status| (status, answered(&operation, status))).collect();
+        Self { operation: id.into(), statuses: statuses.collect(), series: OnceLock::new() }
+    }
+
+    fn series(&self) -> &Series {
+        self.series.get_or_init(|| Series::new(&self.operation, &self.statuses))
+    }
+
+    fn answered(&self, answer: &Response, seconds: f64) {
+        let (series, status) = (self.series(), answer.status().as_u16());
+        match series.answered.iter().find(|(known, _)| *known == status) {
+            Some((_, counter)) => counter.increment(1),
+            None => answered(&self.operation, status).increment(1),
+        }
+        series.duration.record(seconds);
+        series.answer_bytes.increment(answer.body().size_hint().lower());
+    }
+}
+
+impl Series {
+    fn new(operation: &Arc<str>, statuses: &[u16]) -> Self {
         let label = || operation.clone();
         Self {
             in_flight: metrics::gauge!(telemetry::HTTP_REQUESTS_IN_FLIGHT, "operation" => label()),
@@ -58,19 +89,11 @@ impl Measured {
                 "operation" => label()),
             answer_bytes: metrics::counter!(telemetry::HTTP_ANSWER_BYTES_TOTAL,
                 "operation" => label()),
-            answered,
-            operation,
+            answered: statuses
+                .iter()
+                .map(|status| (*status, answered(operation, *status)))
+                .collect(),
         }
-    }
-
-    fn answered(&self, answer: &Response, seconds: f64) {
-        let status = answer.status().as_u16();
-        match self.answered.iter().find(|(known, _)| *known == status) {
-            Some((_, counter)) => counter.increment(1),
-            None => answered(&self.operation, status).increment(1),
-        }
-        self.duration.record(seconds);
-        self.answer_bytes.increment(answer.body().size_hint().lower());
     }
 }
 
@@ -137,10 +160,9 @@ pub async fn observe(
 ) -> Response {
     let begun = Instant::now();
     let measured = operations.find(&request);
-    let mut in_flight = InFlight {
-        abandoned: Some(&measured.abandoned),
-        _counted: Counted::new(&measured.in_flight),
-    };
+    let series = measured.series();
+    let mut in_flight =
+        InFlight { abandoned: Some(&series.abandoned), _counted: Counted::new(&series.in_flight) };
     let (id, id_header) = request_id(request.headers());
     let version = request.version();
     let span = tracing::info_span!(

@@ -98,6 +98,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("janitor", janitor::STATEMENTS),
     ("janitor_compaction", janitor::compaction::STATEMENTS),
     ("janitor_deleted_tenants", janitor::deleted_tenants::STATEMENTS),
+    ("janitor_measure", janitor::measure::STATEMENTS),
     ("janitor_producers", janitor::producers::STATEMENTS),
     ("janitor_retention", janitor::retention::STATEMENTS),
     ("janitor_snapshots", janitor::snapshots::STATEMENTS),

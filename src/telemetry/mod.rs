@@ -1,6 +1,6 @@
 //! Log lines and metrics: how they leave the process. Every metric's name, labels and help are
 //! written once, in the table. Label values come from closed sets (operations, codes, kinds), never
-//! from a client, but for one metric with a bounded number of series (`named`).
+//! from a client, but for metrics with a bounded number of series (`named`).
 //!
 //! Looking a metric up costs a hash and an allocation, so what is measured for every request has
 //! its handles made once, when its owner starts.
@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::Context;
-use metrics::{Counter, Gauge, Label as KeyLabel};
+use metrics::{Counter, Gauge, Histogram, Label as KeyLabel};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
 use tracing::{Level, level_filters::LevelFilter};
@@ -58,6 +58,25 @@ impl ByCode {
         if let Some(counter) = self.0.get(code as usize) {
             counter.increment(1);
         }
+    }
+}
+
+/// A histogram of one label, which is shown from its first observation on.
+pub struct LabelledHistogram {
+    metric: &'static str,
+    label: &'static str,
+    value: &'static str,
+    made: OnceLock<Histogram>,
+}
+
+impl LabelledHistogram {
+    pub fn new(metric: &'static str, label: &'static str, value: &'static str) -> Self {
+        Self { metric, label, value, made: OnceLock::new() }
+    }
+
+    pub fn record(&self, value: f64) {
+        let make = || metrics::histogram!(self.metric, self.label => self.value);
+        self.made.get_or_init(make).record(value);
     }
 }
 
@@ -165,12 +184,16 @@ pub fn metrics() -> anyhow::Result<&'static Metrics> {
 }
 
 /// Describes a metric, and shows it with 0 where its labels' values are written in the table: a
-/// rate begins at the first event, not at the second.
+/// rate begins at the first event, not at the second, and an alert on errors sees the first one. A
+/// histogram with labels is not shown before its first observation, as each has 19 series.
 fn announce(metric: &Metric) {
     match metric.kind {
         Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
         Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
         Kind::Histogram => metrics::describe_histogram!(metric.name, metric.help),
+    }
+    if metric.kind == Kind::Histogram && !metric.labels.is_empty() {
+        return;
     }
     let mut series: Vec<Vec<KeyLabel>> = vec![Vec::new()];
     for label in metric.labels {

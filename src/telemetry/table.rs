@@ -42,7 +42,7 @@ pub enum Values {
     Lanes,
     /// This version of oncelog.
     Version,
-    /// Names of tenants, groups or topics, of at most `max_lag_series` series; or `(other)`.
+    /// Names of tenants, groups or topics, of a limited number of series; or `(other)`.
     Names,
 }
 
@@ -92,6 +92,10 @@ pub const PASS_OUTCOMES: &[&str] = &[
     "unsuitable",
 ];
 
+/// The tables whose size is shown; all others are one sum.
+pub const TABLES: &[&str] =
+    &["batches", "staged_batches", "producer_states", "dedup_keys", "logs", "(other)"];
+
 /// The rings that store dedup keys, by their retention.
 pub const RINGS: &[&str] = &["15m", "2h", "24h", "7d", "60d", "10y", "forever"];
 
@@ -127,9 +131,11 @@ labels! {
     SESSION_EVENT "event" Values::These(&["opened", "reopened", "repeated", "ended"]);
     SOURCE "source" Values::These(&["commit", "notice", "poll"]);
     STATUS "status" Values::Statuses;
+    TABLE "table" Values::These(TABLES);
     TASK "task" Values::These(&["trim", "snapshot", "doomed_logs", "expiry", "open_ids", "statistics",
         "transactions", "staged", "outcomes", "open_transactions", "members", "groups", "lag",
-        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics", "compaction"]);
+        "key_rings", "key_sizes", "retention", "tenants", "doomed_topics", "compaction",
+        "topic_series", "topic_sizes", "database"]);
     TENANT "tenant" Values::Names;
     TENANT_STATE "state" Values::These(&["active", "suspended", "deleted"]);
     TOPIC "topic" Values::Names;
@@ -171,6 +177,10 @@ metrics_table! {
         "Records appended.";
     APPENDED_BYTES_TOTAL Counter "oncelog_appended_bytes_total" []
         "Bytes of the records appended, before compression.";
+    TOPIC_APPENDED_RECORDS_TOTAL Counter "oncelog_topic_appended_records_total" [TENANT, TOPIC]
+        "Records appended to a topic, or added to a transaction, committed or not: the max_topic_series busiest topics by name, the others as one sum.";
+    TOPIC_APPENDED_BYTES_TOTAL Counter "oncelog_topic_appended_bytes_total" [TENANT, TOPIC]
+        "Bytes of these records, before compression.";
     DUPLICATE_RECORDS_TOTAL Counter "oncelog_duplicate_records_total" []
         "Records that appends did not store again because their ids or contents were known.";
     QUEUED_APPENDS Gauge "oncelog_queued_appends" [LANE]
@@ -202,6 +212,10 @@ metrics_table! {
         "Records returned by reads.";
     READ_BYTES_TOTAL Counter "oncelog_read_bytes_total" []
         "Bytes of the records returned by reads, before compression.";
+    TOPIC_READ_RECORDS_TOTAL Counter "oncelog_topic_read_records_total" [TENANT, TOPIC]
+        "Records of a topic returned by reads, also to members of groups: the max_topic_series busiest topics by name, the others as one sum.";
+    TOPIC_READ_BYTES_TOTAL Counter "oncelog_topic_read_bytes_total" [TENANT, TOPIC]
+        "Bytes of these records, before compression.";
     WAITING_READS Gauge "oncelog_waiting_reads" []
         "Reads waiting for records.";
     READ_WAIT_DURATION_SECONDS Histogram "oncelog_read_wait_duration_seconds" [WAIT_OUTCOME]
@@ -258,6 +272,18 @@ metrics_table! {
         "Members of groups, over all tenants; the same on every replica.";
     CONSUMER_LAG_RECORDS Gauge "oncelog_consumer_lag_records" [TENANT, GROUP, TOPIC]
         "Records that a group still has to process in a topic: the max_lag_series greatest by name, the others as one sum; the same on every replica.";
+    CONSUMER_LAG_SECONDS Gauge "oncelog_consumer_lag_seconds" [TENANT, GROUP, TOPIC]
+        "Age of the oldest record that a group still has to process in a topic, 0 without lag: of the groups and topics whose oncelog_consumer_lag_records is shown by name; the same on every replica.";
+
+    TOPIC_STORED_BYTES Gauge "oncelog_topic_stored_bytes" [TENANT, TOPIC]
+        "Bytes of the stored records of a topic, before compression: the max_topic_series greatest by name, the others as one sum; the same on every replica.";
+    DATABASE_TABLE_BYTES Gauge "oncelog_database_table_bytes" [TABLE]
+        "Bytes on disk of a table of the schema oncelog, including indexes and what can be reused; the same on every replica.";
+    DATABASE_OLDEST_TRANSACTION_AGE_SECONDS Gauge
+        "oncelog_database_oldest_transaction_age_seconds" []
+        "Age of the oldest open or prepared transaction in this database whose begin the role of oncelog may see: those of its own role, or of all if it has pg_read_all_stats; the same on every replica.";
+    DATABASE_OLDEST_XMIN_AGE_TRANSACTIONS Gauge "oncelog_database_oldest_xmin_age_transactions" []
+        "How many transactions ago the oldest snapshot began that keeps vacuum from removing rows: of any role's session or prepared transaction in this database, or of a replication slot; the same on every replica.";
 
     DATABASE_POOL_CONNECTIONS Gauge "oncelog_database_pool_connections" [POOL_STATE]
         "Connections of the pool; lanes and the notifier have their own.";

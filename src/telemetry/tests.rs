@@ -20,13 +20,18 @@ fn installs_once_and_renders_help_and_buckets() {
         "oncelog_sessions_total{event=\"ended\"} 0",
         "oncelog_errors_total{code=\"internal\"} 0",
         "oncelog_passes_total{kind=\"full\",outcome=\"contended\"} 0",
-        "oncelog_janitor_duration_seconds_count{task=\"trim\"} 0",
+        "oncelog_janitor_failures_total{task=\"trim\"} 0",
+        "oncelog_group_records_count 0",
         "oncelog_pass_duration_seconds_bucket{kind=\"quick\",le=\"0.025\"} 1",
         "oncelog_group_requests_bucket{le=\"4\"} 1",
         "oncelog_group_bytes_bucket{le=\"1024\"} 1",
         &version,
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    // a histogram with labels is not
+    for absent in ["janitor_duration_seconds_count{task=\"trim\"}", "parked_duration_seconds"] {
+        assert!(!text.contains(absent), "{absent} is in\n{text}");
     }
     assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
 }

@@ -11,7 +11,7 @@ use crate::{
     broker::Error,
     model::append::{Appended, Placed},
     store,
-    telemetry::{self, ByCode},
+    telemetry::{self, ByCode, LabelledHistogram},
 };
 
 /// Append requests by outcome.
@@ -39,13 +39,15 @@ impl AppendMetrics {
         }
     }
 
-    pub fn answered(&self, records: usize, bytes: usize, answer: &Result<Appended, Error>) {
+    /// Counts an answer; returns how many records were appended.
+    pub fn answered(&self, records: usize, bytes: usize, answer: &Result<Appended, Error>) -> u64 {
         match answer {
             Ok(Appended { duplicate: true, placed, .. }) => {
                 self.duplicate.increment(1);
                 if matches!(placed, Placed::Records { record_count: 0, .. }) {
                     self.duplicate_records.increment(records as u64);
                 }
+                0
             }
             Ok(Appended { placed, .. }) => {
                 self.appended.increment(1);
@@ -56,8 +58,12 @@ impl AppendMetrics {
                 self.records.increment(stored);
                 self.duplicate_records.increment((records as u64).saturating_sub(stored));
                 self.bytes.increment(bytes as u64);
+                stored
             }
-            Err(error) => self.problems.count(error.code),
+            Err(error) => {
+                self.problems.count(error.code);
+                0
+            }
         }
     }
 }
@@ -81,7 +87,7 @@ pub struct LaneMetrics {
 struct Passes {
     kind: &'static str,
     passed: Counter,
-    duration: Histogram,
+    duration: LabelledHistogram,
 }
 
 impl Passes {
@@ -89,7 +95,7 @@ impl Passes {
         Self {
             kind,
             passed: passes(kind, "passed"),
-            duration: metrics::histogram!(telemetry::PASS_DURATION_SECONDS, "kind" => kind),
+            duration: LabelledHistogram::new(telemetry::PASS_DURATION_SECONDS, "kind", kind),
         }
     }
 

@@ -62,7 +62,8 @@ impl Broker {
     ) -> Result<Appended, Error> {
         let (records, bytes) = (append.batch.records.len(), append.batch.lines.len());
         let answer = self.try_append(tenant, topic, scope, append, held).await;
-        self.appends.answered(records, bytes, &answer);
+        let appended = self.appends.answered(records, bytes, &answer);
+        self.traffic.appended(tenant, topic, appended, bytes);
         answer
     }
 

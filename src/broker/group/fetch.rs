@@ -118,7 +118,9 @@ impl Broker {
             if has_news || poll.is_over() {
                 let others = fetching.other_logs(&context);
                 let others = poll.query(|| self.names.of(tenant, others.clone())).await?;
-                poll.answered(page.records(), page.size_bytes());
+                poll.answered(page.parts.iter().map(|part| {
+                    (&context.sources[part.source].topic, part.records(), part.size_bytes())
+                }));
                 return Ok(fetching.answer(context, page, others.into_values()));
             }
             self.await_change(&mut fetching, context, &mut poll).await?;

@@ -37,7 +37,7 @@ pub mod deleted_tenants;
 mod deleted_topics;
 pub mod groups;
 mod key_rings;
-pub mod lags;
+pub mod measure;
 mod members;
 pub mod producers;
 pub mod retention;
@@ -88,7 +88,10 @@ impl Janitor {
             task(producers::Producers::default()),
             task(producers::OpenIds),
             task(groups::Groups::default()),
-            task(lags::Lags::new(settings.max_lag_series)),
+            task(measure::lags::Lags::new(settings.max_lag_series)),
+            task(measure::topics::TopicSeries::default()),
+            task(measure::topics::TopicSizes::new(settings.max_topic_series)),
+            task(measure::database::Database::default()),
             task(key_rings::KeyRings),
             task(key_rings::KeySizes::default()),
             task(statistics::Statistics),

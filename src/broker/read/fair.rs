@@ -68,22 +68,19 @@ pub struct LogSlice {
 }
 
 impl FairRead {
-    pub fn records(&self) -> u64 {
-        let slices = self.parts.iter().flat_map(|part| &part.slices);
-        slices.map(|slice| slice.record_count() as u64).sum()
-    }
-
     pub fn has_records(&self) -> bool {
         self.parts.iter().any(|part| !part.slices.is_empty())
     }
-
-    pub fn size_bytes(&self) -> usize {
-        self.parts.iter().map(|part| size_bytes(&part.slices)).sum()
-    }
 }
 
-fn size_bytes(slices: &[Slice]) -> usize {
-    slices.iter().map(|slice| slice.end - slice.start).sum()
+impl LogSlice {
+    pub fn records(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.record_count() as u64).sum()
+    }
+
+    pub fn size_bytes(&self) -> usize {
+        self.slices.iter().map(|slice| slice.end - slice.start).sum()
+    }
 }
 
 impl Broker {
@@ -135,7 +132,7 @@ impl Broker {
         let first = without.or(waiting.first().copied()).unwrap_or((leader + 1) % sources.len());
         let parts: Vec<LogSlice> =
             turns.into_iter().filter_map(|turn| turn.into_slice(sources)).collect();
-        for part in parts.iter().filter(|part| size_bytes(&part.slices) >= BULK_BYTES) {
+        for part in parts.iter().filter(|part| part.size_bytes() >= BULK_BYTES) {
             let source = &sources[part.source];
             let log = source.log_of(tenant);
             self.pages.read_ahead(log, part.next_offset, source.high_watermark);

@@ -1,11 +1,11 @@
 //! Read metrics as handles that are created once.
 
-use metrics::{Counter, Gauge, Histogram};
+use metrics::{Counter, Gauge};
 use tokio::time::Instant;
 
 use crate::{
     broker::wakeup::watch::Source,
-    telemetry::{self, Counted},
+    telemetry::{self, Counted, LabelledHistogram},
 };
 
 /// The metrics of reads and of their waits.
@@ -14,12 +14,12 @@ pub struct ReadMetrics {
     records: Counter,
     bytes: Counter,
     waiting: Gauge,
-    wait_records: Histogram,
-    wait_nothing: Histogram,
-    wait_gone: Histogram,
-    woken_by_commit: Histogram,
-    woken_by_notice: Histogram,
-    woken_by_poll: Histogram,
+    wait_records: LabelledHistogram,
+    wait_nothing: LabelledHistogram,
+    wait_gone: LabelledHistogram,
+    woken_by_commit: LabelledHistogram,
+    woken_by_notice: LabelledHistogram,
+    woken_by_poll: LabelledHistogram,
 }
 
 /// The outcome of a wait.
@@ -31,8 +31,11 @@ pub enum Waited {
 
 impl ReadMetrics {
     pub fn new() -> Self {
-        let wait = |outcome: &'static str| metrics::histogram!(telemetry::READ_WAIT_DURATION_SECONDS, "outcome" => outcome);
-        let woken = |source: &'static str| metrics::histogram!(telemetry::WAKEUP_DURATION_SECONDS, "source" => source);
+        let wait = |outcome| {
+            LabelledHistogram::new(telemetry::READ_WAIT_DURATION_SECONDS, "outcome", outcome)
+        };
+        let woken =
+            |source| LabelledHistogram::new(telemetry::WAKEUP_DURATION_SECONDS, "source", source);
         Self {
             answered: metrics::counter!(telemetry::READS_TOTAL),
             records: metrics::counter!(telemetry::READ_RECORDS_TOTAL),

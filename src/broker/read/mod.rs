@@ -91,7 +91,7 @@ impl Broker {
             let Some(ReadPage { slices, next_offset, staged }) = page else { continue };
             let records = slices.iter().map(|slice| slice.record_count() as u64).sum();
             let bytes = slices.iter().map(|slice| slice.end - slice.start).sum();
-            poll.answered(records, bytes);
+            poll.answered(std::iter::once((topic, records, bytes)));
             return Ok(Fetched { slices, next_offset, log_start_offset, high_watermark, staged });
         }
     }

@@ -77,7 +77,7 @@ impl Broker {
             });
             // none: rows were removed since the watermark query
             let Some(page) = page.await? else { continue };
-            poll.answered(page.records(), page.size_bytes());
+            poll.answered(page.parts.iter().map(|part| (topic, part.records(), part.size_bytes())));
             return Ok(context.answer(tenant, positions, page));
         }
     }

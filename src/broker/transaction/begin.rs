@@ -49,7 +49,7 @@ impl Broker {
                 if begin.commit {
                     self.let_go_with_all(tenant, &begin.work.offsets).await;
                 }
-                Ok(self.answer("begin", done))
+                Ok(self.answer(tenant, "begin", &begin.work.appends, done))
             }
             Err(error) => {
                 count_fenced("transaction", &error);

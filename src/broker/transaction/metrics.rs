@@ -1,22 +1,24 @@
 //! Transaction metrics.
 
-use metrics::{Counter, Histogram};
+use metrics::Counter;
 use tokio::time::Instant;
 
-use crate::telemetry;
+use crate::telemetry::{self, LabelledHistogram};
 
 /// Successful transaction calls, and the outcomes of transactions.
 pub struct TransactionMetrics {
     committed: Counter,
     committed_in_one_request: Counter,
-    commit_duration: Histogram,
-    commit_duration_one_request: Histogram,
+    commit_duration: LabelledHistogram,
+    commit_duration_one_request: LabelledHistogram,
 }
 
 impl TransactionMetrics {
     pub fn new() -> Self {
         let committed = |form: &'static str| metrics::counter!(telemetry::TRANSACTIONS_COMMITTED_TOTAL, "form" => form);
-        let duration = |form: &'static str| metrics::histogram!(telemetry::TRANSACTION_COMMIT_DURATION_SECONDS, "form" => form);
+        let duration = |form| {
+            LabelledHistogram::new(telemetry::TRANSACTION_COMMIT_DURATION_SECONDS, "form", form)
+        };
         Self {
             committed: committed("staged"),
             committed_in_one_request: committed("whole"),

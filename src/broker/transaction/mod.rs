@@ -109,7 +109,7 @@ impl Broker {
         let done = done.await?.ok_or_else(|| {
             Error::unavailable("The transaction is contended. Nothing was changed; retry.")
         })?;
-        Ok(self.answer(name, done))
+        Ok(self.answer(tenant, name, work(call).0, done))
     }
 
     async fn try_call(
@@ -143,8 +143,17 @@ impl Broker {
         }
     }
 
-    fn answer(&self, call: &'static str, done: CallResult) -> Answered {
+    fn answer(
+        &self,
+        tenant: TenantId,
+        call: &'static str,
+        appends: &[AppendItem],
+        done: CallResult,
+    ) -> Answered {
         let CallResult { row, duplicate, .. } = done;
+        for AppendItem { topic, batch, .. } in appends.iter().filter(|_| !duplicate) {
+            self.traffic.appended(tenant, topic, batch.records.len() as u64, batch.lines.len());
+        }
         if !duplicate && let Some(reason) = row.reason {
             crate::broker::janitor::transactions::count_aborted(reason, 1);
         }

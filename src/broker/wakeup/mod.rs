@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use self::watch::{Change, Observed, Watch};
 use super::{Broker, Error, read::metrics::Waited};
 use crate::{
-    model::{Code, Offset, TenantId},
+    model::{Code, Name, Offset, TenantId},
     store, telemetry,
 };
 
@@ -142,10 +142,15 @@ impl<'a> LongPoll<'a> {
         Ok(change.map_or(Wake::Nothing, |(index, observed)| Wake::Log(index, observed.change)))
     }
 
-    /// Counts the answer.
-    pub fn answered(&self, records: u64, bytes: usize) {
-        let reads = &self.broker.reads;
-        reads.answered(records, bytes);
+    /// Counts the answer: records and bytes, by topic.
+    pub fn answered<'t>(&self, parts: impl Iterator<Item = (&'t Name, u64, usize)>) {
+        let Broker { reads, traffic, .. } = self.broker;
+        let (mut all_records, mut all_bytes) = (0, 0);
+        for (topic, records, bytes) in parts {
+            traffic.read(self.tenant, topic, records, bytes);
+            (all_records, all_bytes) = (all_records + records, all_bytes + bytes);
+        }
+        reads.answered(all_records, all_bytes);
         if let Some(Observed { source, since, .. }) = self.woken {
             reads.woken(source, since);
         }

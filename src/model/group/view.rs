@@ -106,4 +106,6 @@ pub struct Lag {
     pub group: Name,
     pub topic: Name,
     pub records: i64,
+    /// When the oldest of them was appended; none without lag.
+    pub oldest_at: Option<Timestamp>,
 }

@@ -78,30 +78,50 @@ statements! {
     COUNT = r"select count(*) filter (where member_count > 0),
             count(*) filter (where member_count = 0), coalesce(sum(member_count), 0)::bigint
         from oncelog.groups";
-    /// Covers all tenants, greatest lag first.
-    LAGS = r"with lag as materialized (
-            select o.tenant_id, o.group_name, l.topic_id,
+    /// Covers all tenants, greatest lag first; the oldest records are looked up by key, and only
+    /// for lags within the limit.
+    LAGS = r"with place as materialized (
+            select o.tenant_id, o.group_name, l.topic_id, l.log_id, l.next_offset,
                 -- Where a group resumes is defined by rules::group::position.
-                sum(l.next_offset - case
-                    when o.committed_offset >= l.log_start_offset then o.committed_offset
+                case when o.committed_offset >= l.log_start_offset then o.committed_offset
                     when o.committed_offset is null and o.starts = 'earliest'
                         or g.auto_offset_reset = 'earliest' then l.log_start_offset
-                    when g.auto_offset_reset = 'latest' then l.next_offset end)::bigint as records
+                    when g.auto_offset_reset = 'latest' then l.next_offset end as next_read
             from oncelog.group_offsets o
             join oncelog.groups g on g.tenant_id = o.tenant_id and g.name = o.group_name
             join oncelog.logs l on l.tenant_id = o.tenant_id and l.log_id = o.log_id
-            where o.committed_offset is not null or o.starts is not null
-            group by o.tenant_id, o.group_name, l.topic_id),
+            where o.committed_offset is not null or o.starts is not null),
+        lag as materialized (
+            select tenant_id, group_name, topic_id, sum(next_offset - next_read)::bigint as records
+            from place group by tenant_id, group_name, topic_id),
         ranked as materialized (
             select *, row_number() over (order by records desc, tenant_id, group_name, topic_id) as rank
-            from lag where records is not null)
-        select n.name, r.group_name, t.name, r.records from ranked r
-        join oncelog.tenants n on n.tenant_id = r.tenant_id
-        join oncelog.topics t on t.tenant_id = r.tenant_id and t.topic_id = r.topic_id
-        where r.rank <= $1
+            from lag where records is not null),
+        named as materialized (
+            select r.rank, r.tenant_id, r.group_name, r.topic_id, r.records,
+                min(b.appended_at) as oldest_at
+            from ranked r
+            join place p on p.tenant_id = r.tenant_id and p.group_name = r.group_name
+                and p.topic_id = r.topic_id
+            left join lateral (
+                select b.appended_at from oncelog.batches b
+                where p.next_read < p.next_offset
+                    and b.tenant_id = p.tenant_id and b.log_id = p.log_id and b.base_offset >= coalesce((
+                        select s.base_offset from oncelog.batches s
+                        where s.tenant_id = p.tenant_id and s.log_id = p.log_id
+                            and s.base_offset <= p.next_read
+                        order by s.base_offset desc limit 1), p.next_read)
+                    and b.base_offset + b.record_count > p.next_read
+                order by b.base_offset limit 1) b on true
+            where r.rank <= $1
+            group by r.rank, r.tenant_id, r.group_name, r.topic_id, r.records)
+        (select n.name, r.group_name, t.name, r.records, r.oldest_at from named r
+            join oncelog.tenants n on n.tenant_id = r.tenant_id
+            join oncelog.topics t on t.tenant_id = r.tenant_id and t.topic_id = r.topic_id
+            order by r.rank)
         union all
         -- The lags beyond the limit, without names.
-        select null, null, null, coalesce(sum(records), 0)::bigint from ranked where rank > $1";
+        select null, null, null, coalesce(sum(records), 0)::bigint, null from ranked where rank > $1";
 }
 
 /// Lists the groups after a name, by name.
@@ -305,15 +325,15 @@ pub async fn count(conn: &mut Connection) -> Result<(i64, i64, i64)> {
 /// The lag of the groups of all tenants in each topic: the `limit` greatest, and the sum of the
 /// others.
 pub async fn lags(conn: &mut Connection, limit: i64) -> Result<(Vec<Lag>, i64)> {
-    type Row = (Option<Name>, Option<Name>, Option<Name>, i64);
+    type Row = (Option<Name>, Option<Name>, Option<Name>, i64, Option<Timestamp>);
     let rows: Vec<Row> = sqlx::query_as(LAGS).bind(limit).fetch_all(conn).await?;
     let (mut lags, mut others) = (Vec::with_capacity(rows.len()), 0);
     for row in rows {
-        let (Some(tenant), Some(group), Some(topic), records) = row else {
+        let (Some(tenant), Some(group), Some(topic), records, oldest_at) = row else {
             others = row.3;
             continue;
         };
-        lags.push(Lag { tenant, group, topic, records });
+        lags.push(Lag { tenant, group, topic, records, oldest_at });
     }
     Ok((lags, others))
 }

@@ -3,6 +3,7 @@
 
 pub mod compaction;
 pub mod deleted_tenants;
+pub mod measure;
 pub mod producers;
 pub mod retention;
 pub mod snapshots;

@@ -20,7 +20,7 @@ fn values(values: Values) -> String {
         Values::Statuses => "a status of HTTP".into(),
         Values::Lanes => "the number of a lane, from 0".into(),
         Values::Version => "the version".into(),
-        Values::Names => "a name, or (other); see max_lag_series".into(),
+        Values::Names => "a name, or (other)".into(),
     }
 }
 
@@ -59,7 +59,7 @@ Metrics of the process follow: `process_cpu_seconds_total`, `process_resident_me
 
 #[test]
 fn every_metric_spoken_of_exists() {
-    for path in ["docs/metrics.md", "docs/alerts.yml", "README.md"] {
+    for path in ["docs/metrics.md", "docs/alerts.yml", "docs/runbook.md", "README.md"] {
         let text = read(path);
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         for word in words.filter(|word| word.starts_with("oncelog_")) {
@@ -70,5 +70,35 @@ fn every_metric_spoken_of_exists() {
             };
             assert!(METRICS.iter().any(is), "{path}: {word}");
         }
+    }
+}
+
+/// Every alert has a severity, and a section of the runbook; and every section an alert.
+#[test]
+fn every_alert_has_a_severity_and_a_section_of_the_runbook() {
+    let (alerts, runbook) = (read("docs/alerts.yml"), read("docs/runbook.md"));
+    let (mut names, mut wrong) = (Vec::new(), Vec::new());
+    for alert in alerts.split("\n      - alert: ").skip(1) {
+        let value = |key: &str| {
+            let lines = alert.lines().map(str::trim_start);
+            lines.into_iter().find_map(|line| line.strip_prefix(key)).unwrap_or_default()
+        };
+        let name = alert.lines().next().unwrap();
+        let severity = value("severity: ");
+        let is_known = ["critical", "warning", "info"].contains(&severity);
+        let anchor = format!("docs/runbook.md#{}", name.to_lowercase());
+        if !is_known || value("runbook: ") != anchor {
+            wrong.push((name, severity, value("runbook: ")));
+        }
+        names.push(name);
+    }
+    assert!(wrong.is_empty() && names.len() > 20, "{wrong:?}");
+    let sections: Vec<&str> = runbook.split("\n## ").skip(1).collect();
+    let titles: Vec<&str> = sections.iter().map(|text| text.lines().next().unwrap()).collect();
+    assert_eq!(titles, names, "docs/runbook.md has a section for each alert, in their order");
+    for section in sections {
+        let parts = ["**Means:**", "**Look at:**", "**Do:**"];
+        let at: Vec<_> = parts.iter().map(|part| section.find(part)).collect();
+        assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{section}");
     }
 }

@@ -21,8 +21,8 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "README.md" "append-protocol.md" "architecture.md" "benchmarks.md" "compaction.md"
     "configuration.md" "dedup.md" "errors.md" "from-kafka.md" "groups.md" "guarantees.md"
-    "janitor.md" "metrics.md" "operating-groups.md" "retention.md" "sequences.md" "settings.md"
-    "tenants.md" "transactions.md"
+    "janitor.md" "metrics.md" "operating-groups.md" "retention.md" "runbook.md" "sequences.md"
+    "settings.md" "tenants.md" "transactions.md"
 };
 
 /// Guide

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Task, Throttle};
 use crate::{
-    broker::Broker,
-    model::group::view::Lag,
+    broker::{
+        Broker,
+        janitor::{Task, Throttle},
+    },
+    model::{Timestamp, group::view::Lag},
     store::{self, janitor::Chunk},
     telemetry::{self, OTHERS},
 };
@@ -25,7 +27,7 @@ pub struct Lags {
 impl Lags {
     pub fn new(max_series: usize) -> Self {
         if max_series > 0 {
-            show(&[], 0);
+            show(&[], 0, Timestamp(0));
         }
         Self { max_series, seldom: Throttle::every(INTERVAL) }
     }
@@ -49,15 +51,15 @@ impl Task for Lags {
                 return Ok((counts, None));
             }
             let lags = store::group::admin::lags(connection, limit).await?;
-            Ok::<_, store::Error>((counts, Some(lags)))
+            Ok::<_, store::Error>((counts, Some((lags, store::session::clock(connection).await?))))
         });
         let ((tenants, (alive, empty, members)), lags) = read.await?;
         let (active, suspended, deleted) = tenants;
         for (state, count) in [("active", active), ("suspended", suspended), ("deleted", deleted)] {
             metrics::gauge!(telemetry::TENANTS, "state" => state).set(count as f64);
         }
-        if let Some((lags, others)) = lags {
-            show(&lags, others);
+        if let Some(((lags, others), now)) = lags {
+            show(&lags, others, now);
         }
         for (state, count) in [("alive", alive), ("empty", empty)] {
             metrics::gauge!(telemetry::CONSUMER_GROUPS, "state" => state).set(count as f64);
@@ -68,14 +70,21 @@ impl Task for Lags {
     }
 }
 
-/// The lags by name, and the sum of all others.
-fn show(lags: &[Lag], others: i64) {
-    let mut series: Vec<(Vec<&str>, i64)> = lags
-        .iter()
-        .map(|Lag { tenant, group, topic, records }| {
-            (vec![tenant.as_str(), group.as_str(), topic.as_str()], *records)
-        })
-        .collect();
-    series.push((vec![OTHERS; 3], others));
-    telemetry::show_named(telemetry::CONSUMER_LAG_RECORDS, &series);
+/// The lags by name, and the sum of all others. Ages do not add up: there is none of the others.
+fn show(lags: &[Lag], others: i64, now: Timestamp) {
+    let named = |value: fn(&Lag, Timestamp) -> f64| -> Vec<(Vec<&str>, f64)> {
+        let series = lags.iter().map(|lag| {
+            let names = [&lag.tenant, &lag.group, &lag.topic].map(|name| name.as_str());
+            (names.to_vec(), value(lag, now))
+        });
+        series.collect()
+    };
+    let mut records = named(|lag, _| lag.records as f64);
+    records.push((vec![OTHERS; 3], others as f64));
+    telemetry::show_named(telemetry::CONSUMER_LAG_RECORDS, &records);
+    let seconds = named(|lag, now| {
+        let age_ms = lag.oldest_at.map_or(0, |oldest_at| now.0 - oldest_at.0);
+        age_ms.max(0) as f64 / 1_000.0
+    });
+    telemetry::show_named(telemetry::CONSUMER_LAG_SECONDS, &seconds);
 }
