@@ -212,6 +212,7 @@ async fn at_random_each_key_is_done_once() {
                 _ => format!("{round}-{n}"),
             })
             .collect();
+        let ids = keys.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>();
         let body = |n: usize| {
             let mut body = json!({"commit": true});
             if n % 6 != 5 {
@@ -219,13 +220,7 @@ async fn at_random_each_key_is_done_once() {
                 body["appends"] = json!([append("orders", (n % 2) as i32, &values)]);
             }
             match n % 4 {
-                3 => {
-                    body["transaction_id"] = json!(Uuid::from_u128(
-                        (7 << 76 | 2 << 62)
-                            | u128::from(id_at(0).as_u128() >> 80) << 80
-                            | (u128::from(round) << 8 | n as u128)
-                    ))
-                }
+                3 => body["transaction_id"] = json!(ids[n]),
                 _ => body[KEY] = json!(keys[n]),
             }
             body
