@@ -55,7 +55,9 @@ use crate::{
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
     request_body(content = BeginTransaction, description = "The first contents", examples(
-        ("one_request" = (summary = "A one-request transaction",
+        ("at_once" = (summary = "A one-request transaction",
+            value = json!(examples::at_once()))),
+        ("one_request" = (summary = "The same, with an id: safe to repeat",
             value = json!(examples::one_request()))),
         ("compare_and_set" = (summary = "A pipeline step: records derived from those it read, and \
             the offset it has read to, unless another client was faster",
