@@ -1,5 +1,5 @@
 //! Makes the document plain enough for generators of clients, which know less of JSON Schema than
-//! OpenAPI 3.1 allows.
+//! OpenAPI 3.1 allows. `scripts/check-clients` shows what they make of it.
 
 use serde_json::json;
 use utoipa::openapi::{

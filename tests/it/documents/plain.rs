@@ -1,6 +1,7 @@
-//! The document is plain enough for generators of clients.
+//! The document is plain enough for generators of clients. `make check-clients` runs them, and
+//! `docs/clients.md` says of them what is in their programs.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs, path::Path};
 
 use oncelog::model::{Code, MAX_INTEGER, Retry};
 use serde_json::{Value, json};
@@ -129,4 +130,51 @@ async fn a_body_is_required_where_it_is() {
         *if missed { &mut required } else { &mut optional } += 1;
     }
     assert!(required > 5 && optional > 5, "{required} {optional}");
+}
+
+/// Words alone, without the breaks of lines and the names of files.
+fn bare(text: &str) -> String {
+    let text = text.replace("\"$GENERATOR\"", "openapi-generator-cli.jar");
+    let text = text.replace("\"$DOCUMENT\"", "openapi.json").replace("\"$PYTHON\"", "python");
+    let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "\\").collect();
+    words.join(" ")
+}
+
+#[test]
+fn the_page_of_clients_quotes_the_programs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/clients.md")).unwrap();
+    let mut programs = Vec::new();
+    let mut pins = fs::read_to_string(root.join("scripts/check-clients")).unwrap();
+    for entry in fs::read_dir(root.join("tests/clients")).unwrap().flatten() {
+        if !entry.path().is_dir() {
+            pins += &fs::read_to_string(entry.path()).unwrap();
+            continue;
+        }
+        let texts = fs::read_dir(entry.path()).unwrap().flatten();
+        let texts: Vec<_> = texts.map(|file| fs::read_to_string(file.path()).unwrap()).collect();
+        pins += &texts.concat();
+        programs.push((entry.file_name(), texts.iter().map(|text| bare(text)).collect::<Vec<_>>()));
+    }
+    assert_eq!(programs.len(), 8);
+    let blocks: Vec<_> = page.split("\n```").skip(1).step_by(2).collect();
+    for block in &blocks {
+        let (_, quoted) = block.split_once('\n').unwrap();
+        let mut texts = programs.iter().flat_map(|(_, texts)| texts);
+        assert!(texts.any(|text| text.contains(&bare(quoted))), "in no program: {quoted}");
+    }
+    for (name, texts) in &programs {
+        let quoted = |block: &&str| {
+            let text = bare(block.split_once('\n').unwrap().1);
+            block.starts_with("sh\n") && texts.iter().any(|program| program.contains(&text))
+        };
+        assert_eq!(blocks.iter().filter(|block| quoted(block)).count(), 1, "{name:?}");
+    }
+    for row in page.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let words = row.split([' ', '|', ',']).filter(|word| word.starts_with(char::is_numeric));
+        for version in words {
+            // the package of Json.NET counts otherwise: 12.0.1 is 12.0.101
+            assert!(pins.contains(version), "{version} is pinned nowhere");
+        }
+    }
 }
