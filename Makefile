@@ -1,6 +1,7 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run install check test torture sequences crashes mutants check-metrics openapi lint-openapi docs bench bench-short
+.PHONY: help run install check test torture sequences crashes mutants check-metrics check-clients openapi lint-openapi docs \
+	bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,12 @@ check-metrics: ## Show /metrics to promtool and a real Prometheus, and ask that 
 	@scripts/ensure-postgres
 	@scripts/ensure-prometheus
 	cargo test --locked --test it -- --ignored --nocapture metrics::tools
+
+check-clients: ## Generate clients in six languages, compile and run them: make check-clients [CLIENT=word]
+	@scripts/ensure-postgres
+	@scripts/ensure-clients
+	cargo build --locked
+	scripts/check-clients $(CLIENT)
 
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed

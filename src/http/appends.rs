@@ -46,6 +46,22 @@ pub struct AppendQuery {
     on_duplicate: Option<SentOnDuplicate>,
 }
 
+/// The names of `AppendQuery`.
+const OF_NDJSON: [&str; 5] =
+    ["?producer_id", "?epoch", "?sequence", "?expected_offset", "?on_duplicate"];
+
+/// Beside a JSON body a parameter of NDJSON is not unknown, but in the wrong place.
+fn of_ndjson(mut errors: ValidationErrors) -> ValidationErrors {
+    for error in &mut errors.listed {
+        if OF_NDJSON.contains(&error.pointer.as_str()) {
+            error.detail = "with an application/x-ndjson body only; in JSON it is a field of the \
+                body"
+                .into();
+        }
+    }
+    errors
+}
+
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum SentOnDuplicate {
@@ -79,7 +95,7 @@ fn parse_body(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> 
     let traceparent = sent.traceparent.as_deref();
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
-            let NoParameters {} = sent.query()?;
+            let NoParameters {} = sent.query().map_err(of_ndjson)?;
             let (envelope, batch) = Batch::from_json(sent.text()?.as_bytes(), traceparent)?;
             (envelope, batch, "/")
         }
@@ -334,6 +350,7 @@ fn misplaced() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::extract::query;
 
     fn envelope(parts: [Option<i64>; 4]) -> Envelope {
         let [producer_id, epoch, sequence, expected_offset] = parts;
@@ -347,6 +364,21 @@ mod tests {
         let all = envelope([Some(17), Some(4), Some(0), Some(9)]);
         let want = ProducerSeq { producer_id: ProducerId(17), epoch: 4, sequence: 0 };
         assert_eq!(parse_sequence(&all, Scope::Partition(0), "/"), Ok(Some(want)));
+    }
+
+    #[test]
+    fn parameters_of_ndjson_are_fields_in_json() {
+        let told = |query: &str| {
+            let refused = query::parse::<NoParameters>(Some(query)).err().unwrap();
+            of_ndjson(refused).listed.remove(0).detail
+        };
+        for name in OF_NDJSON.map(|pointer| pointer.trim_start_matches('?')) {
+            let value = if name == "on_duplicate" { "skip" } else { "0" };
+            query::parse::<AppendQuery>(Some(&format!("{name}={value}"))).ok().unwrap();
+            let detail = told(&format!("{name}={value}"));
+            assert!(detail.starts_with("with an application/x-ndjson body only"), "{detail}");
+        }
+        assert!(told("limit=1").starts_with("unknown field"));
     }
 
     #[test]

@@ -14,11 +14,17 @@ use axum::{
 };
 use serde::Serialize;
 use serde_json::Value;
-use utoipa::ToSchema;
+use utoipa::{
+    ToSchema,
+    openapi::{
+        Ref, RefOr, Schema,
+        schema::{ObjectBuilder, SchemaType, Type},
+    },
+};
 
 use crate::{
     broker::Error,
-    model::{Code, Retry, validation::shown},
+    model::{Code, Retry, SideEffects, validation::shown},
 };
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -41,18 +47,57 @@ pub struct Problem<'a> {
     detail: &'a str,
     /// `urn:oncelog:request:<X-Request-Id>`
     instance: String,
-    /// The stable error code; the list is closed.
-    #[schema(example = "producer_fenced")]
+    #[schema(schema_with = error_code)]
     code: &'a str,
-    /// `never` (change the request), `same` (send the same again), `reopen` (open the session
-    /// again, then continue), `later` (send the same after `Retry-After`).
-    #[schema(example = "never")]
+    #[schema(schema_with = retry)]
     retry: &'a str,
-    /// `none` or `unknown`: whether the request may have changed something.
-    #[schema(example = "none")]
+    #[schema(schema_with = side_effects)]
     side_effects: &'a str,
     #[serde(flatten)]
     facts: BTreeMap<String, Value>,
+}
+
+const ERROR_CODE: &str = "ErrorCode";
+const RETRY: &str = "Retry";
+const SIDE_EFFECTS: &str = "SideEffects";
+
+/// The schemas of the words that clients decide by. They have names, because not every generator
+/// makes a type of an enum without one.
+pub fn words() -> [(String, RefOr<Schema>); 3] {
+    let codes = Code::ALL.iter().map(|code| code.as_str()).collect();
+    let retries = [Retry::Never, Retry::Same, Retry::Reopen, Retry::Later].map(Retry::as_str);
+    let effects = [SideEffects::None, SideEffects::Unknown].map(SideEffects::as_str);
+    let schema = |name: &str, words: Vec<&str>, description: &str| {
+        let text = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
+        let text = text.enum_values(Some(words)).description(Some(description));
+        (name.to_owned(), Schema::from(text).into())
+    };
+    [
+        schema(ERROR_CODE, codes, "The stable error code; the list is closed."),
+        schema(
+            RETRY,
+            retries.to_vec(),
+            "`never` (change the request), `same` (send the same again), `reopen` (open the \
+             session again, then continue), `later` (send the same after `Retry-After`).",
+        ),
+        schema(
+            SIDE_EFFECTS,
+            effects.to_vec(),
+            "`none` or `unknown`: whether the request may have changed something.",
+        ),
+    ]
+}
+
+fn error_code() -> Ref {
+    Ref::from_schema_name(ERROR_CODE)
+}
+
+fn retry() -> Ref {
+    Ref::from_schema_name(RETRY)
+}
+
+fn side_effects() -> Ref {
+    Ref::from_schema_name(SIDE_EFFECTS)
 }
 
 impl IntoResponse for Error {
@@ -121,7 +166,7 @@ fn written(error: &Error, request_id: &str) -> Vec<u8> {
 }
 
 /// Seconds until a repeat makes sense.
-fn retry_after_s(code: Code) -> Option<u64> {
+pub fn retry_after_s(code: Code) -> Option<u64> {
     (code.retry() == Retry::Later || code.status() == 503).then_some(1)
 }
 

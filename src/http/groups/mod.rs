@@ -31,6 +31,7 @@ use crate::{
 /// Offsets, or a cursor that stands for offsets.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
 pub struct CommitOffsets {
     /// The committing member, which must own the partitions. Without it, the group must have no
     /// members.

@@ -7,7 +7,13 @@ use serde::{
     Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use utoipa::ToSchema;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{
+        RefOr, Schema,
+        schema::{ObjectBuilder, SchemaType, Type},
+    },
+};
 
 use super::GroupOffsets;
 use crate::{
@@ -46,19 +52,24 @@ pub struct ResetOffsets {
 #[serde(untagged)]
 #[allow(dead_code, reason = "only describes")]
 pub enum ResetTarget {
-    /// One end of the log.
-    End(LogEnd),
+    End(#[schema(inline)] LogEnd),
     Place(SentPlace),
 }
 
-/// The log start (`earliest`) or the high watermark (`latest`).
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[allow(dead_code, reason = "only describes")]
-pub enum LogEnd {
-    Earliest,
-    Latest,
+/// A text in place, not an enum: not every generator can write a union with one.
+#[derive(Serialize)]
+pub struct LogEnd;
+
+impl PartialSchema for LogEnd {
+    fn schema() -> RefOr<Schema> {
+        let text = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
+        let text = text.pattern(Some("^(earliest|latest)$"));
+        let ends = "The log start (`earliest`) or the high watermark (`latest`).";
+        Schema::from(text.description(Some(ends))).into()
+    }
 }
+
+impl ToSchema for LogEnd {}
 
 /// Exactly one of the fields.
 #[derive(Deserialize, Serialize, ToSchema)]

@@ -6,6 +6,7 @@
 
 pub mod examples;
 pub mod page;
+mod plain;
 mod problems;
 pub mod schemas;
 pub mod settings;
@@ -15,9 +16,9 @@ use std::sync::LazyLock;
 use utoipa::{
     OpenApi, PartialSchema, ToSchema,
     openapi::{
-        Content, Ref, RefOr, Required, Response, Schema,
+        Content, HeaderBuilder, Ref, RefOr, Required, Response, Schema,
         path::{Operation, Parameter, ParameterBuilder},
-        schema::{ObjectBuilder, SchemaType, Type},
+        schema::{KnownFormat, ObjectBuilder, SchemaFormat, SchemaType, Type},
         security::{Http, HttpAuthScheme, SecurityScheme},
     },
 };
@@ -73,6 +74,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     );
     components.security_schemes.insert("bearer".into(), SecurityScheme::Http(bearer).into());
     components.schemas.insert(problem::Problem::name().into(), problem::Problem::schema());
+    components.schemas.extend(problem::words());
+    components.schemas.extend(settings::changes());
+    plain::schemas(components);
     for item in api.paths.paths.values_mut() {
         for operation in
             [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]
@@ -83,6 +87,8 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
             let named = |code: Code| (code.as_str().to_owned(), examples::problem(code));
             components.examples.extend(codes.into_iter().map(named));
             describe_parameters(operation);
+            plain::body(operation, components);
+            plain::answers(operation);
         }
     }
     api
@@ -155,6 +161,13 @@ fn describe_problems(operation: &mut Operation) -> Vec<Code> {
         content.examples = same.iter().map(shared).collect();
         let mut response = Response::new(words.join("; "));
         response.content.insert(problem::MEDIA_TYPE.into(), content.into());
+        if same.iter().any(|code| problem::retry_after_s(*code).is_some()) {
+            let seconds = ObjectBuilder::new().schema_type(SchemaType::new(Type::Integer));
+            let header = HeaderBuilder::new()
+                .schema(Some(Schema::from(seconds.minimum(Some(0)))))
+                .description(Some("Seconds after which to send the request again"));
+            response.headers.insert("Retry-After".into(), header.build().into());
+        }
         let status = first.status().to_string();
         operation.responses.responses.insert(status, response.into());
     }
@@ -183,8 +196,9 @@ fn describe_parameters(operation: &mut Operation) {
                 parameter.schema = Some(name.into());
             }
             "partition" => {
-                parameter.schema =
-                    Some(of(Type::Integer).minimum(Some(0)).maximum(Some(i32::MAX)).into());
+                let format = SchemaFormat::KnownFormat(KnownFormat::Int32);
+                let number = of(Type::Integer).format(Some(format)).minimum(Some(0));
+                parameter.schema = Some(number.maximum(Some(i32::MAX)).into());
             }
             "member_id" => {
                 let id = of(Type::String).min_length(Some(1)).max_length(Some(MAX_MEMBER_ID_BYTES));
@@ -198,6 +212,7 @@ fn describe_parameters(operation: &mut Operation) {
             }
             _ => {}
         }
+        plain::parameter(parameter);
         if let Some(example) = examples::parameter(&id, &parameter.name) {
             show(parameter, example);
         }

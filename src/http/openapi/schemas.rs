@@ -8,11 +8,11 @@ use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
         RefOr, Schema,
-        schema::{ObjectBuilder, SchemaType},
+        schema::{Object, ObjectBuilder, SchemaType, Type},
     },
 };
 
-/// Any JSON value.
+/// Any JSON value; always in place, as a name of its own is a needless class to generators.
 pub struct AnyJson;
 
 impl PartialSchema for AnyJson {
@@ -44,13 +44,18 @@ pub struct Append {
     /// Append to a partition only: append only if this is the next offset.
     #[schema(minimum = 0)]
     pub expected_offset: Option<i64>,
-    /// If a record is already stored (its `id` is known, or the topic deduplicates by content):
-    /// `skip` that record, or `refuse` the whole request.
-    #[schema(value_type = Option<String>, default = "skip", pattern = "^(skip|refuse)$")]
+    #[schema(schema_with = on_duplicate)]
     pub on_duplicate: Option<String>,
     /// One to `max_batch_records` records, stored in this order.
     #[schema(min_items = 1)]
     pub records: Vec<Record>,
+}
+
+fn on_duplicate() -> Object {
+    let text = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
+    let description = "If a record is already stored (its `id` is known, or the topic \
+        deduplicates by content): `skip` that record (the default), or `refuse` the whole request.";
+    text.enum_values(Some(["skip", "refuse"])).description(Some(description)).build()
 }
 
 /// A record to append, with exactly one of `value` and `value_base64`.
@@ -59,7 +64,7 @@ pub struct Record {
     /// The record key. Records of a topic with the same key go to the same partition, so they stay
     /// in order.
     pub key: Option<String>,
-    #[schema(required = false)]
+    #[schema(inline, required = false)]
     pub value: AnyJson,
     /// Instead of `value`: bytes, in standard base64 with padding.
     pub value_base64: Option<String>,
@@ -91,7 +96,7 @@ pub struct ReadRecord {
     pub transaction_id: Option<String>,
     /// The record key.
     pub key: Option<String>,
-    #[schema(required = false)]
+    #[schema(inline, required = false)]
     pub value: AnyJson,
     /// Instead of `value`: bytes, in standard base64 with padding.
     pub value_base64: Option<String>,

@@ -3,12 +3,15 @@
 use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
-        RefOr,
+        Ref, RefOr,
         schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type},
     },
 };
 
-use crate::model::settings::Key;
+use crate::model::{
+    MAX_INTEGER,
+    settings::{Key, Setting},
+};
 
 macro_rules! schemas {
     ($(#[doc = $doc:literal] $name:ident = $members:expr;)*) => {
@@ -50,7 +53,7 @@ schemas! {
 
 fn members(
     keys: impl Iterator<Item = Key>,
-    member: fn(Key) -> Schema,
+    member: fn(Key) -> RefOr<Schema>,
     required: bool,
 ) -> ObjectBuilder {
     let closed = AdditionalProperties::FreeForm(false);
@@ -79,31 +82,60 @@ fn value(key: Key) -> ObjectBuilder {
     number.minimum(Some(setting.minimum)).maximum(Some(setting.maximum))
 }
 
-fn value_schema(key: Key) -> Schema {
+fn value_schema(key: Key) -> RefOr<Schema> {
     value(key).description(Some(key.setting().help)).into()
 }
 
-fn change_schema(key: Key) -> Schema {
-    let default = of(Type::String).enum_values(Some(["default"]));
-    let change = OneOfBuilder::new().description(Some(key.setting().help));
-    change.item(value(key)).item(default).into()
+fn change_schema(key: Key) -> RefOr<Schema> {
+    let setting = key.setting();
+    if setting.choices.is_empty() {
+        let schema = if setting.nullable { CHANGE_OR_NULL } else { CHANGE };
+        return change(schema, setting, setting.help);
+    }
+    let words = setting.choices.iter().copied().chain(["default"]);
+    of(Type::String).enum_values(Some(words)).description(Some(setting.help)).into()
 }
 
-fn origin_schema(key: Key) -> Schema {
+const CHANGE: &str = "SettingChange";
+const CHANGE_OR_NULL: &str = "NullableSettingChange";
+
+/// The schemas that all changes of numbers share, so that generators make two classes for the word
+/// `default`, not one per setting. Null is beside the word, because a null beside the number is
+/// more than some of them can write.
+pub fn changes() -> [(String, RefOr<Schema>); 2] {
+    let schema = |kinds, help: &str| {
+        let number = of(Type::Integer).minimum(Some(0)).maximum(Some(MAX_INTEGER));
+        let word = ObjectBuilder::new().schema_type(kinds).pattern(Some("^default$"));
+        Schema::from(OneOfBuilder::new().item(number).item(word).description(Some(help))).into()
+    };
+    let null = SchemaType::Array(vec![Type::String, Type::Null]);
+    [
+        (CHANGE.into(), schema(Type::String.into(), "A new value, or `default`.")),
+        (CHANGE_OR_NULL.into(), schema(null, "A new value, null (unlimited), or `default`.")),
+    ]
+}
+
+fn change(schema: &str, setting: Setting, help: &str) -> RefOr<Schema> {
+    let mut change = Ref::from_schema_name(schema);
+    let Setting { minimum, maximum, .. } = setting;
+    change.description =
+        format!("{help} From {minimum} to {maximum}; `default` removes the own value.");
+    change.into()
+}
+
+fn origin_schema(key: Key) -> RefOr<Schema> {
     let name = key.name();
     let whose = format!("Origin of `{name}`; `operator`: the operator's maximum caps the value.");
     let origins = of(Type::String).enum_values(Some(["default", "operator", "tenant"]));
     origins.description(Some(whose)).into()
 }
 
-fn maximum_schema(key: Key) -> Schema {
+fn maximum_schema(key: Key) -> RefOr<Schema> {
     maximum(key).description(Some(most(key))).into()
 }
 
-fn maximum_change_schema(key: Key) -> Schema {
-    let default = of(Type::String).enum_values(Some(["default"]));
-    let change = OneOfBuilder::new().description(Some(most(key)));
-    change.item(maximum(key)).item(default).into()
+fn maximum_change_schema(key: Key) -> RefOr<Schema> {
+    change(CHANGE, key.setting(), &most(key))
 }
 
 fn maximum(key: Key) -> ObjectBuilder {

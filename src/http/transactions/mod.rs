@@ -58,7 +58,9 @@ use crate::{
         transaction safe to repeat, instead of a `transaction_id`. Only a committed one is \
         remembered, for `transaction_retention_ms`")),
     request_body(content = BeginTransaction, description = "The first contents", examples(
-        ("one_request" = (summary = "A one-request transaction",
+        ("at_once" = (summary = "A one-request transaction",
+            value = json!(examples::at_once()))),
+        ("one_request" = (summary = "The same, with an id: safe to repeat",
             value = json!(examples::one_request()))),
         ("compare_and_set" = (summary = "A pipeline step: records derived from those it read, and \
             the offset it has read to, unless another client was faster",

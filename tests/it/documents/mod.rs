@@ -6,4 +6,5 @@ pub mod docs_page;
 pub mod examples;
 pub mod greeting;
 pub mod openapi;
+pub mod plain;
 pub mod readme;

@@ -40,6 +40,7 @@ pub enum AutoOffsetReset {
 /// What a member subscribes to: `topics`, `topic_pattern`, or both.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
 pub struct JoinGroup {
     /// Topics by name; all of them must exist.
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]

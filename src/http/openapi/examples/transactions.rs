@@ -1,4 +1,4 @@
-//! Examples of transactions in the OpenAPI document: two one-request transactions, one of a
+//! Examples of transactions in the OpenAPI document: three one-request transactions, one of a
 //! session, and one that is prepared and then aborted.
 
 use serde_json::{Value, json};
@@ -13,6 +13,12 @@ pub const OF_A_SESSION: &str = "019aa5b6-5c00-7000-8000-000000000004";
 pub const BY_ID: &str = "019aa5b6-5c00-7000-8000-000000000005";
 
 const INSTANT: &str = "2026-11-21T08:00:00.000Z";
+
+/// The first that people meet: pages list examples by name, and the id is the server's.
+pub fn at_once() -> Value {
+    json!({"commit": true,
+        "appends": [{"topic": "orders", "records": [{"value": {"total": 12.5}}]}]})
+}
 
 pub fn one_request() -> Value {
     json!({"transaction_id": WHOLE, "commit": true, "appends": [

@@ -19,7 +19,7 @@ macro_rules! pages {
 
 /// The pages, as they are in the repository.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "README.md" "append-protocol.md" "architecture.md" "benchmarks.md" "compaction.md"
+    "README.md" "append-protocol.md" "architecture.md" "benchmarks.md" "clients.md" "compaction.md"
     "configuration.md" "dedup.md" "errors.md" "from-kafka.md" "groups.md" "guarantees.md"
     "janitor.md" "metrics.md" "operating-groups.md" "retention.md" "runbook.md" "sequences.md"
     "settings.md" "tenants.md" "transactions.md"
