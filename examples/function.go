@@ -31,19 +31,17 @@ func handle(event json.RawMessage) (int, []byte) {
 	if err := json.Unmarshal(event, &order); err != nil {
 		return 400, []byte(`{"detail": "Expected a JSON object, with an id."}`)
 	}
-	orders := object{"topic": "orders", "records": []object{{"key": order.Customer, "value": event}}}
-	audit := object{"topic": "audit", "records": []object{{"value": object{"ordered": order.ID}}}}
-	sent, _ := json.Marshal(object{"appends": []object{orders, audit}, "commit": true})
+	sent, _ := json.Marshal(object{"commit": true, "appends": []object{
+		{"topic": "orders", "records": []object{{"key": order.Customer, "value": event}}},
+		{"topic": "audit", "records": []object{{"value": object{"ordered": order.ID}}}}}})
 	request, _ := http.NewRequest("POST", server+"/v1/transactions", bytes.NewReader(sent))
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Idempotency-Key", url.QueryEscape(order.ID)) // headers are ASCII
-	request.Header.Set("Authorization", "Bearer "+os.Getenv("ONCELOG_TOKEN"))
+	key, token := url.QueryEscape(order.ID), os.Getenv("ONCELOG_TOKEN") // headers are ASCII
+	request.Header = http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {key}, "Authorization": {"Bearer " + token}}
 	if response, err := client.Do(request); err == nil {
 		defer response.Body.Close()
 		answer, err := io.ReadAll(response.Body)
-		status := response.StatusCode // 400, 410, 413, 422: the event is to blame
-		if err == nil && (status < 300 || status == 400 || status == 410 || status == 413 || status == 422) {
-			return status, answer
+		if s := response.StatusCode; err == nil && (s < 300 || s == 400 || s == 410 || s == 413 || s == 422) {
+			return s, answer // a refusal of these: the event is to blame
 		}
 	}
 	return 503, []byte(`{"detail": "It is not certain that this was recorded. Deliver it again."}`)

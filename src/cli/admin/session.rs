@@ -93,13 +93,20 @@ pub(in crate::cli) struct OpenArgs {
 #[command(group(ArgGroup::new("which").required(true).args(["producer", "transactional_id"])))]
 pub(in crate::cli) struct ProducerArgs {
     /// The producer's id
-    #[arg(value_name = "PRODUCER", value_parser = clap::value_parser!(i64).range(0..=MAX_INTEGER))]
+    #[arg(value_name = "PRODUCER", value_parser = producer_id)]
     producer: Option<i64>,
     /// Stable name of the producer
     #[arg(long, value_name = "ID", value_parser = name)]
     transactional_id: Option<Name>,
     #[command(flatten)]
     common: Common,
+}
+
+fn producer_id(text: &str) -> Result<i64, String> {
+    let id = text.parse().ok().filter(|id| (0..=MAX_INTEGER).contains(id));
+    id.ok_or_else(|| {
+        format!("expected a number; to find a producer by its name, use --transactional-id {text}")
+    })
 }
 
 const SESSION: Resource = Resource {

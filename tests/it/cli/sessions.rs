@@ -60,6 +60,8 @@ async fn sessions_are_opened_shown_and_closed() {
     let unknown = session(&["show", "--transactional-id", "nobody"]).await;
     let told = unknown.failed(1);
     assert!(told.contains("no session has the transactional id nobody"), "{told}");
+    let named = session(&["show", "pay"]).await;
+    assert!(named.failed(2).contains("use --transactional-id pay"), "{named:?}");
     let unknown = session(&["show", "999"]).await;
     let told = unknown.failed(1);
     assert!(
