@@ -64,7 +64,8 @@ func main() {
 	fmt.Printf("read: %d records, total %v\n", len(read.Records), total)
 
 	records := []oncelog.Record{{Value: "invoiced"}}
-	done := must(client.BeginTransactionWithResponse(ctx, oncelog.BeginTransaction{
+	once := oncelog.BeginTransactionParams{IdempotencyKey: ptr("evt-" + topic)}
+	done := must(client.BeginTransactionWithResponse(ctx, &once, oncelog.BeginTransaction{
 		Commit:  ptr(true),
 		Appends: &[]oncelog.TransactionAppend{{Topic: topic, Records: records}},
 	})).JSON201

@@ -64,7 +64,7 @@ static class Program
         var last = new TransactionAppend(topic: topic, records: invoiced);
         var all = new List<TransactionAppend> { last };
         var done = new TransactionsApi(client, client, at)
-            .BeginTransaction(new BeginTransaction(commit: true, appends: all));
+            .BeginTransaction("evt-" + topic, new BeginTransaction(commit: true, appends: all));
         Console.WriteLine($"transaction: {Word(done.State)}, {done.Appends[0].RecordCount} record");
 
         sessions.OpenSession(openSession: named);

@@ -64,7 +64,8 @@ public class Client {
     var invoiced =
         new TransactionAppend().topic(topic).addRecordsItem(new Record().value("invoiced"));
     var done = new TransactionsApi(client)
-        .beginTransaction(new BeginTransaction().commit(true).addAppendsItem(invoiced));
+        .beginTransaction(
+            "evt-" + topic, new BeginTransaction().commit(true).addAppendsItem(invoiced));
     System.out.printf("transaction: %s, %d record%n",
         done.getState(), done.getAppends().get(0).getRecordCount());
 

@@ -47,7 +47,7 @@ begin = oncelog.BeginTransaction(
     commit=True,
     appends=[oncelog.TransactionAppend(topic=topic, records=[oncelog.Record(value="invoiced")])],
 )
-done = transactions.begin_transaction(begin)
+done = transactions.begin_transaction(f"evt-{topic}", begin)
 print(f"transaction: {done.state.value}, {done.appends[0].record_count} record")
 
 sessions.open_session(open_session=oncelog.OpenSession(transactional_id=topic))

@@ -66,7 +66,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         appends: Some(Some(vec![TransactionAppend::new(topic.clone(), vec![invoiced])])),
         ..BeginTransaction::new()
     };
-    let done = begin_transaction(server, Some(begin)).await?;
+    let key = format!("evt-{topic}");
+    let done = begin_transaction(server, Some(&key), Some(begin)).await?;
     let count = done.appends.flatten().unwrap_or_default()[0].record_count;
     println!("transaction: {}, {count} record", done.state);
 

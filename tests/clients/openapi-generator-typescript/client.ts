@@ -44,6 +44,7 @@ async function main(): Promise<void> {
   console.log(`read: ${read.records.length} records, total ${read.records[0]?.value.total}`);
 
   const done = await new TransactionsApi(configuration).beginTransaction({
+    idempotencyKey: `evt-${topic}`,
     beginTransaction: { commit: true, appends: [{ topic, records: [{ value: "invoiced" }] }] },
   });
   console.log(`transaction: ${done.state}, ${done.appends?.[0]?.recordCount} record`);

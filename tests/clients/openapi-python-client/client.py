@@ -61,7 +61,8 @@ print(f"read: {len(read.records)} records, total {read.records[0].value['total']
 begin = BeginTransaction(
     commit=True, appends=[TransactionAppend(topic=topic, records=[Record(value="invoiced")])]
 )
-done = answered(begin_transaction.sync(client=client, body=begin))
+once = f"evt-{topic}"
+done = answered(begin_transaction.sync(client=client, body=begin, idempotency_key=once))
 print(f"transaction: {done.state}, {done.appends[0].record_count} record")
 
 answered(open_session.sync(client=client, body=named))

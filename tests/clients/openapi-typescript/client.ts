@@ -51,6 +51,7 @@ const value = read.records[0]?.value as { total: number };
 console.log(`read: ${read.records.length} records, total ${value.total}`);
 
 const done = answered(await client.POST("/v1/transactions", {
+  params: { header: { "Idempotency-Key": `evt-${topic}` } },
   body: { commit: true, appends: [{ topic, records: [{ value: "invoiced" }] }] },
 }));
 console.log(`transaction: ${done.state}, ${done.appends?.[0]?.record_count} record`);
