@@ -9,7 +9,9 @@ create table oncelog.transaction_keys (
     -- in a key that is a UUIDv7: its outcome is remembered from then on, if that is later
     instant timestamptz,
     primary key (tenant_id, key),
-    -- a key is forgotten with its outcome, also by a replica that knows no keys
+    -- A key is forgotten with its outcome, also by a replica that knows no keys. Checked at the commit:
+    -- a begin inserts its key before it knows that its session has no ongoing transaction.
     foreign key (tenant_id, transaction_id) references oncelog.transactions on delete cascade
+        deferrable initially deferred
 );
 create index transaction_keys_by_transaction on oncelog.transaction_keys (tenant_id, transaction_id);

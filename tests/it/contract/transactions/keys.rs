@@ -150,6 +150,29 @@ async fn a_refused_transaction_leaves_its_key_free() {
     assert_eq!(committed_offset(&server, "paid", 0).await, Some(0));
 }
 
+#[tokio::test]
+async fn a_session_with_an_ongoing_transaction_is_told_so_and_the_key_stays_free() {
+    let server = served().await;
+    let (producer_id, epoch) = server.session("p").await;
+    let signature = json!({"producer_id": producer_id, "epoch": epoch});
+    let ongoing = super::begun(&server, signature.clone()).await;
+    let empty = json!({KEY: "empty", "commit": true});
+    let mut offsets = json!({KEY: "offsets", "commit": true});
+    offsets["offsets"] = json!([step("paid", 0, Value::Null, 0)]);
+    let bodies = [empty, offsets, whole("records", &json!(1))].map(|mut body| {
+        (body["producer_id"], body["epoch"]) = (json!(producer_id), json!(epoch));
+        body
+    });
+    for body in &bodies {
+        begin(&server, body).await.refused(Code::ConcurrentTransactions);
+    }
+    super::call(&server, ongoing, "abort", &signature).await.ok();
+    for body in &bodies {
+        begin(&server, body).await.created();
+        assert_eq!(begin(&server, body).await.ok()["duplicate"], true);
+    }
+}
+
 /// A key with an instant never runs twice; any other is new again.
 #[tokio::test]
 async fn a_key_is_forgotten_with_its_outcome() {
