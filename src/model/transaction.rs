@@ -112,7 +112,7 @@ pub enum RepeatedBy {
     Nothing,
     /// By the id, which the client has chosen.
     Id,
-    /// By an `Idempotency-Key`.
+    /// By an `Idempotency-Key`; what a repeat must equal is the transaction, not the key's request.
     Key(RequestKey),
 }
 

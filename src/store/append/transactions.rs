@@ -23,6 +23,7 @@ macro_rules! transactions {
                 where k.key is not null and ", durable!(), r"
                 order by k.key
                 returning key),
+            -- After the keys of all, so that everyone waits for keys before ids.
             done as (
                 insert into oncelog.transactions (tenant_id, transaction_id, state, digest, created_at,
                     expires_at, ended_at, append_count, appends, remembered_from)

@@ -149,16 +149,18 @@ async fn progress_is_drawn_on_a_terminal_only_and_taken_away_at_the_end() {
     assert!(!piped.stderr.contains(['\u{1b}', '\r']), "{:?}", piped.stderr);
 }
 
+/// What a command shows on a terminal.
+async fn shown(url: &str, arguments: &[&str]) -> String {
+    let (code, text) = Terminal::run(client(url, arguments), None).end().await;
+    assert_eq!(code, Some(0), "{text}");
+    text
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn people_get_tables_and_programs_json() {
     let served = one_topic().await;
     let url = served.client.url.as_str();
-    let shown = async |arguments: &[&str]| {
-        let terminal = Terminal::run(client(url, arguments), None);
-        let (code, text) = terminal.end().await;
-        assert_eq!(code, Some(0), "{text}");
-        text
-    };
+    let shown = async |arguments: &[&str]| shown(url, arguments).await;
     let list = shown(&["topic", "list"]).await;
     let rows: Vec<Vec<&str>> = list.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["topic", "partitions", "created"]);
@@ -175,12 +177,7 @@ async fn people_get_tables_and_programs_json() {
 async fn people_see_times_and_sizes_with_units() {
     let served = one_topic().await;
     let url = served.client.url.as_str();
-    let shown = async |arguments: &[&str]| {
-        let terminal = Terminal::run(client(url, arguments), None);
-        let (code, text) = terminal.end().await;
-        assert_eq!(code, Some(0), "{text}");
-        text
-    };
+    let shown = async |arguments: &[&str]| shown(url, arguments).await;
     let words = |line: &str| -> Vec<String> { line.split_whitespace().map(Into::into).collect() };
     let settings =
         shown(&["settings", "set", "dedup_window_ms=2h", "max_batch_bytes=2097152"]).await;

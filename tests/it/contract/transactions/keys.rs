@@ -13,6 +13,8 @@ use super::{
 use crate::support::http::{Answer, Server, token};
 
 const HOUR_MS: i64 = 3_600_000;
+const MADE_3_HOURS_OLDER: &str =
+    "update oncelog.transactions set remembered_from = remembered_from - interval '3 hours'";
 
 async fn served() -> Server {
     let server = Server::start().await;
@@ -183,14 +185,6 @@ async fn a_key_is_forgotten_with_its_outcome() {
         let body = json!({"transaction_retention_ms": ms});
         server.patch("/v1/settings").json(body).await.ok();
     };
-    let age = async |ms: i64| {
-        let sql = format!(
-            "update oncelog.transactions t set remembered_from = greatest(k.instant, \
-                remembered_from - interval '1 millisecond' * {ms}::bigint) \
-             from oncelog.transaction_keys k where k.transaction_id = t.transaction_id"
-        );
-        server.sql(sql).await;
-    };
     remember_for(HOUR_MS).await;
     let of = |from_now_ms: i64| id_at(from_now_ms).to_string();
     let (old, late, ahead) = (of(-HOUR_MS / 2), of(-2 * HOUR_MS), of(6 * HOUR_MS));
@@ -198,7 +192,7 @@ async fn a_key_is_forgotten_with_its_outcome() {
     for key in ["evt_1", &old, &ahead] {
         begin(&server, &whole(key, &json!(key))).await.created();
     }
-    age(3 * HOUR_MS).await;
+    server.sql(MADE_3_HOURS_OLDER).await;
     // a row always wins: nobody has forgotten it yet
     for key in ["evt_1", &old, &ahead] {
         begin(&server, &whole(key, &json!(key))).await.ok();
@@ -217,6 +211,39 @@ async fn a_key_is_forgotten_with_its_outcome() {
         values(&server, 0).await,
         [json!("evt_1"), json!(old), json!(ahead), json!("again")]
     );
+}
+
+/// Whatever the transaction does, and however it is written.
+#[tokio::test]
+async fn a_key_from_the_future_is_remembered_until_then_and_as_long_after() {
+    let server = served().await;
+    let (producer_id, epoch) = server.session("p").await;
+    let mut offsets = json!({"commit": true, "offsets": [step("paid", 0, Value::Null, 0)]});
+    begin(&server, &offsets).await.created();
+    offsets["offsets"][0]["expected_offset"] = json!(0);
+    let records = whole("", &json!(1));
+    let mut of_session = records.clone();
+    (of_session["producer_id"], of_session["epoch"]) = (json!(producer_id), json!(epoch));
+    let mut both = records.clone();
+    both["offsets"] = offsets["offsets"].clone();
+    let forms = [records, of_session, offsets, both, json!({"commit": true})];
+    let mut bodies = Vec::new();
+    for body in &forms {
+        for key in [id_at(6 * HOUR_MS), id_at(-HOUR_MS)] {
+            let mut body = body.clone();
+            body[KEY] = json!(key);
+            begin(&server, &body).await.created();
+            bodies.push(body);
+        }
+    }
+    server.sql(MADE_3_HOURS_OLDER).await;
+    server.patch("/v1/settings").json(json!({"transaction_retention_ms": 1_000})).await.ok();
+    server.broker.sweep().await.unwrap();
+    for pair in bodies.chunks(2) {
+        assert_eq!(begin(&server, &pair[0]).await.ok()["duplicate"], true, "{}", pair[0]);
+        begin(&server, &pair[1]).await.refused(Code::IdempotencyKeyExpired);
+    }
+    assert_eq!(values(&server, 0).await.len(), 6);
 }
 
 /// Many clients send the same few transactions through two replicas, in any order, with keys, with
