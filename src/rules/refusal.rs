@@ -22,8 +22,8 @@ pub enum Refusal {
     )]
     ProducerFenced { current_epoch: Epoch },
     #[error(
-        "This epoch was never issued; the producer's current epoch is {current_epoch}. Use the \
-         epoch that opening a session returned."
+        "No session is open in this epoch; the producer's current epoch is {current_epoch}. Use \
+         the epoch that opening a session returned."
     )]
     InvalidProducerEpoch { current_epoch: Epoch },
     #[error("This producer has not appended here yet: expected sequence 0, received {received}.")]

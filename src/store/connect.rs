@@ -285,22 +285,22 @@ impl Store {
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.clone().within_transaction(work, BEGIN)
+        self.clone().within_transaction(work, (BEGIN, Error::OutcomeUnknown))
     }
 
-    /// Runs reads that share one snapshot.
+    /// Runs reads that share one snapshot: without an answer, still nothing was written.
     pub fn snapshot<T, E, W: Work<T, E>>(&self, work: W) -> impl Done<T, E> + use<T, E, W>
     where
         T: Send + 'static,
         E: From<Error> + Send + 'static,
     {
-        self.clone().within_transaction(work, BEGIN_SNAPSHOT)
+        self.clone().within_transaction(work, (BEGIN_SNAPSHOT, Error::Unavailable))
     }
 
     async fn within_transaction<T, E>(
         self,
         work: impl Work<T, E>,
-        begin: &'static str,
+        (begin, unanswered): (&'static str, fn(Cause) -> Error),
     ) -> Result<T, E>
     where
         T: Send + 'static,
@@ -309,8 +309,8 @@ impl Store {
         let store = self;
         finish(tokio::spawn(async move {
             let (mut connection, _permit) = store.acquire().await?;
-            let result = timeout(WORK_TIMEOUT, in_transaction(&mut connection, work, begin)).await;
-            match result {
+            let result = in_transaction(&mut connection, work, (begin, unanswered));
+            match timeout(WORK_TIMEOUT, result).await {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err((error, connection_usable))) => {
                     if !connection_usable {
@@ -321,7 +321,7 @@ impl Store {
                 }
                 Err(_) => {
                     connection.close_on_drop();
-                    Err(Error::silent_peer().into())
+                    Err(unanswered(Cause::SilentPeer).into())
                 }
             }
         }))
@@ -338,13 +338,14 @@ fn named(options: PgConnectOptions) -> PgConnectOptions {
 async fn in_transaction<T, E: From<Error>>(
     connection: &mut PgConnection,
     work: impl Work<T, E>,
-    begin: &'static str,
+    (begin, unanswered): (&'static str, fn(Cause) -> Error),
 ) -> Result<T, (E, bool)> {
     let begun = begin_by(connection, begin).await;
     let mut transaction = begun.map_err(|error| (error.into(), false))?;
     match work(&mut transaction).await {
         Ok(value) => match commit(transaction).await {
             Ok(()) => Ok(value),
+            Err(Error::OutcomeUnknown(cause)) => Err((unanswered(cause).into(), false)),
             Err(error) => Err((error.into(), false)),
         },
         Err(error) => Err((error, transaction.rollback().await.is_ok())),
@@ -356,8 +357,7 @@ pub async fn begin(connection: &mut PgConnection) -> Result<PgTransaction<'_>, E
     begin_by(connection, BEGIN).await
 }
 
-/// Handles a failed BEGIN: nothing was done, but the connection may be in a half-begun transaction
-/// and must not be used again.
+/// After a failed BEGIN nothing was done, but the connection must not be used again.
 async fn begin_by<'c>(
     connection: &'c mut PgConnection,
     begin: &'static str,

@@ -142,7 +142,8 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     (
         "begin_transaction",
         &[
-            &[Code::ConcurrentTransactions, Code::TransactionReused],
+            // its timeout may pass while its records are staged
+            &[Code::ConcurrentTransactions, Code::TransactionReused, Code::InvalidTransactionState],
             EVERY,
             TAKING,
             FENCING,

@@ -135,7 +135,7 @@ problems! {
         "A newer session of this producer is open, with epoch 4. This session can no longer write."
         {"current_epoch": 4};
     InvalidProducerEpoch
-        "This epoch was never issued; the producer's current epoch is 4. Use the epoch that \
+        "No session is open in this epoch; the producer's current epoch is 4. Use the epoch that \
          opening a session returned."
         {"current_epoch": 4};
     OffsetMismatch

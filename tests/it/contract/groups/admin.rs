@@ -7,7 +7,10 @@ use super::{
     each,
     offsets::{offsets, told},
 };
-use crate::support::http::{Server, Setup, token};
+use crate::support::{
+    http::{Server, Setup, token},
+    proxy::Proxy,
+};
 
 #[tokio::test]
 async fn lists_show_what_the_scopes_cover_page_by_page() {
@@ -272,5 +275,21 @@ async fn a_staged_offset_of_a_deleted_group_is_judged_at_its_commit() {
             assert_eq!(refused["committed_offset"], Value::Null);
             server.group("g").await.refused(Code::GroupNotFound);
         }
+    }
+}
+
+/// A read has changed nothing, wherever the database goes away.
+#[tokio::test]
+async fn a_description_that_is_cut_off_has_a_known_outcome() {
+    let server = Server::start().await;
+    server.topic("t", 1).await;
+    server.commit("g", offsets(&[("t", 0, 0)])).await.ok();
+    let proxy = Proxy::start(&server.options, 1).await;
+    let replica = Server::on(&proxy.options(&server.options), Setup::default()).await;
+    for arrives in [false, true] {
+        replica.get("/v1/groups/g").await.ok();
+        proxy.cut_at("COMMIT", arrives);
+        let problem = replica.get("/v1/groups/g").await.refused(Code::Unavailable);
+        assert_eq!((&problem["side_effects"], proxy.cut_nowhere()), (&json!("none"), true));
     }
 }

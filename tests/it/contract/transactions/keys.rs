@@ -313,3 +313,25 @@ async fn at_random_each_key_is_done_once() {
     }
     assert_eq!(deadlocks(&replicas[0]).await, 0);
 }
+
+/// Two replicas claim the same keys in one statement each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_with_the_same_keys_wait_for_each_other_in_one_order() {
+    let here = served().await;
+    let there = replica_of(&here).await;
+    for round in 0..10 {
+        let keys = (0..48).map(|n| format!("{round}-{n}"));
+        let calls: Vec<_> = keys
+            .flat_map(|key| [&here, &there].map(|replica| begin(replica, &whole(&key, &json!(0)))))
+            .map(|call| tokio::spawn(call.into_future()))
+            .collect();
+        let mut firsts = 0;
+        for call in calls {
+            let answer = call.await.unwrap();
+            assert!([200, 201].contains(&answer.status), "{}", answer.text());
+            firsts += usize::from(answer.status == 201);
+        }
+        assert_eq!(firsts, 48);
+    }
+    assert_eq!(deadlocks(&here).await, 0);
+}
