@@ -105,6 +105,7 @@ pub struct Broker {
     topics: catalog::topics::Topics,
     names: catalog::log_names::LogNames,
     group_ids: group::ids::GroupIds,
+    session_owners: session::owners::SessionOwners,
     row_locks: row_locks::RowLocks,
     settings: catalog::settings::TenantsSettings,
     janitor: janitor::Janitor,
@@ -157,6 +158,7 @@ impl Broker {
             topics: catalog::topics::Topics::new(store.clone()),
             names: catalog::log_names::LogNames::new(store.clone()),
             group_ids: group::ids::GroupIds::new(store.clone()),
+            session_owners: session::owners::SessionOwners::new(store.clone()),
             row_locks: row_locks::RowLocks::default(),
             settings: catalog::settings::TenantsSettings::new(
                 store.clone(),

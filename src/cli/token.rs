@@ -18,8 +18,7 @@ use super::{
 use crate::{
     app,
     config::{self, Config},
-    http::extract::auth::Word,
-    model::{Name, Timestamp},
+    model::{Name, Timestamp, Word},
 };
 
 /// The limit of what is read from stdin; no server accepts tokens that long.
@@ -57,6 +56,9 @@ pub(super) struct MintArgs {
     /// spaces; each may be restricted to a pattern of names (`produce:orders.*`)
     #[arg(long, value_parser = scope)]
     scope: String,
+    /// Whom the token is for (`sub`): its sessions without a transactional_id are its own
+    #[arg(long, value_name = "NAME")]
+    sub: Option<String>,
     /// Lifetime of the token, such as 90s, 15m, 12h or 30d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     expires_in: Duration,
@@ -142,9 +144,12 @@ fn mint(args: MintArgs) -> anyhow::Result<()> {
         );
     };
     let lifetime_s = i64::try_from(args.expires_in.as_secs())?;
-    let claims = json!({"aud": config.token_audience, "iss": config.token_issuer,
+    let mut claims = json!({"aud": config.token_audience, "iss": config.token_issuer,
         "tenant": args.tenant.as_str(), "scope": args.scope,
         "iat": now_s(), "exp": now_s() + lifetime_s});
+    if let Some(sub) = args.sub {
+        claims["sub"] = sub.into();
+    }
     let key = EncodingKey::from_secret(secret.expose_secret().as_bytes());
     let token = encode(&Header::default(), &claims, &key).context("cannot sign the token")?;
     print(format!("{token}\n").as_bytes())

@@ -27,6 +27,9 @@ pub use id::{
     Digest, Epoch, GroupId, LogId, MAX_INTEGER, Offset, Partition, ProducerId, Sequence, TenantId,
     TopicId, uuid_v7,
 };
-pub use name::{Name, Pattern};
+pub use name::{
+    Name, Pattern,
+    scopes::{self, Scopes, Word},
+};
 pub use time::Timestamp;
 pub use validation::{ValidationError, ValidationErrors};

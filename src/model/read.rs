@@ -120,7 +120,8 @@ pub fn origin_bytes(topic: Option<&Name>, partition: Partition) -> usize {
 /// is linear in the name's length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
-    pub transaction_id: Uuid,
+    /// None: the reader may not know it.
+    pub transaction_id: Option<Uuid>,
     pub state: State,
     /// One line of JSON per record, each ending in a newline.
     pub lines: String,

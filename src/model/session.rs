@@ -1,9 +1,14 @@
 //! Sessions as clients open and see them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Epoch, Name, Partition, ProducerId, Sequence, Timestamp};
+use super::{
+    Epoch, Name, Partition, ProducerId, Scopes, Sequence, Timestamp,
+    scopes::{SessionOwner, Subject},
+};
 
 /// Maximum number of scopes in the answer to an open; the others are paged.
 pub const MAX_LISTED_SCOPES: i64 = 1_000;
@@ -47,6 +52,16 @@ pub struct Open {
     pub transaction_timeout_ms: Option<i64>,
     pub sequencing: Sequencing,
     pub sequences: Sequences,
+    /// What the token of this open permits.
+    pub scopes: Arc<Scopes>,
+}
+
+impl Open {
+    /// Whose a new session is, if not that of its name.
+    pub fn opened_by(&self) -> Option<Subject> {
+        let nameless = self.transactional_id.is_none();
+        self.scopes.owner_of_nameless().filter(|_| nameless)?.opened_by
+    }
 }
 
 /// The current state of a session.
@@ -60,6 +75,16 @@ pub struct Session {
     pub sequencing: Sequencing,
     pub transaction_timeout_ms: i64,
     pub opened_at: Timestamp,
+    /// Of a session without a name. Answers that were stored before this was known lack it.
+    #[serde(default)]
+    pub opened_by: Option<Subject>,
+}
+
+impl Session {
+    pub fn owner(&self) -> SessionOwner {
+        let Self { transactional_id, opened_by, .. } = self;
+        SessionOwner { transactional_id: transactional_id.clone(), opened_by: *opened_by }
+    }
 }
 
 /// The next sequence of one scope: a topic, or one partition of it.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp, append::Scope,
-    dedup::RequestKey, group::Member,
+    Batch, Digest, Epoch, Name, Offset, Partition, ProducerId, Scopes, Sequence, Timestamp,
+    append::Scope, dedup::RequestKey, group::Member,
 };
 
 /// How far the instant in a transaction id may be ahead of the server's clock.
@@ -105,6 +105,13 @@ pub enum Caller {
     Operator,
 }
 
+/// Who calls a transaction, and what the token permits.
+#[derive(Clone, Debug)]
+pub struct Actor {
+    pub caller: Caller,
+    pub scopes: Arc<Scopes>,
+}
+
 /// How a repeated begin is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepeatedBy {
@@ -148,6 +155,8 @@ pub struct Begin {
     pub work: Work,
     /// A one-request transaction.
     pub commit: bool,
+    /// What the token of this request permits.
+    pub scopes: Arc<Scopes>,
 }
 
 /// The parameters of a later call.

@@ -1,6 +1,7 @@
 //! The rules of the protocol: pure functions over state and input. Nothing here awaits, reads a
 //! clock, draws a random number or knows SQL, HTTP or a task.
 
+pub mod access;
 pub mod append;
 pub mod compaction;
 pub mod expiry;

@@ -5,7 +5,7 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use crate::model::{
-    Code, Epoch, Name, Offset, ProducerId, Sequence, ValidationError, ValidationErrors,
+    Code, Epoch, Name, Offset, ProducerId, Sequence, ValidationError, ValidationErrors, Word,
     settings::{Key, Value},
     transaction::{Reason, State},
     validation::MAX_LISTED,
@@ -181,6 +181,26 @@ pub enum Refusal {
     IllegalGeneration { generation: i64 },
     #[error("The group has members, so only its members can commit offsets.")]
     GroupNotEmpty,
+    #[error("The token's scope lacks {scope}.")]
+    ScopeLacks { scope: String },
+    /// `scope` is enough.
+    #[error(
+        "The token does not cover this session. One with a transactional_id needs `produce` for \
+         that name; one without belongs to the `sub` that opened it."
+    )]
+    SessionNotCovered { scope: String },
+    #[error(
+        "Only a token with a `sub`, or with `produce` for all names, opens a session without a \
+         transactional_id. Give the session a name that the token's `produce` matches."
+    )]
+    NamelessSession,
+    /// It lacks this word for some name.
+    #[error(
+        "The token does not cover this transaction. It needs `produce` for all topics that the \
+         transaction appends to and for its session, and `group` for all groups whose offsets it \
+         commits."
+    )]
+    TransactionNotCovered { word: Word },
     #[error("The limit of {limit} {what} is reached.")]
     TooMany { what: &'static str, limit: i64 },
 }
@@ -201,7 +221,11 @@ impl Refusal {
             Self::IdempotencyKeyReused | Self::OpenIdReused => Code::IdempotencyKeyReused,
             Self::IdempotencyKeyExpired => Code::IdempotencyKeyExpired,
             Self::PreconditionFailed { .. } => Code::PreconditionFailed,
-            Self::TenantSuspended { .. } => Code::Forbidden,
+            Self::TenantSuspended { .. }
+            | Self::ScopeLacks { .. }
+            | Self::SessionNotCovered { .. }
+            | Self::NamelessSession
+            | Self::TransactionNotCovered { .. } => Code::Forbidden,
             Self::TenantDeleted { .. } => Code::TenantNotFound,
             Self::InvalidTransactionId => Code::InvalidTransactionId,
             Self::TransactionExpired => Code::TransactionExpired,
@@ -281,6 +305,13 @@ impl Refusal {
                 ]
             }
             Self::IllegalGeneration { generation } => vec![("generation", json!(generation))],
+            Self::ScopeLacks { scope } | Self::SessionNotCovered { scope } => {
+                vec![("required_scope", json!(scope))]
+            }
+            Self::NamelessSession => vec![("required_scope", json!("produce"))],
+            Self::TransactionNotCovered { word } => {
+                vec![("required_scope", json!(word.as_str()))]
+            }
             _ => self.errors().into_iter().map(|errors| ("errors", json!(errors.listed))).collect(),
         }
     }

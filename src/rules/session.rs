@@ -1,8 +1,9 @@
 //! Opening and closing sessions. Epochs only grow; only an open issues one.
 
-use super::{Refusal, append::sequence::SessionFacts};
+use super::{Refusal, access::check_session, append::sequence::SessionFacts};
 use crate::model::{
-    Epoch, Name, ProducerId, Timestamp,
+    Epoch, Name, ProducerId, Scopes, Timestamp,
+    scopes::{SessionOwner, Subject},
     session::{OPEN_ID_WINDOW_MS, Open, Sequences},
 };
 
@@ -11,6 +12,8 @@ use crate::model::{
 pub struct SessionRow {
     pub producer_id: ProducerId,
     pub transactional_id: Option<Name>,
+    /// Of a session without a name: the subject that opened it first.
+    pub opened_by: Option<Subject>,
     pub facts: SessionFacts,
     pub transaction_timeout_ms: i64,
     /// Open ids with timestamps up to this one are no longer remembered.
@@ -18,6 +21,13 @@ pub struct SessionRow {
     pub opened_at: Timestamp,
     /// The open that issued the current epoch has not yet fenced every log.
     pub fencing: bool,
+}
+
+impl SessionRow {
+    pub fn owner(&self) -> SessionOwner {
+        let Self { transactional_id, opened_by, .. } = self;
+        SessionOwner { transactional_id: transactional_id.clone(), opened_by: *opened_by }
+    }
 }
 
 /// The epoch that an open issues, and the one before which states do not count.
@@ -48,6 +58,7 @@ pub fn repeat(
     (producer_id, made_epoch): (ProducerId, Epoch),
 ) -> Result<SessionRow, Refusal> {
     let row = row.ok_or(Refusal::UnknownProducer { producer_id })?;
+    check_session(&open.scopes, &row.owner())?;
     let same = match &open.condition {
         Some((producer_id, _)) => {
             *producer_id == row.producer_id
@@ -73,6 +84,7 @@ pub fn open(open: &Open, row: Option<&SessionRow>) -> Result<NextEpoch, Refusal>
         if open.transactional_id.is_some() && open.transactional_id != row.transactional_id {
             return Err(unknown);
         }
+        check_session(&open.scopes, &row.owner())?;
         let current_epoch = row.facts.epoch;
         if epoch < current_epoch {
             return Err(Refusal::ProducerFenced { current_epoch });
@@ -107,7 +119,8 @@ pub enum End {
 }
 
 /// Closes a session, in this epoch if one is named.
-pub fn end(row: &SessionRow, epoch: Option<Epoch>) -> Result<End, Refusal> {
+pub fn end(row: &SessionRow, epoch: Option<Epoch>, scopes: &Scopes) -> Result<End, Refusal> {
+    check_session(scopes, &row.owner())?;
     let current_epoch = row.facts.epoch;
     if epoch.is_some_and(|epoch| epoch > current_epoch) {
         return Err(Refusal::InvalidProducerEpoch { current_epoch });

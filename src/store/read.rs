@@ -153,7 +153,7 @@ pub async fn staged(
     limit: i64,
 ) -> Result<Vec<Staged>> {
     let query = sqlx::query_as(STAGED).bind(tenant).bind(log).bind(max_bytes).bind(limit);
-    let rows: Vec<(Uuid, State, String)> = query.fetch_all(conn).await?;
+    let rows: Vec<(Option<Uuid>, State, String)> = query.fetch_all(conn).await?;
     let staged = |(transaction_id, state, lines)| Staged { transaction_id, state, lines };
     Ok(rows.into_iter().map(staged).collect())
 }

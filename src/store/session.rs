@@ -21,7 +21,7 @@ use crate::{
 /// The columns of a `SessionRow`.
 macro_rules! session_columns {
     () => {
-        r"producer_id, transactional_id, epoch, closed, reset_epoch, monotonic,
+        r"producer_id, transactional_id, opened_by, epoch, closed, reset_epoch, monotonic,
             transaction_timeout_ms, open_horizon, opened_at, fencing"
     };
 }
@@ -57,8 +57,8 @@ statements! {
             select from oncelog.sessions where tenant_id = $1 and transactional_id = $2),
         made as (
             insert into oncelog.sessions
-                (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at)
-            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp()
+                (tenant_id, transactional_id, monotonic, transaction_timeout_ms, opened_at, opened_by)
+            select $1, $2::text, $3::boolean, $4::bigint, clock_timestamp(), $6::bytea
             where ", durable!(), r" and not exists (select from known)
             on conflict (tenant_id, transactional_id) do nothing
             returning ", session_columns!(), r"),
@@ -106,6 +106,7 @@ impl FromRow<'_, PgRow> for SessionRow {
         Ok(SessionRow {
             producer_id: row.try_get("producer_id")?,
             transactional_id: row.try_get("transactional_id")?,
+            opened_by: row.try_get("opened_by")?,
             facts: SessionFacts {
                 epoch: row.try_get("epoch")?,
                 closed: row.try_get("closed")?,
@@ -183,6 +184,7 @@ pub fn session(row: SessionRow) -> Session {
         sequencing: row.facts.sequencing,
         transaction_timeout_ms: row.transaction_timeout_ms,
         opened_at: row.opened_at,
+        opened_by: row.opened_by,
     }
 }
 
@@ -200,6 +202,7 @@ pub async fn open_new(
         .bind(open.sequencing)
         .bind(transaction_timeout_ms)
         .bind(open.open_id)
+        .bind(open.opened_by())
         .fetch_optional(conn)
         .await;
     match opened.map_err(Error::from) {

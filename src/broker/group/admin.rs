@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::{
     broker::{Broker, Error, retry},
     model::{
-        Code, LogId, Name, Offset, Partition, TenantId,
+        Code, LogId, Name, Offset, Partition, Scopes, TenantId,
         group::{
             CommittedOffset,
             view::{GroupDescription, GroupSummary, OffsetsReset, ResetTo},
@@ -18,6 +18,7 @@ use crate::{
     },
     rules::{
         Refusal,
+        access::check_consume,
         group::{
             offsets::OffsetPlace,
             reset::{self, ResetContext},
@@ -86,10 +87,14 @@ impl Broker {
         tenant: TenantId,
         group: &Name,
         wanted: OffsetsReset,
+        scopes: &Scopes,
     ) -> Result<Vec<CommittedOffset>, Error> {
+        let mut named = wanted.topics.iter().flatten();
+        named.try_for_each(|topic| check_consume(scopes, topic))?;
         let wanted = &wanted;
         let offsets = self.retry(tenant, |attempt| async move {
             let targets = self.targets(tenant, group, wanted).await?;
+            targets.iter().try_for_each(|target| check_consume(scopes, &target.topic))?;
             let targets = self.search_targets(tenant, targets, wanted.to).await?;
             let (name, to, dry_run) = (group.clone(), wanted.to, wanted.dry_run);
             let reset = self.store.of(tenant).transaction(async move |connection| {

@@ -12,13 +12,14 @@ use crate::{
         retry,
     },
     model::{
-        Code, LogId, Name, Partition, TenantId,
+        Code, LogId, Name, Partition, Scopes, TenantId,
         cursor::Position,
         dedup::RequestKey,
         group::{CommittedOffset, Member, OffsetCommit, OffsetItem},
     },
     rules::{
         Refusal,
+        access::check_consume,
         group::offsets::{
             OffsetPlace, OffsetRow, OffsetVerdict, Refused, RequestedOffset, Right, judge_all,
         },
@@ -54,8 +55,9 @@ impl Broker {
         group: &Name,
         commit: OffsetCommit,
         key: Option<RequestKey>,
+        scopes: &Scopes,
     ) -> Result<Answer<Vec<CommittedOffset>>, Error> {
-        let committed = self.commit_once(tenant, group, &commit, key).await;
+        let committed = self.commit_once(tenant, group, &commit, key, scopes).await;
         let outcome = match &committed {
             Ok(CommitResult { is_new: true, .. }) => "committed",
             Ok(_) => "unchanged",
@@ -79,7 +81,11 @@ impl Broker {
         group: &Name,
         commit: &OffsetCommit,
         key: Option<RequestKey>,
+        scopes: &Scopes,
     ) -> Result<CommitResult, Error> {
+        if let OffsetCommit::Items { items, .. } = commit {
+            items.iter().try_for_each(|item| check_consume(scopes, &item.topic))?;
+        }
         let once = match self.begin_once(tenant, key).await? {
             Begun::Replay(offsets) => return Ok(CommitResult::before(offsets)),
             Begun::Fresh(once) => once,
@@ -90,7 +96,7 @@ impl Broker {
             false => None,
         };
         let committed = self.retry(tenant, |attempt| async move {
-            let wanted = self.wanted(tenant, group, commit, attempt > 0).await?;
+            let wanted = self.wanted(tenant, group, commit, scopes, attempt > 0).await?;
             let wanted = self.within_logs(tenant, wanted).await?;
             let group = group.clone();
             let write = self.store.of(tenant).transaction(async move |connection| {
@@ -112,6 +118,7 @@ impl Broker {
         tenant: TenantId,
         group: &Name,
         commit: &OffsetCommit,
+        scopes: &Scopes,
         refresh: bool,
     ) -> Result<Vec<Wanted>, Error> {
         match commit {
@@ -139,6 +146,7 @@ impl Broker {
                 let positions = cursor.positions;
                 let logs = positions.iter().map(|position| position.log_id).collect();
                 let names = self.names.of(tenant, logs).await?;
+                names.values().try_for_each(|(topic, _)| check_consume(scopes, topic))?;
                 let wanted = positions.into_iter().filter_map(|position| {
                     let Position { log_id, owned_since: generation, offset, .. } = position;
                     // where a topic is gone a cursor has nothing to say any more

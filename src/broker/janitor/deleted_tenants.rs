@@ -8,14 +8,17 @@
 //! tenant's row is last, and is kept longer than any request that found the tenant can run, so that
 //! no request creates rows for a removed tenant.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
 
 use super::{Task, transaction};
 use crate::{
     broker::{Broker, wakeup::watch::Change},
     model::{
         LogId, Partition, TenantId,
-        transaction::{Call, Caller},
+        transaction::{Actor, Call, Caller},
     },
     store::{
         self, Connection, Store,
@@ -101,8 +104,9 @@ async fn abort_prepared(broker: &Broker, tenant: TenantId) -> Result<u64, store:
         store::janitor::deleted_tenants::prepared(c, tenant, PREPARED_PER_CHUNK).await
     });
     let mut aborted = 0;
+    let actor = Actor { caller: Caller::Operator, scopes: Arc::default() };
     for id in prepared.await? {
-        match broker.call_transaction(tenant, id, Caller::Operator, Call::Abort, None).await {
+        match broker.call_transaction(tenant, id, actor.clone(), Call::Abort, None).await {
             Ok(_) => aborted += 1,
             Err(error) => {
                 let code = error.code.as_str();

@@ -1,6 +1,9 @@
 //! Sessions: describe, list and end them, and fence the logs of their producers.
 
 pub mod open;
+pub mod owners;
+
+use std::sync::Arc;
 
 use super::{
     Broker, Error, janitor,
@@ -8,12 +11,13 @@ use super::{
 };
 use crate::{
     model::{
-        Epoch, LogId, Name, ProducerId, TenantId,
+        Epoch, LogId, Name, ProducerId, Scopes, TenantId,
         session::{MAX_LISTED_SCOPES, NextSequence, Opened, Session},
         topic::{Listed, Page},
     },
     rules::{
         Refusal,
+        access::check_session,
         session::{self, End, SessionRow},
     },
     store::{
@@ -28,8 +32,13 @@ use crate::{
 pub const LOGS_FENCED_AT_ONCE: usize = 200;
 impl Broker {
     /// `next_sequences` as of now.
-    pub async fn session(&self, tenant: TenantId, id: ProducerId) -> Result<Opened, Error> {
-        let (row, standings) = self.session_row(tenant, id).await?;
+    pub async fn session(
+        &self,
+        tenant: TenantId,
+        id: ProducerId,
+        scopes: &Scopes,
+    ) -> Result<Opened, Error> {
+        let (row, standings) = self.session_row(tenant, id, scopes).await?;
         let opened_at = row.opened_at;
         let seen = self
             .store
@@ -73,8 +82,9 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
         page: Page,
+        scopes: &Scopes,
     ) -> Result<Listed<NextSequence>, Error> {
-        let (row, standings) = self.session_row(tenant, id).await?;
+        let (row, standings) = self.session_row(tenant, id, scopes).await?;
         let mut scopes = next_sequences(row.facts.reset_epoch, standings, usize::MAX);
         if let Some(after) = &page.after {
             let (topic, partition) = match after.split_once('/') {
@@ -96,11 +106,12 @@ impl Broker {
         tenant: TenantId,
         id: ProducerId,
         epoch: Option<Epoch>,
+        scopes: &Arc<Scopes>,
     ) -> Result<(), Error> {
-        let close = self
-            .store
-            .of(tenant)
-            .transaction(async move |connection| close(connection, tenant, id, epoch).await);
+        let scopes = scopes.clone();
+        let close = self.store.of(tenant).transaction(async move |connection| {
+            close(connection, tenant, id, epoch, &scopes).await
+        });
         let Closed { closed_now, unfinished } = close.await?;
         if closed_now {
             count("ended");
@@ -115,12 +126,14 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: ProducerId,
+        scopes: &Scopes,
     ) -> Result<(SessionRow, Vec<ScopePosition>), Error> {
         let read = self
             .store
             .of(tenant)
             .run(async move |connection| store::session::read(connection, tenant, id).await);
         let row = read.await?.ok_or(Refusal::UnknownProducer { producer_id: id })?;
+        check_session(scopes, &row.owner())?;
         Ok((row, self.standings(tenant, id).await?))
     }
 
@@ -192,11 +205,12 @@ async fn close(
     tenant: TenantId,
     id: ProducerId,
     epoch: Option<Epoch>,
+    scopes: &Scopes,
 ) -> Result<Closed, Error> {
     let Some(row) = store::session::lock(connection, tenant, id).await? else {
         return Err(Refusal::UnknownProducer { producer_id: id }.into());
     };
-    match session::end(&row, epoch)? {
+    match session::end(&row, epoch, scopes)? {
         End::Now => {}
         End::Before => {
             let unfinished = row.fencing.then_some(row.facts.epoch);

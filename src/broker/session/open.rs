@@ -67,8 +67,9 @@ impl Broker {
         open: Open,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
+        rules::access::check_open(&open)?;
         let once = match self.begin_once(tenant, key).await? {
-            Begun::Replay(stored) => return self.opened_before(tenant, stored, key).await,
+            Begun::Replay(stored) => return self.opened_before(tenant, &open, stored, key).await,
             Begun::Fresh(once) => once,
         };
         let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
@@ -85,7 +86,7 @@ impl Broker {
             )
         })?;
         if is_replay {
-            return self.opened_before(tenant, stored, key).await;
+            return self.opened_before(tenant, open, stored, key).await;
         }
         let opened = self.fenced(tenant, stored, key).await.map_err(Error::after_change)?;
         count(match (opened.duplicate, opened.session.epoch) {
@@ -103,9 +104,11 @@ impl Broker {
     async fn opened_before(
         &self,
         tenant: TenantId,
+        open: &Open,
         stored: StoredOpen,
         key: Option<RequestKey>,
     ) -> Result<Answer<Opened>, Error> {
+        rules::access::check_session(&open.scopes, &stored.opened.session.owner())?;
         let value = self.fenced(tenant, stored, key).await.map_err(Error::after_change)?;
         count("repeated");
         count_replay("open");

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::{CallResult, ResolvedRequest, Stop, batcher, enter};
 use crate::{
     broker::Broker,
-    model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Caller},
+    model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Actor},
     rules::{
         Refusal,
         transaction::{self, Numbering, TransactionRow, Verb},
@@ -38,6 +38,8 @@ pub struct Staging {
     id: Uuid,
     session: Option<(ProducerId, Epoch)>,
     sequence: Option<Sequence>,
+    /// Whether the token covers all groups.
+    all_groups: bool,
     request: Arc<ResolvedRequest>,
     max_batches: i64,
 }
@@ -63,7 +65,10 @@ impl batcher::BatchedCall for Staging {
             let Some(Staging { tenant, max_batches, .. }) = calls.first() else {
                 return Ok(Vec::new());
             };
-            let call = |call: &'a Staging| call.request.call(call.id, call.session, call.sequence);
+            let call = |call: &'a Staging| staging::StagingCall {
+                all_groups: call.all_groups,
+                ..call.request.call(call.id, call.session, call.sequence)
+            };
             let staged: Vec<staging::StagingCall<'_>> = calls.iter().map(call).collect();
             let rows = staging::stage(connection, *tenant, &staged, *max_batches).await?;
             Ok(rows.into_iter().map(CallResult::now).collect())
@@ -77,18 +82,20 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
         sequence: Option<Sequence>,
         request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let settings = self.settings.of(tenant).await?;
         let mut wait = None;
         loop {
-            if request.too_large.is_none() {
+            // others are judged by what is staged already
+            if request.too_large.is_none() && actor.scopes.produces_everywhere() {
                 let staging = Staging {
                     tenant,
                     id,
-                    session: super::session_of(caller),
+                    session: super::session_of(actor.caller),
+                    all_groups: actor.scopes.covers_all_groups(),
                     sequence,
                     request: request.clone(),
                     max_batches: transaction::max_batches(&settings),
@@ -97,9 +104,9 @@ impl Broker {
                     return Ok(done);
                 }
             }
-            let (request, settings) = (request.clone(), settings.clone());
+            let (actor, request, settings) = (actor.clone(), request.clone(), settings.clone());
             let judge = self.store.of(tenant).transaction(async move |connection| {
-                judge_records(connection, tenant, id, caller, sequence, &request, &settings).await
+                judge_records(connection, tenant, id, &actor, sequence, &request, &settings).await
             });
             match judge.await? {
                 Judged::Done(done) => return Ok(done),
@@ -116,12 +123,12 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
         request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
-        let request = request.clone();
+        let (actor, request) = (actor.clone(), request.clone());
         let add = self.store.of(tenant).transaction(async move |connection| {
-            let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+            let (row, _, _) = enter(connection, tenant, id, &actor, Verb::Add).await?;
             staging::stage_offsets(connection, tenant, id, &request.offsets).await?;
             Ok(CallResult::now(row))
         });
@@ -155,12 +162,12 @@ async fn judge_records(
     connection: &mut Connection,
     tenant: TenantId,
     id: Uuid,
-    caller: Caller,
+    actor: &Actor,
     sequence: Option<Sequence>,
     request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<Judged, Stop> {
-    let (row, _, _) = enter(connection, tenant, id, caller, Verb::Add).await?;
+    let (row, _, _) = enter(connection, tenant, id, actor, Verb::Add).await?;
     if let Some(received) = sequence {
         match transaction::number(&row, received)? {
             Numbering::New => {}

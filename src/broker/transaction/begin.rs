@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{CallResult, ResolvedRequest, Stop, add, hold_session};
+use super::{CallResult, ResolvedRequest, Stop, add, check_reach, hold_session};
 use crate::{
     broker::{Broker, Error, Held, group::offsets::count_fenced},
     model::{
-        TenantId, Timestamp,
+        Scopes, TenantId, Timestamp,
         settings::OwnSettings,
         transaction::{Answered, Begin, Caller, RepeatedBy, State},
     },
@@ -42,7 +42,7 @@ impl Broker {
             && new.repeated_by != RepeatedBy::Nothing
             && error.code.status() < 500
         {
-            begun = self.begun_before(tenant, &new, error.clone()).await;
+            begun = self.begun_before(tenant, &new, &begin.scopes, error.clone()).await;
         }
         match begun {
             Ok(done) => {
@@ -64,12 +64,14 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
+        scopes: &Arc<Scopes>,
         refusal: Error,
     ) -> Result<CallResult, Error> {
         let found = self.retry(tenant, |_| {
-            let (new, refusal) = (new.clone(), refusal.clone());
+            let (new, scopes, refusal) = (new.clone(), scopes.clone(), refusal.clone());
             self.store.of(tenant).transaction(async move |connection| {
-                remembered(connection, tenant, &new, refusal).await.map(CallResult::before)
+                let row = remembered(connection, tenant, &new, &scopes, refusal).await?;
+                Ok(CallResult::before(row))
             })
         });
         found.await?.ok_or(refusal)
@@ -82,17 +84,21 @@ impl Broker {
         new: &Arc<New>,
         held: &Held,
     ) -> Result<CallResult, Error> {
+        if let Some((id, _)) = begin.session {
+            self.session_owners.check(tenant, id, &begin.scopes).await?;
+        }
         let work = &begin.work;
         let in_pass = begin.commit && !work.appends.is_empty();
         let begun = self.retry(tenant, |attempt| async move {
             let work = (&*work.appends, &*work.offsets);
-            let request = self.resolve(tenant, work, held, in_pass, attempt > 0).await?;
+            let request =
+                self.resolve(tenant, work, held, &begin.scopes, (in_pass, attempt > 0)).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
             if begin.commit {
-                self.commit_in_one_request(tenant, new, begin.timeout_ms, request, settings).await
+                self.commit_in_one_request(tenant, new, begin, request, settings).await
             } else {
-                self.try_begin(tenant, new, begin.timeout_ms, request, settings).await
+                self.try_begin(tenant, new, begin, request, settings).await
             }
         });
         begun.await?.ok_or_else(|| {
@@ -106,10 +112,11 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        requested_timeout_ms: Option<i64>,
+        begin: &Begin,
         request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
+        let requested_timeout_ms = begin.timeout_ms;
         let limits = Limits {
             requested_timeout_ms,
             default_timeout_ms: transaction::timeout_ms(requested_timeout_ms, None, &settings)?,
@@ -125,9 +132,10 @@ impl Broker {
                 return Ok(CallResult::now(row));
             }
         }
-        let new = new.clone();
+        let (new, scopes) = (new.clone(), begin.scopes.clone());
         let begin = self.store.of(tenant).transaction(async move |connection| {
-            let begun = judge(connection, tenant, &new, requested_timeout_ms, &settings).await?;
+            let begun =
+                judge(connection, tenant, &new, requested_timeout_ms, &scopes, &settings).await?;
             match begun {
                 Begun::Before(row) => Ok(CallResult::before(row)),
                 Begun::Now(row) => {
@@ -145,6 +153,7 @@ async fn remembered(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
+    scopes: &Scopes,
     refusal: Error,
 ) -> Result<TransactionRow, Stop> {
     let New { id, repeated_by, digest, .. } = *new;
@@ -154,7 +163,7 @@ async fn remembered(
     if !claimed.is_empty() {
         return Err(refusal.into());
     }
-    repeated(connection, tenant, new).await?.ok_or(Stop::Failed(refusal))
+    repeated(connection, tenant, new, scopes).await?.ok_or(Stop::Failed(refusal))
 }
 
 /// Returns the row of an id or key, if there is one; the begin must be a repeat.
@@ -162,6 +171,7 @@ async fn repeated(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
+    scopes: &Scopes,
 ) -> Result<Option<TransactionRow>, Stop> {
     let found = match new.repeated_by {
         RepeatedBy::Key(_) => {
@@ -175,6 +185,7 @@ async fn repeated(
     if row.has_expired(store::session::clock(connection).await?) {
         return Err(Stop::Expired(new.id));
     }
+    check_reach(connection, tenant, row.transaction_id, scopes).await?;
     transaction::repeat(&row, new.repeated_by, &new.digest)?;
     Ok(Some(row))
 }
@@ -191,6 +202,7 @@ pub(super) async fn judge(
     tenant: TenantId,
     new: &New,
     requested_timeout_ms: Option<i64>,
+    scopes: &Scopes,
     settings: &OwnSettings,
 ) -> Result<Begun, Stop> {
     let mut session_timeout_ms = None;
@@ -209,7 +221,7 @@ pub(super) async fn judge(
             transaction::check_begin(&new.id, new.repeated_by, horizon, retention_ms, now)?;
             Ok(Begun::Now(row))
         }
-        None => existing(connection, tenant, new).await.map(Begun::Before),
+        None => existing(connection, tenant, new, scopes).await.map(Begun::Before),
     }
 }
 
@@ -218,8 +230,9 @@ async fn existing(
     connection: &mut Connection,
     tenant: TenantId,
     new: &New,
+    scopes: &Scopes,
 ) -> Result<TransactionRow, Stop> {
-    if let Some(row) = repeated(connection, tenant, new).await? {
+    if let Some(row) = repeated(connection, tenant, new, scopes).await? {
         return Ok(row);
     }
     let Some((producer, _)) = new.session else { return Err(Stop::Again) };

@@ -12,7 +12,7 @@ use crate::{
     model::{
         LogId, Name, TenantId,
         settings::OwnSettings,
-        transaction::{Call, Caller, Reason, State},
+        transaction::{Actor, Call, Caller, Reason, State},
     },
     rules::{
         group::offsets::{self, Claimed, Committer, OffsetPlace},
@@ -69,24 +69,26 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
         expected_appends: Option<i64>,
         request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
-        if request.is_empty() && caller != Caller::Operator {
-            let commit = Commit { id, session: session_of(caller), expected_appends };
+        // without offsets, whose groups a token has to cover
+        let at_once = actor.caller != Caller::Operator && actor.scopes.produces_everywhere();
+        if request.is_empty() && at_once {
+            let commit = Commit { id, session: session_of(actor.caller), expected_appends };
             if let Some(done) = self.committing.make(Committing { tenant, commit }).await? {
                 self.transactions.committed(begun);
                 return Ok(done);
             }
         }
         let settings = self.settings.of(tenant).await?;
-        let (request, store, notifier) =
-            (request.clone(), self.store.clone(), self.notifier.clone());
+        let (actor, request) = (actor.clone(), request.clone());
+        let (store, notifier) = (self.store.clone(), self.notifier.clone());
         let commit = self.tasks.spawn(async move {
             let judge = store.transaction(async move |c| {
-                judge_commit(c, tenant, id, caller, expected_appends, &request, &settings).await
+                judge_commit(c, tenant, id, &actor, expected_appends, &request, &settings).await
             });
             let done = judge.await?;
             done.tell(tenant, &notifier);
@@ -105,15 +107,16 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
         call: &Call,
         refusal: Error,
     ) -> Result<CallResult, Error> {
         if !matches!(call, Call::Commit { .. }) || refusal.code.status() >= 500 {
             return Err(refusal);
         }
+        let actor = actor.clone();
         let look = self.store.of(tenant).transaction(async move |connection| {
-            enter(connection, tenant, id, caller, Verb::Commit).await
+            enter(connection, tenant, id, &actor, Verb::Commit).await
         });
         match look.await {
             Ok((row, TransactionVerdict::Repeat, _)) => Ok(CallResult::before(row)),
@@ -125,11 +128,11 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
     ) -> Result<CallResult, Stop> {
-        let settings = self.settings.of(tenant).await?;
+        let (actor, settings) = (actor.clone(), self.settings.of(tenant).await?);
         let prepare = self.store.of(tenant).transaction(async move |connection| {
-            judge_prepare(connection, tenant, id, caller, &settings).await
+            judge_prepare(connection, tenant, id, &actor, &settings).await
         });
         prepare.await
     }
@@ -138,12 +141,13 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
     ) -> Result<CallResult, Stop> {
+        let actor = actor.clone();
         let abort = self
             .store
             .of(tenant)
-            .transaction(async move |connection| judge_abort(connection, tenant, id, caller).await);
+            .transaction(async move |connection| judge_abort(connection, tenant, id, &actor).await);
         abort.await
     }
 }
@@ -153,18 +157,18 @@ async fn judge_commit(
     connection: &mut Connection,
     tenant: TenantId,
     id: Uuid,
-    caller: Caller,
+    actor: &Actor,
     expected_appends: Option<i64>,
     request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<CallResult, Stop> {
-    let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Commit).await?;
+    let (mut row, verdict, _) = enter(connection, tenant, id, actor, Verb::Commit).await?;
     if verdict == TransactionVerdict::Repeat {
         return Ok(CallResult::before(row));
     }
     if !request.is_empty() {
         // a prepared one takes nothing more
-        transaction::judge(&row, Verb::Add, caller)?;
+        transaction::judge(&row, Verb::Add, actor.caller)?;
         row = begin::add(connection, tenant, row, request, settings).await?;
     }
     finish(connection, tenant, row, expected_appends, settings).await
@@ -209,10 +213,10 @@ async fn judge_prepare(
     connection: &mut Connection,
     tenant: TenantId,
     id: Uuid,
-    caller: Caller,
+    actor: &Actor,
     settings: &OwnSettings,
 ) -> Result<CallResult, Stop> {
-    let (mut row, verdict, _) = enter(connection, tenant, id, caller, Verb::Prepare).await?;
+    let (mut row, verdict, _) = enter(connection, tenant, id, actor, Verb::Prepare).await?;
     if verdict == TransactionVerdict::Repeat {
         return Ok(CallResult::before(row));
     }
@@ -245,9 +249,9 @@ async fn judge_abort(
     connection: &mut Connection,
     tenant: TenantId,
     id: Uuid,
-    caller: Caller,
+    actor: &Actor,
 ) -> Result<CallResult, Stop> {
-    let (mut row, verdict, now) = enter(connection, tenant, id, caller, Verb::Abort).await?;
+    let (mut row, verdict, now) = enter(connection, tenant, id, actor, Verb::Abort).await?;
     if verdict == TransactionVerdict::Repeat {
         return Ok(CallResult::before(row));
     }
@@ -258,7 +262,7 @@ async fn judge_abort(
         staging::unpin(connection, tenant, id, &places).await?;
         store::transaction::record_ids::release(connection, tenant, id).await?;
     }
-    let reason = if caller == Caller::Operator { Reason::Operator } else { Reason::Client };
+    let reason = if actor.caller == Caller::Operator { Reason::Operator } else { Reason::Client };
     store::transaction::end::abort(connection, tenant, id, reason, now).await?;
     row.state = State::Aborted;
     row.reason = Some(reason);

@@ -1,16 +1,21 @@
 //! Describing transactions: a state is stored before it is reported to a client.
 
+use std::{collections::HashMap, sync::Arc};
+
 use uuid::Uuid;
 
 use crate::{
     broker::{Broker, Error},
     model::{
-        TenantId,
+        Scopes, TenantId, Word,
+        read::Staged,
+        scopes::Reach,
         topic::{Listed, Page},
         transaction::{Filter, Reason, Transaction},
     },
     rules::{
         Refusal,
+        access::check_transaction,
         transaction::{self, TransactionRow},
     },
     store,
@@ -27,8 +32,14 @@ enum KnownTransaction {
 }
 
 impl Broker {
-    pub async fn transaction(&self, tenant: TenantId, id: Uuid) -> Result<Transaction, Error> {
+    pub async fn transaction(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        scopes: &Arc<Scopes>,
+    ) -> Result<Transaction, Error> {
         loop {
+            let scopes = scopes.clone();
             let see = self.store.of(tenant).run(async move |connection| {
                 // the row first: what was forgotten since has moved the horizon
                 let row = store::transaction::read(connection, tenant, id).await?;
@@ -40,11 +51,14 @@ impl Broker {
                     let absent = transaction::absent(&id, horizon, retention_ms, now);
                     return Ok::<_, Error>(KnownTransaction::Absent(absent));
                 };
-                Ok(if row.has_expired(now) {
-                    KnownTransaction::Expired
-                } else {
-                    KnownTransaction::Row(Box::new(row))
-                })
+                if row.has_expired(now) {
+                    return Ok(KnownTransaction::Expired);
+                }
+                if !scopes.sees_all_transactions() {
+                    let reach = store::transaction::reach(connection, tenant, &[id]).await?;
+                    check_transaction(&scopes, reach.get(&id).unwrap_or(&Reach::default()))?;
+                }
+                Ok(KnownTransaction::Row(Box::new(row)))
             });
             match see.await? {
                 KnownTransaction::Row(row) => return Ok(row.into_transaction()),
@@ -53,6 +67,32 @@ impl Broker {
                 KnownTransaction::Expired => self.expire_transactions(tenant, vec![id]).await?,
             }
         }
+    }
+
+    /// Removes the ids of open transactions that the token does not cover.
+    pub async fn hide_transactions(
+        &self,
+        tenant: TenantId,
+        staged: &mut [Staged],
+        scopes: &Scopes,
+    ) -> Result<(), Error> {
+        if staged.is_empty() || scopes.sees_all_transactions() {
+            return Ok(());
+        }
+        let mut reaches = HashMap::new();
+        if scopes.has(&[Word::Produce]) {
+            let ids: Vec<Uuid> = staged.iter().filter_map(|staged| staged.transaction_id).collect();
+            let read = self.store.of(tenant).run(async move |connection| {
+                store::transaction::reach(connection, tenant, &ids).await
+            });
+            reaches = read.await?;
+        }
+        let is_covered =
+            |id: &Uuid| reaches.get(id).is_some_and(|reach: &Reach| scopes.lacks(reach).is_none());
+        for Staged { transaction_id, .. } in staged {
+            *transaction_id = transaction_id.filter(is_covered);
+        }
+        Ok(())
     }
 
     /// By id, without the locations of their appends.

@@ -38,10 +38,12 @@ use super::{
 };
 use crate::{
     model::{
-        LogId, Offset, ProducerId, TenantId, Timestamp,
-        transaction::{Answered, AppendItem, Call, Caller, OffsetItem},
+        LogId, Offset, ProducerId, Scopes, TenantId, Timestamp,
+        transaction::{Actor, Answered, AppendItem, Call, Caller, OffsetItem},
     },
     rules::{
+        Refusal,
+        access::check_transaction,
         append::sequence::SessionFacts,
         transaction::{self, TransactionRow, Verb},
     },
@@ -82,20 +84,22 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: Actor,
         call: Call,
         held: Held,
     ) -> Result<Answered, Error> {
         let name = name(&call);
-        let (call, held) = (&call, &held);
+        let (actor, call, held) = (&actor, &call, &held);
         let done = self.retry(tenant, |attempt| async move {
-            let request = match self.resolve(tenant, work(call), held, false, attempt > 0).await {
+            let resolve =
+                self.resolve(tenant, work(call), held, &actor.scopes, (false, attempt > 0));
+            let request = match resolve.await {
                 Ok(request) => Arc::new(request),
                 Err(refusal) => {
-                    return Ok(self.committed_before(tenant, id, caller, call, refusal).await?);
+                    return Ok(self.committed_before(tenant, id, actor, call, refusal).await?);
                 }
             };
-            let done = self.try_call(tenant, id, caller, call, &request).await;
+            let done = self.try_call(tenant, id, actor, call, &request).await;
             if let Err(Stop::Failed(error)) = &done {
                 count_fenced("transaction", error);
             }
@@ -116,20 +120,20 @@ impl Broker {
         &self,
         tenant: TenantId,
         id: Uuid,
-        caller: Caller,
+        actor: &Actor,
         call: &Call,
         request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
         match call {
             Call::Records { sequence, .. } => {
-                self.add_records(tenant, id, caller, *sequence, request).await
+                self.add_records(tenant, id, actor, *sequence, request).await
             }
-            Call::Offsets(_) => self.add_offsets(tenant, id, caller, request).await,
-            Call::Prepare => self.prepare(tenant, id, caller).await,
+            Call::Offsets(_) => self.add_offsets(tenant, id, actor, request).await,
+            Call::Prepare => self.prepare(tenant, id, actor).await,
             Call::Commit { expected_appends, .. } => {
-                self.commit(tenant, id, caller, *expected_appends, request).await
+                self.commit(tenant, id, actor, *expected_appends, request).await
             }
-            Call::Abort => self.abort(tenant, id, caller).await,
+            Call::Abort => self.abort(tenant, id, actor).await,
         }
     }
 
@@ -193,15 +197,34 @@ async fn hold_session(
     Ok(facts.get(&id).copied())
 }
 
+/// Whether the token covers the session that a caller names, if there is such a session.
+async fn covers_session(
+    connection: &mut Connection,
+    tenant: TenantId,
+    actor: &Actor,
+) -> Result<bool, Stop> {
+    let Caller::Session(id, _) = actor.caller else { return Ok(true) };
+    if actor.scopes.produces_everywhere() {
+        return Ok(true);
+    }
+    let row = store::session::read(connection, tenant, id).await?;
+    Ok(row.is_none_or(|row| actor.scopes.covers_session(&row.owner())))
+}
+
 /// Locks the caller's session and the transaction, reads the clock, and checks the call.
 async fn enter(
     connection: &mut Connection,
     tenant: TenantId,
     id: Uuid,
-    caller: Caller,
+    actor: &Actor,
     verb: Verb,
 ) -> Result<(TransactionRow, transaction::TransactionVerdict, Timestamp), Stop> {
-    hold_session(connection, tenant, caller).await?;
+    let caller = actor.caller;
+    let covers_session = covers_session(connection, tenant, actor).await?;
+    // nothing is said of a session that the token does not cover
+    if covers_session {
+        hold_session(connection, tenant, caller).await?;
+    }
     let locked = store::transaction::lock(connection, tenant, &[id]).await?.pop();
     let (horizon, now) = store::transaction::horizon(connection, tenant).await?;
     let Some(row) = locked else {
@@ -212,8 +235,28 @@ async fn enter(
     if row.has_expired(now) {
         return Err(Stop::Expired(id));
     }
+    if caller != Caller::Operator {
+        check_reach(connection, tenant, id, &actor.scopes).await?;
+    }
+    if !covers_session {
+        return Err(Refusal::SessionNotCovered { scope: "produce".to_owned() }.into());
+    }
     let verdict = transaction::judge(&row, verb, caller)?;
     Ok((row, verdict, now))
+}
+
+/// Fails unless the token covers all that a locked transaction has staged, and its session.
+async fn check_reach(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    scopes: &Scopes,
+) -> Result<(), Stop> {
+    if scopes.covers_all_transactions() {
+        return Ok(());
+    }
+    let reach = store::transaction::reach(connection, tenant, &[id]).await?.remove(&id);
+    Ok(check_transaction(scopes, &reach.unwrap_or_default())?)
 }
 
 /// The session of a caller.

@@ -11,7 +11,7 @@ use crate::{
         Broker, Error,
         append::batch::{Job, Outcome, Ticket},
     },
-    model::{TenantId, TopicId, settings::OwnSettings},
+    model::{TenantId, TopicId, settings::OwnSettings, transaction::Begin},
     rules::{
         append::Request,
         transaction::{self, one_request::SingleRequestTxn},
@@ -24,16 +24,14 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        requested_timeout_ms: Option<i64>,
+        begin: &Begin,
         request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
         let begun = Instant::now();
         let done = match request.topic {
             Some(topic) => self.submit(tenant, topic, new, request, &settings).await?,
-            None => {
-                self.without_records(tenant, new, requested_timeout_ms, request, settings).await?
-            }
+            None => self.without_records(tenant, new, begin, request, settings).await?,
         };
         if !done.duplicate {
             self.transactions.committed_in_one_request(begun);
@@ -101,14 +99,14 @@ impl Broker {
         &self,
         tenant: TenantId,
         new: &Arc<New>,
-        requested_timeout_ms: Option<i64>,
+        begin: &Begin,
         request: ResolvedRequest,
         settings: Arc<OwnSettings>,
     ) -> Result<CallResult, Stop> {
-        let new = new.clone();
+        let (new, timeout_ms, scopes) = (new.clone(), begin.timeout_ms, begin.scopes.clone());
         let run = self.store.of(tenant).transaction(async move |connection| {
             let begun =
-                begin::judge(connection, tenant, &new, requested_timeout_ms, &settings).await?;
+                begin::judge(connection, tenant, &new, timeout_ms, &scopes, &settings).await?;
             match begun {
                 begin::Begun::Before(row) => Ok(CallResult::before(row)),
                 begin::Begun::Now(row) => {

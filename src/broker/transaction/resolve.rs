@@ -11,13 +11,15 @@ use crate::{
         memory_budget::Held,
     },
     model::{
-        Digest, Epoch, LogId, Name, Partition, ProducerId, Sequence, TenantId, TopicId,
+        Digest, Epoch, LogId, Name, Partition, ProducerId, Scopes, Sequence, TenantId, TopicId,
+        Word,
         append::Scope,
         cursor::Position,
         transaction::{AppendItem, CommitRight, OffsetItem, appends_digest},
     },
     rules::{
         self, Refusal,
+        access::check_consume,
         append::{Request, RequestPart, dedup::Dedup},
         group::offsets::{Claimed, OffsetPlace},
         transaction::record_ids,
@@ -59,8 +61,8 @@ impl Broker {
         tenant: TenantId,
         (appends, offsets): (&[AppendItem], &[OffsetItem]),
         held: &Held,
-        in_pass: bool,
-        refresh: bool,
+        scopes: &Scopes,
+        (in_pass, refresh): (bool, bool),
     ) -> Result<ResolvedRequest, Error> {
         let mut request = ResolvedRequest {
             parts: Vec::new(),
@@ -73,7 +75,7 @@ impl Broker {
             digest: appends_digest(appends),
             too_large: None,
             dedups: Vec::new(),
-            offsets: self.resolve_offsets(tenant, offsets, in_pass, refresh).await?,
+            offsets: self.resolve_offsets(tenant, offsets, scopes, (in_pass, refresh)).await?,
             held: held.clone(),
         };
         if appends.is_empty() {
@@ -115,12 +117,12 @@ impl Broker {
         &self,
         tenant: TenantId,
         offsets: &[OffsetItem],
-        in_pass: bool,
-        refresh: bool,
+        scopes: &Scopes,
+        (in_pass, refresh): (bool, bool),
     ) -> Result<Vec<Claimed>, Error> {
         let mut last: BTreeMap<OffsetPlace, (Claimed, Option<&Name>)> = BTreeMap::new();
         for (index, item) in offsets.iter().enumerate() {
-            for (claimed, topic) in self.claims(tenant, index, item, refresh).await? {
+            for (claimed, topic) in self.claims(tenant, index, item, scopes, refresh).await? {
                 let claimed = match last.get(&claimed.place) {
                     Some((former, _)) => claimed.after(former),
                     None => claimed,
@@ -143,7 +145,8 @@ impl Broker {
                 // where a topic is gone a cursor has nothing to say any more
                 (None, None) => {}
                 (None, Some(_)) if !refresh => {
-                    return Box::pin(self.resolve_offsets(tenant, offsets, in_pass, true)).await;
+                    let again = self.resolve_offsets(tenant, offsets, scopes, (in_pass, true));
+                    return Box::pin(again).await;
                 }
                 (None, Some(topic)) => return Err(Error::topic_not_found(topic)),
             }
@@ -157,6 +160,7 @@ impl Broker {
         tenant: TenantId,
         index: usize,
         item: &'a OffsetItem,
+        scopes: &Scopes,
         refresh: bool,
     ) -> Result<Vec<(Claimed, Option<&'a Name>)>, Error> {
         match item {
@@ -170,6 +174,11 @@ impl Broker {
             OffsetItem::Cursor { group, member, cursor } => {
                 let pointer = format!("/offsets/{index}/cursor");
                 let cursor = self.cursor(tenant, group, member, cursor, &pointer).await?;
+                if !scopes.has_whole(&[Word::Consume]) {
+                    let logs = cursor.positions.iter().map(|position| position.log_id).collect();
+                    let names = self.names.of(tenant, logs).await?;
+                    names.values().try_for_each(|(topic, _)| check_consume(scopes, topic))?;
+                }
                 let claimed = |position: Position| {
                     let Position { log_id, owned_since: generation, offset, began } = position;
                     let place = OffsetPlace { group: group.clone(), log_id };
@@ -213,6 +222,7 @@ impl ResolvedRequest {
             id,
             session,
             sequence,
+            all_groups: true,
             digest,
             append_count,
             id_count,

@@ -12,7 +12,7 @@ use super::query::escape;
 use crate::{
     broker::Error,
     model::{
-        Name, ValidationErrors,
+        ValidationErrors,
         topic::{Listed, Page},
     },
 };
@@ -54,13 +54,13 @@ pub fn page(limit: Option<i64>, after: Option<String>) -> Result<Page, Validatio
     Ok(Page { limit: limit.unwrap_or(DEFAULT_LIMIT), after })
 }
 
-/// Reads on until the page is full of permitted names, so that neither a short page nor
-/// `next_after` reveals other names.
+/// Reads on until the page is full of permitted items, so that neither a short page nor
+/// `next_after` reveals others.
 pub async fn covered<T, L>(
     page: &Page,
     look: impl Fn(Page) -> L,
-    name: impl Fn(&T) -> Name,
-    covers: impl Fn(&Name) -> bool,
+    after_of: impl Fn(&T) -> String,
+    covers: impl Fn(&T) -> bool,
 ) -> Result<Listed<T>, Error>
 where
     L: Future<Output = Result<Listed<T>, Error>>,
@@ -68,12 +68,12 @@ where
     let full = usize::try_from(page.limit).unwrap_or(usize::MAX);
     let (mut items, mut after) = (Vec::new(), page.after.clone());
     loop {
-        // however small the page, few looks pass over many names that are not covered
+        // however small the page, few looks pass over many items that are not covered
         let listed = look(Page { limit: page.limit.max(LOOKED_AT_ONCE), after }).await?;
         let end = listed.next_after.is_none();
-        for item in listed.items.into_iter().filter(|item| covers(&name(item))) {
+        for item in listed.items.into_iter().filter(&covers) {
             if items.len() == full {
-                let next_after = items.last().map(|item| name(item).to_string());
+                let next_after = items.last().map(&after_of);
                 return Ok(Listed { items, next_after });
             }
             items.push(item);

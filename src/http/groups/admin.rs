@@ -242,8 +242,9 @@ pub async fn list_groups(
 ) -> Result<Response, Error> {
     let page = query.page()?;
     let look = |page| access.broker.groups(access.tenant, page);
-    let name = |group: &GroupSummary| group.group.clone();
-    let listed = covered(&page, look, name, |name| access.covers(name)).await?;
+    let after = |group: &GroupSummary| group.group.to_string();
+    let covers = |group: &GroupSummary| access.covers(&group.group);
+    let listed = covered(&page, look, after, covers).await?;
     Ok(list::answer(listed, "/v1/groups?", page.limit, |groups, next_after| GroupList {
         groups,
         next_after,

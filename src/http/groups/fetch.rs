@@ -17,7 +17,6 @@ use crate::{
     http::{
         extract::{
             access::{Admission, Group, GroupAccess, MemberPath},
-            auth::Word,
             body::JsonBody,
             media::{AnswersRecords, Media},
             query::{ParameterPlace, Query},
@@ -30,7 +29,7 @@ use crate::{
         },
     },
     model::{
-        Name, ValidationErrors,
+        Name, ValidationErrors, Word,
         read::{self, Fetch, GroupFetched, PartitionRecords},
     },
 };

@@ -213,7 +213,7 @@ fn example() -> serde_json::Value {
 /// With `expected_offset` it commits only over that offset, so that of two clients which process
 /// the same records one learns that it is too late; without it, it overwrites any offset. A member
 /// can commit only in partitions it owns and never moves back: a smaller offset than the committed
-/// one changes nothing, and the answer has the greater one.
+/// one changes nothing, and the answer has the greater one. Every topic needs `consume`.
 #[utoipa::path(post, path = "/v1/groups/{group}/offsets", operation_id = "commit_group_offsets",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
@@ -230,7 +230,7 @@ fn example() -> serde_json::Value {
                 "cursor": fetch::CURSOR}))))),
     responses((status = 200, description = "The offsets now committed in these partitions",
         body = GroupOffsets, example = json!(example()))),
-    security(("bearer" = ["group"])))]
+    security(("bearer" = ["group", "consume"])))]
 pub async fn commit_group_offsets(
     access: GroupAccess<Group>,
     _: AnswersJson,
@@ -239,8 +239,10 @@ pub async fn commit_group_offsets(
     let group = &access.group;
     let key = sent.request_key(&format!("/v1/groups/{group}/offsets"))?;
     let commit = sent.body.checked()?;
-    let Answer { value: offsets, is_replay } =
-        access.broker.commit_offsets(access.tenant, group, commit, key).await?;
+    let Answer { value: offsets, is_replay } = access
+        .broker
+        .commit_offsets(access.tenant, group, commit, key, &access.grant.scopes)
+        .await?;
     let duplicate = is_replay.then_some(true);
     Ok(Json(GroupOffsets { duplicate, ..GroupOffsets::new(group, offsets) }))
 }

@@ -167,6 +167,7 @@ impl SentPlace {
 /// metadata. The group must have no members, and no prepared transaction that will commit there.
 /// Offsets outside of a log are clipped to its start or end. `by` counts from the committed offset
 /// or, without one, from where the group would start. Safe to repeat, except with `by`.
+/// Every topic needs `consume`.
 #[utoipa::path(post, path = "/v1/groups/{group}/offsets/reset", operation_id = "reset_group_offsets",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name")),
@@ -181,13 +182,16 @@ impl SentPlace {
     responses((status = 200, description = "The offsets now committed in these partitions",
         body = GroupOffsets, example = json!({"group": "billing", "offsets": [
             {"topic": "orders", "partition": 0, "offset": 0, "metadata": null}]}))),
-    security(("bearer" = ["group"])))]
+    security(("bearer" = ["group", "consume"])))]
 pub async fn reset_group_offsets(
     access: GroupAccess<Group>,
     _: AnswersJson,
     sent: JsonBody<ResetOffsets>,
 ) -> Result<Json<GroupOffsets>, Error> {
     let reset = sent.body.checked()?;
-    let offsets = access.broker.reset_offsets(access.tenant, &access.group, reset).await?;
+    let offsets = access
+        .broker
+        .reset_offsets(access.tenant, &access.group, reset, &access.grant.scopes)
+        .await?;
     Ok(Json(GroupOffsets::new(&access.group, offsets)))
 }

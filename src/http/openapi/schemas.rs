@@ -174,8 +174,9 @@ pub struct FetchAnswer {
 /// Records of one open transaction; they have no offsets yet.
 #[derive(ToSchema)]
 pub struct StagedTransaction {
-    /// The transaction's id.
-    pub transaction_id: String,
+    /// The transaction's id; null if the token does not cover the transaction.
+    #[schema(required = true)]
+    pub transaction_id: Option<String>,
     /// `ongoing` or `prepared`.
     pub state: String,
     /// Its records for this partition.

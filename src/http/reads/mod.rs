@@ -171,7 +171,10 @@ pub async fn read_partition(
     Query(query): Query<ReadQuery>,
 ) -> Result<Response, Error> {
     let read = query.checked(media)?;
-    let fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
+    let mut fetched = access.broker.read(access.tenant, &access.topic, partition, read).await?;
+    if let Some(staged) = &mut fetched.staged {
+        access.broker.hide_transactions(access.tenant, staged, access.scopes()).await?;
+    }
     let body = admission.answer(capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, partition, &fetched),
         Media::Ndjson => ndjson_body(&fetched),
@@ -218,7 +221,8 @@ fn write_staged(body: &mut Vec<u8>, staged: &[Staged]) {
     body.extend_from_slice(STAGED.as_bytes());
     for Staged { transaction_id, state, lines } in staged {
         let state = state.as_str();
-        let members = format!("{{\"transaction_id\":\"{transaction_id}\",\"state\":\"{state}\"");
+        let id = transaction_id.map_or("null".to_owned(), |id| format!("\"{id}\""));
+        let members = format!("{{\"transaction_id\":{id},\"state\":\"{state}\"");
         body.extend_from_slice(members.as_bytes());
         body.extend_from_slice(b",\"records\":[");
         let lines = lines.strip_suffix('\n').unwrap_or(lines).bytes();

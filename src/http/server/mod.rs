@@ -2,10 +2,16 @@
 //! shutdown.
 
 mod head;
+mod linger;
 
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, http::Version, response::Response};
+use axum::{
+    Router,
+    body::Body,
+    http::{Version, header::EXPECT},
+    response::Response,
+};
 use hyper::{Request, body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -20,7 +26,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use self::head::{Answer, Connection, Stream};
+use self::{
+    head::{Answer, Connection, Stream},
+    linger::LingeringBody,
+};
 use super::{Limits, Routers};
 use crate::telemetry;
 
@@ -101,8 +110,15 @@ async fn answer(
     request: Request<Incoming>,
     connection: Connection,
 ) -> Result<Response<Answer>, Infallible> {
-    connection.has_request(request.version() == Version::HTTP_2);
-    let response = router.oneshot(request.map(Body::new)).await?;
+    let is_multiplexed = request.version() == Version::HTTP_2;
+    connection.has_request(is_multiplexed);
+    // who waits for a 100 sends nothing after a refusal
+    let waits = request.headers().contains_key(EXPECT);
+    let request = match is_multiplexed || waits {
+        true => request.map(Body::new),
+        false => request.map(|body| Body::new(LingeringBody::new(body))),
+    };
+    let response = router.oneshot(request).await?;
     Ok(response.map(|body| Answer { body, connection }))
 }
 

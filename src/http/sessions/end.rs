@@ -47,6 +47,6 @@ pub async fn end_session(
     ProducerPath(id): ProducerPath,
     Query(query): Query<EndSessionQuery>,
 ) -> Result<StatusCode, Error> {
-    access.broker.end_session(access.tenant, id, query.epoch()?).await?;
+    access.broker.end_session(access.tenant, id, query.epoch()?, access.scopes()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

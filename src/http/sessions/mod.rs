@@ -2,6 +2,8 @@
 
 pub mod end;
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -22,7 +24,7 @@ use crate::http::openapi::examples::sessions as examples;
 use crate::{
     broker::{Answer, Error},
     model::{
-        MAX_INTEGER, Name, ProducerId, ValidationErrors,
+        MAX_INTEGER, Name, ProducerId, Scopes, ValidationErrors,
         session::{self, Open, Opened},
         uuid_v7,
     },
@@ -71,7 +73,7 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    fn checked(self) -> Result<Open, ValidationErrors> {
+    fn checked(self, scopes: &Arc<Scopes>) -> Result<Open, ValidationErrors> {
         let mut errors = ValidationErrors::default();
         let transactional_id = errors.name("/transactional_id", self.transactional_id.as_deref());
         let producer_id = errors.count("/producer_id", self.producer_id);
@@ -101,6 +103,7 @@ impl OpenSession {
                 None | Some(Sequences::Continue) => session::Sequences::Continue,
                 Some(Sequences::Reset) => session::Sequences::Reset,
             },
+            scopes: scopes.clone(),
         })
     }
 }
@@ -236,7 +239,8 @@ impl From<Opened> for Session {
 /// Fences every older session of the producer and returns the next sequence of every scope, so that
 /// a restarted producer knows what arrived before it stopped. Without `transactional_id` the
 /// producer is new and its sequences start at 0. With `producer_id` and `epoch` it is opened only
-/// if that is its current epoch.
+/// if that is its current epoch. `produce` must cover the `transactional_id`; a session without one
+/// belongs to the `sub` of the token that opened it.
 #[utoipa::path(post, path = "/v1/sessions", operation_id = "open_session", tag = "sessions",
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
     request_body(content = OpenSession, description = "The producer, and how to open it", examples(
@@ -258,7 +262,7 @@ pub async fn open_session(
     sent: KeyedBody<OpenSession>,
 ) -> Result<Response, Error> {
     let key = sent.request_key("/v1/sessions")?;
-    let open = sent.body.checked()?;
+    let open = sent.body.checked(access.scopes())?;
     let Answer { value: opened, is_replay } =
         access.broker.open_session(access.tenant, open, key).await?;
     let (was_known, id) = (opened.duplicate, opened.session.producer_id.0);
@@ -288,7 +292,7 @@ pub async fn get_session(
     _: AnswersJson,
     _: Query<NoParameters>,
 ) -> Result<Json<Session>, Error> {
-    Ok(Json(access.broker.session(access.tenant, id).await?.into()))
+    Ok(Json(access.broker.session(access.tenant, id, access.scopes()).await?.into()))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -319,8 +323,8 @@ impl SessionsQuery {
 
 /// List sessions
 ///
-/// Returns all sessions of the tenant by producer id, page by page, or the one with a transactional
-/// id.
+/// Returns sessions by producer id, page by page, or the one with a transactional id; only those
+/// that the token covers.
 #[utoipa::path(get, path = "/v1/sessions", operation_id = "list_sessions", tag = "sessions",
     params(SessionsQuery),
     responses((status = 200, description = "A page of sessions", body = SessionList,
@@ -337,7 +341,10 @@ pub async fn list_sessions(
     let name = query.name()?;
     let page = list::page(query.limit, query.after)?;
     let limit = page.limit;
-    let listed = access.broker.sessions(access.tenant, name.as_ref(), page).await?;
+    let look = |page| access.broker.sessions(access.tenant, name.as_ref(), page);
+    let after = |session: &session::Session| session.producer_id.0.to_string();
+    let covers = |session: &session::Session| access.scopes().covers_session(&session.owner());
+    let listed = list::covered(&page, look, after, covers).await?;
     let base = match &name {
         Some(name) => format!("/v1/sessions?transactional_id={}&", escape(name.as_str())),
         None => "/v1/sessions?".to_owned(),
@@ -365,7 +372,7 @@ pub async fn list_session_sequences(
 ) -> Result<Response, Error> {
     let page = query.page()?;
     let limit = page.limit;
-    let listed = access.broker.session_sequences(access.tenant, id, page).await?;
+    let listed = access.broker.session_sequences(access.tenant, id, page, access.scopes()).await?;
     let base = format!("/v1/sessions/{}/sequences?", id.0);
     Ok(list::answer(listed, &base, limit, |sequences, next_after| SequenceList {
         sequences,

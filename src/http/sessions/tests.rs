@@ -2,7 +2,7 @@ use super::*;
 use crate::http::extract::json;
 
 fn open(text: &str) -> Result<Open, ValidationErrors> {
-    json::parse::<OpenSession>(text)?.checked()
+    json::parse::<OpenSession>(text)?.checked(&Arc::default())
 }
 
 #[test]

@@ -234,8 +234,9 @@ pub async fn list_topics(
 ) -> Result<Response, Error> {
     let page = query.page()?;
     let look = |page| access.broker.topics(access.tenant, page);
-    let name = |topic: &TopicSummary| topic.topic.clone();
-    let listed = covered(&page, look, name, |name| access.covers(name)).await?;
+    let after = |topic: &TopicSummary| topic.topic.to_string();
+    let covers = |topic: &TopicSummary| access.covers(&topic.topic);
+    let listed = covered(&page, look, after, covers).await?;
     Ok(list::answer(listed, "/v1/topics?", page.limit, |topics, next_after| TopicList {
         topics,
         next_after,

@@ -11,14 +11,14 @@ use crate::{
     broker::{Error, Taken},
     http::{
         extract::{
-            auth::{Grant, Word},
+            auth::Grant,
             body::count,
             json::{AtMost, Object, elements, given},
         },
         openapi::schemas::Record,
     },
     model::{
-        Batch, Code, ValidationErrors,
+        Batch, Code, ValidationErrors, Word,
         append::Scope,
         group::{MAX_MEMBER_ID_BYTES, MAX_OFFSETS, Member},
         transaction::{AppendItem, CommitRight, OffsetItem, Work},
@@ -117,6 +117,10 @@ impl ParsedWork {
         }
         for offset in &self.work.offsets {
             grant.demand(Word::Group, offset.group())?;
+            // the broker knows the topics of a cursor
+            if let OffsetItem::At { topic, .. } = offset {
+                grant.demand(Word::Consume, topic)?;
+            }
         }
         Ok(self.work)
     }

@@ -28,6 +28,7 @@ use super::extract::{
     access::{
         Access, EndAccess, EndQuery, Produce, SeeTransactions, TenantAccess, TransactionPath,
     },
+    auth::Grant,
     body::{BeginBody, TransactionBody},
     list,
     media::AnswersJson,
@@ -38,7 +39,7 @@ use crate::{
     broker::{Broker, Error, Taken},
     model::{
         ProducerId, TenantId, ValidationErrors,
-        transaction::{Filter, State},
+        transaction::{Actor, Filter, State},
         uuid_v7,
     },
 };
@@ -51,7 +52,8 @@ use crate::{
 /// `producer_id` and `epoch` it is bound to a session: one at a time, aborted when the session is
 /// opened again. A repeat with the same `transaction_id` or key returns the current state of the
 /// transaction, even if its topics were deleted or its session was opened again in the meantime.
-/// Every topic of `appends` needs `produce`, every group of `offsets` needs `group`.
+/// Every topic of `appends` and the session need `produce`, every group of `offsets` needs `group`
+/// and every topic there `consume`.
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes a one-request \
@@ -103,17 +105,21 @@ async fn call(
     tenant: TenantId,
     id: Uuid,
     (caller, call): Called,
+    grant: &Grant,
     held: Taken,
 ) -> Result<Json<Transaction>, Error> {
+    let actor = Actor { caller, scopes: grant.scopes.clone() };
     let held = Some(Arc::new(held));
-    Ok(Json(broker.call_transaction(tenant, id, caller, call, held).await?.into()))
+    Ok(Json(broker.call_transaction(tenant, id, actor, call, held).await?.into()))
 }
 
 /// Append in a transaction
 ///
 /// Appends records to any topics and partitions. They get their offsets when the transaction
 /// commits; until then they block nobody. With a `sequence`, counted from 0 in this transaction, a
-/// repeated call is stored once; without it, every time it arrives. Every topic needs `produce`.
+/// repeated call is stored once; without it, every time it arrives. The token must cover, here and
+/// in all later calls, whatever the transaction holds: its topics and its session by `produce`, its
+/// groups by `group`.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/records",
     operation_id = "append_to_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
@@ -131,14 +137,14 @@ pub async fn append_to_transaction(
     let NoParameters {} = sent.query()?;
     let body: AppendToTransaction = sent.object()?;
     let called = body.checked(sent.traceparent.as_deref(), &access.grant, &mut held)?;
-    call(&access.broker, access.tenant, id, called, held).await
+    call(&access.broker, access.tenant, id, called, &access.grant, held).await
 }
 
 /// Add offsets of groups to a transaction
 ///
 /// Commits these offsets with the transaction: by a member of the group or, in a group without
 /// members, only if the committed offset is the expected one. Both are checked at prepare or
-/// commit. Every group needs `group`.
+/// commit. Every group needs `group`, every topic `consume`.
 #[utoipa::path(post, path = "/v1/transactions/{transaction_id}/offsets",
     operation_id = "add_offsets_to_transaction", tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
@@ -159,7 +165,7 @@ pub async fn add_offsets_to_transaction(
     let NoParameters {} = sent.query()?;
     let body: AddOffsetsToTransaction = sent.object()?;
     let called = body.checked(&access.grant, &mut held)?;
-    call(&access.broker, access.tenant, id, called, held).await
+    call(&access.broker, access.tenant, id, called, &access.grant, held).await
 }
 
 /// Prepare a transaction
@@ -183,7 +189,7 @@ pub async fn prepare_transaction(
 ) -> Result<Json<Transaction>, Error> {
     let NoParameters {} = sent.query()?;
     let called = sent.object::<CallTransaction>()?.prepare()?;
-    call(&access.broker, access.tenant, id, called, held).await
+    call(&access.broker, access.tenant, id, called, &access.grant, held).await
 }
 
 /// Commit a transaction
@@ -213,7 +219,7 @@ pub async fn commit_transaction(
     let body: CommitTransaction = sent.object()?;
     let traceparent = sent.traceparent.as_deref();
     let called = body.checked(traceparent, &access.grant, by_operator, &mut held)?;
-    call(&access.broker, access.tenant, id, called, held).await
+    call(&access.broker, access.tenant, id, called, &access.grant, held).await
 }
 
 /// Abort a transaction
@@ -236,13 +242,14 @@ pub async fn abort_transaction(
 ) -> Result<Json<Transaction>, Error> {
     let by_operator = access.by_operator()?;
     let called = sent.object::<CallTransaction>()?.abort(by_operator)?;
-    call(&access.broker, access.tenant, id, called, held).await
+    call(&access.broker, access.tenant, id, called, &access.grant, held).await
 }
 
 /// Describe a transaction
 ///
 /// Returns the current state or the outcome. Outcomes are remembered for `transaction_retention_ms`
-/// after the end; then the answer is always 410 `transaction_expired`.
+/// after the end; then the answer is always 410 `transaction_expired`. The token must cover all
+/// that the transaction holds, or have `operator`.
 #[utoipa::path(get, path = "/v1/transactions/{transaction_id}", operation_id = "get_transaction",
     tag = "transactions",
     params(("transaction_id" = Uuid, Path, description = "The transaction's id")),
@@ -255,7 +262,7 @@ pub async fn get_transaction(
     _: AnswersJson,
     _: Query<NoParameters>,
 ) -> Result<Json<Transaction>, Error> {
-    Ok(Json(access.broker.transaction(access.tenant, id).await?.into()))
+    Ok(Json(access.broker.transaction(access.tenant, id, access.scopes()).await?.into()))
 }
 
 #[derive(Deserialize, IntoParams)]

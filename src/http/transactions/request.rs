@@ -145,6 +145,7 @@ impl BeginTransaction<'_> {
             timeout_ms,
             work: work.permitted(grant)?,
             commit,
+            scopes: grant.scopes.clone(),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::{Name, Offset, Partition, Timestamp};
+use super::{Name, Offset, Partition, Timestamp, scopes::Coverage};
 
 /// Maximum number of offsets of one commit.
 pub const MAX_OFFSETS: usize = 10_000;
@@ -104,11 +104,19 @@ impl Eq for TopicPattern {}
 pub struct Subscription {
     pub topics: BTreeSet<Name>,
     pub pattern: Option<TopicPattern>,
+    /// The topics that the member's token covered at its join.
+    pub readable: Coverage,
 }
 
 impl Subscription {
-    pub fn covers(&self, topic: &Name) -> bool {
+    /// Whether the member wants the topic, whatever its token covers.
+    pub fn wants(&self, topic: &Name) -> bool {
         self.topics.contains(topic) || self.pattern.as_ref().is_some_and(|p| p.matches(topic))
+    }
+
+    /// Whether partitions of the topic can be assigned to the member.
+    pub fn covers(&self, topic: &Name) -> bool {
+        self.wants(topic) && self.readable.covers(topic)
     }
 }
 

@@ -312,15 +312,18 @@ impl GroupState {
     /// one.
     fn rebalance(&mut self, topics: &Topics, known: Option<&BTreeSet<Name>>, now: Timestamp) {
         let names: BTreeSet<&Name> = topics.partitions.iter().map(|(_, name, _)| name).collect();
-        let subscriber = |(member_id, member): (&String, &Member)| {
-            let covered = names.iter().filter(|name| member.subscription.covers(name));
-            let topics = covered.map(|name| (*name).clone()).collect();
-            Subscriber { member_id: member_id.clone(), topics }
+        // also those that no member may read, which then stay unassigned
+        let mut wanted: BTreeSet<&Name> = BTreeSet::new();
+        let subscriber = |(member_id, Member { subscription, .. }): (&String, &Member)| {
+            let own: Vec<&Name> =
+                names.iter().copied().filter(|name| subscription.wants(name)).collect();
+            wanted.extend(&own);
+            let readable = own.into_iter().filter(|name| subscription.readable.covers(name));
+            Subscriber { member_id: member_id.clone(), topics: readable.cloned().collect() }
         };
         let subscribers: Vec<Subscriber> = self.members.iter().map(subscriber).collect();
-        let covered: BTreeSet<&Name> = subscribers.iter().flat_map(|s| &s.topics).collect();
         for (log_id, topic, partition) in &topics.partitions {
-            if covered.contains(topic) {
+            if wanted.contains(topic) {
                 let place = self
                     .places
                     .entry(*log_id)

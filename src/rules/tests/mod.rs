@@ -1,6 +1,7 @@
 //! Tests of the rules: by text tables, by properties over random histories, and against oracles
 //! that remember everything.
 
+mod access;
 pub mod append;
 mod compaction;
 mod expiry;

@@ -1,10 +1,12 @@
 //! Opening sessions: one table row per open.
 
+use std::sync::Arc;
+
 use uuid::Uuid;
 
 use crate::{
     model::{
-        ProducerId, Timestamp,
+        ProducerId, Scopes, Timestamp,
         session::{OPEN_ID_WINDOW_MS, Open, Sequences, Sequencing},
     },
     rules::{
@@ -31,6 +33,7 @@ fn an_open(words: &str) -> Open {
         transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
+        scopes: Arc::new(Scopes::all()),
     };
     for word in words.split_whitespace() {
         if word == "reset" {
@@ -66,6 +69,7 @@ pub fn a_row(words: &str) -> Option<SessionRow> {
     Some(SessionRow {
         producer_id: ProducerId(producer_id),
         transactional_id,
+        opened_by: None,
         facts,
         transaction_timeout_ms: 60_000,
         open_horizon,
@@ -158,7 +162,7 @@ fn ends_of_an_epoch_or_of_whichever_is_open() {
         P7 pay e3 closed      | e4                 -> not issued, e3";
     check(table, |row, epoch| {
         let epoch = epoch.strip_prefix('e').map(|epoch| epoch.parse().unwrap());
-        match end(&a_row(row).unwrap(), epoch) {
+        match end(&a_row(row).unwrap(), epoch, &Scopes::all()) {
             Ok(End::Now) => "now".into(),
             Ok(End::Before) => "before".into(),
             Ok(End::Stale) => "stale".into(),

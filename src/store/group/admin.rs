@@ -203,6 +203,7 @@ fn reset_context(row: &PgRow, reset: AutoOffsetReset) -> Result<ResetContext, sq
     })
 }
 
+/// Without the last column, which is of no interest here.
 type MemberRow = (String, Option<String>, Vec<String>, Option<String>, i64, Timestamp, Timestamp);
 
 fn member(row: MemberRow, owned: &mut BTreeMap<&str, Partitions>) -> MemberDescription {

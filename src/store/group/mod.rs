@@ -15,8 +15,9 @@ use sqlx::{
 use super::{Connection, Error, Result, catalog::logs, execute, statements};
 use crate::{
     model::{
-        GroupId, LogId, Name, Partition, TenantId, Timestamp,
+        GroupId, LogId, Name, Partition, Pattern, TenantId, Timestamp,
         group::{AutoOffsetReset, Subscription, TopicPattern},
+        scopes::Coverage,
     },
     rules::group::{GroupPartition, GroupState, Member, Owner, Revoked, Topics},
 };
@@ -24,8 +25,8 @@ use crate::{
 macro_rules! members {
     ($ordering:literal) => {
         concat!(
-            r"select member_id, instance_id, topics, topic_pattern, session_timeout_ms,
-            joined_at, lease_expires_at
+            r"select member_id, instance_id, topics, topic_pattern, session_timeout_ms, joined_at,
+            lease_expires_at, readable
         from oncelog.group_members where tenant_id = $1 and group_name = $2 ",
             $ordering
         )
@@ -76,8 +77,8 @@ statements! {
     DROP_MEMBERS = r"delete from oncelog.group_members
         where tenant_id = $1 and group_name = $2 and member_id = any($3)";
     WRITE_MEMBERS = r"insert into oncelog.group_members as m (tenant_id, group_name, member_id,
-            instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+            instance_id, topics, topic_pattern, session_timeout_ms, joined_at, lease_expires_at, readable)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
         on conflict (tenant_id, group_name, member_id) do update
         set lease_expires_at = excluded.lease_expires_at";
     WRITE_PLACES = r"insert into oncelog.group_offsets as o (tenant_id, group_name, log_id, member_id,
@@ -142,19 +143,32 @@ async fn read_members(
     group: &Name,
     patterns: &[TopicPattern],
 ) -> Result<BTreeMap<String, Member>> {
-    type Row = (String, Option<String>, Vec<Name>, Option<String>, i64, Timestamp, Timestamp);
+    type Row = (
+        String,
+        Option<String>,
+        Vec<Name>,
+        Option<String>,
+        i64,
+        Timestamp,
+        Timestamp,
+        Option<Vec<String>>,
+    );
     let query = sqlx::query_as(MEMBERS).bind(tenant).bind(group);
     let rows: Vec<Row> = query.fetch_all(conn).await?;
     let compiled: HashMap<&str, &TopicPattern> = patterns.iter().map(|p| (p.as_str(), p)).collect();
     let member = |row: Row| {
-        let (id, instance_id, topics, pattern, session_timeout_ms, joined_at, lease_expires_at) =
+        let (id, instance_id, topics, pattern, timeout_ms, joined_at, lease_expires_at, readable) =
             row;
         let pattern = pattern.map(|text| match compiled.get(text.as_str()) {
             Some(pattern) => Ok((*pattern).clone()),
             None => TopicPattern::parse(&text).map_err(Error::Unexpected),
         });
         let topics = topics.into_iter().collect();
-        let subscription = Subscription { topics, pattern: pattern.transpose()? };
+        let readable = readable.map_or(Coverage::All, |patterns| {
+            Coverage::Matching(patterns.iter().map(|text| Pattern::new(text)).collect())
+        });
+        let subscription = Subscription { topics, pattern: pattern.transpose()?, readable };
+        let session_timeout_ms = timeout_ms;
         let member =
             Member { instance_id, subscription, session_timeout_ms, joined_at, lease_expires_at };
         Ok((id, member))
@@ -281,7 +295,11 @@ async fn write_member(
     group: &Name,
     (member_id, member): (&str, &Member),
 ) -> Result<()> {
-    let Subscription { topics, pattern } = &member.subscription;
+    let Subscription { topics, pattern, readable } = &member.subscription;
+    let readable: Option<Vec<&str>> = match readable {
+        Coverage::All => None,
+        Coverage::Matching(patterns) => Some(patterns.iter().map(Pattern::as_str).collect()),
+    };
     let query = sqlx::query(WRITE_MEMBERS)
         .bind(tenant)
         .bind(group)
@@ -291,7 +309,8 @@ async fn write_member(
         .bind(pattern)
         .bind(member.session_timeout_ms)
         .bind(member.joined_at)
-        .bind(member.lease_expires_at);
+        .bind(member.lease_expires_at)
+        .bind(readable);
     execute(conn, query).await
 }
 

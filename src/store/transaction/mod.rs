@@ -5,13 +5,16 @@ pub mod one_request;
 pub mod record_ids;
 pub mod staging;
 
+use std::collections::HashMap;
+
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 use uuid::Uuid;
 
 use super::{Connection, Error, Result, durable, statements};
 use crate::{
     model::{
-        Digest, Epoch, ProducerId, TenantId, Timestamp,
+        Digest, Epoch, Name, ProducerId, TenantId, Timestamp,
+        scopes::{Reach, SessionOwner, Subject},
         transaction::{Filter, PlacedAppend, RepeatedBy, State},
     },
     rules::transaction::TransactionRow,
@@ -52,6 +55,33 @@ macro_rules! page {
 
 statements! {
     READ = transaction_rows!("transaction_id = $2");
+    /// What a token must cover to handle transactions. What an aborted one has staged is gone, as
+    /// are the offsets of a committed one.
+    REACH = r"select t.transaction_id, s.producer_id is not null, s.transactional_id, s.opened_by,
+            case when t.ended_at is null then array(
+                    select distinct p.name
+                    from oncelog.staged_batches b
+                    cross join lateral (
+                        select topic_id from oncelog.logs where tenant_id = $1 and log_id = b.log_id
+                        offset 0) l
+                    cross join lateral (
+                        select name from oncelog.topics where tenant_id = $1 and topic_id = l.topic_id
+                        offset 0) p
+                    where b.tenant_id = $1 and b.transaction_id = t.transaction_id)
+                else array(select distinct a ->> 'topic' from jsonb_array_elements(t.appends) a)
+            end,
+            case when t.ended_at is null then array(
+                    select distinct o.group_name from oncelog.staged_offsets o
+                    where o.tenant_id = $1 and o.transaction_id = t.transaction_id)
+                else '{}' end
+        -- Each is looked up by its key, whatever the tables were like when this was planned.
+        from unnest($2::uuid[]) as w (transaction_id)
+        cross join lateral (
+            select transaction_id, producer_id, ended_at, appends from oncelog.transactions
+            where tenant_id = $1 and transaction_id = w.transaction_id offset 0) t
+        left join lateral (
+            select producer_id, transactional_id, opened_by from oncelog.sessions
+            where tenant_id = $1 and producer_id = t.producer_id offset 0) s on true";
     LOCK = transaction_rows!("transaction_id = any($2) order by transaction_id for no key update");
     /// A row with a key has ended, and changes no more.
     READ_BY_KEY = transaction_rows!(
@@ -155,6 +185,21 @@ pub async fn read_repeated(
 ) -> Result<Option<TransactionRow>> {
     let (sql, name) = by.key().map_or((READ, id), |key| (READ_BY_KEY, key.key));
     Ok(sqlx::query_as(sql).bind(tenant).bind(name).fetch_optional(conn).await?)
+}
+
+/// What a token must cover to handle these transactions; omits missing ones.
+pub async fn reach(
+    conn: &mut Connection,
+    tenant: TenantId,
+    ids: &[Uuid],
+) -> Result<HashMap<Uuid, Reach>> {
+    type Found = (Uuid, bool, Option<Name>, Option<Subject>, Vec<Name>, Vec<Name>);
+    let rows: Vec<Found> = sqlx::query_as(REACH).bind(tenant).bind(ids).fetch_all(conn).await?;
+    let reach = |(id, has_session, transactional_id, opened_by, topics, groups): Found| {
+        let session = has_session.then_some(SessionOwner { transactional_id, opened_by });
+        (id, Reach { session, topics, groups })
+    };
+    Ok(rows.into_iter().map(reach).collect())
 }
 
 /// Locks rows in the order of their ids; omits missing ones.

@@ -35,8 +35,8 @@ statements! {
     STAGE = concat!(
         r"with want as materialized (
             select * from unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[],
-                    $6::bigint[], $7::bigint[], $19::bigint[])
-                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids)),
+                    $6::bigint[], $7::bigint[], $19::bigint[], $21::boolean[])
+                as w (transaction_id, producer_id, epoch, sequence, appends, batches, ids, all_groups)),
         moved as materialized (
             select c.transaction_id
             from unnest($8::uuid[], $9::bigint[], $10::integer[])
@@ -51,6 +51,8 @@ statements! {
                 and t.producer_id is not distinct from w.producer_id
                 and t.epoch is not distinct from w.epoch
                 and (w.sequence is null or t.next_sequence = w.sequence)
+                -- It may have offsets of groups that the token does not cover.
+                and (w.all_groups or t.id_count = 0)
                 and t.batch_count + w.batches <= $11
                 and not exists (select from moved m where m.transaction_id = t.transaction_id)
             order by t.transaction_id for no key update of t skip locked),
@@ -148,6 +150,8 @@ pub struct StagingCall<'a> {
     pub id: Uuid,
     pub session: Option<(ProducerId, Epoch)>,
     pub sequence: Option<Sequence>,
+    /// Whether the caller may add to a transaction with offsets of any group.
+    pub all_groups: bool,
     pub digest: Digest,
     pub append_count: i64,
     /// The number of records with ids.
@@ -191,7 +195,8 @@ pub async fn stage(
         .bind(parts().map(|part| Some(numbered(part)?.1)).bind_iter())
         .bind(parts().map(|(.., part)| part.records).bind_iter())
         .bind(calls.iter().map(|c| c.id_count).bind_iter())
-        .bind(parts().map(|(.., part)| part.ids).bind_iter());
+        .bind(parts().map(|(.., part)| part.ids).bind_iter())
+        .bind(calls.iter().map(|c| c.all_groups).bind_iter());
     let staged = query.fetch_all(conn).await;
     staged.map_err(|error| Error::from(error).of_a_write())
 }

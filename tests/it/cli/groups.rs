@@ -92,7 +92,7 @@ async fn wrong_usage_is_told_before_a_server_is_asked() {
 #[tokio::test]
 async fn a_token_for_some_groups_lists_those() {
     let server = Server::signed().await;
-    let all = token("acme", "admin group");
+    let all = token("acme", "admin group consume");
     server.put("/v1/topics/orders").token(&all).await.created();
     for group in ["a", "b"] {
         server.commit(group, offsets(&[("orders", 0, 0)])).token(&all).await.ok();

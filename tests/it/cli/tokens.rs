@@ -54,6 +54,17 @@ async fn a_minted_token_opens_a_server_with_that_key() {
     assert!(!unwritable.failed(1).contains("ses"));
 }
 
+/// A session without a name belongs to whom its token was minted for.
+#[tokio::test]
+async fn a_token_can_be_minted_for_somebody() {
+    let of_anna = minted("produce:orders", &["--sub", "anna"]).await.stdout;
+    let inspected = run(with_secret(&["token", "inspect", of_anna.trim()])).await;
+    assert!(inspected.stdout.contains("sub = \"anna\""), "{}", inspected.stdout);
+    let of_nobody = minted("produce:orders", &[]).await.stdout;
+    let inspected = run(with_secret(&["token", "inspect", of_nobody.trim()])).await;
+    assert!(!inspected.stdout.contains("sub ="), "{}", inspected.stdout);
+}
+
 #[tokio::test]
 async fn inspect_tells_claims_expiry_and_verdict() {
     let good = minted("produce", &["--expires-in", "90m"]).await.stdout;

@@ -11,7 +11,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::http::{Answer, Call, Server, Setup};
+use crate::support::http::{Answer, Call, Server, Setup, token};
 
 const WHOLE: &str = "/v1/topics/orders/records";
 const ONE: &str = "/v1/topics/orders/partitions/0/records";
@@ -428,7 +428,8 @@ async fn sizes_are_bounded_however_they_are_told() {
         let problem = server.post(path).json(body(1_001)).await.refused(Code::PayloadTooLarge);
         assert_eq!(problem["limit"], 1_000);
     }
-    let head = format!("POST {ONE} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
+    let head =
+        format!("POST {ONE} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
     // announced: refused before a byte of it comes
     let announced = server.raw(format!("{head}content-length: 999999999\r\n\r\n")).await;
     announced.refused(Code::PayloadTooLarge);
@@ -460,7 +461,8 @@ async fn a_slow_body_is_given_up_and_a_broken_one_stores_nothing() {
     let limits = Limits { body_timeout_ms: 100, ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() }).await;
     server.topic("orders", 1).await;
-    let head = format!("POST {ONE} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
+    let head =
+        format!("POST {ONE} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
     let body = r#"{"records":[{"value":1}]}"#;
     let length = format!("{head}content-length: {}\r\n\r\n", body.len());
     for slow in [
@@ -515,4 +517,26 @@ async fn media_types_of_appends() {
     accept("application/x-ndjson, */*;q=0.1").await.ok();
     let html = server.get(ONE).header("accept", "text/html").await;
     html.refused(Code::NotAcceptable);
+}
+
+/// A client that writes all before it reads learns why it was refused.
+#[tokio::test]
+async fn a_refusal_arrives_while_the_body_is_on_its_way() {
+    let server = Server::signed().await;
+    let body = "x".repeat(2 << 20);
+    for (token, code) in [
+        (String::new(), Code::Unauthenticated),
+        (token("acme", "consume"), Code::Forbidden),
+        (token("acme", "produce:other"), Code::Forbidden),
+    ] {
+        for _ in 0..10 {
+            let head = format!(
+                "POST {ONE} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                 authorization: Bearer {token}\r\nconnection: close\r\n\
+                 content-length: {}\r\n\r\n",
+                body.len()
+            );
+            server.raw(head + &body).await.refused(code);
+        }
+    }
 }

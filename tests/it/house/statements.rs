@@ -121,6 +121,7 @@ const HOT: &[&str] = &[
     "transaction_begin_new",
     "transaction_end_commit",
     "transaction_ongoing",
+    "transaction_reach",
     "append_append_transactions",
     "append_append_transactions_claiming",
 ];

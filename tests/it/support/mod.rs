@@ -25,7 +25,7 @@ use oncelog::{
     broker::{Broker, ServiceConfig},
     embedded::{Embedded, ServerState},
     model::{
-        Batch, Name, TenantId,
+        Batch, Name, Scopes, TenantId,
         append::{Append, ProducerSeq},
         session::{Open, Sequences, Sequencing},
     },
@@ -186,6 +186,11 @@ pub fn append(numbered: Option<ProducerSeq>, ndjson: &str) -> Append {
     }
 }
 
+/// What every token with all words permits.
+pub fn all_scopes() -> Arc<Scopes> {
+    Arc::new(Scopes::all())
+}
+
 /// An open with defaults.
 pub fn open(transactional_id: Option<&str>) -> Open {
     Open {
@@ -195,5 +200,6 @@ pub fn open(transactional_id: Option<&str>) -> Open {
         transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
+        scopes: all_scopes(),
     }
 }

@@ -18,14 +18,14 @@ use metrics::{Counter, Histogram};
 pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, TransactionPath};
 pub use transaction_end::{EndAccess, EndQuery};
 
-use super::auth::{Grant, Keys, Word};
+use super::auth::{Grant, Keys};
 use crate::{
     broker::{Broker, Budget, Error, Taken},
     http::{
         Limits,
         exposition::{Exposition, MetricsText},
     },
-    model::{Code, Name, TenantId, ValidationErrors},
+    model::{Code, Name, Scopes, TenantId, ValidationErrors, Word},
     telemetry,
 };
 
@@ -190,7 +190,7 @@ impl Grant {
     /// Permission for a name that is not in the path.
     pub fn demand(&self, word: Word, name: &Name) -> Result<(), Error> {
         let any_of = &[word];
-        if self.covers(any_of, name) { Ok(()) } else { Err(forbidden(any_of, Some(name))) }
+        if self.scopes.covers(any_of, name) { Ok(()) } else { Err(forbidden(any_of, Some(name))) }
     }
 }
 
@@ -203,9 +203,13 @@ pub struct Access<P> {
 }
 
 impl<P: Permission> Access<P> {
+    pub fn scopes(&self) -> &Arc<Scopes> {
+        &self.grant.scopes
+    }
+
     /// Whether the permission covers this topic or group.
     pub fn covers(&self, name: &Name) -> bool {
-        self.grant.covers(P::ANY_OF, name)
+        self.grant.scopes.covers(P::ANY_OF, name)
     }
 }
 
@@ -231,7 +235,7 @@ impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let grant = admit(&state.admission, parts, P::ANY_OF).await?;
-        if !grant.has_whole(P::ANY_OF) {
+        if !grant.scopes.has_whole(P::ANY_OF) {
             return Err(forbidden(P::ANY_OF, None));
         }
         let tenant = state.enter(&grant).await?;
@@ -266,7 +270,7 @@ impl FromRequestParts<AppState> for OperatorAccess {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let any_of = &[Word::Operator];
         let grant = admit(&state.admission, parts, any_of).await?;
-        if !grant.has_whole(any_of) {
+        if !grant.scopes.has_whole(any_of) {
             return Err(forbidden(any_of, None));
         }
         state.accept()?;
@@ -280,7 +284,14 @@ pub struct TopicAccess<P> {
     pub broker: Arc<Broker>,
     pub tenant: TenantId,
     pub topic: Name,
+    grant: Arc<Grant>,
     permission: PhantomData<P>,
+}
+
+impl<P> TopicAccess<P> {
+    pub fn scopes(&self) -> &Scopes {
+        &self.grant.scopes
+    }
 }
 
 impl<P: Permission> FromRequestParts<AppState> for TopicAccess<P> {
@@ -289,7 +300,7 @@ impl<P: Permission> FromRequestParts<AppState> for TopicAccess<P> {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let (grant, topic) = admit_to(&state.admission, parts, P::ANY_OF, "topic").await?;
         let tenant = state.enter(&grant).await?;
-        Ok(Self { broker: state.broker.clone(), tenant, topic, permission: PhantomData })
+        Ok(Self { broker: state.broker.clone(), tenant, topic, grant, permission: PhantomData })
     }
 }
 
@@ -314,7 +325,7 @@ impl<P: Permission> FromRequestParts<AppState> for GroupAccess<P> {
 
 async fn admit(admission: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
     let grant = admission.keys.grant(&parts.headers).await?;
-    if grant.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
+    if grant.scopes.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 
 /// Parses the name of the topic or group in the path.
@@ -328,7 +339,7 @@ async fn admit_to(
     let text = paths::segment(parts, kind).await?;
     let name =
         Name::parse(&text).map_err(|why| ValidationErrors::at(format!("/path/{kind}"), why))?;
-    if !grant.covers(any_of, &name) {
+    if !grant.scopes.covers(any_of, &name) {
         return Err(forbidden(any_of, Some(&name)));
     }
     Ok((grant, name))

@@ -9,11 +9,8 @@ use utoipa::{IntoParams, ToSchema};
 use super::{AppState, Permission, Produce, SeeTransactions, admit, forbidden};
 use crate::{
     broker::{Broker, Error},
-    http::extract::{
-        auth::{Grant, Word},
-        query,
-    },
-    model::{TenantId, ValidationErrors},
+    http::extract::{auth::Grant, query},
+    model::{TenantId, ValidationErrors, Word},
 };
 
 const OPERATE: &[Word] = &[Word::Operator];
@@ -64,7 +61,7 @@ impl FromRequestParts<AppState> for EndAccess {
             Err(_) => SeeTransactions::ANY_OF,
         };
         let grant = admit(&state.admission, parts, any_of).await?;
-        if by_operator == Ok(true) && !grant.has_whole(OPERATE) {
+        if by_operator == Ok(true) && !grant.scopes.has_whole(OPERATE) {
             return Err(forbidden(OPERATE, None));
         }
         let tenant = state.enter(&grant).await?;

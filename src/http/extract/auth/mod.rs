@@ -17,11 +17,12 @@ use jsonwebtoken::{
 use moka::future::Cache;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{
     broker::Error,
-    model::{Code, Name, Pattern},
+    model::{Code, Name, Scopes, scopes::Subject},
 };
 
 /// Allowed clock skew of issuers.
@@ -53,7 +54,7 @@ impl Keys {
     /// Accepts all requests without looking at tokens.
     pub fn open() -> Result<Self, String> {
         let tenant = Name::parse("default")?;
-        let scopes = Word::ALL.iter().map(|word| (*word, None)).collect();
+        let scopes = Arc::new(Scopes::all());
         Ok(Self::of(Mode::Open(Arc::new(Grant { tenant, scopes, expires_at_s: u64::MAX }))))
     }
 
@@ -182,6 +183,15 @@ struct Claims {
     tenant: Option<String>,
     #[serde(default)]
     scope: String,
+    /// A number, as some issuers write it, names nobody.
+    sub: Option<Value>,
+}
+
+impl Claims {
+    fn subject(&self) -> Option<Subject> {
+        let sub = self.sub.as_ref()?.as_str().filter(|sub| !sub.is_empty())?;
+        Some(Sha256::digest(sub.as_bytes()).into())
+    }
 }
 
 fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
@@ -199,7 +209,7 @@ fn verify(keys: &[VerificationKey], token: &str) -> Result<Grant, Error> {
     let Some(Ok(tenant)) = claims.tenant.as_deref().map(Name::parse) else {
         return Err(unauthenticated("The token's tenant claim is missing or not a valid name."));
     };
-    let scopes = claims.scope.split_ascii_whitespace().filter_map(scope).collect();
+    let scopes = Arc::new(Scopes::parse(&claims.scope, claims.subject()));
     Ok(Grant { tenant, scopes, expires_at_s: claims.exp as u64 })
 }
 
@@ -230,67 +240,12 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The words of the `scope` claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    Produce,
-    Consume,
-    Group,
-    Admin,
-    Operator,
-}
-
-impl Word {
-    pub const ALL: &'static [Word] =
-        &[Word::Produce, Word::Consume, Word::Group, Word::Admin, Word::Operator];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Word::Produce => "produce",
-            Word::Consume => "consume",
-            Word::Group => "group",
-            Word::Admin => "admin",
-            Word::Operator => "operator",
-        }
-    }
-}
-
-/// `produce` or `produce:orders.*`; unknown words belong to other services and are ignored.
-fn scope(text: &str) -> Option<(Word, Option<Pattern>)> {
-    let (word, pattern) = match text.split_once(':') {
-        Some((_, "")) => return None,
-        Some((word, pattern)) => (word, Some(Pattern::new(pattern))),
-        None => (text, None),
-    };
-    let word = Word::ALL.iter().find(|known| known.as_str() == word)?;
-    Some((*word, pattern))
-}
-
 /// The permissions of a verified token.
 #[derive(Debug)]
 pub struct Grant {
     pub tenant: Name,
-    scopes: Vec<(Word, Option<Pattern>)>,
+    pub scopes: Arc<Scopes>,
     expires_at_s: u64,
-}
-
-impl Grant {
-    /// Whether it has one of these words, for any name.
-    pub fn has(&self, any_of: &[Word]) -> bool {
-        self.scopes.iter().any(|(word, _)| any_of.contains(word))
-    }
-
-    /// Whether it has one of these words for all names: a word with a pattern does not count.
-    pub fn has_whole(&self, any_of: &[Word]) -> bool {
-        self.scopes.iter().any(|(word, pattern)| any_of.contains(word) && pattern.is_none())
-    }
-
-    /// Whether it has one of these words for this name.
-    pub fn covers(&self, any_of: &[Word], name: &Name) -> bool {
-        self.scopes.iter().any(|(word, pattern)| {
-            any_of.contains(word) && pattern.as_ref().is_none_or(|pattern| pattern.covers(name))
-        })
-    }
 }
 
 #[cfg(test)]

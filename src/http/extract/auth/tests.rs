@@ -3,6 +3,7 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::Word;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 // Made for these tests alone; nothing else trusts them.
@@ -45,11 +46,29 @@ async fn a_good_token_grants_its_scopes_twice() {
         let grant = keys.grant(&headers).await.unwrap();
         let [eu, other] = ["orders.eu", "other"].map(|name| Name::parse(name).unwrap());
         assert_eq!(grant.tenant.as_str(), "t");
-        assert!(grant.covers(&[Word::Produce], &eu));
-        assert!(!grant.covers(&[Word::Produce], &other));
-        assert!(grant.covers(&[Word::Produce, Word::Consume], &other));
-        assert!(grant.has(&[Word::Produce]) && !grant.has(&[Word::Admin, Word::Operator]));
+        assert!(grant.scopes.covers(&[Word::Produce], &eu));
+        assert!(!grant.scopes.covers(&[Word::Produce], &other));
+        assert!(grant.scopes.covers(&[Word::Produce, Word::Consume], &other));
+        assert!(
+            grant.scopes.has(&[Word::Produce]) && !grant.scopes.has(&[Word::Admin, Word::Operator])
+        );
     }
+}
+
+/// A session without a name is that of the `sub` which opened it; what is no text names nobody.
+#[tokio::test]
+async fn the_subject_is_that_of_the_claim() {
+    let keys = shared();
+    let mut owners = Vec::new();
+    for sub in [json!("a"), json!("b"), json!("a"), json!(""), json!(7), Value::Null] {
+        let mut claims = claims();
+        claims["sub"] = sub;
+        let grant = keys.grant(&signed(&Header::default(), &claims, &secret())).await.unwrap();
+        owners.push(grant.scopes.owner_of_nameless().and_then(|owner| owner.opened_by));
+    }
+    assert!(owners[0].is_some() && owners[1].is_some() && owners[0] != owners[1]);
+    assert_eq!(owners[0], owners[2]);
+    assert_eq!(owners[3..], [None; 3]);
 }
 
 #[tokio::test]
@@ -60,7 +79,7 @@ async fn a_remembered_token_still_expires() {
     let headers = signed(&Header::default(), &claims, &secret());
     let grant = keys.grant(&headers).await.unwrap();
     let print: [u8; 32] = Sha256::digest(&headers[AUTHORIZATION].as_bytes()[7..]).into();
-    let old = Grant { tenant: grant.tenant.clone(), scopes: vec![], expires_at_s: 1 };
+    let old = Grant { tenant: grant.tenant.clone(), scopes: Arc::default(), expires_at_s: 1 };
     keys.verified.insert(print, Arc::new(old)).await;
     assert!(refusal(&keys, &headers).await.contains("expired"));
 }
@@ -169,5 +188,5 @@ fn useless_keys_are_refused_at_start() {
 async fn open_keys_look_at_no_token() {
     let grant = Keys::open().unwrap().grant(&headers("rubbish")).await.unwrap();
     assert_eq!(grant.tenant.as_str(), "default");
-    assert!(Word::ALL.iter().all(|word| grant.has(&[*word])));
+    assert!(Word::ALL.iter().all(|word| grant.scopes.has(&[*word])));
 }

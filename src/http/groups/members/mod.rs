@@ -11,18 +11,18 @@ use crate::{
     broker::{Answer, Error},
     http::extract::{
         access::{Group, GroupAccess, MemberPath},
-        auth::Word,
         body::{JsonBody, KeyedBody},
         json::{AtMost, names},
         media::AnswersJson,
         query::{NoParameters, Query},
     },
     model::{
-        MAX_INTEGER, Name, Partition, ValidationErrors,
+        MAX_INTEGER, Name, Partition, ValidationErrors, Word,
         group::{
             self, Join, Joined, MAX_INSTANCE_ID_BYTES, MAX_TOPICS, Partitions, Subscription,
             TopicPattern,
         },
+        scopes::Coverage,
     },
 };
 
@@ -64,7 +64,7 @@ pub struct JoinGroup {
 }
 
 impl JoinGroup {
-    fn checked(self) -> Result<Join, ValidationErrors> {
+    fn checked(self, readable: Coverage) -> Result<Join, ValidationErrors> {
         let mut errors = ValidationErrors::default();
         if self.topics.as_ref().is_none_or(AtMost::is_empty) && self.topic_pattern.is_none() {
             errors.add("/topics", "missing: give topics or topic_pattern");
@@ -82,7 +82,7 @@ impl JoinGroup {
         errors.range("/session_timeout_ms", self.session_timeout_ms, 1..=MAX_INTEGER);
         errors.finish()?;
         Ok(Join {
-            subscription: Subscription { topics: topics.unwrap_or_default(), pattern },
+            subscription: Subscription { topics: topics.unwrap_or_default(), pattern, readable },
             instance_id: self.instance_id,
             session_timeout_ms: self.session_timeout_ms,
             auto_offset_reset: self.auto_offset_reset,
@@ -184,6 +184,8 @@ pub fn assignment() -> Value {
 /// the same topics. The member owns free partitions at once; others move to it as soon as their
 /// owners release them, and then appear in the `assignment` of a later answer. The first join
 /// creates the group. The token needs `group` for the group, and `consume` for every named topic.
+/// Of the topics that match the pattern the member is only assigned those that its `consume` covers
+/// now.
 #[utoipa::path(post, path = "/v1/groups/{group}/members", operation_id = "join_group",
     tag = "groups",
     params(("group" = String, Path, description = "The group's name"),
@@ -204,7 +206,7 @@ pub async fn join_group(
     sent: KeyedBody<JoinGroup>,
 ) -> Result<(StatusCode, Json<JoinedGroup>), Error> {
     let key = sent.request_key(&format!("/v1/groups/{}/members", access.group))?;
-    let join = sent.body.checked()?;
+    let join = sent.body.checked(access.grant.scopes.coverage(Word::Consume))?;
     for topic in &join.subscription.topics {
         access.grant.demand(Word::Consume, topic)?;
     }

@@ -8,14 +8,14 @@ use crate::{
 };
 
 fn join(text: &str) -> Result<Join, ValidationErrors> {
-    json::parse::<JoinGroup>(text)?.checked()
+    json::parse::<JoinGroup>(text)?.checked(Coverage::All)
 }
 
 #[test]
 fn defaults_and_all_fields() {
     let names = |names: &[&str]| names.iter().map(|name| Name::parse(name).unwrap()).collect();
     let least = join(r#"{"topics": ["b", "a", "b"]}"#).unwrap();
-    let subscription = Subscription { topics: names(&["a", "b"]), pattern: None };
+    let subscription = Subscription { topics: names(&["a", "b"]), ..Subscription::default() };
     let want =
         Join { subscription, instance_id: None, session_timeout_ms: None, auto_offset_reset: None };
     assert_eq!(least, want);
@@ -25,7 +25,7 @@ fn defaults_and_all_fields() {
     );
     let pattern = Some(TopicPattern::parse("^b\\.").unwrap());
     let want = Join {
-        subscription: Subscription { topics: names(&["a"]), pattern },
+        subscription: Subscription { topics: names(&["a"]), pattern, readable: Coverage::All },
         instance_id: Some("pod-1".into()),
         session_timeout_ms: Some(1_000),
         auto_offset_reset: Some(group::AutoOffsetReset::Error),

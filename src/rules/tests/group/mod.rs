@@ -471,3 +471,36 @@ fn other_topics_make_no_generation() {
     before.topics_version = world.topics.version;
     assert_eq!(world.state, before);
 }
+
+/// A topic that no member may read is the group's, and nobody's.
+#[test]
+fn a_member_is_assigned_what_its_token_covers() {
+    check(
+        "
+        topic c 1
+        topic d 1
+        join a /./ reads c -> g1 c0
+        who                -> c0 a1, d0 -
+        topic cc 1
+        settle
+        who                -> c0 a1, cc0 -, d0 -
+        starts             -> c0 reset, cc0 earliest, d0 reset
+        join b /./ reads * -> g3 cc0 d0
+        who                -> c0 a1, cc0 b3, d0 b3
+        leave b            ->
+        who                -> c0 a1, cc0 -, d0 -",
+    );
+}
+
+#[test]
+fn an_instance_whose_token_covers_less_keeps_less() {
+    check(
+        "
+        topic c 1
+        topic d 1
+        join a /./ as pod         -> g1 c0 d0
+        join b /./ as pod reads c -> g3 c0
+        who                       -> c0 b1, d0 -
+        join a /./ as pod         -> g4 c0 d0",
+    );
+}

@@ -12,7 +12,7 @@
 //!
 //! Further: `leave a`, `late a` (its lease runs out), `pass 100` (time), `settle`, `lease a`,
 //! `starts`, `reset`. A join's words: topics, `/pattern/`, `as pod`, `latest`, `for 30` (session
-//! timeout).
+//! timeout), `reads c*` (what its token covers).
 
 use super::world::{World, a_join};
 use crate::{

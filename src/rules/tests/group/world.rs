@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     model::{
-        LogId, Name, Partition, Timestamp,
+        LogId, Name, Partition, Scopes, Timestamp, Word,
         group::{AutoOffsetReset, Join, Membership, Subscription, TopicPattern},
     },
     rules::{
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// `as pod c d /^e/ latest for 30`
+/// `as pod c d /^e/ latest for 30 reads c*`
 pub fn a_join(words: &[&str]) -> Join {
     let mut join = Join {
         subscription: Subscription::default(),
@@ -127,6 +127,10 @@ pub fn a_join(words: &[&str]) -> Join {
     let mut words = words.iter().copied();
     while let Some(word) = words.next() {
         match word {
+            "reads" => {
+                let scope = format!("consume:{}", words.next().unwrap());
+                join.subscription.readable = Scopes::parse(&scope, None).coverage(Word::Consume);
+            }
             "as" => join.instance_id = words.next().map(str::to_owned),
             "for" => join.session_timeout_ms = words.next().map(|ms| ms.parse().unwrap()),
             _ if AutoOffsetReset::parse(word).is_some() => {

@@ -1,13 +1,13 @@
 //! A stand-in for the database, with the broker's steps over it: a request is decided under its
 //! locks and then applied; a refused one changes nothing.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use uuid::Uuid;
 
 use crate::{
     model::{
-        Digest, Epoch, Name, Offset, Partition, ProducerId, Sequence, Timestamp,
+        Digest, Epoch, Name, Offset, Partition, ProducerId, Scopes, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::OwnSettings,
         transaction::{Answered, Caller, CommitRight, PlacedAppend, Reason, RepeatedBy, State},
@@ -171,6 +171,7 @@ impl Ledger {
             transaction_timeout_ms: Some(SESSION_TIMEOUT_MS),
             sequencing: Sequencing::Contiguous,
             sequences: Sequences::Continue,
+            scopes: Arc::new(Scopes::all()),
         };
         let row = self.session_of(name).cloned();
         let next = session::open(&open, row.as_ref())?;
@@ -179,6 +180,7 @@ impl Ledger {
         let row = SessionRow {
             producer_id,
             transactional_id: open.transactional_id,
+            opened_by: None,
             facts: SessionFacts { reset_epoch: next.reset_epoch, ..open_session(next.epoch) },
             transaction_timeout_ms: SESSION_TIMEOUT_MS,
             open_horizon: Timestamp(0),

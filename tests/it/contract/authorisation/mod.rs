@@ -1,6 +1,8 @@
 //! Authorisation: every operation of the OpenAPI document with every kind of token.
 
 mod keys;
+mod members;
+mod producers;
 mod tenants;
 
 use std::{collections::BTreeSet, sync::Mutex};
@@ -21,27 +23,29 @@ enum Needs {
     Tenant(&'static [&'static str]),
     /// One of these words, for the topic or group in the path, or the topic in the body.
     Named(&'static [&'static str]),
-    /// One of these words, for whatever name, and `group` for the group in the body.
+    /// One of these words, for all names of the session or the transaction in the path.
+    Covering(&'static [&'static str]),
+    /// As `Covering`, and `group` and `consume` for the group and the topic in the body.
     WithGroup(&'static [&'static str]),
     /// One of these words, for the group in the path, and `consume` for the topics it reads.
     Consuming(&'static [&'static str]),
 }
-use Needs::{Consuming, Named, Nothing, Tenant, WithGroup, Word};
+use Needs::{Consuming, Covering, Named, Nothing, Tenant, WithGroup, Word};
 
 impl Needs {
     fn words(self) -> &'static [&'static str] {
         match self {
             Nothing => &[],
             Word(words) | Tenant(words) | Named(words) => words,
-            WithGroup(words) | Consuming(words) => words,
+            Covering(words) | WithGroup(words) | Consuming(words) => words,
         }
     }
 
     /// The scope that is needed beside them.
     fn beside(self) -> &'static str {
         match self {
-            Nothing | Word(_) | Tenant(_) | Named(_) => "",
-            WithGroup(_) => "group:g",
+            Nothing | Word(_) | Tenant(_) | Named(_) | Covering(_) => "",
+            WithGroup(_) => "group:g consume:orders.*",
             Consuming(_) => "consume:orders.*",
         }
     }
@@ -59,6 +63,7 @@ const WORDS: [&str; 5] = ["produce", "consume", "group", "admin", "operator"];
 /// operation, method and path, body, what it needs, what it answers
 type Row = (&'static str, &'static str, Option<&'static str>, Needs, u16);
 
+const OPEN: Option<&str> = Some(r#"{"transactional_id":"{topic}"}"#);
 const RECORDS: Option<&str> = Some(r#"{"records":[{"value":1}]}"#);
 const COMMIT: Option<&str> = Some(r#"{"offsets":[{"topic":"{topic}","partition":0,"offset":0}]}"#);
 const JOIN: Option<&str> = Some(r#"{"topics":["{topic}"],"instance_id":"i"}"#);
@@ -67,15 +72,15 @@ const OFFSETS: Option<&str> = Some(
     r#"{"offsets":[{"group":"g","topic":"{topic}","partition":0,"offset":0,"expected_offset":null}]}"#,
 );
 const OPERATIONS: &[Row] = &[
-    ("open_session", "POST /v1/sessions", Some("{}"), Word(PRODUCE), 201),
+    ("open_session", "POST /v1/sessions", OPEN, Named(PRODUCE), 201),
     ("list_sessions", "GET /v1/sessions", None, Word(PRODUCE), 200),
-    ("get_session", "GET /v1/sessions/{producer_id}", None, Word(PRODUCE), 200),
-    ("end_session", "DELETE /v1/sessions/{producer_id}", None, Word(PRODUCE), 204),
+    ("get_session", "GET /v1/sessions/{producer_id}", None, Covering(PRODUCE), 200),
+    ("end_session", "DELETE /v1/sessions/{producer_id}", None, Covering(PRODUCE), 204),
     (
         "list_session_sequences",
         "GET /v1/sessions/{producer_id}/sequences",
         None,
-        Word(PRODUCE),
+        Covering(PRODUCE),
         200,
     ),
     ("get_settings", "GET /v1/settings", None, Word(ADMIN), 200),
@@ -121,10 +126,10 @@ const OPERATIONS: &[Row] = &[
         "reset_group_offsets",
         "POST /v1/groups/{group}/offsets/reset",
         Some(r#"{"to":"earliest"}"#),
-        Named(GROUP),
+        Consuming(GROUP),
         200,
     ),
-    ("commit_group_offsets", "POST /v1/groups/{group}/offsets", COMMIT, Named(GROUP), 200),
+    ("commit_group_offsets", "POST /v1/groups/{group}/offsets", COMMIT, Consuming(GROUP), 200),
     ("list_group_offsets", "GET /v1/groups/{group}/offsets", None, Named(GROUP), 200),
     ("join_group", "POST /v1/groups/{group}/members", JOIN, Consuming(GROUP), 201),
     (
@@ -151,7 +156,7 @@ const OPERATIONS: &[Row] = &[
     ("leave_group", "DELETE /v1/groups/{group}/members/{member_id}", None, Named(GROUP), 204),
     ("begin_transaction", "POST /v1/transactions", APPENDS, Named(PRODUCE), 201),
     ("list_transactions", "GET /v1/transactions", None, Tenant(SEE_TRANSACTIONS), 200),
-    ("get_transaction", "GET /v1/transactions/{id}", None, Word(SEE_TRANSACTIONS), 200),
+    ("get_transaction", "GET /v1/transactions/{id}", None, Covering(SEE_TRANSACTIONS), 200),
     ("append_to_transaction", "POST /v1/transactions/{id}/records", APPENDS, Named(PRODUCE), 200),
     (
         "add_offsets_to_transaction",
@@ -160,10 +165,16 @@ const OPERATIONS: &[Row] = &[
         WithGroup(PRODUCE),
         200,
     ),
-    ("prepare_transaction", "POST /v1/transactions/{id}/prepare", Some("{}"), Word(PRODUCE), 200),
-    ("commit_transaction", "POST /v1/transactions/{id}/commit", Some("{}"), Word(PRODUCE), 200),
+    (
+        "prepare_transaction",
+        "POST /v1/transactions/{id}/prepare",
+        Some("{}"),
+        Covering(PRODUCE),
+        200,
+    ),
+    ("commit_transaction", "POST /v1/transactions/{id}/commit", Some("{}"), Covering(PRODUCE), 200),
     ("commit_transaction", AS_OPERATOR[0], Some("{}"), Tenant(OPERATE), 200),
-    ("abort_transaction", "POST /v1/transactions/{id}/abort", Some("{}"), Word(PRODUCE), 200),
+    ("abort_transaction", "POST /v1/transactions/{id}/abort", Some("{}"), Covering(PRODUCE), 200),
     ("abort_transaction", AS_OPERATOR[1], Some("{}"), Tenant(OPERATE), 200),
     ("livez", "GET /livez", None, Nothing, 200),
     ("readyz", "GET /readyz", None, Nothing, 200),
@@ -183,8 +194,8 @@ fn all_words() -> String {
     WORDS.join(" ")
 }
 
-/// A server, and in tenant `acme` a topic, a group of the same name (with a member, for those that
-/// need one), a session, a transaction.
+/// A server, and in tenant `acme` a topic, a group and a session of the same name (with a member,
+/// for those that need one), and a transaction that appends to the topic.
 struct World {
     server: Server,
     producer_id: String,
@@ -233,7 +244,8 @@ impl World {
     async fn new() -> Self {
         let server = Server::signed().await;
         let all = token("acme", &all_words());
-        let open = server.post("/v1/sessions").json(r#"{"transactional_id":"p"}"#).token(&all);
+        let open =
+            server.post("/v1/sessions").json(OPEN.unwrap().replace("{topic}", TOPIC)).token(&all);
         let producer_id = open.await.created()["producer_id"].to_string();
         let world = Self {
             server,
@@ -256,7 +268,8 @@ impl World {
         self.server.delete(&member).token(&all).await.no_content();
         let commit = self.server.post(&format!("/v1/groups/{TOPIC}/offsets")).token(&all);
         commit.json(COMMIT.unwrap().replace("{topic}", TOPIC)).await.ok();
-        let begun = self.server.post("/v1/transactions").token(&all).await.created();
+        let begin = self.server.post("/v1/transactions").token(&all);
+        let begun = begin.json(APPENDS.unwrap().replace("{topic}", TOPIC)).await.created();
         *self.transaction_id.lock().unwrap() = begun["transaction_id"].as_str().unwrap().to_owned();
     }
 
@@ -398,21 +411,39 @@ async fn the_right_scope_opens_and_no_other() {
                 if *needs == Tenant(words) {
                     let problem = answer.refused(Code::Forbidden);
                     assert_eq!(problem["required_scope"], words.join(" | "), "{id}: {scope}");
+                } else if *word == "operator" {
+                    // an operator sees all transactions, or is a client
+                    let problem = answer.refused(Code::Forbidden);
+                    assert_eq!(problem["required_scope"], "produce", "{id}: {scope}");
                 } else {
                     assert_eq!(answer.status, *status, "{id} with {scope}: {}", answer.text());
                 }
             }
-            if ![Named(words), Consuming(words)].contains(needs) {
-                continue;
-            }
-            for pattern in ["orders", "orders.", "orders.eu2", "*us", "ORDERS.*", "."] {
-                let other = if words == GROUP { "consume" } else { "group" };
-                let scope = format!("{word}:{pattern} {other}:orders.eu operator");
-                let answer = world.call(row, Some(&token("acme", &scope))).await;
-                let problem = answer.refused(Code::Forbidden);
+            world.refuses_other_names(row, word).await;
+        }
+    }
+}
+
+impl World {
+    /// What is in the request is named in the refusal, and what is only behind an id is not.
+    async fn refuses_other_names(&self, row: &Row, word: &str) {
+        let (id, .., needs, _) = row;
+        let (words, beside) = (needs.words(), needs.beside());
+        let (wanted, other) = match needs {
+            Named(_) | Consuming(_) => {
                 let wanted: Vec<_> = words.iter().map(|word| format!("{word}:{TOPIC}")).collect();
-                assert_eq!(problem["required_scope"], wanted.join(" | "), "{id}: {scope}");
+                (wanted.join(" | "), if words == GROUP { "consume" } else { "group" })
             }
+            Covering(_) | WithGroup(_) => ("produce".to_owned(), "consume"),
+            Nothing | Word(_) | Tenant(_) => return,
+        };
+        let operator = if words.contains(&"operator") { "" } else { "operator" };
+        self.prepare_for(row).await;
+        for pattern in ["orders", "orders.", "orders.eu2", "*us", "ORDERS.*", "."] {
+            let scope = format!("{word}:{pattern} {other}:orders.eu {beside} {operator}");
+            let answer = self.call(row, Some(&token("acme", &scope))).await;
+            let problem = answer.refused(Code::Forbidden);
+            assert_eq!(problem["required_scope"], wanted, "{id}: {scope}");
         }
     }
 }
@@ -489,7 +520,7 @@ async fn what_belongs_to_another_tenant_is_as_if_it_were_not() {
     let transaction = world.server.get(&transaction).token(&all).await.ok();
     assert_eq!(
         (&transaction["state"], &transaction["append_count"]),
-        (&json!("ongoing"), &json!(0))
+        (&json!("ongoing"), &json!(1))
     );
 }
 
@@ -556,7 +587,8 @@ async fn mistakes_are_judged_in_the_documented_order() {
     let more = server.patch("/v1/topics/orders").token(&admin);
     more.json(json!({"partition_count": 2})).await.ok();
     call(&produce, json, &full(999, 9, 9), Code::UnknownProducer).await;
-    let open = server.post("/v1/sessions").json("{}").token(&produce).await.created();
+    let open = server.post("/v1/sessions").json(json!({"transactional_id": "orders"}));
+    let open = open.token(&produce).await.created();
     let producer = open["producer_id"].as_i64().unwrap();
     call(&produce, json, &full(producer, 9, 9), Code::UnknownProducerState).await;
     call(&produce, json, &full(producer, 0, 0), Code::BatchTooLarge).await;

@@ -15,7 +15,7 @@ use crate::support::{
 #[tokio::test]
 async fn lists_show_what_the_scopes_cover_page_by_page() {
     let server = Server::signed().await;
-    let all = token("acme", "admin group");
+    let all = token("acme", "admin group consume");
     server.put("/v1/topics/t").token(&all).await.created();
     for group in ["b.1", "a.1", "b.3", "B.1", "b.2", "c"] {
         let commit = server.commit(group, offsets(&[("t", 0, 0)])).token(&all);

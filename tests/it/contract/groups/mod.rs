@@ -47,7 +47,7 @@ impl Server {
     ) -> Joined {
         let topics = topics.iter().map(|topic| name(topic)).collect();
         let join = Join {
-            subscription: Subscription { topics, pattern: None },
+            subscription: Subscription { topics, ..Subscription::default() },
             instance_id: None,
             session_timeout_ms: None,
             auto_offset_reset: reset,

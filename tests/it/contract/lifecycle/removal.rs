@@ -387,8 +387,9 @@ async fn make(broker: &Broker, tenant: TenantId, n: usize) -> Vec<Error> {
         timeout_ms: None,
         work,
         commit: n.is_multiple_of(2),
+        scopes: support::all_scopes(),
     };
-    let subscription = Subscription { topics: [topic.clone()].into(), pattern: None };
+    let subscription = Subscription { topics: [topic.clone()].into(), ..Subscription::default() };
     let join =
         Join { subscription, instance_id: None, session_timeout_ms: None, auto_offset_reset: None };
     let failures = [

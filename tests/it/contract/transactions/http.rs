@@ -308,9 +308,10 @@ async fn the_token_must_reach_every_topic_and_every_group() {
         ),
         // a topic that is not there, or in other hands
         (json!({"appends": [topic("nothing")]}), "produce:orders.eu", "produce:nothing"),
-        (json!({"offsets": [offset("g.1")]}), "produce:x group:g.*", ""),
-        (json!({"offsets": [offset("g.1")]}), "produce", "group:g.1"),
-        (json!({"offsets": [offset("g.1"), offset("h")]}), "produce group:g.*", "group:h"),
+        (json!({"offsets": [offset("g.1")]}), "produce:orders.* group:g.* consume:orders.*", ""),
+        (json!({"offsets": [offset("g.1")]}), "produce consume", "group:g.1"),
+        (json!({"offsets": [offset("g.1")]}), "produce group consume:x", "consume:orders.eu"),
+        (json!({"offsets": [offset("g.1"), offset("h")]}), "produce consume group:g.*", "group:h"),
         (
             json!({"appends": [topic("orders.eu")], "offsets": [offset("g")]}),
             "produce:orders.eu",

@@ -53,7 +53,7 @@ impl World {
         let member = reply.body["member_id"].as_str().unwrap_or("nobody").to_owned();
         let pattern = join.pattern.map(|text| TopicPattern::parse(text).unwrap());
         let wish = group::Join {
-            subscription: Subscription { topics, pattern },
+            subscription: Subscription { topics, pattern, ..Subscription::default() },
             instance_id: join.instance.map(|instance| format!("i{instance}")),
             session_timeout_ms: None,
             auto_offset_reset: join.auto_offset_reset.and_then(AutoOffsetReset::parse),

@@ -1,8 +1,10 @@
 //! Sessions: opened, ended, seen. What an open becomes is asked of the rules.
 
+use std::sync::Arc;
+
 use oncelog::{
     model::{
-        ProducerId, Timestamp,
+        ProducerId, Scopes, Timestamp,
         session::{self, Sequences, Sequencing},
     },
     rules::{
@@ -37,6 +39,7 @@ impl World {
         Some(SessionRow {
             producer_id: ProducerId(producer),
             transactional_id: owner.name.as_deref().map(name),
+            opened_by: None,
             facts,
             transaction_timeout_ms: TRANSACTION_TIMEOUT_MS,
             open_horizon: Timestamp(0),
@@ -63,6 +66,7 @@ impl World {
             transaction_timeout_ms: None,
             sequencing: Sequencing::Contiguous,
             sequences: if asked.reset { Sequences::Reset } else { Sequences::Continue },
+            scopes: Arc::new(Scopes::all()),
         };
         if let Some((producer, epoch)) = asked.open_id.and_then(|id| self.opens.get(&id).copied()) {
             repeat(&wish, self.session_row(producer), (ProducerId(producer), epoch))?;

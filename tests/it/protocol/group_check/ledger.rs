@@ -156,7 +156,7 @@ impl Ledger {
     pub fn join(&mut self, member_id: &str, instance_id: Option<String>) {
         let topics = BTreeSet::from([name("c")]);
         let join = Join {
-            subscription: Subscription { topics, pattern: None },
+            subscription: Subscription { topics, ..Subscription::default() },
             instance_id,
             session_timeout_ms: None,
             auto_offset_reset: None,

@@ -2,11 +2,14 @@
 //! writes here is what its namesake in `oncelog::store` reads or writes; what a transaction has not
 //! committed is not here yet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use oncelog::{
     model::{
-        Epoch, LogId, Name, Offset, ProducerId, Sequence, Timestamp,
+        Epoch, LogId, Name, Offset, ProducerId, Scopes, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
     },
     rules::{
@@ -167,6 +170,7 @@ pub fn open_of(producer: ProducerId, sequences: Sequences) -> Open {
         transaction_timeout_ms: None,
         sequencing: Sequencing::Contiguous,
         sequences,
+        scopes: Arc::new(Scopes::all()),
     }
 }
 
@@ -185,6 +189,7 @@ impl Session {
         let row = SessionRow {
             producer_id: producer,
             transactional_id: Some(name_of(producer)),
+            opened_by: None,
             facts,
             transaction_timeout_ms: 0,
             open_horizon: Timestamp(0),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use oncelog::{
     broker::Error,
     model::{
-        Code,
+        Code, Scopes,
         append::{Appended, Placed, Scope},
         read::{Isolation, Read, Start},
         session::Sequences,
@@ -383,7 +383,7 @@ async fn race(world: &World, appender_is_stopped: bool, warm: bool, step: u64) -
         a.one(p, 0, 0).await.unwrap();
         next = 1;
     }
-    b.broker.session(b.tenant, p).await.unwrap();
+    b.broker.session(b.tenant, p, &Scopes::all()).await.unwrap();
     let (stopped, other) = if appender_is_stopped { (a, b) } else { (b, a) };
     stopped.proxy.close_gate();
     stopped.proxy.let_through(step);
@@ -459,9 +459,9 @@ async fn rule_18_an_open_of_many_logs_fences_them_all() {
     // the epoch is raised, and the database goes away before all logs are fenced
     const LAST_STEP: &str = "set fencing = false";
     a.proxy.cut_at(LAST_STEP, false);
-    let ended = a.broker.end_session(a.tenant, p, Some(1)).await;
+    let ended = a.broker.end_session(a.tenant, p, Some(1), &support::all_scopes()).await;
     assert_eq!((ended.unwrap_err().code, a.proxy.cut_nowhere()), (Code::OutcomeUnknown, true));
-    b.broker.end_session(b.tenant, p, Some(1)).await.unwrap();
+    b.broker.end_session(b.tenant, p, Some(1), &support::all_scopes()).await.unwrap();
     assert_eq!(code(into(7, 1, 2).await), Code::ProducerFenced);
     assert_eq!(code(into(7, 2, 2).await), Code::InvalidProducerEpoch);
     a.proxy.cut_at(LAST_STEP, false);

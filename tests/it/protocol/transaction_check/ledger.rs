@@ -1,11 +1,11 @@
 //! A stand-in for the database, and what the broker does over it with the real rules: a message is
 //! judged under the locks and applied, in one step; a refused one has changed nothing.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use oncelog::{
     model::{
-        Digest, Epoch, LogId, Name, Offset, ProducerId, Sequence, Timestamp,
+        Digest, Epoch, LogId, Name, Offset, ProducerId, Scopes, Sequence, Timestamp,
         session::{Open, Sequences, Sequencing},
         settings::{Key, OwnSettings, Value},
         transaction::{Caller, CommitRight, PlacedAppend, Reason, RepeatedBy, State},
@@ -109,6 +109,7 @@ fn open_again() -> Open {
         transaction_timeout_ms: Some(TIMEOUT_MS),
         sequencing: Sequencing::Contiguous,
         sequences: Sequences::Continue,
+        scopes: Arc::new(Scopes::all()),
     }
 }
 
@@ -157,6 +158,7 @@ impl Ledger {
         let row = SessionRow {
             producer_id,
             transactional_id: None,
+            opened_by: None,
             facts: SessionFacts {
                 epoch: next.epoch,
                 closed: false,

@@ -174,9 +174,12 @@ async fn an_expired_producer_is_unknown_everywhere_and_its_name_starts_over() {
                 assert_eq!(code(replica.append(p, sequence, scope).await), Code::UnknownProducer);
             }
         }
-        assert_eq!(code(replica.broker.session(replica.tenant, p).await), Code::UnknownProducer);
         assert_eq!(
-            code(replica.broker.end_session(replica.tenant, p, None).await),
+            code(replica.broker.session(replica.tenant, p, &support::all_scopes()).await),
+            Code::UnknownProducer
+        );
+        assert_eq!(
+            code(replica.broker.end_session(replica.tenant, p, None, &support::all_scopes()).await),
             Code::UnknownProducer
         );
         let mut condition = support::open(None);

@@ -1,6 +1,8 @@
 //! Names of topics, groups, transactional ids and tenants, and the patterns that restrict tokens to
 //! them.
 
+pub mod scopes;
+
 use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -55,6 +57,10 @@ pub struct Pattern(String);
 impl Pattern {
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 
     pub fn covers(&self, name: &Name) -> bool {
