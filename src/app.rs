@@ -1,6 +1,6 @@
 //! The composition root: puts the parts together, serves, drains, stops.
 
-use std::{str::FromStr, time::Duration};
+use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -9,6 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -17,7 +18,7 @@ use crate::{
     broker::{Broker, ServiceConfig},
     config::Config,
     embedded::{DATABASE, Embedded},
-    http::{self, Limits, Routers, extract::auth::Keys},
+    http::{self, AppState, Limits, Listener, Routers, extract::auth::Keys},
     store::{self, Store},
     telemetry,
 };
@@ -26,6 +27,10 @@ use crate::{
 const DATABASE_WAIT: Duration = Duration::from_secs(60);
 /// How often histograms are compacted: under load one grows by a megabyte a second until then.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Connections of the admin listener, which those of the public one cannot take.
+const ADMIN_CONNECTIONS: usize = 256;
+/// How long the end waits for requests in flight on the admin listener.
+const ADMIN_DRAIN_MS: u64 = 1_000;
 
 /// Serves until SIGTERM or SIGINT, then stops in order: the replica says that it is not ready, and
 /// serves on for `shutdown_delay_ms`; waiting reads answer, appends in flight finish, connections
@@ -33,21 +38,16 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     config.notes.iter().for_each(|note| tracing::warn!("{note}"));
-    raise_open_files();
+    let open_files = raise_open_files();
     let metrics = telemetry::metrics()?;
     let token_keys = keys(&config)?;
     // before anything slow: a port that is taken is told at once
-    let listener = TcpListener::bind(config.listen).await;
-    let listener = listener.with_context(|| format!("cannot listen on {}", config.listen))?;
-    let address = listener.local_addr()?;
-
-    let (http_limits, routers) = (limits(&config), Routers::starting());
-    let stop = CancellationToken::new();
-    let server = {
-        let (routers, limits, stop) = (routers.clone(), http_limits.clone(), stop.clone());
-        tokio::spawn(async move { http::server::serve(listener, routers, &limits, stop).await })
-    };
-    tracing::info!(%address, "listening; waiting for the database");
+    let mut http_limits = limits(&config);
+    http_limits.max_connections = connections(&config, open_files);
+    let (public, admin) = open_ports(&config, &http_limits).await?;
+    let address = public.address;
+    let admin_address = admin.as_ref().map(|admin| tracing::field::display(admin.address));
+    tracing::info!(%address, admin_address, "listening; waiting for the database");
     let prepared = tokio::select! {
         prepared = prepare(&config) => prepared?,
         () = signals.next() => {
@@ -59,14 +59,17 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let broker = Broker::start(store, service_config(&config));
     let drain = Duration::from_millis(http_limits.drain_timeout_ms);
     let render = || metrics.render();
-    routers.serve(http::router(broker.clone(), token_keys, http_limits, render));
+    let state = AppState::new(broker.clone(), token_keys, http_limits, render);
+    for port in [Some(&public), admin.as_ref()].into_iter().flatten() {
+        port.routers.serve(state.clone());
+    }
     let upkeep = tokio::spawn(async move {
         loop {
             sleep(UPKEEP_INTERVAL).await;
             metrics.run_upkeep();
         }
     });
-    tracing::info!(%address, "ready");
+    tracing::info!(%address, admin_address, "ready");
     if !config.has_token_key() {
         tracing::warn!("no token key: every request is the tenant \"default\" with all scopes");
         println!("{}", greeting(&format!("http://{address}")));
@@ -79,8 +82,11 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         sleep(Duration::from_millis(config.shutdown_delay_ms)).await;
     }
     broker.drain();
-    stop.cancel();
-    server.await.context("the server panicked")?;
+    // probes are answered until the last request of a client is
+    public.close().await?;
+    if let Some(admin) = admin {
+        admin.close().await?;
+    }
     if timeout(drain, broker.stop()).await.is_err() {
         tracing::warn!("the database does not answer; in-flight statements abandoned");
     }
@@ -92,13 +98,83 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
-/// Every connection is an open file: the usual soft limit of 1,024 is raised as far as it may be.
-fn raise_open_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "could not raise the open-file limit");
+/// An open port, which answers that the replica is starting until its routers serve.
+struct Port {
+    address: SocketAddr,
+    routers: Routers,
+    stop: CancellationToken,
+    server: JoinHandle<()>,
+}
+
+impl Port {
+    /// `key` is the setting of the address.
+    async fn open(
+        listener: Listener,
+        (key, address): (&str, SocketAddr),
+        limits: Limits,
+    ) -> anyhow::Result<Self> {
+        let bound = TcpListener::bind(address).await;
+        let bound = bound.with_context(|| {
+            format!("cannot listen on {address}: set {key} to an address that is free")
+        })?;
+        let (address, routers) = (bound.local_addr()?, Routers::starting(listener));
+        let stop = CancellationToken::new();
+        let (served, stopped) = (routers.clone(), stop.clone());
+        let server = async move { http::server::serve(bound, served, &limits, stopped).await };
+        Ok(Self { address, routers, stop, server: tokio::spawn(server) })
     }
+
+    /// Answers what is in flight, then closes.
+    async fn close(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.server.await.context("the server panicked")
+    }
+}
+
+/// The public port, and that of operators, if it is another.
+async fn open_ports(config: &Config, limits: &Limits) -> anyhow::Result<(Port, Option<Port>)> {
+    let Some(admin) = config.admin_address() else {
+        let whole = Port::open(Listener::Whole, ("listen", config.listen), limits.clone());
+        return Ok((whole.await?, None));
+    };
+    let listener = Listener::Public { has_docs: config.public_docs };
+    let public = Port::open(listener, ("listen", config.listen), limits.clone()).await?;
+    let limits = Limits {
+        max_connections: ADMIN_CONNECTIONS,
+        drain_timeout_ms: limits.drain_timeout_ms.min(ADMIN_DRAIN_MS),
+        ..limits.clone()
+    };
+    Ok((public, Some(Port::open(Listener::Admin, ("admin_listen", admin), limits).await?)))
+}
+
+/// Every connection is an open file: the usual soft limit of 1,024 is raised as far as it may be.
+/// Returns the limit.
+fn raise_open_files() -> u64 {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        Ok(hard)
+    });
+    raised.unwrap_or_else(|error| {
+        tracing::warn!(%error, "could not raise the open-file limit");
+        getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
+    })
+}
+
+/// How many connections the public port takes: what it is allowed, unless too few files may be open
+/// to leave some for the admin port and the database.
+fn connections(config: &Config, open_files: u64) -> usize {
+    let database = config.lanes + config.pool_connections as usize + SPARE_CONNECTIONS;
+    let reserved = ADMIN_CONNECTIONS + database + OTHER_FILES;
+    let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
+    let possible = open_files.saturating_sub(reserved).max(1);
+    if possible < config.max_connections {
+        let allowed = config.max_connections;
+        tracing::info!(
+            open_files,
+            "at most {possible} connections, not {allowed}: raise the limit of open files for more"
+        );
+    }
+    possible.min(config.max_connections)
 }
 
 /// The signals that end the server; caught from the start on, so that none ends it out of order.
@@ -191,8 +267,10 @@ pub async fn migrate_only(database_url: &SecretString) -> anyhow::Result<()> {
     migrate(&Store::new(reached_by(database_url)?, 1)).await
 }
 
-/// Connections beside lanes and pool: listener, notices, migration, people with psql.
+/// Connections beside lanes and pool: listener, notices, probes, migration, people with psql.
 const SPARE_CONNECTIONS: usize = 20;
+/// Open files that are no connections: listeners, pipes, the log, the runtime's own.
+const OTHER_FILES: usize = 64;
 
 async fn migrate(store: &Store) -> anyhow::Result<()> {
     let started = Instant::now();
@@ -259,4 +337,22 @@ curl -s {url}/v1/topics/orders/partitions/0/records; echo
 # every operation, with a form to try it, in a browser: {url}/docs
 "#
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::Flags;
+
+    /// However many clients there are, the admin port and the database get their files.
+    #[test]
+    fn clients_do_not_get_all_files() {
+        let config = Config::from_sources(&Flags::default(), &BTreeMap::new()).unwrap();
+        assert_eq!(connections(&config, u64::MAX), config.max_connections);
+        let few = connections(&config, 2_000);
+        assert!((1..2_000 - ADMIN_CONNECTIONS).contains(&few), "{few}");
+        assert_eq!(connections(&config, 10), 1);
+    }
 }

@@ -19,6 +19,7 @@
 //! - *idempotent calls* (`idempotency`) with an Idempotency-Key are done once;
 //! - *settings* (`catalog`) of a tenant, and whether it is served, are cached for a second;
 //!   immutable facts, such as the names of logs and the ids of groups, for longer;
+//! - *probes* share one look at the database (`single_flight`), over a connection of its own;
 //! - *memory* (`memory_budget`) of requests and answers is counted until it is freed;
 //! - the *janitor* (`janitor`) runs background maintenance in small chunks: expiry, retention,
 //!   compaction, deletion, snapshots and measurements.
@@ -35,6 +36,7 @@ mod read;
 mod retry;
 mod row_locks;
 mod session;
+mod single_flight;
 mod topic_traffic;
 mod transaction;
 mod wakeup;
@@ -54,10 +56,11 @@ pub use error::Error;
 pub use idempotency::Answer;
 pub use janitor::snapshot;
 pub use memory_budget::{Budget, Held, Taken};
+pub use single_flight::SingleFlight;
 
 use crate::{
     model::{Code, Name, TenantId},
-    store::Store,
+    store::{Probe, Store},
     telemetry,
 };
 
@@ -125,6 +128,8 @@ pub struct Broker {
     reads: read::metrics::ReadMetrics,
     traffic: topic_traffic::TopicTraffic,
     waiting_reads: Arc<wakeup::permits::WaitPermits>,
+    probe: Probe,
+    readiness: SingleFlight<Result<(), Error>>,
     leaving: AtomicBool,
     drain: CancellationToken,
     stop: CancellationToken,
@@ -133,6 +138,8 @@ pub struct Broker {
 
 /// Maximum number of cached tenant names.
 const REMEMBERED_TENANTS: u64 = 10_000;
+/// Minimum interval between looks at the database for probes, however many there are.
+const READINESS_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Broker {
     /// Starts the lanes, the listener and the janitor.
@@ -182,6 +189,8 @@ impl Broker {
             reads: read::metrics::ReadMetrics::new(),
             traffic: topic_traffic::TopicTraffic::new(settings.max_topic_series),
             waiting_reads: wakeup::permits::WaitPermits::new(settings.max_waiting_reads),
+            probe: Probe::default(),
+            readiness: SingleFlight::new(READINESS_INTERVAL),
             leaving: AtomicBool::new(false),
             drain: CancellationToken::new(),
             stop: stop.clone(),
@@ -205,8 +214,11 @@ impl Broker {
             let detail = "This replica is shutting down; send the request to another one.";
             return Err(Error::new(Code::Draining, detail).fact("reason", "draining"));
         }
-        let answered = self.store.ping().await;
-        answered.map_err(|error| Error::from(error).fact("reason", "database"))
+        let look = async {
+            let answered = self.probe.ping(&self.store).await;
+            answered.map_err(|error| Error::from(error).fact("reason", "database"))
+        };
+        self.readiness.result(look).await
     }
 
     /// From now on this replica says that it is not ready, and still serves.

@@ -123,7 +123,10 @@ fn advice(problem: &Problem) -> &'static str {
         "unknown_producer" => "; `oncelog session list` lists all",
         "group_not_found" => "; `oncelog group list` lists all",
         "topic_not_found" => "; `oncelog topic create` creates one, `oncelog topic list` lists all",
-        "route_not_found" => "; is --url the address of an oncelog server?",
+        "route_not_found" => {
+            "; is --url the address of an oncelog server? Tenants are on its admin listener, whose \
+             address --admin-url or ONCELOG_ADMIN_URL sets"
+        }
         _ => "",
     }
 }

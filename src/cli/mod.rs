@@ -84,8 +84,8 @@ enum Command {
     #[command(subcommand)]
     Settings(admin::settings::SettingsCommand),
     /// For operators: list, create, limit, suspend and delete tenants
-    #[command(subcommand, after_help = admin::tenant::EXAMPLE)]
-    Tenant(admin::tenant::TenantCommand),
+    #[command(after_help = admin::tenant::EXAMPLE)]
+    Tenant(admin::tenant::TenantArgs),
     /// Open, list, show and close the sessions of producers
     #[command(subcommand, after_help = admin::session::EXAMPLE)]
     Session(admin::session::SessionCommand),
@@ -152,7 +152,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Topic(command) => admin::topic::run(command),
         Command::Group(command) => admin::group::run(command),
         Command::Settings(command) => admin::settings::run(command),
-        Command::Tenant(command) => admin::tenant::run(command),
+        Command::Tenant(args) => admin::tenant::run(args),
         Command::Status(flags) => status::run(flags),
         Command::Context(command) => server::commands::run(command),
         Command::Session(command) => admin::session::run(command),

@@ -5,7 +5,12 @@
 //! configuration. Defaults < file < environment < flags. All errors are reported at once, each
 //! with its origin, and none shows a secret.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use secrecy::SecretString;
 use tracing::level_filters::LevelFilter;
@@ -17,7 +22,8 @@ mod tests;
 pub mod units;
 
 use parse::{
-    address, cores, database_url, hs256_secret, log_format, log_level, number, optional, path, word,
+    address, cores, database_url, hs256_secret, log_format, log_level, number, optional, path,
+    switch, word,
 };
 use sources::Given;
 pub use sources::{Flags, Origin};
@@ -91,6 +97,11 @@ macro_rules! keys {
 keys! {
     /// The address to serve HTTP on; must be a loopback address if no token key is set
     listen: SocketAddr = "127.0.0.1:8080", public "ADDRESS" address;
+    /// The address of the admin listener: /metrics, /v1/tenants, /docs and probes. None: with a
+    /// token key 127.0.0.1 and the port after that of listen; without one, listen carries all
+    admin_listen: Option<SocketAddr> = "", public "ADDRESS" optional(address);
+    /// Whether listen also carries /docs and /openapi.json: true or false
+    public_docs: bool = "true", public "BOOL" switch;
     /// The data directory of the PostgreSQL that oncelog runs itself if database_url is not set
     data_dir: PathBuf = "./data", public "DIR" path;
     /// A PostgreSQL database to use instead of a private one; requires a token key
@@ -231,6 +242,15 @@ impl Config {
         self.token_hs256_secret.is_some() || self.token_jwks_file.is_some()
     }
 
+    /// The address of the admin listener, if it is another than that of all.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        // a free port has no next one: another free one is taken
+        let next =
+            || if self.listen.port() == 0 { Some(0) } else { self.listen.port().checked_add(1) };
+        let default = || Some(SocketAddr::from((Ipv4Addr::LOCALHOST, next()?)));
+        self.admin_listen.or_else(|| self.has_token_key().then(default).flatten())
+    }
+
     /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
     fn check(&self, errors: &mut Vec<ConfigError>) {
         let wrong: Vec<&str> = errors.iter().filter_map(|error| error.key).collect();
@@ -243,12 +263,18 @@ impl Config {
                  ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\") or token_jwks_file"
                     .to_owned(),
             );
-        } else if open && !self.listen.ip().is_loopback() && right(&["listen", "database_url"]) {
-            found.push(format!(
-                "listen is {}, which other hosts can reach, but requests need no token: listen on \
-                 127.0.0.1, or set token_hs256_secret or token_jwks_file",
-                self.listen
-            ));
+        } else if open && right(&["listen", "admin_listen", "database_url"]) {
+            let addresses = [("listen", Some(self.listen)), ("admin_listen", self.admin_listen)];
+            let addresses = addresses.into_iter().filter_map(|(key, of)| Some((key, of?)));
+            found.extend(addresses.filter(|(_, of)| !of.ip().is_loopback()).map(|(key, of)| {
+                format!(
+                    "{key} is {of}, which other hosts can reach, but requests need no token: \
+                     listen on 127.0.0.1, or set token_hs256_secret or token_jwks_file"
+                )
+            }));
+        }
+        if right(&["listen", "admin_listen"]) {
+            self.check_ports(&mut found);
         }
         if self.notify_database_url.is_some()
             && self.database_url.is_none()
@@ -274,6 +300,22 @@ impl Config {
             ));
         }
         errors.extend(found.into_iter().map(|text| ConfigError { key: None, text }));
+    }
+
+    fn check_ports(&self, found: &mut Vec<String>) {
+        if self.admin_listen == Some(self.listen) && self.listen.port() != 0 {
+            found.push(format!(
+                "admin_listen and listen are both {}: give each a port of its own",
+                self.listen
+            ));
+        }
+        if self.has_token_key() && self.admin_address().is_none() {
+            found.push(format!(
+                "listen is {}, after whose port there is no other for the admin listener: set \
+                 admin_listen",
+                self.listen
+            ));
+        }
     }
 }
 

@@ -41,6 +41,10 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     text.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:8080".into())
 }
 
+pub(super) fn switch(text: &str) -> Parsed<bool> {
+    text.parse().map_err(|_| "must be true or false".into())
+}
+
 pub(super) fn path(text: &str) -> Parsed<PathBuf> {
     if text.is_empty() { Err("must be a path".into()) } else { Ok(text.into()) }
 }

@@ -9,7 +9,7 @@ use super::{ConfigError, KEYS, Key, units::Unit};
 
 /// Variables of the command-line clients and of the tests, which are not configuration.
 const FOREIGN_VARIABLES: &[&str] =
-    &["ONCELOG_URL", "ONCELOG_TOKEN", "ONCELOG_CONTEXT", "ONCELOG_CONFIG"];
+    &["ONCELOG_URL", "ONCELOG_ADMIN_URL", "ONCELOG_TOKEN", "ONCELOG_CONTEXT", "ONCELOG_CONFIG"];
 const PREFIX: &str = "ONCELOG_";
 
 /// The source of a value.
@@ -143,9 +143,11 @@ impl Given {
             let text = match value {
                 toml::Value::String(text) => text,
                 toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Boolean(is_on) => is_on.to_string(),
                 other => {
                     let kind = other.type_str();
-                    let text = format!("is a {kind}, but must be a string or an integer");
+                    let text =
+                        format!("is a {kind}, but must be a string, an integer or a boolean");
                     self.errors.push(ConfigError::of(key, &Origin::File(path.clone()), &text));
                     continue;
                 }

@@ -153,7 +153,9 @@ fn all_mistakes_are_told_at_once() {
     let path = file.path().display();
     let expected = [
         format!("unknown key `colour` in {path}"),
-        format!("lanes (from file {path}) is a array, but must be a string or an integer"),
+        format!(
+            "lanes (from file {path}) is a array, but must be a string, an integer or a boolean"
+        ),
         "unknown environment variable ONCELOG_LISTENN".into(),
         "listen (from flag --listen) is `localhost`, must be an IP address and a port".into(),
         "max_body_bytes (from flag --max-body-bytes) is `many`, must be an integer from 65536 to \
@@ -204,8 +206,60 @@ fn nobody_is_served_without_a_token_from_afar() {
             assert!(config.has_token_key());
         }
     }
+    let text = mistakes(&flags(&[("admin_listen", "0.0.0.0:8081")]), &[]);
+    assert!(text.contains("admin_listen is 0.0.0.0:8081, which other hosts can reach"), "{text}");
     let loopback = flags(&[("listen", "[::1]:0")]);
     assert!(Config::from_sources(&loopback, &BTreeMap::new()).is_ok());
+}
+
+#[test]
+fn the_admin_listener_has_an_address_of_its_own_where_tokens_are_needed() {
+    let key = ("token_hs256_secret", SECRET);
+    type Given<'a> = &'a [(&'static str, &'a str)];
+    let table: [(Given, Option<&str>); 6] = [
+        (&[], None),
+        (&[("admin_listen", "127.0.0.1:9")], Some("127.0.0.1:9")),
+        (&[key], Some("127.0.0.1:8081")),
+        (&[key, ("listen", "0.0.0.0:80")], Some("127.0.0.1:81")),
+        (&[key, ("listen", "[::]:0")], Some("127.0.0.1:0")),
+        (&[key, ("admin_listen", "0.0.0.0:9000")], Some("0.0.0.0:9000")),
+    ];
+    for (given, expected) in table {
+        let config = Config::from_sources(&flags(given), &BTreeMap::new()).unwrap();
+        assert_eq!(config.admin_address().map(|a| a.to_string()).as_deref(), expected, "{given:?}");
+    }
+    for (given, words) in [
+        (
+            &[("admin_listen", "127.0.0.1:8080")][..],
+            "admin_listen and listen are both 127.0.0.1:8080",
+        ),
+        (
+            &[key, ("listen", "0.0.0.0:65535")],
+            "there is no other for the admin listener: set admin",
+        ),
+        (
+            &[("admin_listen", "8081")],
+            "admin_listen (from flag --admin-listen) is `8081`, must be an IP",
+        ),
+        (
+            &[("public_docs", "off")],
+            "public_docs (from flag --public-docs) is `off`, must be true or",
+        ),
+    ] {
+        let text = mistakes(&flags(given), &[]);
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn a_switch_may_be_a_boolean_in_the_file() {
+    let file = file("public_docs = false\n");
+    let from_file = Flags { config: Some(file.path().into()), ..Flags::default() };
+    let config = Config::from_sources(&from_file, &BTreeMap::new()).unwrap();
+    assert!(!config.public_docs);
+    let again = self::file(&config.to_string());
+    let again = Flags { config: Some(again.path().into()), ..Flags::default() };
+    assert!(!Config::from_sources(&again, &BTreeMap::new()).unwrap().public_docs);
 }
 
 #[test]
@@ -218,6 +272,7 @@ fn one_largest_body_must_fit_in_flight() {
 fn what_is_not_ours_in_the_environment_is_left_alone() {
     let foreign = [
         ("ONCELOG_URL", "http://localhost"),
+        ("ONCELOG_ADMIN_URL", "http://localhost"),
         ("ONCELOG_TOKEN", "x"),
         ("ONCELOG_TEST_DIR", "x"),
         ("ONCELOG_LISTEN", ""),

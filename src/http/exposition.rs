@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     fmt,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     task::{Context, Poll},
     time::Duration,
 };
@@ -13,10 +13,8 @@ use std::{
 use axum::body::HttpBody;
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, sleep_until},
-};
+
+use crate::broker::SingleFlight;
 
 /// Minimum interval between renderings; requests in between wait for the next one.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -26,44 +24,31 @@ const KEPT_TEXTS: usize = 32;
 const PIECE_BYTES: usize = 1 << 10;
 
 pub struct Exposition {
-    interval: Duration,
-    latest: Mutex<Latest>,
+    latest: SingleFlight<Arc<str>>,
+    /// What readers may still read; the newest is the last.
+    texts: Mutex<VecDeque<Arc<str>>>,
 }
 
 impl Default for Exposition {
     fn default() -> Self {
-        Self { interval: INTERVAL, latest: Mutex::default() }
+        Self { latest: SingleFlight::new(INTERVAL), texts: Mutex::default() }
     }
-}
-
-#[derive(Default)]
-struct Latest {
-    begun: Option<Instant>,
-    /// The newest text is the last.
-    texts: VecDeque<Arc<str>>,
 }
 
 impl Exposition {
     /// Returns a text whose rendering began after this call.
     pub async fn page(&self, write: impl FnOnce() -> String) -> MetricsText {
-        let arrived = Instant::now();
-        // The first one writes, the others wait here.
-        let mut latest = self.latest.lock().await;
-        if let (Some(begun), Some(text)) = (latest.begun, latest.texts.back())
-            && begun >= arrived
-        {
-            return MetricsText::of(text);
+        let write = async { self.keep(write().into()) };
+        MetricsText::of(&self.latest.result(write).await)
+    }
+
+    fn keep(&self, text: Arc<str>) -> Arc<str> {
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        texts.push_back(text.clone());
+        if texts.len() > KEPT_TEXTS {
+            texts.pop_front();
         }
-        if let Some(begun) = latest.begun {
-            sleep_until(begun + self.interval).await;
-        }
-        latest.begun = Some(Instant::now());
-        let text: Arc<str> = write().into();
-        latest.texts.push_back(text.clone());
-        if latest.texts.len() > KEPT_TEXTS {
-            latest.texts.pop_front();
-        }
-        MetricsText::of(&text)
+        text
     }
 }
 
@@ -146,7 +131,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_text_is_kept_for_its_readers_but_not_for_ever() {
-        let exposition = Exposition { interval: Duration::ZERO, ..Exposition::default() };
+        let exposition =
+            Exposition { latest: SingleFlight::new(Duration::ZERO), ..Exposition::default() };
         let whole = "metric 1\n".repeat(1_000);
         let mut pages = Vec::new();
         for _ in 0..=KEPT_TEXTS {

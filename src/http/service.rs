@@ -51,7 +51,8 @@ pub async fn starting() -> Error {
 /// Get metrics
 ///
 /// Returns the metrics of this replica in the Prometheus text format: requests by operation and
-/// status, problems by code, appends, reads, transactions, groups, and resource usage.
+/// status, problems by code, appends, reads, transactions, groups, and resource usage. On the admin
+/// listener, where there is one.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "service",
     responses((status = 200, description = "The metrics", body = String,
         content_type = "text/plain",

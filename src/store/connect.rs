@@ -64,7 +64,6 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 statements! {
-    PING = "select 1";
     SERVER = "select pg_postmaster_start_time()";
 }
 
@@ -226,11 +225,6 @@ impl Store {
             Ok(route)
         };
         self.route.get_or_try_init(find).await.copied()
-    }
-
-    pub async fn ping(&self) -> Result<(), Error> {
-        self.run(async |connection| Ok(sqlx::query(PING).execute(connection).await.map(drop)?))
-            .await
     }
 
     /// Runs statements that write nothing on a pooled connection, each by itself. The work goes on

@@ -40,6 +40,7 @@ mod connect;
 mod error;
 mod history;
 mod migration;
+mod probe;
 mod route;
 mod types;
 mod work;
@@ -47,6 +48,7 @@ mod work;
 pub use connect::{Store, begin, commit, rollback, server, settle};
 pub use error::Error;
 pub use history::{History, Server};
+pub use probe::Probe;
 pub use route::Route;
 pub use sqlx::{PgConnection as Connection, PgTransaction as Transaction};
 use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::Query};
@@ -105,6 +107,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("janitor_transactions", janitor::transactions::STATEMENTS),
     ("migration", migration::STATEMENTS),
     ("notify", notify::STATEMENTS),
+    ("probe", probe::STATEMENTS),
     ("read", read::STATEMENTS),
     ("route", route::STATEMENTS),
     ("session", session::STATEMENTS),

@@ -114,6 +114,7 @@ labels! {
     GROUP_STATE "state" Values::These(&["alive", "empty"]);
     HELD "held" Values::These(&["requests", "answers"]);
     LANE "lane" Values::Lanes;
+    LISTENER "listener" Values::These(&["public", "admin"]);
     LIMIT "limit" Values::These(
         &["queued_appends", "queued_calls", "request_bytes", "answer_bytes", "waiting_reads"]);
     OFFSET_OUTCOME "outcome" Values::These(&["committed", "unchanged", "refused", "failed"]);
@@ -164,7 +165,7 @@ metrics_table! {
         "Time request bodies took to arrive and be decompressed.";
     HTTP_HELD_BYTES Gauge "oncelog_http_held_bytes" [HELD]
         "Bytes of requests in progress (bodies, and records until they are stored), and of answers that clients have not read yet.";
-    HTTP_CONNECTIONS Gauge "oncelog_http_connections" []
+    HTTP_CONNECTIONS Gauge "oncelog_http_connections" [LISTENER]
         "Open connections.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
         "Problems answered.";

@@ -42,7 +42,7 @@ pub struct Common {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    server: ServerFlags,
+    pub server: ServerFlags,
 }
 
 #[derive(Args)]
@@ -63,7 +63,7 @@ pub struct DeleteArgs {
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
-    server: ServerFlags,
+    pub server: ServerFlags,
 }
 
 /// The client of a command, and the format of its output.

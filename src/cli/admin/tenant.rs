@@ -1,6 +1,6 @@
 //! `oncelog tenant`: what operators do with tenants.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use comfy_table::Cell;
 use serde_json::{Map, Value, json};
 
@@ -13,6 +13,7 @@ use crate::{
         block_on,
         common::{counted, name},
         output::{Column, cell, table},
+        server::{AdminFlags, ServerFlags},
     },
     model::{Name, settings::Key},
 };
@@ -23,13 +24,37 @@ only the setting's range applies.
 `oncelog settings set --help` explains all settings and their ranges.";
 
 pub(in crate::cli) const EXAMPLE: &str = "\
-All of them need a token with the scope `operator`; its tenant does not matter.
+All of them need a token with the scope `operator`; its tenant does not matter. Where the server has
+an admin listener (it has one if it checks tokens), tenants are there: --admin-url,
+ONCELOG_ADMIN_URL or `oncelog context set --admin-url` says where that is; by default it is the port
+after the public one, on the server's own machine.
 
-Example:
-  oncelog tenant set acme max_topics=50";
+Examples:
+  oncelog tenant set acme max_topics=50
+  oncelog tenant list --admin-url 127.0.0.1:8081";
+
+#[derive(Args)]
+pub(in crate::cli) struct TenantArgs {
+    #[command(flatten)]
+    admin: AdminFlags,
+    #[command(subcommand)]
+    command: TenantCommand,
+}
+
+impl TenantCommand {
+    /// Which server the command calls.
+    fn server(&mut self) -> &mut ServerFlags {
+        match self {
+            Self::List(common) => &mut common.server,
+            Self::Create { common, .. } | Self::Set { common, .. } => &mut common.server,
+            Self::Show(args) | Self::Suspend(args) | Self::Resume(args) => &mut args.common.server,
+            Self::Delete(args) => &mut args.server,
+        }
+    }
+}
 
 #[derive(Subcommand)]
-pub(in crate::cli) enum TenantCommand {
+enum TenantCommand {
     /// List all tenants
     #[command(after_help = help(OUTPUT, &["oncelog tenant list --json | jq -r .tenant"]))]
     List(Common),
@@ -95,7 +120,9 @@ const MAXIMA_COLUMNS: &[Column] = &[
     ("maximum", |setting| value_cell(setting, "maximum")),
 ];
 
-pub(in crate::cli) fn run(command: TenantCommand) -> anyhow::Result<()> {
+pub(in crate::cli) fn run(args: TenantArgs) -> anyhow::Result<()> {
+    let TenantArgs { admin, mut command } = args;
+    command.server().admin = Some(admin);
     block_on(async {
         match command {
             TenantCommand::List(common) => TENANT.list(&[], common).await,

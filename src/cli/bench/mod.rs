@@ -216,7 +216,8 @@ impl Stage {
         for url in urls {
             let (url, token, context) =
                 (url.cloned(), common.token.clone(), common.context.clone());
-            let Target { url, token } = ServerFlags { url, token, context }.target()?;
+            let Target { url, token } =
+                ServerFlags { url, token, context, admin: None }.target()?;
             if url.scheme() != "http" {
                 let what = format!("{url}: bench does not measure TLS; give an http:// URL");
                 return Err(WrongUsage(what).into());

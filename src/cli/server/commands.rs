@@ -4,6 +4,7 @@ use std::io::{BufRead, IsTerminal, stdin, stdout};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
+use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 
@@ -24,13 +25,15 @@ use crate::{
 pub(in crate::cli) const EXAMPLE: &str = "\
 A context is a name for a server, with the token to send to it. The one in use applies to every
 command that calls a server; --context or ONCELOG_CONTEXT chooses another for one command, and
---url, --token and their variables override it. Its token goes to its own URL only. Contexts are in
+--url, --admin-url, --token and their variables override it. Its token goes to its own URLs only.
+Contexts are in
 $XDG_CONFIG_HOME/oncelog/contexts.json (~/.config by default), which only its owner can read; no
 command prints a token.
 
 Examples:
   oncelog context set local --url localhost:8080
   oncelog context set prod --url https://log.example --token - < token
+  oncelog context set ops --url https://log.example --admin-url log.internal:8081 --token - < token
   oncelog context use prod
   oncelog topic list --context local";
 
@@ -70,6 +73,9 @@ Examples:
         /// Base URL of the server; without http:// or https:// it is http
         #[arg(long, default_value = "", hide_default_value = true, value_parser = url)]
         url: GivenUrl,
+        /// Base URL of its admin listener, for `tenant` and `status`; --url without it removes it
+        #[arg(long, default_value = "", hide_default_value = true, value_parser = url)]
+        admin_url: GivenUrl,
         /// Bearer token; `-` reads it from stdin, where other users of this machine cannot see it
         #[arg(long)]
         token: Option<SecretString>,
@@ -97,6 +103,7 @@ const COLUMNS: &[Column] = &[
     ("in use", |context| cell(&json!(if context["current"] == true { "*" } else { "" }))),
     ("context", |context| cell(&context["context"])),
     ("url", |context| cell_or_blank(&context["url"])),
+    ("admin url", |context| cell_or_blank(&context["admin_url"])),
     ("token", |context| cell(&json!(if context["has_token"] == true { "yes" } else { "no" }))),
 ];
 
@@ -116,8 +123,8 @@ pub(in crate::cli) fn run(command: ContextCommand) -> anyhow::Result<()> {
             show(&[item(&contexts, name, &context)], &format)
         }
         ContextCommand::Use { name, .. } => choose(contexts, name),
-        ContextCommand::Set { name, url, token, no_token } => {
-            set(contexts, name, url, token, no_token)
+        ContextCommand::Set { name, url, admin_url, token, no_token } => {
+            set(contexts, name, (url, admin_url), token, no_token)
         }
         ContextCommand::Remove { name } => remove(contexts, &name),
     }
@@ -125,8 +132,9 @@ pub(in crate::cli) fn run(command: ContextCommand) -> anyhow::Result<()> {
 
 fn item(contexts: &Contexts, name: &str, context: &Context) -> Value {
     let is_current = contexts.current.as_ref().is_some_and(|current| current.as_str() == name);
-    json!({"context": name, "url": context.url.as_str(), "has_token": context.token.is_some(),
-        "current": is_current})
+    let admin_url = context.admin_url.as_ref().map(Url::as_str);
+    json!({"context": name, "url": context.url.as_str(), "admin_url": admin_url,
+        "has_token": context.token.is_some(), "current": is_current})
 }
 
 fn show(items: &[Value], format: &Format) -> anyhow::Result<()> {
@@ -153,11 +161,14 @@ fn choose(mut contexts: Contexts, name: Option<Name>) -> anyhow::Result<()> {
 fn set(
     mut contexts: Contexts,
     name: Name,
-    url: GivenUrl,
+    (url, admin_url): (GivenUrl, GivenUrl),
     token: Option<SecretString>,
     no_token: bool,
 ) -> anyhow::Result<()> {
     let former = contexts.contexts.get(&name).cloned();
+    // another server may have another admin listener
+    let kept = former.as_ref().filter(|_| url.is_none());
+    let admin_url = admin_url.or_else(|| kept.and_then(|former| former.admin_url.clone()));
     let Some(url) = url.or_else(|| former.as_ref().map(|former| former.url.clone())) else {
         return Err(WrongUsage(format!("context {name} is new: give its --url")).into());
     };
@@ -168,7 +179,7 @@ fn set(
         None => kept.and_then(|former| former.token),
     };
     let is_first = contexts.contexts.is_empty();
-    contexts.contexts.insert(name.clone(), Context { url, token });
+    contexts.contexts.insert(name.clone(), Context { url, admin_url, token });
     if is_first {
         contexts.current = Some(name.clone());
     }

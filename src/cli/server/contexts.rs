@@ -22,8 +22,23 @@ use crate::model::Name;
 pub struct Context {
     #[serde(serialize_with = "write_url", deserialize_with = "read_url")]
     pub url: Url,
+    /// Of the admin listener, where it is another.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "write_optional_url",
+        deserialize_with = "read_optional_url"
+    )]
+    pub admin_url: Option<Url>,
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "write_token")]
     pub token: Option<SecretString>,
+}
+
+impl Context {
+    /// Whether this is a URL of its server.
+    pub fn has(&self, url: &Url) -> bool {
+        self.url == *url || self.admin_url.as_ref() == Some(url)
+    }
 }
 
 /// All contexts of a user.
@@ -41,6 +56,14 @@ fn write_url<S: Serializer>(url: &Url, to: S) -> Result<S::Ok, S::Error> {
 
 fn read_url<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Url, D::Error> {
     Url::parse(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+fn write_optional_url<S: Serializer>(url: &Option<Url>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_some(&url.as_ref().map(Url::as_str))
+}
+
+fn read_optional_url<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Url>, D::Error> {
+    read_url(from).map(Some)
 }
 
 fn write_token<S: Serializer>(token: &Option<SecretString>, to: S) -> Result<S::Ok, S::Error> {
@@ -134,6 +157,7 @@ mod tests {
     fn contexts() -> Contexts {
         let context = |url: &str, token: Option<&str>| Context {
             url: Url::parse(url).unwrap(),
+            admin_url: token.and_then(|_| Url::parse("http://10.0.0.7:8081").ok()),
             token: token.map(Into::into),
         };
         let contexts = [
@@ -158,7 +182,9 @@ mod tests {
         let read = Contexts::read(&path).unwrap();
         let (name, context) = read.chosen(None).unwrap().unwrap();
         assert_eq!((name, context.url.as_str()), ("prod", "https://log.example/"));
+        assert_eq!(context.admin_url.unwrap().as_str(), "http://10.0.0.7:8081/");
         assert_eq!(context.token.unwrap().expose_secret(), "sesame");
+        assert!(read.chosen(Some("local")).unwrap().unwrap().1.admin_url.is_none());
         assert!(read.chosen(Some("local")).unwrap().unwrap().1.token.is_none());
         let told = read.chosen(Some("lokal")).err().unwrap().to_string();
         assert_eq!(told, "there is no context lokal; there are local, prod");

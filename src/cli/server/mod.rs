@@ -15,7 +15,7 @@ pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 pub(super) type GivenUrl = Option<Url>;
 
 /// The server to call, and the token to send.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(in crate::cli) struct ServerFlags {
     /// Base URL of the server; without http:// or https:// it is http [default: the context's, else
     /// http://127.0.0.1:8080]
@@ -29,6 +29,19 @@ pub(in crate::cli) struct ServerFlags {
     /// Call the server of this context, see `oncelog context`; --url and --token override it
     #[arg(long, value_name = "NAME", env = "ONCELOG_CONTEXT", hide_env_values = true)]
     pub context: Option<String>,
+    /// Set by commands that call the admin listener.
+    #[arg(skip)]
+    pub admin: Option<AdminFlags>,
+}
+
+/// Where the admin listener of the server is.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct AdminFlags {
+    /// Base URL of the server's admin listener [default: the context's, for its server, else that
+    /// of --url]
+    #[arg(long, global = true, env = "ONCELOG_ADMIN_URL", hide_env_values = true,
+        default_value = "", hide_default_value = true, value_parser = url)]
+    pub admin_url: GivenUrl,
 }
 
 /// The server that a command calls.
@@ -42,9 +55,10 @@ impl ServerFlags {
     pub fn target(self) -> anyhow::Result<Target> {
         let token = self.token.filter(|token| !token.expose_secret().trim().is_empty());
         let named = self.context.filter(|name| !name.is_empty());
+        let lacks_admin_url = self.admin.as_ref().is_some_and(|admin| admin.admin_url.is_none());
         let context = match (&self.url, &token, &named) {
             // nothing to complete
-            (Some(_), Some(_), None) => None,
+            (Some(_), Some(_), None) if !lacks_admin_url => None,
             _ => Contexts::load()?.chosen(named.as_deref())?.map(|(_, context)| context),
         };
         let url = self.url.or_else(|| context.as_ref().map(|context| context.url.clone()));
@@ -52,8 +66,14 @@ impl ServerFlags {
             Some(url) => url,
             None => Url::parse(DEFAULT_URL)?,
         };
+        let mut stored = context.filter(|context| context.url == url);
+        let stored_admin_url = stored.as_ref().and_then(|context| context.admin_url.clone());
+        let url = match self.admin {
+            Some(admin) => admin.admin_url.or(stored_admin_url).unwrap_or(url),
+            None => url,
+        };
         // the token of a context goes to no other server
-        let stored = context.filter(|context| context.url == url);
+        stored = stored.filter(|context| context.has(&url));
         Ok(Target { url, token: token.or_else(|| stored.and_then(|context| context.token)) })
     }
 }

@@ -19,7 +19,7 @@ use super::{
     client::{Client, Failure},
     common::{counted, seconds_in_words},
     output::{items, print},
-    server::ServerFlags,
+    server::{AdminFlags, ServerFlags},
 };
 use crate::telemetry;
 
@@ -37,12 +37,14 @@ const MONITORING: [&str; 3] =
 
 pub(super) const EXAMPLE: &str = "\
 It asks /readyz and /metrics, which need no token, and counts the topics, groups and open
-transactions that the token gives access to. Rates are measured for a second. The exit code is 0 if
-the server is ready, else 1. On a terminal the output is text; piped, or with --json, it is one JSON
-object.
+transactions that the token gives access to. /metrics is on the admin listener, where there is one:
+--admin-url, ONCELOG_ADMIN_URL or the context says where. Rates are measured for a second. The exit
+code is 0 if the server is ready, else 1. On a terminal the output is text; piped, or with --json,
+it is one JSON object.
 
 Examples:
   oncelog status
+  oncelog status --admin-url 127.0.0.1:8081
   oncelog status --url log.example:8080 --json | jq .ready";
 
 #[derive(Args)]
@@ -52,13 +54,17 @@ pub(super) struct StatusFlags {
     json: bool,
     #[command(flatten)]
     server: ServerFlags,
+    #[command(flatten)]
+    admin: AdminFlags,
 }
 
 pub(super) fn run(flags: StatusFlags) -> anyhow::Result<()> {
     block_on(async {
         let prints_json = flags.json || !stdout().is_terminal();
+        let admin = ServerFlags { admin: Some(flags.admin), ..flags.server.clone() };
         let client = Client::new(flags.server, Some(Duration::ZERO))?;
-        let report = report(&client).await;
+        let admin = Client::new(admin, Some(Duration::ZERO))?;
+        let report = report(&client, &admin).await;
         let text = if prints_json { format!("{report}\n") } else { describe(&report) };
         print(text.as_bytes())?;
         match report["reason"].as_str() {
@@ -68,11 +74,12 @@ pub(super) fn run(flags: StatusFlags) -> anyhow::Result<()> {
     })
 }
 
-async fn report(client: &Client) -> Value {
+/// `admin` is a client of the listener with the metrics.
+async fn report(client: &Client, admin: &Client) -> Value {
     let reason = answer(client, client.service("readyz")).await.err();
     let mut report = json!({"url": client.base.as_str(), "ready": reason.is_none(),
         "reason": reason});
-    if let Some(metrics) = scrape(client).await {
+    if let Ok(metrics) = scrape(admin).await {
         let now = chrono::Utc::now().timestamp() as f64;
         let started = metrics.sum("process_start_time_seconds");
         report["version"] = json!(metrics.label(telemetry::BUILD_INFO, "version"));
@@ -85,14 +92,17 @@ async fn report(client: &Client) -> Value {
         report["topics"] = or_why(topics);
         report["groups"] = or_why(groups(client).await);
         report["transactions"] = or_why(transactions(client).await);
-        let begun = Instant::now();
-        if let Some(first) = scrape(client).await {
-            sleep(MEASURED).await;
-            let last = scrape(client).await;
-            report["load"] = json!(last.map(|last| load(&first, &last, begun.elapsed())));
-        }
+        report["load"] = or_why(measured(admin).await);
     }
     report
+}
+
+/// What happens in a second.
+async fn measured(admin: &Client) -> Result<Value, String> {
+    let (begun, first) = (Instant::now(), scrape(admin).await?);
+    sleep(MEASURED).await;
+    let last = scrape(admin).await?;
+    Ok(load(&first, &last, begun.elapsed()))
 }
 
 fn or_why(found: Result<Value, String>) -> Value {
@@ -108,9 +118,9 @@ async fn answer(client: &Client, request: RequestBuilder) -> Result<Vec<u8>, Str
     }
 }
 
-/// Nothing if the metrics are kept from us.
-async fn scrape(client: &Client) -> Option<Metrics> {
-    Some(Metrics::new(&answer(client, client.service("metrics")).await.ok()?))
+/// The metrics, or why they are kept from us.
+async fn scrape(admin: &Client) -> Result<Metrics, String> {
+    Ok(Metrics::new(&answer(admin, admin.service("metrics")).await?))
 }
 
 /// Passes the items of a list to `each` until it returns false.
@@ -225,7 +235,9 @@ fn describe(report: &Value) -> String {
         text += &format!("{member:14}{line}\n");
     }
     let load = &report["load"];
-    if !load.is_null() {
+    if let Some(why) = load["error"].as_str() {
+        text += &format!("requests      not shown: {why}\n");
+    } else if !load.is_null() {
         let number = |member: &str| load[member].to_string();
         text += &format!(
             "requests      {}/s, {} in flight, of which {} wait for records; {}/s with a problem\n\

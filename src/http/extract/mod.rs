@@ -6,5 +6,6 @@ pub mod auth;
 pub mod body;
 pub mod json;
 pub mod list;
+pub mod local;
 pub mod media;
 pub mod query;

@@ -23,7 +23,7 @@ use utoipa::{
     },
 };
 
-use super::{constant::Constant, problem, routes};
+use super::{Listener, constant::Constant, problem};
 use crate::model::{
     Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, group::MAX_MEMBER_ID_BYTES, name::MAX_NAME_BYTES,
 };
@@ -59,7 +59,7 @@ time, and a join creates another member. All other requests are safe to repeat."
 
 /// The document, as served and as committed to the repository.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    let mut api = routes().into_openapi();
+    let mut api = Listener::Whole.routes().into_openapi();
     api.info.version = env!("CARGO_PKG_VERSION").into();
     let components = api.components.get_or_insert_default();
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
@@ -109,7 +109,11 @@ pub fn document() -> &'static Constant {
         description = DESCRIPTION,
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
-    servers((url = "/", description = "This server")),
+    servers(
+        (url = "/", description = "This server: its public listener, or one that carries all"),
+        (url = "http://127.0.0.1:8081", description = "Its admin listener, where that is another \
+            (by default the next port, on its own machine): tenants and metrics")
+    ),
     tags(
         (name = "topics", description = "Named sets of partitions. A partition is a log: its \
             records have the offsets 0, 1, 2 and so on, without gaps, and never change."),
@@ -132,9 +136,10 @@ pub fn document() -> &'static Constant {
         (name = "settings", description = "Settings of the tenant: limits of appends and topics, \
             retention, deduplication, and how long idle producers are kept."),
         (name = "tenants", description = "For operators: the tenants, the maxima of their \
-            settings, and whether their requests are served."),
+            settings, and whether their requests are served. Where there is an admin listener, \
+            they are there."),
         (name = "service", description = "Probes, metrics, this document and its page. They take \
-            no token.")
+            no token. Where there is an admin listener, metrics are there.")
     )
 )]
 pub struct Document;

@@ -27,6 +27,10 @@ const IN_PARTITION: &[Code] = &[Code::TopicNotFound, Code::PartitionNotFound];
 const OF_PRODUCER: &[Code] = &[Code::UnknownProducer];
 /// Problems of operations in a session's epoch.
 const FENCING: &[Code] = &[Code::UnknownProducer, Code::ProducerFenced, Code::InvalidProducerEpoch];
+/// Problems of operations that take no token: of a server that takes none, pages of strangers are
+/// refused everything.
+const LOCAL: &[Code] = &[Code::Forbidden];
+
 /// Problems of appends.
 const APPENDING: &[Code] = &[
     Code::UnknownProducerState,
@@ -66,13 +70,13 @@ const OPERATING: &[Code] = &[Code::GroupNotEmpty, Code::OffsetCommitConflict];
 
 /// The sets of each operation; a test checks that every operation has its row.
 const TABLE: &[(&str, &[&[Code]])] = &[
-    ("livez", &[]),
-    ("readyz", &[&[Code::Draining, Code::Unavailable]]),
-    ("metrics", &[]),
-    ("openapi", &[]),
-    ("docs", &[]),
-    ("docs_file", &[&[Code::RouteNotFound]]),
-    ("docs_guide", &[&[Code::RouteNotFound]]),
+    ("livez", &[LOCAL]),
+    ("readyz", &[LOCAL, &[Code::Draining, Code::Unavailable]]),
+    ("metrics", &[LOCAL]),
+    ("openapi", &[LOCAL]),
+    ("docs", &[LOCAL]),
+    ("docs_file", &[LOCAL, &[Code::RouteNotFound]]),
+    ("docs_guide", &[LOCAL, &[Code::RouteNotFound]]),
     ("get_settings", &[EVERY, ANSWERING]),
     ("patch_settings", &[EVERY, TAKING, &[Code::PreconditionFailed], WRITING]),
     ("list_tenants", &[EVERY, ANSWERING]),

@@ -51,7 +51,8 @@ pub async fn serve(
     let header_timeout = Duration::from_millis(limits.header_timeout_ms);
     let slots = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
     let graceful = GracefulShutdown::new();
-    let open = metrics::gauge!(telemetry::HTTP_CONNECTIONS);
+    let label = routers.listener.label();
+    let open = metrics::gauge!(telemetry::HTTP_CONNECTIONS, "listener" => label);
     let mut connections = JoinSet::new();
     loop {
         // Without a free slot nothing is accepted: the backlog of the listener waits.

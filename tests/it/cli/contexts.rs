@@ -32,7 +32,7 @@ fn listening() -> (String, Arc<Mutex<Vec<Option<String>>>>) {
             let head = String::from_utf8(head).unwrap();
             let token = head.lines().find_map(|line| line.strip_prefix("authorization: Bearer "));
             seen.lock().unwrap().push(token.map(str::to_owned));
-            let body = r#"{"topics":[],"next_after":null}"#;
+            let body = r#"{"topics":[],"tenants":[],"next_after":null}"#;
             let answer = format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
                 body.len()
@@ -71,10 +71,10 @@ async fn contexts_are_set_listed_used_and_removed() {
     let set = ["context", "set", "prod", "--url", "https://log.example/a", "--token", "-"];
     let set = run_with(of_user(directory.path(), &set), "sesame\n").await;
     assert_eq!((&*set.stdout, &*set.stderr), ("", "oncelog: set context prod\n"));
-    let local = json!({"context": "local", "url": "http://localhost:8080/", "has_token": false,
-        "current": true});
-    let prod = json!({"context": "prod", "url": "https://log.example/a", "has_token": true,
-        "current": false});
+    let local = json!({"context": "local", "url": "http://localhost:8080/", "admin_url": null,
+        "has_token": false, "current": true});
+    let prod = json!({"context": "prod", "url": "https://log.example/a", "admin_url": null,
+        "has_token": true, "current": false});
     assert_eq!(context(&["list"]).await.lines(), [local.clone(), prod.clone()]);
     assert_eq!(context(&["show"]).await.lines(), [local]);
     assert_eq!(context(&["show", "prod"]).await.lines(), [prod]);
@@ -91,9 +91,15 @@ async fn contexts_are_set_listed_used_and_removed() {
     assert_eq!(context(&["show"]).await.lines()[0]["context"], "prod");
     let misspelt = context(&["use", "prd"]).await;
     assert!(misspelt.failed(1).contains("no context prd; there are local, prod"), "{misspelt:?}");
-    // a token is not kept for another server
+    told(&["set", "prod", "--admin-url", "10.0.0.7:8081"]).await;
+    let admin_url = async || context(&["show"]).await.lines()[0]["admin_url"].clone();
+    assert_eq!(admin_url().await, "http://10.0.0.7:8081/");
+    told(&["set", "prod", "--token", "sesame"]).await;
+    assert_eq!(admin_url().await, "http://10.0.0.7:8081/");
+    // neither a token nor an admin listener is kept for another server
     told(&["set", "prod", "--url", "https://log.example/b"]).await;
     assert_eq!(context(&["show"]).await.lines()[0]["has_token"], false);
+    assert_eq!(admin_url().await, json!(null));
     let removed = told(&["remove", "prod"]).await;
     assert_eq!(removed, "oncelog: removed context prod; commands now use no context\n");
     assert!(!fs::read_to_string(&file).unwrap().contains("sesame"));
@@ -112,8 +118,14 @@ async fn a_context_names_the_server_and_its_token_and_is_overridden() {
     ] {
         assert_eq!(run(of_user(directory.path(), set)).await.stdout, "");
     }
+    let of_topics = ["topic", "list"];
     let sent = async |arguments: &[&str], variables: &[(&str, &str)]| {
-        let mut command = of_user(directory.path(), &[&["topic", "list"], arguments].concat());
+        let arguments = if arguments.first() == Some(&"tenant") {
+            arguments.to_vec()
+        } else {
+            [&of_topics[..], arguments].concat()
+        };
+        let mut command = of_user(directory.path(), &arguments);
         command.envs(variables.iter().copied());
         run(command).await.lines();
         let mut here: Vec<_> = std::mem::take(&mut *here_saw.lock().unwrap());
@@ -140,6 +152,20 @@ async fn a_context_names_the_server_and_its_token_and_is_overridden() {
     // empty variables count as unset
     let empty = [("ONCELOG_URL", ""), ("ONCELOG_TOKEN", ""), ("ONCELOG_CONTEXT", "")];
     assert_eq!(sent(&[], &empty).await, "here sesame");
+
+    // tenants are on the admin listener
+    let tenants = ["tenant", "list"];
+    assert_eq!(sent(&tenants, &[]).await, "here sesame");
+    assert_eq!(sent(&[&tenants[..], &["--url", there]].concat(), &[]).await, "there ");
+    assert_eq!(sent(&[&tenants[..], &["--admin-url", there]].concat(), &[]).await, "there ");
+    assert_eq!(sent(&["tenant", "--admin-url", there, "list"], &[]).await, "there ");
+    let set = ["context", "set", "here", "--admin-url", there];
+    assert_eq!(run(of_user(directory.path(), &set)).await.stdout, "");
+    assert_eq!(sent(&[], &[]).await, "here sesame");
+    assert_eq!(sent(&tenants, &[]).await, "there sesame");
+    assert_eq!(sent(&tenants, &[("ONCELOG_ADMIN_URL", here)]).await, "here sesame");
+    assert_eq!(sent(&tenants, &[("ONCELOG_ADMIN_URL", "")]).await, "there sesame");
+    assert_eq!(sent(&["tenant", "list", "--context", "there"], &[]).await, "there thyme");
 
     let file = directory.path().join("oncelog/contexts.json");
     fs::write(&file, "{\"contexts\": \"sesame\"}").unwrap();

@@ -41,6 +41,12 @@ async fn what_a_server_is_needs_no_token() {
     // its token has admin, produce and consume
     let (_process, server) = replica(&proxy, &options).await;
     let status = &run(client(&server.url, &["status"])).await.lines()[0];
+    assert_eq!((&status["ready"], &status["version"]), (&json!(true), &json!(null)));
+    let elsewhere = status["load"]["error"].as_str().unwrap();
+    assert!(elsewhere.contains("is on the admin listener"), "{elsewhere}");
+    assert!(elsewhere.contains("--admin-url or ONCELOG_ADMIN_URL"), "{elsewhere}");
+    let status = ["status", "--admin-url", &server.admin_url];
+    let status = &run(client(&server.url, &status)).await.lines()[0];
     assert_eq!((&status["ready"], &status["version"]), (&json!(true), &json!("0.1.0")));
     assert!(status["uptime_s"].is_u64(), "{status}");
     assert_eq!(status["load"]["requests_per_s"], 0.0, "its own are not counted");

@@ -1,9 +1,10 @@
 //! `oncelog tenant`, as operators use it.
 
+use oncelog::http::Listener;
 use serde_json::{Value, json};
 
 use super::{client, run};
-use crate::support::http::Server;
+use crate::support::http::{Server, Setup};
 
 #[tokio::test]
 async fn tenants_are_made_limited_suspended_and_deleted() {
@@ -41,6 +42,29 @@ async fn tenants_are_made_limited_suspended_and_deleted() {
     assert!(tenant(&["show", "acme"]).await.0[0]["deleted_at"].is_string());
     let none = run(client(&url, &["tenant", "show", "none"])).await;
     assert!(none.failed(1).contains("(tenant_not_found, HTTP 404)"), "{none:?}");
+}
+
+#[tokio::test]
+async fn the_admin_listener_is_asked_and_looked_for_where_it_is_missing() {
+    let options = crate::support::database().await;
+    let setup = |listener| Setup { listener, ..Setup::default() };
+    let public = Server::on(&options, setup(Listener::Public { has_docs: true })).await;
+    let admin = Server::on(&options, setup(Listener::Admin)).await;
+    let [public, admin] = [public.address, admin.address].map(|at| format!("http://{at}"));
+    let lost = run(client(&public, &["tenant", "list"])).await;
+    let told = lost.failed(1);
+    for words in ["This path is on the admin listener", "--admin-url or ONCELOG_ADMIN_URL sets"] {
+        assert!(told.contains(words), "{told}");
+    }
+    let mut command = client(&public, &["tenant", "create", "acme"]);
+    command.env("ONCELOG_ADMIN_URL", &admin);
+    assert_eq!(run(command).await.lines()[0]["tenant"], "acme");
+    let list = ["tenant", "list", "--admin-url", &admin];
+    assert_eq!(run(client(&public, &list)).await.lines().len(), 1);
+    // what is not for operators is not asked there
+    let mut command = client(&public, &["topic", "list"]);
+    command.env("ONCELOG_ADMIN_URL", &admin);
+    assert!(run(command).await.lines().is_empty());
 }
 
 /// The advice to get a scope is for those who lack one.

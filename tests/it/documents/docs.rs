@@ -288,6 +288,7 @@ fn unit(key: &Key) -> &'static str {
         "MS" => "time",
         "BYTES" => "size",
         "FORMAT" | "LEVEL" => "word",
+        "BOOL" => "true or false",
         other => panic!("what is a {other}?"),
     }
 }

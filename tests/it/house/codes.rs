@@ -112,7 +112,7 @@ async fn of_shape() -> Produced {
     let limits = Limits { max_body_bytes: 1_000, body_timeout_ms: 100, ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() }).await;
     let sessions = || server.post("/v1/sessions");
-    let slow = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+    let slow = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
         content-length: 9\r\n\r\n{";
     vec![
         (Code::InvalidRequest, sessions().json(json!({"producer": 1})).await),

@@ -292,6 +292,7 @@ fn every_statement_is_of_one_tenant() {
         "group_outdated",
         "migration_",
         "notify_",
+        "probe_",
         "janitor_deleted_tenants_deleted",
         "janitor_deleted_tenants_doomed_topics",
         "janitor_deleted_tenants_read_in_order",

@@ -144,7 +144,7 @@ impl Measured {
         ];
         environment.extend(settings);
         let process = Process::serve(&["--listen", "127.0.0.1:0"], &environment).await;
-        let client = Client::new(&process.url, Some(token("default")));
+        let client = process.client(Some(token("default")));
         Self { process, client, proxy }
     }
 
@@ -162,7 +162,7 @@ impl Measured {
 }
 
 pub async fn scrape(client: &Client) -> Scrape {
-    Scrape::parse(&client.get("/metrics").await.text)
+    Scrape::parse(&client.admin().get("/metrics").await.text)
 }
 
 /// A token for all of a tenant.

@@ -19,7 +19,7 @@ async fn logs_and_metrics_hold_no_secrets() {
     let mut bad = token("default");
     bad.push_str("AAAA");
     client.showing(Some(bad)).get("/v1/topics").await.ok(401);
-    let metrics = client.get("/metrics").await.text;
+    let metrics = client.admin().get("/metrics").await.text;
     measured.process.signal(nix::sys::signal::Signal::SIGTERM);
     measured.process.exit().await;
     let log = measured.process.log();
@@ -74,7 +74,7 @@ async fn no_label_comes_from_a_client_but_those_of_a_few_topics() {
         tenant.post("/v1/sessions", &json!({"transactional_id": format!("t-{n}")})).await.ok(201);
         other.get(&format!("/nowhere/{n}")).await.ok(404);
         other.get(&format!("/v1/topics/topic-{n}")).await.ok(401);
-        other.delete(&format!("/metrics?{n}")).await.ok(405);
+        other.admin().delete(&format!("/metrics?{n}")).await.ok(405);
     };
     hit(0).await;
     let before = measured.scrape().await.series();

@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use oncelog::{
     broker::{Broker, ServiceConfig},
-    http::{self, Limits, extract::auth::Keys},
+    http::{self, AppState, Limits, Listener, Routers, extract::auth::Keys},
     model::Code,
 };
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -29,6 +29,7 @@ use crate::support;
 
 /// What a server is made of; the rest is the database's.
 pub struct Setup {
+    pub listener: Listener,
     pub keys: Keys,
     pub limits: Limits,
     pub settings: ServiceConfig,
@@ -39,7 +40,7 @@ impl Default for Setup {
     fn default() -> Self {
         let keys = Keys::open().unwrap();
         let settings = ServiceConfig { gap_wait_ms: 100, ..ServiceConfig::default() };
-        Self { keys, limits: Limits::default(), settings }
+        Self { listener: Listener::Whole, keys, limits: Limits::default(), settings }
     }
 }
 
@@ -79,14 +80,13 @@ impl Server {
         let broker = super::broker(options, setup.settings);
         let limits = setup.limits;
         let metrics = || "oncelog_test 1\n".to_owned();
-        let router = http::router(broker.clone(), setup.keys, limits.clone(), metrics);
+        let routers = Routers::starting(setup.listener);
+        routers.serve(AppState::new(broker.clone(), setup.keys, limits.clone(), metrics));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        tokio::spawn(async move {
-            http::server::serve(listener, router.into(), &limits, stopped).await
-        });
+        tokio::spawn(async move { http::server::serve(listener, routers, &limits, stopped).await });
         let client = reqwest::Client::new();
         Self { broker, options: options.clone(), address, client, stop }
     }

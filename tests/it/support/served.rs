@@ -15,7 +15,7 @@ use nix::{
 };
 use oncelog::{
     broker::{Broker, ServiceConfig},
-    http::{self, Limits, extract::auth::Keys},
+    http::{self, AppState, Limits, Listener, Routers, extract::auth::Keys},
 };
 use reqwest::{Method, header::HeaderMap};
 use serde_json::{Value, json};
@@ -76,6 +76,8 @@ impl Answer {
 #[derive(Clone)]
 pub struct Client {
     pub url: String,
+    /// Of the listener with the metrics.
+    pub admin_url: String,
     pub http: reqwest::Client,
     pub token: Option<String>,
 }
@@ -83,7 +85,12 @@ pub struct Client {
 impl Client {
     pub fn new(url: &str, token: Option<String>) -> Self {
         let http = reqwest::Client::builder().timeout(PATIENCE + PATIENCE).build().unwrap();
-        Self { url: url.to_owned(), http, token }
+        Self { url: url.to_owned(), admin_url: url.to_owned(), http, token }
+    }
+
+    /// The same on the admin listener.
+    pub fn admin(&self) -> Self {
+        Self { url: self.admin_url.clone(), ..self.clone() }
     }
 
     /// The same, shown another token.
@@ -156,7 +163,7 @@ impl Client {
 
     /// The value of a metric without labels.
     pub async fn metric(&self, name: &str) -> Option<f64> {
-        let text = self.get("/metrics").await.text;
+        let text = self.admin().get("/metrics").await.text;
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         lines.find(|(found, _)| *found == name).map(|(_, value)| value.parse().unwrap())
     }
@@ -180,12 +187,13 @@ impl Served {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let limits = Limits::default();
-        let router =
-            http::router(broker.clone(), Keys::open().unwrap(), limits.clone(), String::new);
+        let keys = Keys::open().unwrap();
+        let routers = Routers::starting(Listener::Whole);
+        routers.serve(AppState::new(broker.clone(), keys, limits.clone(), String::new));
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let server = tokio::spawn(async move {
-            http::server::serve(listener, router.into(), &limits, stopped).await;
+            http::server::serve(listener, routers, &limits, stopped).await;
         });
         Self { broker, client: Client::new(&url, None), stop, server: Some(server) }
     }
@@ -230,7 +238,7 @@ pub async fn replica_with(settings: &[(&str, &str)]) -> (Process, Client) {
         "tenant": "default", "scope": "admin produce consume group"});
     let key = jsonwebtoken::EncodingKey::from_secret(SECRET.as_bytes());
     let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
-    let client = Client::new(&process.url, Some(token));
+    let client = process.client(Some(token));
     (process, client)
 }
 
@@ -238,6 +246,8 @@ pub async fn replica_with(settings: &[(&str, &str)]) -> (Process, Client) {
 pub struct Process {
     child: Child,
     pub url: String,
+    /// The same if one listener carries all.
+    pub admin_url: String,
     log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -245,14 +255,14 @@ impl Process {
     /// Starts it and waits until it is ready.
     pub async fn serve(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut process = Self::start(arguments, environment);
-        process.url = process.url_after(": ready address=").await;
+        process.find_urls(": ready address=").await;
         process
     }
 
     /// Starts it and waits until it listens.
     pub async fn listening(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut process = Self::start(arguments, environment);
-        process.url = process.url_after(": listening; waiting for the database address=").await;
+        process.find_urls(": listening; waiting for the database address=").await;
         process
     }
 
@@ -273,19 +283,28 @@ impl Process {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).for_each(|line| lines.lock().unwrap().push(line));
         });
-        Self { child, url: String::new(), log }
+        Self { child, url: String::new(), admin_url: String::new(), log }
     }
 
-    async fn url_after(&mut self, words: &str) -> String {
-        until(words, async || {
+    async fn find_urls(&mut self, words: &str) {
+        let addresses = until(words, async || {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("{status}: {:#?}", self.log.lock().unwrap());
             }
             let log = self.log.lock().unwrap();
-            let (_, address) = log.iter().find_map(|line| line.split_once(words))?;
-            Some(format!("http://{}", address.trim()))
+            let (_, addresses) = log.iter().find_map(|line| line.split_once(words))?;
+            Some(addresses.trim().to_owned())
         })
-        .await
+        .await;
+        let (public, admin) =
+            addresses.split_once(" admin_address=").unwrap_or((addresses.as_str(), &addresses));
+        self.url = format!("http://{public}");
+        self.admin_url = format!("http://{admin}");
+    }
+
+    /// A client that knows both listeners.
+    pub fn client(&self, token: Option<String>) -> Client {
+        Client { admin_url: self.admin_url.clone(), ..Client::new(&self.url, token) }
     }
 
     /// With a PostgreSQL of its own.

@@ -107,19 +107,26 @@ impl FromRef<AppState> for Arc<Admission> {
 }
 
 impl AppState {
+    /// `render_metrics` writes the Prometheus text.
     pub fn new(
         broker: Arc<Broker>,
         keys: Keys,
         limits: Limits,
-        render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
+        render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> Self {
         let admission = Arc::new(Admission::new(keys, limits));
+        let render_metrics = Arc::new(render_metrics);
         Self { broker, admission, render_metrics, metrics: Arc::default() }
     }
 
     /// The memory budget of responses, which layers outside of all routes also use.
     pub fn answers(&self) -> Budget {
         self.admission.answers.clone()
+    }
+
+    /// Whether every request is permitted everything.
+    pub fn needs_no_token(&self) -> bool {
+        self.admission.keys.open_tenant().is_some()
     }
 
     /// Access for probes, which carry no token.

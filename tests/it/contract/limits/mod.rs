@@ -14,7 +14,11 @@ use crate::metrics::Measured;
 const MIB: usize = 1 << 20;
 
 fn address(measured: &Measured) -> SocketAddr {
-    measured.process.url.strip_prefix("http://").unwrap().parse().unwrap()
+    address_of(&measured.process.url)
+}
+
+fn address_of(url: &str) -> SocketAddr {
+    url.strip_prefix("http://").unwrap().parse().unwrap()
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

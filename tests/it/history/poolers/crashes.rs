@@ -243,7 +243,7 @@ async fn crashes(rounds: usize) {
         writer.await.unwrap();
     }
     judge(&first, &history).await;
-    let sent = first.get("/metrics").await.text;
+    let sent = first.admin().get("/metrics").await.text;
     let sent =
         sent.lines().find_map(|l| l.strip_prefix("oncelog_notices_total{direction=\"sent\"} "));
     assert!(sent.unwrap().parse::<f64>().unwrap() > rounds as f64, "{}", first_process.log());

@@ -107,7 +107,7 @@ async fn nothing_of_a_session_is_left_in_shared_connections() {
     let (_second, second) = replica(&pooler.url(&options)).await;
     traffic(&first, &second).await;
     until("the janitor's rounds and the notices", async || {
-        let metrics = first.get("/metrics").await.text;
+        let metrics = first.admin().get("/metrics").await.text;
         let shown = |name: &str| {
             let mut lines = metrics.lines().filter_map(|line| line.rsplit_once(' '));
             lines.any(|(series, value)| series == name && value.parse::<f64>().unwrap() > 0.0)
