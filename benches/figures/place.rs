@@ -281,6 +281,8 @@ pub struct Brokers {
 struct Broker {
     child: Child,
     url: String,
+    /// Of the listener with the metrics.
+    admin_url: String,
 }
 
 impl Brokers {
@@ -321,7 +323,7 @@ impl Brokers {
     /// The metrics of the first broker.
     pub async fn metrics(&self) -> anyhow::Result<String> {
         let broker = self.processes.first().context("no broker")?;
-        Ok(reqwest::get(format!("{}/metrics", broker.url)).await?.text().await?)
+        Ok(reqwest::get(format!("{}/metrics", broker.admin_url)).await?.text().await?)
     }
 
     /// Creates a topic with these settings, on the first broker.
@@ -352,7 +354,7 @@ impl Broker {
             .stderr(Stdio::piped())
             .spawn()?;
         let stderr = child.stderr.take().context("no stderr")?;
-        let mut broker = Self { child, url: String::new() };
+        let mut broker = Self { child, url: String::new(), admin_url: String::new() };
         let (tell, told) = mpsc::channel();
         // reads on, so that the broker can always write
         std::thread::spawn(move || {
@@ -362,8 +364,11 @@ impl Broker {
         });
         let mut log = Vec::new();
         while let Ok(line) = told.recv_timeout(PATIENCE) {
-            if let Some((_, address)) = line.split_once(": ready address=") {
-                broker.url = format!("http://{}", address.trim());
+            if let Some((_, addresses)) = line.split_once(": ready address=") {
+                let found = addresses.trim().split_once(" admin_address=");
+                let (public, admin) = found.with_context(|| line.clone())?;
+                (broker.url, broker.admin_url) =
+                    (format!("http://{public}"), format!("http://{admin}"));
                 return Ok(broker);
             }
             log.push(line);
