@@ -185,6 +185,12 @@ repeat returns the first answer with `\"duplicate\": true`, for `dedup_window_ms
 refused). 1 to 255 printable ASCII characters; use a new one for every call. A UUIDv7 older than \
 the deduplication window is refused, not done again.";
 
+const TRANSACTION_KEY: &str = "\
+Makes a one-request transaction (`\"commit\": true`) safe to repeat, instead of a \
+`transaction_id`: a repeat with the same key and body returns the outcome with \
+`\"duplicate\": true`, for `transaction_retention_ms`. 1 to 255 printable ASCII characters; use a \
+new one for every transaction. A UUIDv7 older than the retention is refused, not done again.";
+
 /// The schema and description of parameters with a well-known name, and an example of each.
 fn describe_parameters(operation: &mut Operation) {
     let id = operation.operation_id.clone().unwrap_or_default();
@@ -210,7 +216,9 @@ fn describe_parameters(operation: &mut Operation) {
                 parameter.schema = Some(id.into());
             }
             "Idempotency-Key" => {
-                parameter.description = Some(IDEMPOTENCY_KEY.into());
+                let is_of_transaction = id == "begin_transaction";
+                let words = if is_of_transaction { TRANSACTION_KEY } else { IDEMPOTENCY_KEY };
+                parameter.description = Some(words.into());
                 let longest = MAX_IDEMPOTENCY_KEY_BYTES;
                 let key = of(Type::String).min_length(Some(1)).max_length(Some(longest));
                 parameter.schema = Some(key.into());

@@ -56,9 +56,7 @@ use crate::{
 /// and every topic there `consume`.
 #[utoipa::path(post, path = "/v1/transactions", operation_id = "begin_transaction",
     tag = "transactions",
-    params(("Idempotency-Key" = Option<String>, Header, description = "Makes a one-request \
-        transaction safe to repeat, instead of a `transaction_id`. Only a committed one is \
-        remembered, for `transaction_retention_ms`")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes this safe to repeat")),
     request_body(content = BeginTransaction, description = "The first contents", examples(
         ("at_once" = (summary = "A one-request transaction",
             value = json!(examples::at_once()))),
