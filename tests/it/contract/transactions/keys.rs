@@ -320,9 +320,12 @@ async fn passes_with_the_same_keys_wait_for_each_other_in_one_order() {
     let here = served().await;
     let there = replica_of(&here).await;
     for round in 0..10 {
-        let keys = (0..48).map(|n| format!("{round}-{n}"));
-        let calls: Vec<_> = keys
-            .flat_map(|key| [&here, &there].map(|replica| begin(replica, &whole(&key, &json!(0)))))
+        // ids are made in the order of arrival: here and there in opposite ones
+        let to_here = (0..48).map(|n| (&here, n));
+        let to_there = (0..48).rev().map(|n| (&there, n));
+        let pairs = to_here.zip(to_there).flat_map(|(one, other)| [one, other]);
+        let calls: Vec<_> = pairs
+            .map(|(replica, n)| begin(replica, &whole(&format!("{round}-{n}"), &json!(0))))
             .map(|call| tokio::spawn(call.into_future()))
             .collect();
         let mut firsts = 0;
