@@ -96,7 +96,7 @@ fn parse_body(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> 
     let (envelope, batch, prefix) = match sent.media() {
         Media::Json => {
             let NoParameters {} = sent.query().map_err(of_ndjson)?;
-            let (envelope, batch) = Batch::from_json(sent.text()?.as_bytes(), traceparent)?;
+            let (envelope, batch) = Batch::from_json(sent.bytes(), traceparent)?;
             (envelope, batch, "/")
         }
         Media::Ndjson => {
@@ -110,7 +110,7 @@ fn parse_body(sent: &Sent, topic: &Name, scope: Scope) -> Result<Append, Error> 
             };
             // The cheaper check first.
             parse_sequence(&envelope, scope, "?")?;
-            (envelope, Batch::from_ndjson(sent.text()?.as_bytes(), traceparent)?, "?")
+            (envelope, Batch::from_ndjson(sent.bytes(), traceparent)?, "?")
         }
     };
     let numbered = parse_sequence(&envelope, scope, prefix)?;

@@ -24,9 +24,13 @@ pub(super) fn check(json: &str, is_plain: bool) -> Result<(), String> {
 /// Whether a text has neither a number with a large exponent nor an escaped surrogate. Nearly all
 /// have not, and it is cheaper to ask of a whole request than of each value.
 pub(super) fn is_plain(text: &[u8]) -> bool {
+    let is_surrogate = |at| matches!(text[at..], [_, b'u', b'd' | b'D', ..]);
+    if memchr::memchr_iter(b'\\', text).any(is_surrogate) {
+        return false;
+    }
     let mut at = 0;
     while let Some(block) = text[at..].first_chunk() {
-        if has_notable(block) && !is_block_plain(text, at) {
+        if has_exponent(block) && !is_block_plain(text, at) {
             return false;
         }
         at += BLOCK_BYTES;
@@ -35,33 +39,28 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
 }
 
 /// No wider than a byte and without a branch, so that it compiles to few vector instructions.
-fn has_notable(block: &[u8; BLOCK_BYTES + 4]) -> bool {
-    let mut notable = 0;
+fn has_exponent(block: &[u8; BLOCK_BYTES + 4]) -> bool {
+    let mut found = 0;
     for i in 0..BLOCK_BYTES {
-        let is_one = is_notable(block[i], block[i + 1], block[i + 2], block[i + 3], block[i + 4]);
-        notable |= u8::from(is_one);
+        found |= u8::from(is_exponent(block[i], block[i + 1], block[i + 3], block[i + 4]));
     }
-    notable != 0
+    found != 0
 }
 
-/// The start of an exponent with three digits, or with a sign and two; or of a surrogate.
-fn is_notable(a: u8, b: u8, c: u8, d: u8, e: u8) -> bool {
-    let is_exponent =
-        a.is_ascii_digit() & (b | 0x20 == b'e') & d.is_ascii_digit() & e.is_ascii_digit();
-    let is_surrogate = (a == b'\\') & (b == b'u') & (c | 0x20 == b'd');
-    is_exponent | is_surrogate
+/// The start of an exponent with three digits, or with a sign and two: what lies between the `e`
+/// and the next two may be either.
+fn is_exponent(digit: u8, e: u8, second: u8, third: u8) -> bool {
+    digit.is_ascii_digit() & (e | 0x20 == b'e') & second.is_ascii_digit() & third.is_ascii_digit()
 }
 
 /// Looks closer: many words of hexadecimal digits look like exponents.
 fn is_block_plain(text: &[u8], start: usize) -> bool {
     let windows = text[start..].array_windows().take(BLOCK_BYTES).enumerate();
-    let mut notable = windows.filter(|(_, [a, b, c, d, e])| is_notable(*a, *b, *c, *d, *e));
-    notable.all(|(at, window)| {
+    let mut found = windows.filter(|(_, [a, b, _, d, e])| is_exponent(*a, *b, *d, *e));
+    found.all(|(at, _)| {
         let digits = |byte: &u8| matches!(byte, b'0'..=b'9' | b'.' | b'-');
         let before = text[..start + at].iter().rfind(|byte| !digits(byte));
-        let is_number =
-            matches!(before, None | Some(b'[' | b':' | b',' | b' ' | b'\n' | b'\r' | b'\t'));
-        window[0] != b'\\' && !is_number
+        !matches!(before, None | Some(b'[' | b':' | b',' | b' ' | b'\n' | b'\r' | b'\t'))
     })
 }
 
@@ -74,6 +73,9 @@ fn may_be_deep(bytes: &[u8]) -> bool {
 
 /// A run of that many digits covers two samples in a row.
 fn may_have_long_number(bytes: &[u8]) -> bool {
+    if bytes.len() < SURELY_FINITE_DIGITS {
+        return false;
+    }
     let samples = bytes.iter().step_by(SURELY_FINITE_DIGITS / 2 - 1);
     let after = samples.clone().skip(1);
     samples.zip(after).any(|(one, other)| one.is_ascii_digit() && other.is_ascii_digit())

@@ -48,6 +48,9 @@ use crate::{
 
 /// RFC 9659: a zstd stream over HTTP needs a window of at most 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
+/// A smaller chunk is copied: it would hold on to hyper's buffer, which has at most four times as
+/// many bytes.
+const LEAST_SHARED_BYTES: usize = 16 << 10;
 /// Bytes decompressed at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -121,6 +124,10 @@ impl Sent {
 
     pub fn media(&self) -> Media {
         self.received.media
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.received.bytes
     }
 
     pub fn text(&self) -> Result<&str, Error> {
@@ -262,7 +269,7 @@ async fn receive(
         return Err(refuse());
     }
     let held = admission.requests.take(0).ok_or_else(busy)?;
-    let mut intake = Intake { limit, held, bytes: BytesMut::new() };
+    let mut intake = Intake { limit, held, first: Bytes::new(), bytes: BytesMut::new() };
     let stream = body.into_data_stream();
     let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), BodyFailure>> + Send + '_>> =
         match encoding {
@@ -285,7 +292,7 @@ async fn receive(
     let waited = begun.elapsed();
     telemetry::waited(waited);
     admission.body_duration.record(waited.as_secs_f64());
-    admission.request_bytes.increment(intake.bytes.len() as u64);
+    admission.request_bytes.increment(intake.len() as u64);
     match read {
         Ok(Ok(())) => {}
         Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
@@ -301,7 +308,8 @@ async fn receive(
     }
     let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);
-    Ok((Received { bytes: intake.bytes.freeze(), media, idempotency_key }, intake.held))
+    let (bytes, held) = intake.finish();
+    Ok((Received { bytes, media, idempotency_key }, held))
 }
 
 fn reader(stream: BodyDataStream) -> impl AsyncBufRead + Send {
@@ -322,14 +330,31 @@ enum BodyFailure {
 struct Intake {
     limit: usize,
     held: Taken,
+    /// A large first chunk of a body that is sent as it is: if there is no other, it is the body,
+    /// and never copied.
+    first: Bytes,
     bytes: BytesMut,
 }
 
 impl Intake {
+    fn len(&self) -> usize {
+        self.first.len() + self.bytes.len()
+    }
+
+    fn finish(self) -> (Bytes, Taken) {
+        let bytes = if self.bytes.is_empty() { self.first } else { self.bytes.freeze() };
+        (bytes, self.held)
+    }
+
     async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), BodyFailure> {
         while let Some(chunk) = stream.next().await {
             let chunk = chunk.map_err(|_| BodyFailure::Broken)?;
-            self.count(self.bytes.len() + chunk.len())?;
+            self.count(self.len() + chunk.len())?;
+            if self.len() == 0 && chunk.len() >= LEAST_SHARED_BYTES {
+                self.first = chunk;
+                continue;
+            }
+            self.bytes.extend_from_slice(&std::mem::take(&mut self.first));
             self.bytes.extend_from_slice(&chunk);
         }
         Ok(())

@@ -31,6 +31,10 @@ async fn records(
     Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
 }
 
+async fn echo(Records(sent, _held): Records) -> Result<String, Error> {
+    Ok(sent.text()?.to_owned())
+}
+
 fn test_admission() -> Arc<Admission> {
     let limits = Limits {
         max_body_bytes: 1000,
@@ -50,13 +54,14 @@ async fn send_to(
         .route("/told", post(told).put(told))
         .route("/keyed", post(keyed).put(keyed))
         .route("/records", post(records))
+        .route("/echo", post(echo))
         .with_state(admission.clone());
     let request = request.body(body).unwrap();
     let mut answer = router.oneshot(request).await.unwrap();
     if let Some(error) = answer.extensions_mut().remove::<Error>() {
         return Err(error);
     }
-    let bytes = axum::body::to_bytes(answer.into_body(), 10_000).await.unwrap();
+    let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
     Ok(String::from_utf8(bytes.to_vec()).unwrap())
 }
 
@@ -233,5 +238,31 @@ fn traceparents() {
         &format!("{good}-x"),
     ] {
         assert_eq!(of(bad), None, "{bad}");
+    }
+}
+
+/// Whatever the sizes of its chunks, a body is what was sent.
+#[tokio::test]
+async fn chunks_come_in_all_sizes() {
+    let limits = Limits { max_body_bytes: 1 << 20, ..Limits::default() };
+    let admission = Arc::new(Admission::new(Keys::open().unwrap(), limits));
+    let (small, large) = (LEAST_SHARED_BYTES - 1, LEAST_SHARED_BYTES);
+    let sizes = [0, 1, small, large, large + 1];
+    for (first, second, third) in
+        sizes.iter().flat_map(|a| sizes.iter().flat_map(move |b| sizes.map(|c| (*a, *b, c))))
+    {
+        let mut next = (0..).map(|byte: u32| byte.to_le_bytes()[0] % 10 + b'0');
+        let chunks = [first, second, third].map(|size| next.by_ref().take(size).collect::<Bytes>());
+        let whole = format!("\"{}\"", String::from_utf8(chunks.concat()).unwrap());
+        let quote = || Bytes::from("\"");
+        let [a, b, c] = chunks;
+        for chunks in [
+            vec![quote(), a.clone(), b.clone(), c.clone(), quote()],
+            vec![[quote(), a].concat().into(), b, [c, quote()].concat().into()],
+        ] {
+            let body = Body::from_stream(stream::iter(chunks.into_iter().map(Ok::<_, Infallible>)));
+            let request = Request::post("/echo").header(JSON.0, JSON.1);
+            assert_eq!(send_to(&admission, request, body).await.unwrap(), whole);
+        }
     }
 }
