@@ -18,7 +18,11 @@ use crate::{
     broker::{Broker, ServiceConfig},
     config::Config,
     embedded::{DATABASE, Embedded},
-    http::{self, AppState, Limits, Listener, Routers, extract::auth::Keys},
+    http::{
+        self, AppState, Limits, Listener, Routers,
+        extract::auth::Keys,
+        server::{Tls, TlsFiles},
+    },
     store::{self, Store},
     telemetry,
 };
@@ -72,7 +76,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     tracing::info!(%address, admin_address, "ready");
     if !config.has_token_key() {
         tracing::warn!("no token key: every request is the tenant \"default\" with all scopes");
-        println!("{}", greeting(&format!("http://{address}")));
+        let scheme = if config.tls_cert_file.is_some() { "https" } else { "http" };
+        println!("{}", greeting(&format!("{scheme}://{address}")));
     }
 
     let outcome = until_told(signals, embedded.as_ref()).await;
@@ -112,6 +117,7 @@ impl Port {
         listener: Listener,
         (key, address): (&str, SocketAddr),
         limits: Limits,
+        tls: Option<Tls>,
     ) -> anyhow::Result<Self> {
         let bound = TcpListener::bind(address).await;
         let bound = bound.with_context(|| {
@@ -120,7 +126,7 @@ impl Port {
         let (address, routers) = (bound.local_addr()?, Routers::starting(listener));
         let stop = CancellationToken::new();
         let (served, stopped) = (routers.clone(), stop.clone());
-        let server = async move { http::server::serve(bound, served, &limits, stopped).await };
+        let server = async move { http::server::serve(bound, served, &limits, tls, stopped).await };
         Ok(Self { address, routers, stop, server: tokio::spawn(server) })
     }
 
@@ -133,18 +139,30 @@ impl Port {
 
 /// The public port, and that of operators, if it is another.
 async fn open_ports(config: &Config, limits: &Limits) -> anyhow::Result<(Port, Option<Port>)> {
+    let files = tls_files(config);
+    let start = |files: &TlsFiles| Tls::start(files).map_err(|why| anyhow::anyhow!(why));
+    let tls = files.as_ref().map(start).transpose()?;
     let Some(admin) = config.admin_address() else {
-        let whole = Port::open(Listener::Whole, ("listen", config.listen), limits.clone());
-        return Ok((whole.await?, None));
+        let listener = ("listen", config.listen);
+        return Ok((Port::open(Listener::Whole, listener, limits.clone(), tls).await?, None));
     };
     let listener = Listener::Public { has_docs: config.public_docs };
-    let public = Port::open(listener, ("listen", config.listen), limits.clone()).await?;
+    let public = Port::open(listener, ("listen", config.listen), limits.clone(), tls).await?;
     let limits = Limits {
         max_connections: ADMIN_CONNECTIONS,
         drain_timeout_ms: limits.drain_timeout_ms.min(ADMIN_DRAIN_MS),
         ..limits.clone()
     };
-    Ok((public, Some(Port::open(Listener::Admin, ("admin_listen", admin), limits).await?)))
+    // who reaches it over loopback is on this machine; probes and scrapers have no certificate
+    let files = files.filter(|_| !admin.ip().is_loopback());
+    let tls = files.map(|files| start(&TlsFiles { client_ca: None, ..files })).transpose()?;
+    let admin = Port::open(Listener::Admin, ("admin_listen", admin), limits, tls).await?;
+    Ok((public, Some(admin)))
+}
+
+fn tls_files(config: &Config) -> Option<TlsFiles> {
+    let (cert, key) = (config.tls_cert_file.clone()?, config.tls_key_file.clone()?);
+    Some(TlsFiles { cert, key, client_ca: config.tls_client_ca_file.clone() })
 }
 
 /// Every connection is an open file: the usual soft limit of 1,024 is raised as far as it may be.
@@ -307,6 +325,8 @@ pub fn limits(config: &Config) -> Limits {
         max_in_flight_bytes: config.max_in_flight_bytes,
         header_timeout_ms: config.header_timeout_ms,
         keep_alive_timeout_ms: config.keep_alive_timeout_ms,
+        answer_timeout_ms: config.answer_timeout_ms,
+        max_connection_age_ms: config.max_connection_age_ms,
         max_connections: config.max_connections,
         drain_timeout_ms: config.drain_timeout_ms,
         ..Limits::default()

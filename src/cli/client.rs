@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use indicatif::ProgressBar;
 use reqwest::{
-    Method, RequestBuilder, StatusCode, Url,
+    Certificate, Identity, Method, RequestBuilder, StatusCode, Url,
     header::{AUTHORIZATION, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use secrecy::ExposeSecret;
@@ -131,6 +131,18 @@ fn advice(problem: &Problem) -> &'static str {
     }
 }
 
+/// A hint for people about a server that cannot be reached.
+fn advice_on_silence(what: &str) -> &'static str {
+    if what.contains("invalid peer certificate") {
+        "; --ca-file or ONCELOG_CA_FILE names the authority that signed the server's certificate"
+    } else if what.contains("CertificateRequired") {
+        "; the server wants a certificate: --client-cert-file or ONCELOG_CLIENT_CERT_FILE names it"
+    } else {
+        "; is a server running there? --url or ONCELOG_URL sets its address, and so does \
+         `oncelog context`"
+    }
+}
+
 /// How an attempt failed.
 enum AttemptError {
     /// No response, or a 5xx that oncelog did not write: retry.
@@ -141,7 +153,7 @@ enum AttemptError {
 
 impl Client {
     pub fn new(flags: ServerFlags, patience: Patience) -> anyhow::Result<Self> {
-        let Target { url, token } = flags.target()?;
+        let Target { url, token, ca, client_cert } = flags.target()?;
         let mut headers = HeaderMap::new();
         if let Some(token) = &token {
             let value = format!("Bearer {}", token.expose_secret().trim());
@@ -159,9 +171,20 @@ impl Client {
             .timeout(ANSWER_TIMEOUT)
             .tcp_nodelay(true);
         // plain HTTP must work on machines without root certificates
-        let builder = match url.scheme() {
-            "http" => builder.tls_certs_only([]),
+        let builder = match (url.scheme(), ca) {
+            ("http", _) => builder.tls_certs_only([]),
+            (_, Some(pem)) => {
+                let authorities = Certificate::from_pem_bundle(&pem).ok();
+                let authorities = authorities.filter(|authorities| !authorities.is_empty());
+                builder.tls_certs_only(authorities.context("--ca-file has no certificate in PEM")?)
+            }
             _ => builder,
+        };
+        let builder = match client_cert {
+            Some(pem) => builder.identity(Identity::from_pem(&pem).map_err(|_| {
+                anyhow!("--client-cert-file must have a certificate and its private key, in PEM")
+            })?),
+            None => builder,
         };
         Ok(Self {
             http: builder.build().context("cannot create the HTTP client")?,
@@ -230,8 +253,7 @@ impl Client {
                 Err(AttemptError::Unavailable(what)) => {
                     let what = format!("{} does not answer: {what}", self.base);
                     self.report_outage(&what);
-                    hint = "; is a server running there? --url or ONCELOG_URL sets its address, \
-                            and so does `oncelog context`";
+                    hint = advice_on_silence(&what);
                     (what, pause)
                 }
                 Err(AttemptError::Problem(problem, after)) => match problem.retry.as_str() {

@@ -100,6 +100,13 @@ keys! {
     /// The address of the admin listener: /metrics, /v1/tenants, /docs and probes. None: with a
     /// token key 127.0.0.1 and the port after that of listen; without one, listen carries all
     admin_listen: Option<SocketAddr> = "", public "ADDRESS" optional(address);
+    /// The certificate chain of the listeners, in PEM: HTTPS is spoken. Read again when it changes.
+    /// An admin listener on a loopback address stays without TLS
+    tls_cert_file: Option<PathBuf> = "", public "FILE" optional(path);
+    /// The private key of tls_cert_file, in PEM
+    tls_key_file: Option<PathBuf> = "", public "FILE" optional(path);
+    /// The authorities that sign clients' certificates, in PEM: listen takes no client without one
+    tls_client_ca_file: Option<PathBuf> = "", public "FILE" optional(path);
     /// Whether listen also carries /docs and /openapi.json: true or false
     public_docs: bool = "true", public "BOOL" switch;
     /// The data directory of the PostgreSQL that oncelog runs itself if database_url is not set
@@ -126,13 +133,17 @@ keys! {
     gap_wait_ms: u64 = "1000", public "MS" number(0..=60_000);
     /// The largest request body, after decompression
     max_body_bytes: usize = "16777216", public "BYTES" number(1 << 16..=1 << 30);
-    /// How long a request body may take to arrive
+    /// How long a request body, or its next 30 KiB, may take to arrive
     body_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
     /// How long a request head may take to arrive
     header_timeout_ms: u64 = "10000", public "MS" number(100..=600_000);
     /// How long a connection may wait for its next request; longer than a load balancer keeps it
     keep_alive_timeout_ms: u64 = "75000", public "MS" number(100..=3_600_000);
-    /// Maximum number of connections
+    /// How long a client may take for an answer, or for its next 30 KiB, before it is cut off
+    answer_timeout_ms: u64 = "30000", public "MS" number(100..=600_000);
+    /// The age at which a connection is asked to end, so that clients spread over replicas; 0: none
+    max_connection_age_ms: u64 = "3600000", public "MS" number(0..=86_400_000);
+    /// Maximum number of connections; beyond it the one that has been idle longest is closed
     max_connections: usize = "20000", public "COUNT" number(1..=1_000_000);
     /// Maximum number of reads that wait for records
     max_waiting_reads: usize = "20000", public "COUNT" number(0..=1_000_000);
@@ -288,6 +299,16 @@ impl Config {
         if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
             found.push(
                 "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
+            );
+        }
+        let tls = ["tls_cert_file", "tls_key_file", "tls_client_ca_file"];
+        if right(&tls) && self.tls_cert_file.is_some() != self.tls_key_file.is_some() {
+            found.push(
+                "tls_cert_file and tls_key_file belong together: set both, or none".to_owned(),
+            );
+        } else if right(&tls) && self.tls_client_ca_file.is_some() && self.tls_cert_file.is_none() {
+            found.push(
+                "tls_client_ca_file is for TLS: set tls_cert_file and tls_key_file, too".to_owned(),
             );
         }
         if self.max_in_flight_bytes < self.max_body_bytes

@@ -8,8 +8,15 @@ use secrecy::{ExposeSecret, SecretString};
 use super::{ConfigError, KEYS, Key, units::Unit};
 
 /// Variables of the command-line clients and of the tests, which are not configuration.
-const FOREIGN_VARIABLES: &[&str] =
-    &["ONCELOG_URL", "ONCELOG_ADMIN_URL", "ONCELOG_TOKEN", "ONCELOG_CONTEXT", "ONCELOG_CONFIG"];
+const FOREIGN_VARIABLES: &[&str] = &[
+    "ONCELOG_URL",
+    "ONCELOG_ADMIN_URL",
+    "ONCELOG_TOKEN",
+    "ONCELOG_CONTEXT",
+    "ONCELOG_CONFIG",
+    "ONCELOG_CA_FILE",
+    "ONCELOG_CLIENT_CERT_FILE",
+];
 const PREFIX: &str = "ONCELOG_";
 
 /// The source of a value.

@@ -20,6 +20,7 @@ use tokio::{
 
 use super::extract::{
     access::HeldAnswer,
+    caller::Caller,
     media::{Encoding, accept_encoding},
 };
 use crate::broker::Budget;
@@ -36,6 +37,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub async fn compress(State(answers): State<Budget>, request: Request, next: Next) -> Response {
     let is_private = request.uri().path().starts_with("/v1/");
     let encoding = accept_encoding(request.headers());
+    let caller = Caller::of(request.extensions());
     let mut answer = next.run(request).await;
     let size = answer.body().size_hint().exact().and_then(|size| usize::try_from(size).ok());
     let Some(size) = size.filter(|size| *size >= LEAST_BYTES) else { return answer };
@@ -46,7 +48,7 @@ pub async fn compress(State(answers): State<Budget>, request: Request, next: Nex
     if encoding == Encoding::Identity {
         return answer;
     }
-    let Some(mut held) = answers.take(ENCODER_BYTES + size) else { return answer };
+    let Some(mut held) = answers.take(caller.tenant(), ENCODER_BYTES + size) else { return answer };
     let (mut head, body) = answer.into_parts();
     let plain = match to_bytes(body, size).await {
         Ok(plain) => plain,

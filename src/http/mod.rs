@@ -15,6 +15,7 @@ mod observe;
 pub mod openapi;
 mod problem;
 mod reads;
+mod reload;
 pub mod server;
 mod service;
 mod sessions;
@@ -191,6 +192,7 @@ pub fn router(state: AppState, listener: Listener) -> Router {
 pub struct Routers {
     listener: Listener,
     starting: Router,
+    https_only: Router,
     serving: Arc<OnceLock<Router>>,
 }
 
@@ -200,13 +202,23 @@ impl Routers {
             .route("/livez", get(service::livez))
             .route("/readyz", get(service::starting));
         let routes = routes.fallback(service::starting);
-        let starting = layered(routes, Operations::of(&openapi()), Budget::new(0));
-        Self { listener, starting, serving: Arc::default() }
+        let https_only = async || {
+            let detail = "This port speaks HTTPS: begin the URL with https://.";
+            Error::new(Code::InvalidRequest, detail)
+        };
+        let [starting, https_only] = [routes, Router::new().fallback(https_only)]
+            .map(|routes| layered(routes, Operations::of(&openapi()), Budget::new(0)));
+        Self { listener, starting, https_only, serving: Arc::default() }
     }
 
     /// From now on the routes of the listener answer, also on open connections.
     pub fn serve(&self, state: AppState) {
         let _ = self.serving.set(router(state, self.listener));
+    }
+
+    /// Answers who speaks HTTP where HTTPS is spoken.
+    fn https_only(&self) -> Router {
+        self.https_only.clone()
     }
 
     fn current(&self) -> Router {
@@ -236,7 +248,7 @@ fn layered(routes: Router, operations: Operations, answers: Budget) -> Router {
 pub struct Limits {
     /// The largest request body, decompressed.
     pub max_body_bytes: usize,
-    /// How long a body may take to arrive.
+    /// How long a body, or its next 30 KiB, may take to arrive.
     pub body_timeout_ms: u64,
     /// Memory for all request bodies together.
     pub max_in_flight_bytes: usize,
@@ -244,6 +256,10 @@ pub struct Limits {
     pub header_timeout_ms: u64,
     /// How long a connection may wait for its next request.
     pub keep_alive_timeout_ms: u64,
+    /// How long a client may take nothing of an answer.
+    pub answer_timeout_ms: u64,
+    /// The age at which a connection is asked to end; 0: none.
+    pub max_connection_age_ms: u64,
     /// The largest request head.
     pub max_header_bytes: usize,
     /// Maximum number of connections; more of them wait to be accepted.
@@ -260,6 +276,8 @@ impl Default for Limits {
             max_in_flight_bytes: 256 << 20,
             header_timeout_ms: 10_000,
             keep_alive_timeout_ms: 75_000,
+            answer_timeout_ms: 30_000,
+            max_connection_age_ms: 3_600_000,
             max_header_bytes: 64 << 10,
             max_connections: 20_000,
             drain_timeout_ms: 25_000,

@@ -49,7 +49,7 @@ async fn what_compressing_takes_is_counted_and_done_before_anything_leaves() {
         assert_eq!(to_bytes(unread, 10_000).await.unwrap().len(), length);
         assert_eq!(answers.held_bytes(), 0);
         // where others hold too much it is answered as it is
-        let all = answers.take(16 << 20).unwrap();
+        let all = answers.take(None, 16 << 20).unwrap();
         assert!(matches!(ask("/v1/topics", encoding).await, (false, 1000, _)));
         drop(all);
         // nor for those without a token

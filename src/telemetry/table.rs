@@ -106,7 +106,9 @@ labels! {
     CODE "code" Values::Codes;
     COMMIT_FORM "form" Values::These(&["plain", "transaction"]);
     CODE_OR_NONE "code" Values::CodeOrNone;
+    CUT_REASON "reason" Values::These(&["slow_head", "unread_answer", "idle", "no_room"]);
     DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt", "unsuitable"]);
+    FILES "files" Values::These(&["tls"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
     DUPLICATE_CALL "call" Values::These(&["open", "join", "offsets"]);
     DUPLICATE_KIND "kind" Values::These(&["idempotency_key"]);
@@ -114,6 +116,7 @@ labels! {
     GROUP_STATE "state" Values::These(&["alive", "empty"]);
     HELD "held" Values::These(&["requests", "answers"]);
     LANE "lane" Values::Lanes;
+    HANDSHAKE_OUTCOME "outcome" Values::These(&["ok", "failed", "timeout", "plain_http"]);
     LISTENER "listener" Values::These(&["public", "admin"]);
     LIMIT "limit" Values::These(
         &["queued_appends", "queued_calls", "request_bytes", "answer_bytes", "waiting_reads"]);
@@ -144,6 +147,7 @@ labels! {
         &["begin", "records", "offsets", "prepare", "commit", "abort"]);
     TRANSACTION_FORM "form" Values::These(&["staged", "whole"]);
     VERSION "version" Values::Version;
+    RELOAD_OUTCOME "outcome" Values::These(&["ok", "failed"]);
     WAIT_OUTCOME "outcome" Values::These(&["records", "nothing", "gone"]);
     PAGE_RESULT "result" Values::These(&["hit", "miss"]);
 }
@@ -167,6 +171,12 @@ metrics_table! {
         "Bytes of requests in progress (bodies, and records until they are stored), and of answers that clients have not read yet.";
     HTTP_CONNECTIONS Gauge "oncelog_http_connections" [LISTENER]
         "Open connections.";
+    HTTP_CONNECTIONS_CUT_TOTAL Counter "oncelog_http_connections_cut_total" [LISTENER, CUT_REASON]
+        "Connections that the server closed: their client was too slow, or others needed their place.";
+    TLS_HANDSHAKES_TOTAL Counter "oncelog_tls_handshakes_total" [HANDSHAKE_OUTCOME]
+        "TLS handshakes.";
+    RELOADS_TOTAL Counter "oncelog_reloads_total" [FILES, RELOAD_OUTCOME]
+        "Files that changed and were read again.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
         "Problems answered.";
     REFUSED_FOR_LOAD_TOTAL Counter "oncelog_refused_for_load_total" [LIMIT]

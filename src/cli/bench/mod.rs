@@ -216,8 +216,15 @@ impl Stage {
         for url in urls {
             let (url, token, context) =
                 (url.cloned(), common.token.clone(), common.context.clone());
-            let Target { url, token } =
-                ServerFlags { url, token, context, admin: None }.target()?;
+            let Target { url, token, .. } = ServerFlags {
+                url,
+                token,
+                context,
+                ca_file: None,
+                client_cert_file: None,
+                admin: None,
+            }
+            .target()?;
             if url.scheme() != "http" {
                 let what = format!("{url}: bench does not measure TLS; give an http:// URL");
                 return Err(WrongUsage(what).into());

@@ -3,6 +3,9 @@
 pub mod commands;
 mod contexts;
 
+use std::path::PathBuf;
+
+use anyhow::Context as _;
 use clap::Args;
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
@@ -26,6 +29,12 @@ pub(in crate::cli) struct ServerFlags {
     /// [default: the context's, for its server]
     #[arg(long, env = "ONCELOG_TOKEN", hide_env_values = true)]
     pub token: Option<SecretString>,
+    /// Authorities that sign the server's certificate, in PEM, in place of those of this machine
+    #[arg(long, value_name = "FILE", env = "ONCELOG_CA_FILE", hide_env_values = true)]
+    pub ca_file: Option<PathBuf>,
+    /// Certificate to show to the server, with its private key in the same file, in PEM
+    #[arg(long, value_name = "FILE", env = "ONCELOG_CLIENT_CERT_FILE", hide_env_values = true)]
+    pub client_cert_file: Option<PathBuf>,
     /// Call the server of this context, see `oncelog context`; --url and --token override it
     #[arg(long, value_name = "NAME", env = "ONCELOG_CONTEXT", hide_env_values = true)]
     pub context: Option<String>,
@@ -48,6 +57,19 @@ pub(in crate::cli) struct AdminFlags {
 pub(in crate::cli) struct Target {
     pub url: Url,
     pub token: Option<SecretString>,
+    /// PEM; none: the authorities of this machine.
+    pub ca: Option<Vec<u8>>,
+    /// PEM, with the private key.
+    pub client_cert: Option<Vec<u8>>,
+}
+
+/// The contents of a file; an empty variable names none.
+fn contents(path: Option<PathBuf>) -> anyhow::Result<Option<Vec<u8>>> {
+    let path = path.filter(|path| !path.as_os_str().is_empty());
+    let read = |path: PathBuf| {
+        std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    path.map(read).transpose()
 }
 
 impl ServerFlags {
@@ -74,7 +96,9 @@ impl ServerFlags {
         };
         // the token of a context goes to no other server
         stored = stored.filter(|context| context.has(&url));
-        Ok(Target { url, token: token.or_else(|| stored.and_then(|context| context.token)) })
+        let token = token.or_else(|| stored.and_then(|context| context.token));
+        let (ca, client_cert) = (contents(self.ca_file)?, contents(self.client_cert_file)?);
+        Ok(Target { url, token, ca, client_cert })
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod access;
 pub mod auth;
 pub mod body;
+pub mod caller;
 pub mod json;
 pub mod list;
 pub mod local;

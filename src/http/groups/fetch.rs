@@ -207,10 +207,12 @@ async fn answer(
     let body = match media {
         Media::Json => {
             let ends = Ends::new(membership.into(), &cursor)?;
-            admission
-                .answer(ends.size_bytes() + total_capacity(&parts), || json_body(&ends, &parts))?
+            let size_bytes = ends.size_bytes() + total_capacity(&parts);
+            admission.answer(access.tenant, size_bytes, || json_body(&ends, &parts))?
         }
-        Media::Ndjson => admission.answer(total_capacity(&parts), || ndjson(&parts))?,
+        Media::Ndjson => {
+            admission.answer(access.tenant, total_capacity(&parts), || ndjson(&parts))?
+        }
     };
     let content_type = HeaderValue::from_static(media.as_str());
     let mut answer = ([(CONTENT_TYPE, content_type)], body).into_response();

@@ -175,7 +175,7 @@ pub async fn read_partition(
     if let Some(staged) = &mut fetched.staged {
         access.broker.hide_transactions(access.tenant, staged, access.scopes()).await?;
     }
-    let body = admission.answer(capacity(&fetched), || match media {
+    let body = admission.answer(access.tenant, capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, partition, &fetched),
         Media::Ndjson => ndjson_body(&fetched),
     })?;

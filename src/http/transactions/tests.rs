@@ -21,7 +21,7 @@ async fn everything() -> std::sync::Arc<crate::http::extract::auth::Grant> {
 
 /// Of a budget without end.
 fn nothing() -> Taken {
-    Budget::new(usize::MAX).take(0).unwrap()
+    Budget::new(usize::MAX).take(None, 0).unwrap()
 }
 
 async fn begin(text: &str) -> Result<Begin, Error> {

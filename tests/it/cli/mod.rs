@@ -32,14 +32,14 @@ pub struct Output {
 impl Output {
     /// The lines of its output, which are JSON; it must have succeeded.
     #[track_caller]
-    fn lines(&self) -> Vec<Value> {
+    pub fn lines(&self) -> Vec<Value> {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// What it said; it must have ended with this code.
     #[track_caller]
-    fn failed(&self, code: i32) -> &str {
+    pub fn failed(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
         &self.stderr
     }

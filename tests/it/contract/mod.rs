@@ -13,5 +13,6 @@ mod service;
 pub mod sessions;
 pub mod settings;
 pub mod tenants;
+mod tls;
 pub mod topics;
 pub mod transactions;

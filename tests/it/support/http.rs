@@ -86,7 +86,9 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        tokio::spawn(async move { http::server::serve(listener, routers, &limits, stopped).await });
+        tokio::spawn(async move {
+            http::server::serve(listener, routers, &limits, None, stopped).await
+        });
         let client = reqwest::Client::new();
         Self { broker, options: options.clone(), address, client, stop }
     }

@@ -193,7 +193,7 @@ impl Served {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let server = tokio::spawn(async move {
-            http::server::serve(listener, routers, &limits, stopped).await;
+            http::server::serve(listener, routers, &limits, None, stopped).await;
         });
         Self { broker, client: Client::new(&url, None), stop, server: Some(server) }
     }

@@ -18,7 +18,10 @@ use metrics::{Counter, Histogram};
 pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, TransactionPath};
 pub use transaction_end::{EndAccess, EndQuery};
 
-use super::auth::{Grant, Keys};
+use super::{
+    auth::{Grant, Keys},
+    caller::Caller,
+};
 use crate::{
     broker::{Broker, Budget, Error, Taken},
     http::{
@@ -88,10 +91,11 @@ impl Admission {
     /// the memory.
     pub fn answer(
         &self,
+        tenant: TenantId,
         size_bytes: usize,
         body: impl FnOnce() -> Vec<u8>,
     ) -> Result<Bytes, Error> {
-        let held = self.answers.take(size_bytes).ok_or_else(|| {
+        let held = self.answers.take(Some(tenant), size_bytes).ok_or_else(|| {
             metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "answer_bytes")
                 .increment(1);
             Error::new(Code::Unavailable, "Too many responses are waiting for slow clients; retry.")
@@ -144,9 +148,11 @@ impl AppState {
     }
 
     /// The tenant of an admitted request, unless it is suspended or deleted.
-    async fn enter(&self, grant: &Grant) -> Result<TenantId, Error> {
+    async fn enter(&self, parts: &Parts, grant: &Grant) -> Result<TenantId, Error> {
         self.accept()?;
-        self.broker.tenant(&grant.tenant).await
+        let tenant = self.broker.tenant(&grant.tenant).await?;
+        Caller::of(&parts.extensions).is(tenant);
+        Ok(tenant)
     }
 
     /// Refuses requests while this replica drains.
@@ -225,7 +231,7 @@ impl<P: Permission> FromRequestParts<AppState> for Access<P> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let grant = admit(&state.admission, parts, P::ANY_OF).await?;
-        let tenant = state.enter(&grant).await?;
+        let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, grant, permission: PhantomData })
     }
 }
@@ -245,7 +251,7 @@ impl<P: Permission> FromRequestParts<AppState> for TenantAccess<P> {
         if !grant.scopes.has_whole(P::ANY_OF) {
             return Err(forbidden(P::ANY_OF, None));
         }
-        let tenant = state.enter(&grant).await?;
+        let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, permission: PhantomData })
     }
 }
@@ -306,7 +312,7 @@ impl<P: Permission> FromRequestParts<AppState> for TopicAccess<P> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let (grant, topic) = admit_to(&state.admission, parts, P::ANY_OF, "topic").await?;
-        let tenant = state.enter(&grant).await?;
+        let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, topic, grant, permission: PhantomData })
     }
 }
@@ -325,7 +331,7 @@ impl<P: Permission> FromRequestParts<AppState> for GroupAccess<P> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Error> {
         let (grant, group) = admit_to(&state.admission, parts, P::ANY_OF, "group").await?;
-        let tenant = state.enter(&grant).await?;
+        let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, grant, group, permission: PhantomData })
     }
 }

@@ -64,7 +64,7 @@ impl FromRequestParts<AppState> for EndAccess {
         if by_operator == Ok(true) && !grant.scopes.has_whole(OPERATE) {
             return Err(forbidden(OPERATE, None));
         }
-        let tenant = state.enter(&grant).await?;
+        let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, grant, parameters })
     }
 }

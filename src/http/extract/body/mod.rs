@@ -1,13 +1,15 @@
 //! Request bodies: their type checked, decompressed and counted as they arrive.
 //!
 //! The order of checks is the documented one: media type, size, shape. Three limits apply to a
-//! body: its decompressed size, a deadline for all of it, and a memory budget that all bodies share
-//! until their handlers are done. An incomplete body is never processed.
+//! body: its decompressed size, a deadline for its next piece, and a memory budget that all bodies
+//! share until their handlers are done. An incomplete body is never processed.
+
+mod intake;
+mod paced;
 
 use std::{
     collections::BTreeMap,
     future::Future,
-    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,22 +19,22 @@ use async_compression::{
     zstd::DParameter,
 };
 use axum::{
-    body::BodyDataStream,
     extract::{FromRef, FromRequest, Request},
     http::{HeaderMap, Method, header::CONTENT_LENGTH},
 };
-use bytes::{BufMut, Bytes, BytesMut};
-use futures_util::{StreamExt, TryStreamExt};
+use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tokio::{
-    io::{AsyncBufRead, AsyncRead, AsyncReadExt},
-    time::timeout,
-};
+use tokio::io::AsyncBufRead;
 use tokio_util::io::StreamReader;
 
+use self::{
+    intake::{BodyFailure, Intake},
+    paced::Paced,
+};
 use super::{
     access::Admission,
+    caller::Caller,
     json,
     media::{self, Encoding, Media},
     query::{self, NoParameters},
@@ -48,11 +50,6 @@ use crate::{
 
 /// RFC 9659: a zstd stream over HTTP needs a window of at most 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
-/// A smaller chunk is copied: it would hold on to hyper's buffer, which has at most four times as
-/// many bytes.
-const LEAST_SHARED_BYTES: usize = 16 << 10;
-/// Bytes decompressed at a time.
-const CHUNK_BYTES: usize = 64 << 10;
 
 /// A JSON object (an empty body counts as `{}`), without query parameters.
 pub struct JsonBody<T, const KEYED: bool = false> {
@@ -260,6 +257,7 @@ async fn receive(
     key: KeyPolicy,
 ) -> Result<(Received, Taken), Error> {
     let (parts, body) = request.into_parts();
+    let owner = Caller::of(&parts.extensions).tenant();
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
     // Without a media type only an empty body is taken: the first byte is one too many.
@@ -268,9 +266,10 @@ async fn receive(
     if encoding == Encoding::Identity && announced(&parts.headers).is_some_and(|n| n > limit) {
         return Err(refuse());
     }
-    let held = admission.requests.take(0).ok_or_else(busy)?;
-    let mut intake = Intake { limit, held, first: Bytes::new(), bytes: BytesMut::new() };
-    let stream = body.into_data_stream();
+    let held = admission.requests.take(owner, 0).ok_or_else(busy)?;
+    let mut intake = Intake::new(limit, held);
+    let deadline = Duration::from_millis(admission.limits.body_timeout_ms);
+    let stream = Paced::new(body.into_data_stream(), deadline);
     let reading: std::pin::Pin<Box<dyn Future<Output = Result<(), BodyFailure>> + Send + '_>> =
         match encoding {
             Encoding::Identity => Box::pin(intake.take_all(stream)),
@@ -286,25 +285,24 @@ async fn receive(
                 Box::pin(intake.decode_all(zstd))
             }
         };
-    let deadline = Duration::from_millis(admission.limits.body_timeout_ms);
     let begun = Instant::now();
-    let read = timeout(deadline, reading).await;
+    let read = reading.await;
     let waited = begun.elapsed();
     telemetry::waited(waited);
     admission.body_duration.record(waited.as_secs_f64());
     admission.request_bytes.increment(intake.len() as u64);
     match read {
-        Ok(Ok(())) => {}
-        Ok(Err(BodyFailure::TooLarge)) => return Err(refuse()),
-        Ok(Err(BodyFailure::Busy)) => return Err(busy()),
-        Ok(Err(BodyFailure::Broken)) if encoding == Encoding::Identity => {
+        Ok(()) => {}
+        Err(BodyFailure::TooLarge) => return Err(refuse()),
+        Err(BodyFailure::Busy) => return Err(busy()),
+        Err(BodyFailure::TooSlow) => return Err(too_slow(admission.limits.body_timeout_ms)),
+        Err(BodyFailure::Broken) if encoding == Encoding::Identity => {
             return Err(ValidationErrors::at("", "the body is incomplete").into());
         }
-        Ok(Err(BodyFailure::Broken)) => {
+        Err(BodyFailure::Broken) => {
             let why = "the body is incomplete or does not match its Content-Encoding";
             return Err(ValidationErrors::at("", why).into());
         }
-        Err(_) => return Err(too_slow(admission.limits.body_timeout_ms)),
     }
     let idempotency_key = key.of(&parts.method, &parts.headers)?;
     let media = named.unwrap_or(Media::Json);
@@ -312,73 +310,12 @@ async fn receive(
     Ok((Received { bytes, media, idempotency_key }, held))
 }
 
-fn reader(stream: BodyDataStream) -> impl AsyncBufRead + Send {
-    StreamReader::new(stream.map_err(io::Error::other))
+fn reader(stream: Paced) -> impl AsyncBufRead + Send {
+    StreamReader::new(stream)
 }
 
 fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// Why reading stopped.
-enum BodyFailure {
-    TooLarge,
-    Busy,
-    Broken,
-}
-
-struct Intake {
-    limit: usize,
-    held: Taken,
-    /// A large first chunk of a body that is sent as it is: if there is no other, it is the body,
-    /// and never copied.
-    first: Bytes,
-    bytes: BytesMut,
-}
-
-impl Intake {
-    fn len(&self) -> usize {
-        self.first.len() + self.bytes.len()
-    }
-
-    fn finish(self) -> (Bytes, Taken) {
-        let bytes = if self.bytes.is_empty() { self.first } else { self.bytes.freeze() };
-        (bytes, self.held)
-    }
-
-    async fn take_all(&mut self, mut stream: BodyDataStream) -> Result<(), BodyFailure> {
-        while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(|_| BodyFailure::Broken)?;
-            self.count(self.len() + chunk.len())?;
-            if self.len() == 0 && chunk.len() >= LEAST_SHARED_BYTES {
-                self.first = chunk;
-                continue;
-            }
-            self.bytes.extend_from_slice(&std::mem::take(&mut self.first));
-            self.bytes.extend_from_slice(&chunk);
-        }
-        Ok(())
-    }
-
-    async fn decode_all(&mut self, decoder: impl AsyncRead) -> Result<(), BodyFailure> {
-        let mut decoder = std::pin::pin!(decoder);
-        loop {
-            self.bytes.reserve(CHUNK_BYTES);
-            let mut chunk = (&mut self.bytes).limit(CHUNK_BYTES);
-            match decoder.read_buf(&mut chunk).await {
-                Ok(0) => return Ok(()),
-                Ok(_) => self.count(self.bytes.len())?,
-                Err(_) => return Err(BodyFailure::Broken),
-            }
-        }
-    }
-
-    fn count(&mut self, bytes: usize) -> Result<(), BodyFailure> {
-        if bytes > self.limit {
-            return Err(BodyFailure::TooLarge);
-        }
-        if self.held.resize(bytes) { Ok(()) } else { Err(BodyFailure::Busy) }
-    }
 }
 
 fn too_large(limit: usize) -> Error {
@@ -387,7 +324,9 @@ fn too_large(limit: usize) -> Error {
 }
 
 fn too_slow(timeout_ms: u64) -> Error {
-    let detail = format!("The request body was not received within {timeout_ms} ms.");
+    let detail = format!(
+        "The request body came too slowly: it, or its next 30 KiB, took more than {timeout_ms} ms."
+    );
     Error::new(Code::RequestTimeout, detail)
 }
 

@@ -1,11 +1,14 @@
-use std::{convert::Infallible, io::Write};
+use std::{
+    convert::Infallible,
+    io::{self, Write},
+};
 
 use axum::{Router, body::Body, extract::State, http::request::Builder, routing::post};
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use tower::ServiceExt;
 
-use super::*;
+use super::{intake::LEAST_SHARED_BYTES, *};
 use crate::http::{Limits, extract::auth::Keys};
 
 #[derive(Deserialize)]
@@ -27,7 +30,7 @@ async fn records(
     State(admission): State<Arc<Admission>>,
     Records(sent, _held): Records,
 ) -> Result<String, Error> {
-    let free = 1500 - admission.requests.held_bytes();
+    let free = admission.limits.max_in_flight_bytes - admission.requests.held_bytes();
     Ok(format!("{:?} {} {free}", sent.media(), sent.text()?.len()))
 }
 
@@ -207,11 +210,48 @@ async fn slow_and_broken_bodies_do_nothing() {
     assert_eq!(error.code, Code::InvalidRequest);
 }
 
+/// A body of these pieces, each a while after the one before.
+fn paced(pieces: Vec<Vec<u8>>, pause: Duration) -> Body {
+    Body::from_stream(stream::iter(pieces).then(move |piece| async move {
+        tokio::time::sleep(pause).await;
+        Ok::<_, Infallible>(Bytes::from(piece))
+    }))
+}
+
+/// What counts is how long the next piece takes: many that take long altogether are taken, few
+/// bytes that keep coming are not, nor what expands to much.
+#[tokio::test]
+async fn a_body_must_go_on() {
+    let limits = Limits { body_timeout_ms: 500, ..Limits::default() };
+    let admission = Arc::new(Admission::new(Keys::open().unwrap(), limits));
+    let pause = Duration::from_millis(50);
+    let plain = || Request::post("/records").header(NDJSON.0, NDJSON.1);
+    let large = paced(vec![vec![b' '; 30 << 10]; 20], pause);
+    let taken = send_to(&admission, plain(), large).await.unwrap();
+    assert!(taken.starts_with(&format!("Ndjson {}", 20 * (30 << 10))), "{taken}");
+    let trickle = |bytes: Vec<u8>| bytes.chunks(1_000).map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let error = send_to(&admission, plain(), paced(trickle(vec![b' '; 60_000]), pause)).await;
+    assert_eq!(error.unwrap_err().code, Code::RequestTimeout);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    gzip.write_all(&vec![b' '; 8 << 20]).unwrap();
+    let zstd = zstd::encode_all(&vec![b' '; 8 << 20][..], 1).unwrap();
+    for (name, bytes) in [("gzip", gzip.finish().unwrap()), ("zstd", zstd)] {
+        let request = plain().header("content-encoding", name);
+        let begun =
+            stream::iter([Ok::<_, Infallible>(Bytes::from(bytes[..bytes.len() / 2].to_vec()))]);
+        let body = Body::from_stream(begun.chain(stream::pending()));
+        let error = send_to(&admission, request, body).await.unwrap_err();
+        assert_eq!(error.code, Code::RequestTimeout, "{name}");
+        assert!(error.detail.contains("30 KiB"), "{}", error.detail);
+    }
+    assert_eq!(admission.requests.held_bytes(), 0);
+}
+
 #[tokio::test]
 async fn the_budget_is_shared_and_given_back() {
     let admission = test_admission();
     let ndjson = || Request::post("/records").header(NDJSON.0, NDJSON.1);
-    let other = admission.requests.take(1000).unwrap();
+    let other = admission.requests.take(None, 1000).unwrap();
     let body = || Body::from(vec![b' '; 600]);
     let error = send_to(&admission, ndjson(), body()).await.unwrap_err();
     assert_eq!(error.code, Code::Unavailable);

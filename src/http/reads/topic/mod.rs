@@ -214,7 +214,7 @@ async fn answer(
     read: TopicRead,
 ) -> Result<Response, Error> {
     let fetched = access.broker.read_topic(access.tenant, &access.topic, read).await?;
-    let body = admission.answer(capacity(&fetched), || match media {
+    let body = admission.answer(access.tenant, capacity(&fetched), || match media {
         Media::Json => json_body(&access.topic, &fetched),
         Media::Ndjson => ndjson(&fetched.parts),
     })?;
