@@ -29,11 +29,15 @@ use crate::{
 
 /// Settings of a new connection. A pooler refuses or ignores them, so they only affect speed, or
 /// are repeated where needed: by `BEGIN`, and by `durable!`. Lock waits time out (55P03: certainly
-/// not written), and the locks of a dead replica are released. Statements use keys: a plan made for
-/// an empty table would scan it, and be kept after it has grown. Plans are generic: statements with
-/// arrays would otherwise be planned each time, which takes longer than running them.
-const SESSION: [(&str, &str); 8] = [
+/// not written), and the locks of a dead replica are released. What a replica has given up ends in
+/// the server, too: soon, if its connection is closed, else by `statement_timeout`. Statements use
+/// keys: a plan made for an empty table would scan it, and be kept after it has grown. Plans are
+/// generic: statements with arrays would otherwise be planned each time, which takes longer than
+/// running them.
+const SESSION: [(&str, &str); 10] = [
     ("lock_timeout", "5s"),
+    ("statement_timeout", "25s"),
+    ("client_connection_check_interval", "5s"),
     ("idle_in_transaction_session_timeout", "15s"),
     ("tcp_user_timeout", "15s"),
     ("default_transaction_isolation", "read committed"),
@@ -49,18 +53,20 @@ const SESSION: [(&str, &str); 8] = [
 /// must be flushed: a weaker `synchronous_commit` is raised, a stronger one kept.
 const BEGIN: &str = r"begin isolation level read committed read write;
     select set_config('lock_timeout', '5s', true), set_config('idle_in_transaction_session_timeout', '15s', true),
+        set_config('statement_timeout', '25s', true), set_config('client_connection_check_interval', '5s', true),
         set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local')
             then 'on' else current_setting('synchronous_commit') end, true)";
 
 /// The settings of a transaction whose reads must share one snapshot.
 const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read read only; \
-    set local idle_in_transaction_session_timeout = '15s'";
+    set local idle_in_transaction_session_timeout = '15s'; set local statement_timeout = '25s'; \
+    set local client_connection_check_interval = '5s'";
 
 /// How long an operation waits for a pooled connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum duration of pooled work: far above the lock timeout, so only a silent peer reaches
-/// it.
+/// The maximum duration of pooled work: above the statement timeout, and far above that of locks,
+/// so only a silent peer reaches it.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 statements! {

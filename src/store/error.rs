@@ -88,16 +88,16 @@ impl From<sqlx::Error> for Error {
         };
         let code = database.code().unwrap_or_default();
         match code.as_ref() {
-            // lock not available, deadlock, serialization, statement timeout, a key that another
-            // transaction has taken meanwhile, a key that a row refers to and that was removed
-            // meanwhile, a statement that has undone itself
-            "55P03" | "40P01" | "40001" | "57014" | "23505" | "23503" | "OL001" => {
+            // lock not available, deadlock, serialization, a key that another transaction has taken
+            // meanwhile, a key that a row refers to and that was removed meanwhile, a statement
+            // that has undone itself
+            "55P03" | "40P01" | "40001" | "23505" | "23503" | "OL001" => {
                 Error::Contended(Cause::Database(error))
             }
             // read-only after a failover, too many connections, disk full, out of memory
             "25006" | "53300" | "53100" | "53200" => Error::Unavailable(Cause::Database(error)),
-            // an idle transaction was ended, or a long one
-            "25P03" | "25P04" => Error::Unavailable(Cause::Database(error)),
+            // an idle transaction was ended, a long one, or a statement that took too long
+            "25P03" | "25P04" | "57014" => Error::Unavailable(Cause::Database(error)),
             // somebody else has dropped this connection's prepared statements
             "26000" => Error::Unavailable(Cause::Database(error)),
             // connection exceptions, shutdown, crash, starting up, database dropped

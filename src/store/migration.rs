@@ -19,8 +19,9 @@ const OLDEST_VERSION: i32 = 140_000;
 statements! {
     SCHEMA_EXISTS = "select exists (select from pg_namespace where nspname = 'oncelog')";
     VERSION = "select current_setting('server_version_num')::integer";
-    /// One replica migrates at a time; others wait without limit.
-    MIGRATE_ALONE = r"select set_config('lock_timeout', '0', true), set_config('search_path', 'oncelog', true),
+    /// One replica migrates at a time, as long as it takes; others wait without limit.
+    MIGRATE_ALONE = r"select set_config('lock_timeout', '0', true), set_config('statement_timeout', '0', true),
+        set_config('search_path', 'oncelog', true),
         pg_advisory_xact_lock(hashtext('oncelog'), hashtext('migration'))";
 }
 
