@@ -20,7 +20,7 @@ use crate::{
     embedded::{DATABASE, Embedded},
     http::{
         self, AppState, Limits, Listener, Routers,
-        extract::auth::Keys,
+        extract::auth::{Keys, TokenRules},
         server::{Tls, TlsFiles},
     },
     store::{self, Store},
@@ -235,15 +235,17 @@ async fn until_told(mut signals: Signals, embedded: Option<&Embedded>) -> anyhow
 
 /// What the configuration says tokens are checked against.
 pub fn keys(config: &Config) -> anyhow::Result<Keys> {
-    let (audience, issuer) = (&config.token_audience, &config.token_issuer);
-    let keys = match (&config.token_jwks_file, &config.token_hs256_secret) {
-        (Some(path), _) => {
-            let document = std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read token_jwks_file {}", path.display()))?;
-            Keys::jwks(&document, audience, issuer)
-        }
-        (None, Some(secret)) => Keys::hs256(secret, audience, issuer),
-        (None, None) => Keys::open(),
+    let rules = TokenRules {
+        audience: config.token_audience.clone(),
+        issuer: config.token_issuer.clone(),
+        max_life_s: Some(config.max_token_life_ms / 1000).filter(|life_s| *life_s > 0),
+    };
+    let secrets = [&config.token_hs256_secret, &config.token_hs256_previous_secret];
+    let secrets: Vec<SecretString> = secrets.into_iter().flatten().cloned().collect();
+    let keys = match &config.token_jwks_file {
+        Some(path) => Keys::jwks_file(path, rules),
+        None if secrets.is_empty() => Keys::open(),
+        None => Keys::hs256(&secrets, &rules),
     };
     keys.map_err(|what| anyhow::anyhow!(what))
 }

@@ -15,6 +15,7 @@ use std::{
 use secrecy::SecretString;
 use tracing::level_filters::LevelFilter;
 
+mod check;
 mod parse;
 mod sources;
 #[cfg(test)]
@@ -117,12 +118,16 @@ keys! {
     notify_database_url: Option<SecretString> = "", secret "URL" optional(parse::database_url);
     /// The secret that verifies HS256 tokens, at least 32 bytes; excludes token_jwks_file
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
-    /// A JWKS file with the public keys that verify tokens
+    /// The secret before token_hs256_secret, whose tokens are still accepted
+    token_hs256_previous_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
+    /// A JWKS file with the public keys that verify tokens; read again when it changes
     token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
     /// The required `aud` claim of tokens
     token_audience: String = "oncelog", public "NAME" word;
     /// The required `iss` claim of tokens
     token_issuer: String = "oncelog", public "NAME" word;
+    /// The longest lifetime of a token, from its `iat` to its `exp`; 0: any
+    max_token_life_ms: u64 = "0", public "MS" number(0..=315_360_000_000);
     /// Number of writers, each with its own database connection; 0: a quarter of the cores
     lanes: usize = "0", public "COUNT" cores(4, 256);
     /// Number of threads that serve requests; 0: half of the cores
@@ -260,83 +265,6 @@ impl Config {
             || if self.listen.port() == 0 { Some(0) } else { self.listen.port().checked_add(1) };
         let default = || Some(SocketAddr::from((Ipv4Addr::LOCALHOST, next()?)));
         self.admin_listen.or_else(|| self.has_token_key().then(default).flatten())
-    }
-
-    /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
-    fn check(&self, errors: &mut Vec<ConfigError>) {
-        let wrong: Vec<&str> = errors.iter().filter_map(|error| error.key).collect();
-        let right = |keys: &[&str]| keys.iter().all(|key| !wrong.contains(key));
-        let mut found = Vec::new();
-        let open = !self.has_token_key() && right(&["token_hs256_secret", "token_jwks_file"]);
-        if open && self.database_url.is_some() {
-            found.push(
-                "database_url requires tokens: set token_hs256_secret (such as \
-                 ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\") or token_jwks_file"
-                    .to_owned(),
-            );
-        } else if open && right(&["listen", "admin_listen", "database_url"]) {
-            let addresses = [("listen", Some(self.listen)), ("admin_listen", self.admin_listen)];
-            let addresses = addresses.into_iter().filter_map(|(key, of)| Some((key, of?)));
-            found.extend(addresses.filter(|(_, of)| !of.ip().is_loopback()).map(|(key, of)| {
-                format!(
-                    "{key} is {of}, which other hosts can reach, but requests need no token: \
-                     listen on 127.0.0.1, or set token_hs256_secret or token_jwks_file"
-                )
-            }));
-        }
-        if right(&["listen", "admin_listen"]) {
-            self.check_ports(&mut found);
-        }
-        if self.notify_database_url.is_some()
-            && self.database_url.is_none()
-            && right(&["database_url"])
-        {
-            found.push(
-                "notify_database_url is a second way to the database of database_url: set that, too"
-                    .to_owned(),
-            );
-        }
-        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
-            found.push(
-                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
-            );
-        }
-        let tls = ["tls_cert_file", "tls_key_file", "tls_client_ca_file"];
-        if right(&tls) && self.tls_cert_file.is_some() != self.tls_key_file.is_some() {
-            found.push(
-                "tls_cert_file and tls_key_file belong together: set both, or none".to_owned(),
-            );
-        } else if right(&tls) && self.tls_client_ca_file.is_some() && self.tls_cert_file.is_none() {
-            found.push(
-                "tls_client_ca_file is for TLS: set tls_cert_file and tls_key_file, too".to_owned(),
-            );
-        }
-        if self.max_in_flight_bytes < self.max_body_bytes
-            && right(&["max_in_flight_bytes", "max_body_bytes"])
-        {
-            found.push(format!(
-                "max_in_flight_bytes ({}) must be at least max_body_bytes ({}), or the largest \
-                 body could never be accepted",
-                self.max_in_flight_bytes, self.max_body_bytes
-            ));
-        }
-        errors.extend(found.into_iter().map(|text| ConfigError { key: None, text }));
-    }
-
-    fn check_ports(&self, found: &mut Vec<String>) {
-        if self.admin_listen == Some(self.listen) && self.listen.port() != 0 {
-            found.push(format!(
-                "admin_listen and listen are both {}: give each a port of its own",
-                self.listen
-            ));
-        }
-        if self.has_token_key() && self.admin_address().is_none() {
-            found.push(format!(
-                "listen is {}, after whose port there is no other for the admin listener: set \
-                 admin_listen",
-                self.listen
-            ));
-        }
     }
 }
 

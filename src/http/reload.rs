@@ -74,6 +74,11 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Ok(Self(receiver))
     }
 
+    /// A value that no file has.
+    pub fn constant(value: T) -> Self {
+        Self(watch::channel(Arc::new(value)).1)
+    }
+
     pub fn current(&self) -> Arc<T> {
         self.0.borrow().clone()
     }

@@ -108,7 +108,7 @@ labels! {
     CODE_OR_NONE "code" Values::CodeOrNone;
     CUT_REASON "reason" Values::These(&["slow_head", "unread_answer", "idle", "no_room"]);
     DATABASE_ERROR "kind" Values::These(&["contended", "unavailable", "outcome_unknown", "corrupt", "unsuitable"]);
-    FILES "files" Values::These(&["tls"]);
+    FILES "files" Values::These(&["jwks", "tls"]);
     DIRECTION "direction" Values::These(&["sent", "received"]);
     DUPLICATE_CALL "call" Values::These(&["open", "join", "offsets"]);
     DUPLICATE_KIND "kind" Values::These(&["idempotency_key"]);

@@ -43,9 +43,6 @@ pub struct Answer {
 
 impl Answer {
     pub fn new(body: Body, in_flight: InFlight) -> Self {
-        if !body.is_end_stream() {
-            in_flight.progressed();
-        }
         Self { body, rest: Bytes::new(), in_flight: Arc::new(in_flight) }
     }
 

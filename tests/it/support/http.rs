@@ -13,7 +13,10 @@ use futures_util::future::BoxFuture;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use oncelog::{
     broker::{Broker, ServiceConfig},
-    http::{self, AppState, Limits, Listener, Routers, extract::auth::Keys},
+    http::{
+        self, AppState, Limits, Listener, Routers,
+        extract::auth::{Keys, TokenRules},
+    },
     model::Code,
 };
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -277,7 +280,11 @@ pub const AUDIENCE: &str = "oncelog";
 pub const ISSUER: &str = "issuer";
 
 pub fn shared_keys() -> Keys {
-    Keys::hs256(&SECRET.into(), AUDIENCE, ISSUER).unwrap()
+    Keys::hs256(&[SECRET.into()], &token_rules()).unwrap()
+}
+
+pub fn token_rules() -> TokenRules {
+    TokenRules { audience: AUDIENCE.into(), issuer: ISSUER.into(), max_life_s: None }
 }
 
 pub fn now_s() -> u64 {

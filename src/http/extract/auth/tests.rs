@@ -1,5 +1,5 @@
 use axum::http::HeaderValue;
-use jsonwebtoken::{EncodingKey, Header, encode};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode, jwk::Jwk};
 use serde_json::{Value, json};
 
 use super::*;
@@ -11,8 +11,14 @@ const ED25519: &[u8] = include_bytes!("../../../../tests/keys/ed25519.pem");
 const P256: &[u8] = include_bytes!("../../../../tests/keys/p256.pem");
 const RSA: &[u8] = include_bytes!("../../../../tests/keys/rsa2048.pem");
 
+const FORMER: &str = "fedcba9876543210fedcba9876543210";
+
+fn rules() -> TokenRules {
+    TokenRules { audience: "oncelog".into(), issuer: "issuer".into(), max_life_s: None }
+}
+
 fn shared() -> Keys {
-    Keys::hs256(&SECRET.into(), "oncelog", "issuer").unwrap()
+    Keys::hs256(&[SECRET.into()], &rules()).unwrap()
 }
 
 fn claims() -> Value {
@@ -80,7 +86,8 @@ async fn a_remembered_token_still_expires() {
     let grant = keys.grant(&headers).await.unwrap();
     let print: [u8; 32] = Sha256::digest(&headers[AUTHORIZATION].as_bytes()[7..]).into();
     let old = Grant { tenant: grant.tenant.clone(), scopes: Arc::default(), expires_at_s: 1 };
-    keys.verified.insert(print, Arc::new(old)).await;
+    let Mode::Signed(of) = &keys.mode else { panic!("they are signed") };
+    keys.verified.insert(print, Verified { grant: Arc::new(old), by: of.current() }).await;
     assert!(refusal(&keys, &headers).await.contains("expired"));
 }
 
@@ -142,7 +149,7 @@ fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
 async fn a_jwks_pins_key_and_algorithm() {
     let jwks: Vec<Value> =
         pairs().iter().map(|(key, algorithm, kid)| jwk(key, *algorithm, kid)).collect();
-    let keys = Keys::jwks(&json!({"keys": jwks}).to_string(), "oncelog", "issuer").unwrap();
+    let keys = Keys::jwks(&json!({"keys": jwks}).to_string(), &rules()).unwrap();
     for (key, algorithm, kid) in pairs() {
         let mut header = Header { kid: Some(kid.into()), ..Header::new(algorithm) };
         keys.grant(&signed(&header, &claims(), &key)).await.unwrap();
@@ -164,13 +171,13 @@ async fn a_jwks_pins_key_and_algorithm() {
 async fn a_single_key_needs_no_kid() {
     let [(key, algorithm, kid), ..] = pairs();
     let jwks = json!({"keys": [jwk(&key, algorithm, kid)]}).to_string();
-    let keys = Keys::jwks(&jwks, "oncelog", "issuer").unwrap();
+    let keys = Keys::jwks(&jwks, &rules()).unwrap();
     keys.grant(&signed(&Header::new(algorithm), &claims(), &key)).await.unwrap();
 }
 
 #[test]
 fn useless_keys_are_refused_at_start() {
-    assert!(Keys::hs256(&"short".into(), "a", "i").is_err());
+    assert!(Keys::hs256(&["short".into()], &rules()).is_err());
     let [(ed, ..), (ec, ..), _] = pairs();
     let mut encrypts = jwk(&ed, Algorithm::EdDSA, "a");
     encrypts["use"] = json!("enc");
@@ -179,9 +186,9 @@ fn useless_keys_are_refused_at_start() {
     mislabelled["alg"] = json!("ES384");
     let twice = jwk(&ed, Algorithm::EdDSA, "c");
     for set in [json!([encrypts]), json!([oct]), json!([mislabelled]), json!([twice, twice])] {
-        assert!(Keys::jwks(&json!({"keys": set}).to_string(), "a", "i").is_err(), "{set}");
+        assert!(Keys::jwks(&json!({"keys": set}).to_string(), &rules()).is_err(), "{set}");
     }
-    assert!(Keys::jwks("{}", "a", "i").is_err());
+    assert!(Keys::jwks("{}", &rules()).is_err());
 }
 
 #[tokio::test]
@@ -189,4 +196,97 @@ async fn open_keys_look_at_no_token() {
     let grant = Keys::open().unwrap().grant(&headers("rubbish")).await.unwrap();
     assert_eq!(grant.tenant.as_str(), "default");
     assert!(Word::ALL.iter().all(|word| grant.scopes.has(&[*word])));
+}
+
+/// While a secret is changed, tokens of both are about.
+#[tokio::test]
+async fn two_secrets_are_good_at_once() {
+    let both = Keys::hs256(&[SECRET.into(), FORMER.into()], &rules()).unwrap();
+    let former = EncodingKey::from_secret(FORMER.as_bytes());
+    for key in [secret(), former.clone()] {
+        both.grant(&signed(&Header::default(), &claims(), &key)).await.unwrap();
+    }
+    let mut expired = claims();
+    expired["exp"] = json!(1);
+    let detail = refusal(&both, &signed(&Header::default(), &expired, &former)).await;
+    assert!(detail.contains("expired"), "{detail}");
+    let stranger = EncodingKey::from_secret(&[7; 32]);
+    for (keys, key) in [(&both, &stranger), (&shared(), &former)] {
+        let detail = refusal(keys, &signed(&Header::default(), &claims(), key)).await;
+        assert!(detail.contains("signature"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_access_token_is_refused() {
+    let keys = shared();
+    for (typ, is_good) in [
+        (None, true),
+        (Some("jwt"), true),
+        (Some("at+JWT"), true),
+        (Some("application/at+jwt"), true),
+        (Some("logout+jwt"), false),
+        (Some(""), false),
+        (Some("application/"), false),
+    ] {
+        let header = Header { typ: typ.map(str::to_owned), ..Header::default() };
+        let grant = keys.grant(&signed(&header, &claims(), &secret())).await;
+        assert_eq!(grant.is_ok(), is_good, "{typ:?}");
+    }
+    for crit in [vec![], vec!["exp".to_owned()]] {
+        let header = Header { crit: Some(crit), ..Header::default() };
+        let detail = refusal(&keys, &signed(&header, &claims(), &secret())).await;
+        assert!(detail.contains("crit"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_lives_only_so_long() {
+    let rules = TokenRules { max_life_s: Some(3600), ..rules() };
+    let keys = Keys::hs256(&[SECRET.into()], &rules).unwrap();
+    let now = now_s() as f64;
+    for (iat, exp, is_good) in [
+        (Some(now - 10.0), now + 3590.0, true),
+        (Some(now - 10.0), now + 3591.0, false),
+        (Some(now - 3000.0), now + 601.5, false),
+        (None, now + 3590.0, true),
+        (None, now + 3700.0, false),
+        (None, 1e300, false),
+    ] {
+        let mut claims = claims();
+        claims["exp"] = json!(exp);
+        claims["iat"] = json!(iat);
+        let grant = keys.grant(&signed(&Header::default(), &claims, &secret())).await;
+        assert_eq!(grant.is_ok(), is_good, "{iat:?} {exp}");
+    }
+}
+
+/// What a key had verified goes with it, also what was verified before.
+#[tokio::test]
+async fn keys_are_replaced_in_their_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jwks.json");
+    let [(ed, ed_algorithm, ed_kid), (ec, ec_algorithm, ec_kid), _] = pairs();
+    let write = |jwks: &[Value]| std::fs::write(&path, json!({"keys": jwks}).to_string()).unwrap();
+    write(&[jwk(&ed, ed_algorithm, ed_kid)]);
+    let keys = Keys::jwks_file(&path, rules()).unwrap();
+    let token = |key: &EncodingKey, algorithm, kid: &str| {
+        let header = Header { kid: Some(kid.into()), ..Header::new(algorithm) };
+        signed(&header, &claims(), key)
+    };
+    let (old, new) = (token(&ed, ed_algorithm, ed_kid), token(&ec, ec_algorithm, ec_kid));
+    assert!(keys.grant(&old).await.is_ok() && keys.grant(&new).await.is_err());
+    write(&[jwk(&ed, ed_algorithm, ed_kid), jwk(&ec, ec_algorithm, ec_kid)]);
+    while keys.grant(&new).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(keys.grant(&old).await.is_ok());
+    write(&[jwk(&ec, ec_algorithm, ec_kid)]);
+    while keys.grant(&old).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // what is no JWKS changes nothing
+    std::fs::write(&path, "{").unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(keys.grant(&new).await.is_ok() && keys.grant(&old).await.is_err());
 }

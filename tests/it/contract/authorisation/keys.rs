@@ -6,7 +6,7 @@ use oncelog::{http::extract::auth::Keys, model::Code};
 use serde_json::{Value, json};
 
 use super::all_words;
-use crate::support::http::{AUDIENCE, ISSUER, SECRET, Server, Setup, claims, signed, token};
+use crate::support::http::{SECRET, Server, Setup, claims, signed, token, token_rules};
 
 // Made for tests alone; nothing else trusts them.
 const ED25519: &[u8] = include_bytes!("../../../keys/ed25519.pem");
@@ -31,7 +31,7 @@ fn jwks() -> Value {
 }
 
 async fn with_jwks() -> Server {
-    let keys = Keys::jwks(&jwks().to_string(), AUDIENCE, ISSUER).unwrap();
+    let keys = Keys::jwks(&jwks().to_string(), &token_rules()).unwrap();
     Server::with(Setup { keys, ..Setup::default() }).await
 }
 
