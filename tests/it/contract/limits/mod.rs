@@ -1,6 +1,7 @@
 //! The cost of the largest, the most and the slowest requests, in the real program, so that no
 //! other test affects its memory.
 
+mod attacks;
 mod mistakes;
 mod requests;
 mod unread;
