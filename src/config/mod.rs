@@ -289,6 +289,13 @@ impl Given {
             }
             _ => text,
         };
+        if let (true, Origin::Flag(flag)) = (key.secret && !text.is_empty(), &origin) {
+            let variable = key.variable();
+            self.notes.push(format!(
+                "{flag} has a secret where other users of this machine can read it: set {variable} \
+                 or {variable}_FILE instead"
+            ));
+        }
         let unit = Unit::of(key.name);
         let number = unit.and_then(|unit| Some(unit.parse(text).ok()?.to_string()));
         let value = number.as_deref().unwrap_or(text);

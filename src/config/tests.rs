@@ -331,3 +331,17 @@ fn a_secret_comes_from_a_file_and_a_newline_at_its_end_is_cut() {
     let other = [("ONCELOG_LISTEN_FILE", "/etc/hostname")];
     assert!(mistakes(&Flags::default(), &other).contains("unknown environment variable"));
 }
+
+#[test]
+fn a_secret_among_the_flags_is_noted() {
+    let of = |name: &'static str, value: &str| {
+        let values = [(name, value.to_owned())].into_iter().collect();
+        let given = environment(&[("ONCELOG_TOKEN_HS256_SECRET", SECRET)]);
+        Config::from_sources(&Flags { values, ..Flags::default() }, &given).unwrap().notes
+    };
+    let notes = of("token_hs256_secret", SECRET);
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    assert!(note.contains("--token-hs256-secret has a secret") && !note.contains(SECRET), "{note}");
+    assert!(note.contains("ONCELOG_TOKEN_HS256_SECRET_FILE"), "{note}");
+    assert_eq!(of("listen", "127.0.0.1:1"), [""; 0]);
+}

@@ -234,13 +234,15 @@ fn take_lock(root: &Path, owner: Option<&User>) -> anyhow::Result<File> {
 }
 
 /// Opens a file for appending, owned by the server's user, so that oncelog can later run as that
-/// user.
+/// user, and closed to all others: the server's log may quote rows.
 fn open_owned(path: &Path, owner: Option<&User>) -> anyhow::Result<File> {
     let file = OpenOptions::new()
         .create(true)
         .append(true)
         .open(path)
         .with_context(|| format!("cannot write {}", path.display()))?;
+    // whatever the umask
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
     if let Some(user) = owner {
         std::os::unix::fs::fchown(&file, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
     }

@@ -28,7 +28,12 @@ mod transactions;
 
 use std::sync::{Arc, OnceLock};
 
-use axum::{Router, http::Uri, middleware, routing::get};
+use axum::{
+    Router,
+    http::{Request, Uri, Version, header::HOST},
+    middleware,
+    routing::get,
+};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -192,7 +197,11 @@ pub fn router(state: AppState, listener: Listener) -> Router {
 pub struct Routers {
     listener: Listener,
     starting: Router,
+    /// Answers who speaks HTTP where HTTPS is spoken.
     https_only: Router,
+    /// Answers what does not say for which host it is: proxies in between could differ about it
+    /// (RFC 9112, 3.2).
+    misaddressed: Router,
     serving: Arc<OnceLock<Router>>,
 }
 
@@ -202,13 +211,16 @@ impl Routers {
             .route("/livez", get(service::livez))
             .route("/readyz", get(service::starting));
         let routes = routes.fallback(service::starting);
-        let https_only = async || {
-            let detail = "This port speaks HTTPS: begin the URL with https://.";
-            Error::new(Code::InvalidRequest, detail)
+        let refusing = |detail: &'static str| {
+            Router::new().fallback(async move || Error::new(Code::InvalidRequest, detail))
         };
-        let [starting, https_only] = [routes, Router::new().fallback(https_only)]
-            .map(|routes| layered(routes, Operations::of(&openapi()), Budget::new(0)));
-        Self { listener, starting, https_only, serving: Arc::default() }
+        let [starting, https_only, misaddressed] = [
+            routes,
+            refusing("This port speaks HTTPS: begin the URL with https://."),
+            refusing("A request of HTTP/1.1 has exactly one Host header."),
+        ]
+        .map(|routes| layered(routes, Operations::of(&openapi()), Budget::new(0)));
+        Self { listener, starting, https_only, misaddressed, serving: Arc::default() }
     }
 
     /// From now on the routes of the listener answer, also on open connections.
@@ -216,13 +228,17 @@ impl Routers {
         let _ = self.serving.set(router(state, self.listener));
     }
 
-    /// Answers who speaks HTTP where HTTPS is spoken.
-    fn https_only(&self) -> Router {
-        self.https_only.clone()
-    }
-
-    fn current(&self) -> Router {
-        self.serving.get().unwrap_or(&self.starting).clone()
+    /// Who answers a request, by its head.
+    fn answering<B>(&self, request: &Request<B>, is_plain_in_tls: bool) -> Router {
+        let hosts = request.headers().get_all(HOST).iter().count();
+        let router = if is_plain_in_tls {
+            &self.https_only
+        } else if request.version() == Version::HTTP_11 && hosts != 1 {
+            &self.misaddressed
+        } else {
+            self.serving.get().unwrap_or(&self.starting)
+        };
+        router.clone()
     }
 }
 

@@ -127,8 +127,7 @@ impl Server {
 
     async fn connected(&self, stream: TcpStream, connection: &Connection, place: Slot) {
         let Some(tls) = &self.tls else {
-            let routers = self.routers.clone();
-            return self.established(stream, connection, place, move || routers.current()).await;
+            return self.established(stream, connection, place, false).await;
         };
         let deadline = Instant::now() + self.timeouts.head;
         let handshake = self.stop.run_until_cancelled(tls.accept(stream, deadline));
@@ -136,14 +135,9 @@ impl Server {
         let slot = self.slots.take(connection).await;
         drop(place);
         connection.established();
-        let routers = self.routers.clone();
         match accepted {
-            Accepted::Tls(stream) => {
-                self.established(stream, connection, slot, move || routers.current()).await;
-            }
-            Accepted::Plain(stream) => {
-                self.established(stream, connection, slot, move || routers.https_only()).await;
-            }
+            Accepted::Tls(stream) => self.established(stream, connection, slot, false).await,
+            Accepted::Plain(stream) => self.established(stream, connection, slot, true).await,
         }
     }
 
@@ -152,13 +146,16 @@ impl Server {
         stream: S,
         connection: &Connection,
         slot: Slot,
-        router: impl Fn() -> Router + Send,
+        is_plain_in_tls: bool,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let service = {
-            let connection = connection.clone();
-            service_fn(move |request| answer(router(), request, connection.clone()))
+            let (routers, connection) = (self.routers.clone(), connection.clone());
+            service_fn(move |request| {
+                let router = routers.answering(&request, is_plain_in_tls);
+                answer(router, request, connection.clone())
+            })
         };
         let stream = Stream { inner: stream, connection: connection.clone() };
         let serving = self.builder.serve_connection(TokioIo::new(stream), service).into_owned();

@@ -319,3 +319,23 @@ async fn who_idles_gives_way() {
     running.go.notify_one();
     assert!(rest(slow).await.ends_with("slow"));
 }
+
+/// Two proxies may each take another of two hosts for the right one.
+#[tokio::test]
+async fn a_request_of_http_1_1_has_one_host() {
+    let running = run(limits()).await;
+    for (hosts, status) in [
+        ("", "400"),
+        ("host: a\r\nhost: b\r\n", "400"),
+        ("host: a\r\nHOST: a\r\n", "400"),
+        ("host:\r\n", "200"),
+        ("host: a\r\n", "200"),
+    ] {
+        let head = format!("GET / HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
+        let answer = rest(running.connect(&head).await).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{hosts:?}: {answer}");
+        assert_eq!(answer.contains("exactly one Host header"), status == "400", "{answer}");
+    }
+    let answer = rest(running.connect("GET / HTTP/1.0\r\n\r\n").await).await;
+    assert!(answer.ends_with("fast"), "{answer}");
+}

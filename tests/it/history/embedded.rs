@@ -90,6 +90,10 @@ async fn is_private_durable_and_refuses_a_second_one() {
     assert_eq!(collation, "C.UTF-8");
     let run = fs::metadata(dir.path().join("run")).unwrap();
     assert_eq!(run.permissions().mode() & 0o777, 0o700);
+    for private in ["postgres.log", "oncelog.lock"] {
+        let file = fs::metadata(dir.path().join(private)).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o600, "{private}");
+    }
 
     let second = Embedded::start(dir.path(), &[]).unwrap_err().to_string();
     assert!(second.contains("is in use by another oncelog"), "{second}");
