@@ -16,6 +16,7 @@ use super::connection::InFlight;
 const PIECE_BYTES: usize = 30 << 10;
 /// Pieces of at most this size are not watched: hyper copies them into its own buffer.
 const UNWATCHED_BYTES: usize = 1 << 10;
+
 /// A part of an answer; it is taken when it is dropped.
 struct Piece {
     bytes: Bytes,

@@ -30,7 +30,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use self::tls::Accepted;
 pub use self::tls::{Tls, TlsFiles};
 use self::{
     answer::Answer,
@@ -38,6 +37,7 @@ use self::{
     linger::LingeringBody,
     slots::{Slot, Slots},
     stream::Stream,
+    tls::Accepted,
 };
 use super::{Limits, Routers, extract::caller::Caller};
 use crate::telemetry;

@@ -269,6 +269,16 @@ async fn over_http_2_too_a_connection_may_idle_for_a_while_only() {
     assert!(bytes.windows(4).any(|bytes| bytes == b"fast"));
 }
 
+/// Who is asked to leave, and does not even answer, is cut.
+#[tokio::test]
+async fn who_does_not_leave_is_cut() {
+    let timeouts = Limits { keep_alive_timeout_ms: 50, header_timeout_ms: 200, ..limits() };
+    let running = run(timeouts).await;
+    let mut stream = multiplexed(&running, 1 << 16).await;
+    stream.write_all(&get_frame(1, "/")).await.unwrap();
+    assert!(closed(stream).await.windows(4).any(|bytes| bytes == b"fast"));
+}
+
 /// Answers the ping with which a server that leaves asks whether it was heard, and reads on.
 async fn closed_in_order(mut stream: TcpStream) -> Vec<u8> {
     let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0];

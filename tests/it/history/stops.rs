@@ -63,6 +63,14 @@ async fn every_statement_has_an_end() {
     assert_eq!(small.transaction(ask).await.unwrap(), "25s 5s");
     assert_eq!(small.snapshot(ask).await.unwrap(), "25s 5s");
     assert_eq!(small.run(ask).await.unwrap(), "0 0");
+    // one that is at its end is not attempted again: that would take as long again
+    let too_long = async move |connection: &mut PgConnection| {
+        sqlx::query("set local statement_timeout = '10ms'").execute(&mut *connection).await?;
+        sqlx::query("select pg_sleep(60)").execute(connection).await?;
+        Ok::<_, store::Error>(())
+    };
+    let ended = small.transaction(too_long).await;
+    assert!(matches!(ended, Err(store::Error::Unavailable(_))), "{ended:?}");
 }
 
 /// A server that gives up closes the connection; PostgreSQL finds out by itself, and ends the

@@ -110,7 +110,11 @@ impl KeySet {
         for key in self.keys.iter().filter(may_have_signed) {
             match jsonwebtoken::decode::<Claims>(token, &key.key, &key.validation) {
                 Ok(decoded) => return Ok(decoded.claims),
-                Err(error) => refusal = reason(error.kind()),
+                // another key may have signed it
+                Err(error) if *error.kind() == ErrorKind::InvalidSignature => {
+                    refusal = reason(error.kind());
+                }
+                Err(error) => return Err(unauthenticated(reason(error.kind()))),
             }
         }
         Err(unauthenticated(refusal))

@@ -208,8 +208,10 @@ async fn two_secrets_are_good_at_once() {
     }
     let mut expired = claims();
     expired["exp"] = json!(1);
-    let detail = refusal(&both, &signed(&Header::default(), &expired, &former)).await;
-    assert!(detail.contains("expired"), "{detail}");
+    for key in [secret(), former.clone()] {
+        let detail = refusal(&both, &signed(&Header::default(), &expired, &key)).await;
+        assert!(detail.contains("expired"), "{detail}");
+    }
     let stranger = EncodingKey::from_secret(&[7; 32]);
     for (keys, key) in [(&both, &stranger), (&shared(), &former)] {
         let detail = refusal(keys, &signed(&Header::default(), &claims(), key)).await;
