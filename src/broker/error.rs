@@ -18,11 +18,14 @@ pub struct Error {
     pub detail: String,
     /// The facts of this code, which become members of the problem document.
     pub facts: Vec<(&'static str, Value)>,
+    /// The seconds after which the same request may succeed, where that does not depend on the code
+    /// alone.
+    pub retry_after_s: Option<u64>,
 }
 
 impl Error {
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), facts: Vec::new() }
+        Self { code, detail: detail.into(), facts: Vec::new(), retry_after_s: None }
     }
 
     pub fn fact(mut self, name: &'static str, value: impl Into<Value>) -> Self {
@@ -128,9 +131,18 @@ impl From<ValidationErrors> for Error {
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         let code = refusal.code();
+        if let Some(key) = refusal.limited_by() {
+            let limit = key.name();
+            metrics::counter!(telemetry::TENANTS_LIMITED_TOTAL, "limit" => limit).increment(1);
+        }
         match refusal.errors() {
             Some(errors) if code == Code::InvalidRequest => errors.into(),
-            _ => Self { code, detail: refusal.to_string(), facts: refusal.facts() },
+            _ => Self {
+                code,
+                detail: refusal.to_string(),
+                facts: refusal.facts(),
+                retry_after_s: refusal.retry_after_s(),
+            },
         }
     }
 }

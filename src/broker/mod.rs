@@ -20,6 +20,8 @@
 //! - *settings* (`catalog`) of a tenant, and whether it is served, are cached for a second;
 //!   immutable facts, such as the names of logs and the ids of groups, for longer;
 //! - *probes* share one look at the database (`single_flight`), over a connection of its own;
+//! - *rates* (`rates`) of a tenant are metered on each replica by itself, *quotas* (`quotas`)
+//!   counted in the database;
 //! - *memory* (`memory_budget`) of requests and answers is counted until it is freed;
 //! - the *janitor* (`janitor`) runs background maintenance in small chunks: expiry, retention,
 //!   compaction, deletion, snapshots and measurements.
@@ -32,6 +34,8 @@ mod group;
 mod idempotency;
 mod janitor;
 mod memory_budget;
+mod quotas;
+mod rates;
 mod read;
 mod retry;
 mod row_locks;
@@ -56,6 +60,7 @@ pub use error::Error;
 pub use idempotency::Answer;
 pub use janitor::snapshot;
 pub use memory_budget::{Budget, Held, Taken};
+pub use rates::Meter;
 pub use single_flight::SingleFlight;
 
 use crate::{
@@ -111,6 +116,8 @@ pub struct Broker {
     session_owners: session::owners::SessionOwners,
     row_locks: row_locks::RowLocks,
     settings: catalog::settings::TenantsSettings,
+    quotas: quotas::Quotas,
+    meters: rates::Meters,
     janitor: janitor::Janitor,
     lanes: append::lane::Lanes,
     watermarks: read::watermarks::WatermarkReader,
@@ -172,6 +179,8 @@ impl Broker {
                 tasks.clone(),
                 stop.clone(),
             ),
+            quotas: quotas::Quotas::new(store.clone()),
+            meters: rates::Meters::new(),
             janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
             lanes,

@@ -20,7 +20,7 @@ use tracing::{Instrument, Level, Span};
 use utoipa::openapi::{OpenApi, path::Operation};
 use uuid::Uuid;
 
-use super::problem;
+use super::{extract::caller::Caller, problem};
 use crate::{
     broker::Error,
     model::Code,
@@ -165,6 +165,7 @@ pub async fn observe(
         InFlight { abandoned: Some(&series.abandoned), _counted: Counted::new(&series.in_flight) };
     let (id, id_header) = request_id(request.headers());
     let version = request.version();
+    let caller = Caller::of(request.extensions());
     let span = tracing::info_span!(
         "http_request",
         method = request.method().as_str(),
@@ -175,6 +176,7 @@ pub async fn observe(
     let (answer, waited) = telemetry::counting_waits(work).await;
     let (mut answer, error) = problem::finish(answer, &id, version);
     answer.headers_mut().insert(REQUEST_ID, id_header);
+    caller.answered(&mut answer, error.as_ref());
     let duration = begun.elapsed();
     let status = answer.status().as_u16();
     log(&span, status, duration.as_secs_f64() * 1000.0, error.as_ref());

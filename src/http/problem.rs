@@ -121,7 +121,7 @@ pub fn finish(answer: Response, request_id: &str, version: Version) -> (Response
     let headers = &mut head.headers;
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    if let Some(seconds) = retry_after_s(error.code) {
+    if let Some(seconds) = error.retry_after_s.or(retry_after_s(error.code)) {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     if error.code == Code::Unauthenticated {
@@ -150,6 +150,7 @@ fn document(error: &Error, request_id: &str) -> Vec<u8> {
 
 fn written(error: &Error, request_id: &str) -> Vec<u8> {
     let code = error.code;
+    let retry = error.retry_after_s.map_or(code.retry(), |_| Retry::Later);
     let problem = Problem {
         kind: format!("urn:oncelog:problem:{}", code.as_str()),
         title: code.title(),
@@ -157,7 +158,7 @@ fn written(error: &Error, request_id: &str) -> Vec<u8> {
         detail: &error.detail,
         instance: format!("urn:oncelog:request:{}", super::extract::query::escape(request_id)),
         code: code.as_str(),
-        retry: code.retry().as_str(),
+        retry: retry.as_str(),
         side_effects: code.side_effects().as_str(),
         facts: error.facts.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect(),
     };

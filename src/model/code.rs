@@ -95,6 +95,7 @@ codes! {
     IdempotencyKeyReused    "idempotency_key_reused"    422 Never  None    "Idempotency key reused with different request";
     TransactionReused       "transaction_reused"        422 Never  None    "Transaction id reused with different request";
     QuotaExceeded           "quota_exceeded"            429 Never  None    "Quota exceeded";
+    RateLimited             "rate_limited"              429 Later  None    "Rate limit exceeded";
     Internal                "internal"                  500 Same   Unknown "Internal error";
     Unavailable             "unavailable"               503 Later  None    "Service unavailable";
     Draining                "draining"                  503 Later  None    "Replica is shutting down";

@@ -7,6 +7,7 @@ pub mod compaction;
 pub mod expiry;
 pub mod group;
 pub mod key_rings;
+pub mod rates;
 mod refusal;
 pub mod retention;
 pub mod session;

@@ -32,6 +32,7 @@ mod fair_pool;
 pub mod group;
 pub mod janitor;
 pub mod notify;
+pub mod quotas;
 pub mod read;
 pub mod session;
 pub mod transaction;
@@ -108,6 +109,7 @@ pub const STATEMENTS: &[(&str, &[(&str, &str)])] = &[
     ("migration", migration::STATEMENTS),
     ("notify", notify::STATEMENTS),
     ("probe", probe::STATEMENTS),
+    ("quotas", quotas::STATEMENTS),
     ("read", read::STATEMENTS),
     ("route", route::STATEMENTS),
     ("session", session::STATEMENTS),

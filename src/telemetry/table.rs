@@ -120,6 +120,10 @@ labels! {
     LISTENER "listener" Values::These(&["public", "admin"]);
     LIMIT "limit" Values::These(
         &["queued_appends", "queued_calls", "request_bytes", "answer_bytes", "waiting_reads"]);
+    TENANT_LIMIT "limit" Values::These(&[
+        "max_requests_per_s", "max_bytes_in_per_s", "max_bytes_out_per_s", "max_waiting_reads",
+        "max_sessions", "max_groups", "max_open_transactions", "max_prepared_transactions",
+        "max_staged_bytes", "max_stored_bytes"]);
     OFFSET_OUTCOME "outcome" Values::These(&["committed", "unchanged", "refused", "failed"]);
     OPEN_STATE "state" Values::These(&["ongoing", "prepared"]);
     OPERATION "operation" Values::Operations;
@@ -181,6 +185,8 @@ metrics_table! {
         "Problems answered.";
     REFUSED_FOR_LOAD_TOTAL Counter "oncelog_refused_for_load_total" [LIMIT]
         "Requests refused because a limit of this replica was reached.";
+    TENANTS_LIMITED_TOTAL Counter "oncelog_tenants_limited_total" [TENANT_LIMIT]
+        "Requests refused because a rate or a quota of their tenant was reached.";
 
     APPENDS_TOTAL Counter "oncelog_appends_total" [APPEND_OUTCOME, CODE_OR_NONE]
         "Append requests answered: refused with the code of a 4xx, failed with that of a 5xx.";

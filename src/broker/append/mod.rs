@@ -31,7 +31,7 @@ use crate::{
     model::{
         Batch, Name, Partition, TenantId, Timestamp,
         append::{Append, Appended, Placed, PlacedRecord, Scope},
-        settings::OwnSettings,
+        settings::{Key, OwnSettings},
         topic::BatchLimits,
     },
     rules::{
@@ -83,7 +83,11 @@ impl Broker {
                 Scope::Partition(p) => self.topics.partition(tenant, topic, p, refresh).await?,
             };
             let settings = self.settings.of(tenant).await?;
-            let (request, lines) = to_request(&resolved, scope, &settings, &append)?;
+            let (mut request, lines) = to_request(&resolved, scope, &settings, &append)?;
+            if request.over_limit.is_none() {
+                let (key, bytes) = (Key::MaxStoredBytes, request.size_bytes());
+                request.over_limit = self.quotas.full(tenant, &settings, key, bytes).await?;
+            }
             let has_keys = request.dedups.iter().any(|dedup| !dedup.records.is_empty());
             let has_keys = has_keys || !append.batch.ids.is_empty();
             let (answer, answered) = oneshot::channel();
@@ -131,7 +135,7 @@ fn to_request(
     request.numbered = append.numbered;
     request.expected_offset = append.expected_offset;
     let own = &topic.summary.settings;
-    request.too_large = too_large(&append.batch, rules::settings::batch_limits(own, tenant));
+    request.over_limit = too_large(&append.batch, rules::settings::batch_limits(own, tenant));
     let policy = dedup::Policy::of(own, tenant);
     if policy.is_none() && append.request_key.is_some() {
         return Err(Error::invalid("Idempotency-Key", NO_WINDOW));
@@ -180,7 +184,7 @@ pub fn place(topic: &StoredTopic, scope: Scope, batch: &Arc<Batch>) -> (Request,
         expected_offset: None,
         parts,
         spread,
-        too_large: None,
+        over_limit: None,
         transaction: None,
         dedups: Vec::new(),
     };

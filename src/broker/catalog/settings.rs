@@ -24,7 +24,7 @@ use crate::{
         settings::{Changes, IfMatch, Key, OwnSettings, TenantSettings},
         tenant::Tenant,
     },
-    rules::{self, Refusal},
+    rules::{self, Refusal, rates::Rates},
     store::{self, Connection, History, Store},
 };
 
@@ -46,6 +46,7 @@ pub struct TenantsSettings {
 pub struct Known {
     pub name: Name,
     pub settings: Arc<OwnSettings>,
+    pub rates: Rates,
     /// Whether its requests are served.
     pub admitted: Result<(), Refusal>,
     version: i64,
@@ -60,8 +61,9 @@ impl Known {
         let admitted = rules::tenant::admit(&tenant);
         let (name, version) = (tenant.name, tenant.version);
         let settings = Arc::new(tenant.settings);
+        let rates = Rates::of(&settings);
         let refreshing = AtomicBool::new(false);
-        Arc::new(Self { name, settings, admitted, version, read_at, history, refreshing })
+        Arc::new(Self { name, settings, rates, admitted, version, read_at, history, refreshing })
     }
 
     fn is_younger(&self, than: Duration, history: History) -> bool {
@@ -99,6 +101,11 @@ impl TenantsSettings {
             self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(refresh));
         }
         Ok(Some(known))
+    }
+
+    /// Returns what was read last, however long ago.
+    pub async fn last_known(&self, tenant: TenantId) -> Option<Arc<Known>> {
+        self.known.get(&tenant).await
     }
 
     /// Reads of one tenant are serialized, so that an older result never replaces a newer one, and

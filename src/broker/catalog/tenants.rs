@@ -1,7 +1,7 @@
 //! Tenants: those named by tokens, and their administration by operators.
 
 use crate::{
-    broker::{Broker, Error},
+    broker::{Broker, Error, Meter},
     model::{
         Name, TenantId,
         settings::{IfMatch, Maxima},
@@ -27,6 +27,12 @@ impl Broker {
             self.tenants.invalidate(name).await;
             self.settings.forget(id).await;
         }
+    }
+
+    /// The meter of an admitted tenant's rates, if it has some.
+    pub async fn meter(&self, tenant: TenantId) -> Option<Meter> {
+        let known = self.settings.last_known(tenant).await?;
+        self.meters.of(tenant, known.rates).await
     }
 
     async fn tenant_id(&self, name: &Name) -> Result<TenantId, Error> {

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::{
     Answer, Broker, Error,
     idempotency::{Begun, IdempotentCall, count_replay},
+    quotas::{self, Quota},
     retry,
     wakeup::watch::Change,
 };
@@ -71,6 +72,8 @@ impl Changed {
 struct Joining {
     subscription: Subscription,
     member_id: String,
+    /// Of groups.
+    quota: Option<Quota>,
     once: IdempotentCall,
 }
 
@@ -92,7 +95,8 @@ impl Broker {
         let timeout_ms = session_timeout_ms(join.session_timeout_ms, &settings)?;
         let member_id = Uuid::now_v7().to_string();
         let subscription = join.subscription.clone();
-        let joining = Joining { subscription, member_id: member_id.clone(), once };
+        let quota = self.group_quota(tenant, &settings, group).await?;
+        let joining = Joining { subscription, member_id: member_id.clone(), quota, once };
         let change = move |state: &mut GroupState, ground: &ChangeContext| {
             let known: BTreeSet<&Name> =
                 ground.topics.partitions.iter().map(|(_, name, _)| name).collect();
@@ -296,9 +300,9 @@ async fn decide(
     joins: Option<&Joining>,
     rule: &impl Rule,
 ) -> Result<Changed, Stop> {
-    if joins.is_some() {
-        store::group::make(connection, tenant, group).await?;
-    }
+    let quota = joins.and_then(|joining| joining.quota);
+    let held = quotas::hold(quota, connection, tenant).await?;
+    let is_new = joins.is_some() && store::group::make(connection, tenant, group).await?;
     let Some(locked) = store::group::lock(connection, tenant, group).await? else {
         // deleted since it was made
         if joins.is_some() {
@@ -314,6 +318,9 @@ async fn decide(
         },
         None => None,
     };
+    if let Some(held) = held.filter(|_| is_new) {
+        held.check(connection, tenant).await?;
+    }
     let joining = joins.map(|joining| &joining.subscription);
     let subscriptions = || before.members.values().map(|m| &m.subscription).chain(joining);
     let names: BTreeSet<&Name> = subscriptions().flat_map(|s| &s.topics).collect();

@@ -8,6 +8,7 @@ use crate::{
     broker::{
         Answer, Broker, Error,
         idempotency::{Begun, IdempotentCall, count_replay},
+        quotas::{self, Quota},
         read::watermarks::Watermarks,
         retry,
     },
@@ -90,6 +91,8 @@ impl Broker {
             Begun::Replay(offsets) => return Ok(CommitResult::before(offsets)),
             Begun::Fresh(once) => once,
         };
+        let settings = self.settings.of(tenant).await?;
+        let quota = self.group_quota(tenant, &settings, group).await?;
         // all with a key wait for the group's row
         let _lock = match once.is_keyed() {
             true => Some(self.row_locks.take(tenant, Some(group)).await),
@@ -100,7 +103,7 @@ impl Broker {
             let wanted = self.within_logs(tenant, wanted).await?;
             let group = group.clone();
             let write = self.store.of(tenant).transaction(async move |connection| {
-                write(connection, tenant, &group, wanted, once).await
+                write(connection, tenant, &group, wanted, quota, once).await
             });
             write.await
         });
@@ -231,18 +234,21 @@ pub(in crate::broker) fn count_fenced(form: &'static str, refused: &Error) {
     }
 }
 
-async fn write(
+/// Creates the group where its row is needed before its offsets' are: for a key, and to be counted.
+async fn prepare(
     connection: &mut Connection,
     tenant: TenantId,
     group: &Name,
-    wanted: Vec<Wanted>,
+    quota: Option<Quota>,
     once: IdempotentCall,
-) -> Result<CommitResult, Stop> {
-    if once.is_keyed() {
-        store::group::make(connection, tenant, group).await?;
+) -> Result<IdempotentCall, Stop> {
+    let held = quotas::hold(quota, connection, tenant).await?;
+    let mut is_new = false;
+    if once.is_keyed() || held.is_some() {
+        is_new = store::group::make(connection, tenant, group).await?;
         // deleted since it was made
-        let held = store::group::admin::hold(connection, tenant, group).await?;
-        held.ok_or(Stop::Again)?;
+        let found = store::group::admin::hold(connection, tenant, group).await?;
+        found.ok_or(Stop::Again)?;
     }
     let once = match once.look_up(connection, tenant).await? {
         Begun::Replay(offsets) => {
@@ -250,6 +256,21 @@ async fn write(
         }
         Begun::Fresh(once) => once,
     };
+    if let Some(held) = held.filter(|_| is_new) {
+        held.check(connection, tenant).await?;
+    }
+    Ok(once)
+}
+
+async fn write(
+    connection: &mut Connection,
+    tenant: TenantId,
+    group: &Name,
+    wanted: Vec<Wanted>,
+    quota: Option<Quota>,
+    once: IdempotentCall,
+) -> Result<CommitResult, Stop> {
+    let once = prepare(connection, tenant, group, quota, once).await?;
     let place = |wanted: &Wanted| OffsetPlace { group: group.clone(), log_id: wanted.log_id };
     let places: Vec<OffsetPlace> = wanted.iter().map(place).collect();
     let mut rows = store::group::offsets::lock(connection, tenant, &places).await?;

@@ -12,6 +12,7 @@ use crate::{
         Answer, Broker, Error,
         idempotency::{self, Begun, IdempotentCall, count_replay},
         janitor::transactions::count_aborted,
+        quotas::{self, Quota},
         retry,
         transaction::fence::{FencedTransactions, abort_ongoing, transactions},
     },
@@ -19,7 +20,7 @@ use crate::{
         Epoch, ProducerId, TenantId,
         dedup::RequestKey,
         session::{MAX_LISTED_SCOPES, Open, Opened, Session},
-        settings::OwnSettings,
+        settings::{Key, OwnSettings},
         transaction::Reason,
     },
     rules::{self, session::SessionRow},
@@ -72,14 +73,17 @@ impl Broker {
             Begun::Replay(stored) => return self.opened_before(tenant, &open, stored, key).await,
             Begun::Fresh(once) => once,
         };
-        let timeout_ms = timeout_ms(&open, &*self.settings.of(tenant).await?);
-        // all with a key wait for the tenant's row
-        let _lock = match once.is_keyed() {
+        let settings = self.settings.of(tenant).await?;
+        let timeout_ms = timeout_ms(&open, &settings);
+        let quota = self.quotas.near(tenant, &settings, Key::MaxSessions).await?;
+        // all with a key, and all that are counted, wait for the tenant's row
+        let _lock = match once.is_keyed() || quota.is_some() {
             true => Some(self.row_locks.take(tenant, None).await),
             false => None,
         };
         let (open, timeout_ms) = (&open, &timeout_ms);
-        let opened = self.retry(tenant, |_| self.try_open(tenant, open, timeout_ms, once)).await?;
+        let opened =
+            self.retry(tenant, |_| self.try_open(tenant, open, timeout_ms, quota, once)).await?;
         let Answer { value: stored, is_replay } = opened.ok_or_else(|| {
             Error::unavailable(
                 "Too many opens of this session at once. Nothing was changed; retry.",
@@ -151,9 +155,10 @@ impl Broker {
         tenant: TenantId,
         open: &Open,
         timeout_ms: &Result<i64, Error>,
+        quota: Option<Quota>,
         once: IdempotentCall,
     ) -> Result<Answer<StoredOpen>, Stop> {
-        if let Some(stored) = self.open_new(tenant, open.clone(), timeout_ms, once).await? {
+        if let Some(stored) = self.open_new(tenant, open.clone(), timeout_ms, quota, once).await? {
             return Ok(Answer::new(stored));
         }
         let (open, timeout_ms) = (open.clone(), timeout_ms.clone());
@@ -172,13 +177,19 @@ impl Broker {
         tenant: TenantId,
         open: Open,
         timeout_ms: &Result<i64, Error>,
+        quota: Option<Quota>,
         once: IdempotentCall,
     ) -> Result<Option<StoredOpen>, Stop> {
         let (None, Ok(timeout_ms)) = (open.condition, timeout_ms) else { return Ok(None) };
         let timeout_ms = *timeout_ms;
-        if once.is_keyed() {
+        if once.is_keyed() || quota.is_some() {
             let make = self.store.of(tenant).transaction(async move |connection| {
-                open_new(connection, tenant, &open, timeout_ms, once).await
+                let held = quotas::hold(quota, connection, tenant).await?;
+                let made = open_new(connection, tenant, &open, timeout_ms, once).await?;
+                if let (Some(_), Some(held)) = (&made, held) {
+                    held.check(connection, tenant).await?;
+                }
+                Ok(made)
             });
             return make.await;
         }

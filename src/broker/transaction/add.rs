@@ -15,8 +15,10 @@ use uuid::Uuid;
 
 use super::{CallResult, ResolvedRequest, Stop, batcher, enter};
 use crate::{
-    broker::Broker,
-    model::{Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Actor},
+    broker::{Broker, quotas},
+    model::{
+        Digest, Epoch, ProducerId, Sequence, TenantId, settings::OwnSettings, transaction::Actor,
+    },
     rules::{
         Refusal,
         transaction::{self, Numbering, TransactionRow, Verb},
@@ -90,7 +92,7 @@ impl Broker {
         let mut wait = None;
         loop {
             // others are judged by what is staged already
-            if request.too_large.is_none() && actor.scopes.produces_everywhere() {
+            if request.over_limit.is_none() && actor.scopes.produces_everywhere() {
                 let staging = Staging {
                     tenant,
                     id,
@@ -126,10 +128,11 @@ impl Broker {
         actor: &Actor,
         request: &Arc<ResolvedRequest>,
     ) -> Result<CallResult, Stop> {
+        let settings = self.settings.of(tenant).await?;
         let (actor, request) = (actor.clone(), request.clone());
         let add = self.store.of(tenant).transaction(async move |connection| {
             let (row, _, _) = enter(connection, tenant, id, &actor, Verb::Add).await?;
-            staging::stage_offsets(connection, tenant, id, &request.offsets).await?;
+            stage_offsets(connection, tenant, id, &request, &settings).await?;
             Ok(CallResult::now(row))
         });
         add.await
@@ -169,22 +172,35 @@ async fn judge_records(
 ) -> Result<Judged, Stop> {
     let (row, _, _) = enter(connection, tenant, id, actor, Verb::Add).await?;
     if let Some(received) = sequence {
-        match transaction::number(&row, received)? {
+        match judge_number(connection, tenant, &row, received, &request.digest).await? {
             Numbering::New => {}
             Numbering::Ahead => {
                 return Ok(Judged::Ahead { expected: row.next_sequence, received });
             }
-            Numbering::Known => {
-                let digest = staging::call_digest(connection, tenant, id, received).await?;
-                if digest != Some(request.digest) {
-                    return Err(Refusal::SequenceReused { sequence: received }.into());
-                }
-                return Ok(Judged::Done(CallResult::before(row)));
-            }
+            Numbering::Known => return Ok(Judged::Done(CallResult::before(row))),
         }
     }
     let row = stage(connection, tenant, &row, sequence, request, settings).await?;
     Ok(Judged::Done(CallResult::now(row)))
+}
+
+/// The verdict on a sequenced call with this digest to a locked transaction.
+pub(super) async fn judge_number(
+    connection: &mut Connection,
+    tenant: TenantId,
+    row: &TransactionRow,
+    sequence: Sequence,
+    digest: &Digest,
+) -> Result<Numbering, Stop> {
+    let numbering = transaction::number(row, sequence)?;
+    if numbering == Numbering::Known {
+        let id = row.transaction_id;
+        let known = staging::call_digest(connection, tenant, id, sequence).await?;
+        if known.as_ref() != Some(digest) {
+            return Err(Refusal::SequenceReused { sequence }.into());
+        }
+    }
+    Ok(numbering)
 }
 
 /// Stages the records of a call to a locked transaction; returns its row afterwards.
@@ -196,7 +212,7 @@ pub(super) async fn stage(
     request: &ResolvedRequest,
     settings: &OwnSettings,
 ) -> Result<TransactionRow, Stop> {
-    if let Some(refusal) = &request.too_large {
+    if let Some(refusal) = &request.over_limit {
         return Err(refusal.clone().into());
     }
     transaction::check_size(row.batch_count, request.batch_count(), settings)?;
@@ -208,6 +224,21 @@ pub(super) async fn stage(
         .await?
         .pop();
     staged.ok_or(Stop::Again)
+}
+
+/// Stages the offsets of a call to a locked transaction.
+pub(super) async fn stage_offsets(
+    connection: &mut Connection,
+    tenant: TenantId,
+    id: Uuid,
+    request: &ResolvedRequest,
+    settings: &OwnSettings,
+) -> Result<(), Stop> {
+    if request.offsets.is_empty() {
+        return Ok(());
+    }
+    quotas::check_groups(connection, tenant, id, request.groups(), settings).await?;
+    Ok(staging::stage_offsets(connection, tenant, id, &request.offsets).await?)
 }
 
 /// Calls that wait for earlier calls of their transactions.

@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use super::{CallResult, ResolvedRequest, Stop, add, check_reach, hold_session};
 use crate::{
-    broker::{Broker, Error, Held, group::offsets::count_fenced},
+    broker::{Broker, Error, Held, group::offsets::count_fenced, quotas},
     model::{
         Scopes, TenantId, Timestamp,
-        settings::OwnSettings,
+        settings::{Key, OwnSettings},
         transaction::{Answered, Begin, Caller, RepeatedBy, State},
     },
     rules::{
@@ -18,7 +18,7 @@ use crate::{
     },
     store::{
         self, Connection,
-        transaction::{Limits, New, one_request::Claim, staging},
+        transaction::{Limits, New, one_request::Claim},
     },
 };
 
@@ -91,13 +91,14 @@ impl Broker {
         let in_pass = begin.commit && !work.appends.is_empty();
         let begun = self.retry(tenant, |attempt| async move {
             let work = (&*work.appends, &*work.offsets);
-            let request =
+            let mut request =
                 self.resolve(tenant, work, held, &begin.scopes, (in_pass, attempt > 0)).await?;
             let settings = self.settings.of(tenant).await?;
             transaction::timeout_ms(begin.timeout_ms, None, &settings)?;
             if begin.commit {
                 self.commit_in_one_request(tenant, new, begin, request, settings).await
             } else {
+                self.limit_staged(tenant, &mut request).await?;
                 self.try_begin(tenant, new, begin, request, settings).await
             }
         });
@@ -123,7 +124,8 @@ impl Broker {
             max_timeout_ms: transaction::max_timeout_ms(&settings),
             retention_ms: transaction::retention_ms(&settings),
         };
-        if request.is_empty() {
+        let quota = self.quotas.near(tenant, &settings, Key::MaxOpenTransactions).await?;
+        if request.is_empty() && quota.is_none() {
             let begun = new.clone();
             let begin = self.store.of(tenant).write(async move |connection| {
                 store::transaction::begin_new(connection, tenant, &begun, &limits).await
@@ -132,13 +134,22 @@ impl Broker {
                 return Ok(CallResult::now(row));
             }
         }
+        // all that are counted wait for the tenant's row
+        let _lock = match quota {
+            Some(_) => Some(self.row_locks.take(tenant, None).await),
+            None => None,
+        };
         let (new, scopes) = (new.clone(), begin.scopes.clone());
         let begin = self.store.of(tenant).transaction(async move |connection| {
+            let held = quotas::hold(quota, connection, tenant).await?;
             let begun =
                 judge(connection, tenant, &new, requested_timeout_ms, &scopes, &settings).await?;
             match begun {
                 Begun::Before(row) => Ok(CallResult::before(row)),
                 Begun::Now(row) => {
+                    if let Some(held) = held {
+                        held.check(connection, tenant).await?;
+                    }
                     add(connection, tenant, row, &request, &settings).await.map(CallResult::now)
                 }
             }
@@ -261,10 +272,7 @@ pub(super) async fn add(
             staged => staged?,
         };
     }
-    if !request.offsets.is_empty() {
-        let id = row.transaction_id;
-        staging::stage_offsets(connection, tenant, id, &request.offsets).await?;
-    }
+    add::stage_offsets(connection, tenant, row.transaction_id, request, settings).await?;
     Ok(row)
 }
 

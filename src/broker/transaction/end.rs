@@ -8,11 +8,11 @@ use uuid::Uuid;
 
 use super::{CallResult, ResolvedRequest, Stop, batcher, begin, enter, record_ids, session_of};
 use crate::{
-    broker::{Broker, Error},
+    broker::{Broker, Error, quotas},
     model::{
         LogId, Name, TenantId,
-        settings::OwnSettings,
-        transaction::{Actor, Call, Caller, Reason, State},
+        settings::{Key, OwnSettings},
+        transaction::{Actor, Caller, Reason, State},
     },
     rules::{
         group::offsets::{self, Claimed, Committer, OffsetPlace},
@@ -101,29 +101,6 @@ impl Broker {
         Ok(done)
     }
 
-    /// The result of a commit whose contents are refused now: if the transaction is committed, that
-    /// is the answer, whatever happened to its topics since.
-    pub(super) async fn committed_before(
-        &self,
-        tenant: TenantId,
-        id: Uuid,
-        actor: &Actor,
-        call: &Call,
-        refusal: Error,
-    ) -> Result<CallResult, Error> {
-        if !matches!(call, Call::Commit { .. }) || refusal.code.status() >= 500 {
-            return Err(refusal);
-        }
-        let actor = actor.clone();
-        let look = self.store.of(tenant).transaction(async move |connection| {
-            enter(connection, tenant, id, &actor, Verb::Commit).await
-        });
-        match look.await {
-            Ok((row, TransactionVerdict::Repeat, _)) => Ok(CallResult::before(row)),
-            Ok(_) | Err(_) => Err(refusal),
-        }
-    }
-
     pub(super) async fn prepare(
         &self,
         tenant: TenantId,
@@ -131,8 +108,19 @@ impl Broker {
         actor: &Actor,
     ) -> Result<CallResult, Stop> {
         let (actor, settings) = (actor.clone(), self.settings.of(tenant).await?);
+        let quota = self.quotas.near(tenant, &settings, Key::MaxPreparedTransactions).await?;
+        // all that are counted wait for the tenant's row
+        let _lock = match quota {
+            Some(_) => Some(self.row_locks.take(tenant, None).await),
+            None => None,
+        };
         let prepare = self.store.of(tenant).transaction(async move |connection| {
-            judge_prepare(connection, tenant, id, &actor, &settings).await
+            let held = quotas::hold(quota, connection, tenant).await?;
+            let done = judge_prepare(connection, tenant, id, &actor, &settings).await?;
+            if let Some(held) = held.filter(|_| !done.duplicate) {
+                held.check(connection, tenant).await?;
+            }
+            Ok(done)
         });
         prepare.await
     }

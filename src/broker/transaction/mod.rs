@@ -39,13 +39,13 @@ use super::{
 use crate::{
     model::{
         LogId, Offset, ProducerId, Scopes, TenantId, Timestamp,
-        transaction::{Actor, Answered, AppendItem, Call, Caller, OffsetItem},
+        transaction::{Actor, Answered, AppendItem, Call, Caller, OffsetItem, appends_digest},
     },
     rules::{
         Refusal,
         access::check_transaction,
         append::sequence::SessionFacts,
-        transaction::{self, TransactionRow, Verb},
+        transaction::{self, Numbering, TransactionRow, TransactionVerdict, Verb},
     },
     store::{self, Connection},
 };
@@ -93,17 +93,23 @@ impl Broker {
         let done = self.retry(tenant, |attempt| async move {
             let resolve =
                 self.resolve(tenant, work(call), held, &actor.scopes, (false, attempt > 0));
-            let request = match resolve.await {
-                Ok(request) => Arc::new(request),
+            let mut request = match resolve.await {
+                Ok(request) => request,
                 Err(refusal) => {
-                    return Ok(self.committed_before(tenant, id, actor, call, refusal).await?);
+                    return Ok(self.done_before(tenant, id, actor, call, refusal).await?);
                 }
             };
-            let done = self.try_call(tenant, id, actor, call, &request).await;
-            if let Err(Stop::Failed(error)) = &done {
-                count_fenced("transaction", error);
+            if matches!(call, Call::Records { .. }) {
+                self.limit_staged(tenant, &mut request).await?;
             }
-            let done = done?;
+            let done = self.try_call(tenant, id, actor, call, &Arc::new(request)).await;
+            let done = match done {
+                Err(Stop::Failed(error)) => {
+                    count_fenced("transaction", &error);
+                    return Err(self.refusal(tenant, actor, call, error).await.into());
+                }
+                done => done?,
+            };
             self.waits.moved(id, done.row.next_sequence);
             if let Call::Commit { work, .. } = call {
                 self.let_go_with_all(tenant, &work.offsets).await;
@@ -114,6 +120,55 @@ impl Broker {
             Error::unavailable("The transaction is contended. Nothing was changed; retry.")
         })?;
         Ok(self.answer(tenant, name, work(call).0, done))
+    }
+
+    /// The result of a call whose contents are refused now: if it was done before, that is the
+    /// answer, whatever happened to its topics since.
+    async fn done_before(
+        &self,
+        tenant: TenantId,
+        id: Uuid,
+        actor: &Actor,
+        call: &Call,
+        refusal: Error,
+    ) -> Result<CallResult, Error> {
+        let (verb, numbered) = match call {
+            Call::Commit { .. } => (Verb::Commit, None),
+            Call::Records { sequence: Some(sequence), appends } => {
+                (Verb::Add, Some((*sequence, appends_digest(appends))))
+            }
+            _ => return Err(refusal),
+        };
+        if refusal.code.status() >= 500 {
+            return Err(refusal);
+        }
+        let actor = actor.clone();
+        let look = self.store.of(tenant).transaction(async move |connection| {
+            let (row, verdict, _) = enter(connection, tenant, id, &actor, verb).await?;
+            let is_known = match numbered {
+                Some((sequence, digest)) => {
+                    let number = add::judge_number(connection, tenant, &row, sequence, &digest);
+                    number.await? == Numbering::Known
+                }
+                None => verdict == TransactionVerdict::Repeat,
+            };
+            Ok::<_, Stop>(is_known.then_some(row))
+        });
+        match look.await {
+            Ok(Some(row)) => Ok(CallResult::before(row)),
+            Ok(None) | Err(_) => Err(refusal),
+        }
+    }
+
+    /// The refusal of a call. Its topics come first, so that a replica that has not noticed that
+    /// one is gone answers as one that has.
+    async fn refusal(&self, tenant: TenantId, actor: &Actor, call: &Call, refusal: Error) -> Error {
+        let (appends, _) = work(call);
+        if appends.is_empty() || refusal.code.status() >= 500 {
+            return refusal;
+        }
+        let resolved = self.resolve(tenant, (appends, &[]), &None, &actor.scopes, (false, true));
+        resolved.await.err().unwrap_or(refusal)
     }
 
     async fn try_call(

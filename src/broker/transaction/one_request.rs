@@ -47,8 +47,9 @@ impl Broker {
         resolved: ResolvedRequest,
         settings: &OwnSettings,
     ) -> Result<CallResult, Stop> {
+        self.check_groups(tenant, new.id, resolved.groups(), settings).await?;
         let size = transaction::check_size(0, resolved.batch_count(), settings);
-        let too_large = resolved.too_large.clone().or(size.err());
+        let over_limit = resolved.over_limit.clone().or(size.err());
         let (parts, lines): (Vec<_>, Vec<_>) = resolved.parts.into_iter().unzip();
         let Some(home) = parts.first().map(|part| part.log_id) else { return Err(Stop::Again) };
         let transaction = SingleRequestTxn {
@@ -68,7 +69,7 @@ impl Broker {
             expected_offset: None,
             parts,
             spread: None,
-            too_large,
+            over_limit,
             transaction: Some(transaction),
             dedups: resolved.dedups,
         };

@@ -1,6 +1,6 @@
 //! Resolves a call: names to ids, records to partitions, and everything else that needs no lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
@@ -15,6 +15,7 @@ use crate::{
         Word,
         append::Scope,
         cursor::Position,
+        settings::Key,
         transaction::{AppendItem, CommitRight, OffsetItem, appends_digest},
     },
     rules::{
@@ -43,8 +44,9 @@ pub struct ResolvedRequest {
     pub append_count: i64,
     /// The number of appends.
     pub digest: Digest,
-    /// The error if an append exceeds a limit; it applies only if the append would be stored.
-    pub too_large: Option<Refusal>,
+    /// The error if an append exceeds a limit, or there is no room for all of them; it applies only
+    /// if they would be stored.
+    pub over_limit: Option<Refusal>,
     /// The dedup data of the records, by topic.
     pub dedups: Vec<Dedup>,
     /// The last offset for each partition.
@@ -73,7 +75,7 @@ impl Broker {
             journals: Vec::new(),
             append_count: appends.len() as i64,
             digest: appends_digest(appends),
-            too_large: None,
+            over_limit: None,
             dedups: Vec::new(),
             offsets: self.resolve_offsets(tenant, offsets, scopes, (in_pass, refresh)).await?,
             held: held.clone(),
@@ -88,7 +90,7 @@ impl Broker {
                 Scope::Partition(p) => self.topics.partition(tenant, topic, *p, refresh).await?,
             };
             let limits = rules::settings::batch_limits(&resolved.summary.settings, &settings);
-            request.too_large = request.too_large.or_else(|| too_large(batch, limits));
+            request.over_limit = request.over_limit.or_else(|| too_large(batch, limits));
             let (placed, lines) = place(&resolved, *scope, batch);
             let policy = dedup::Policy::of(&resolved.summary.settings, &settings);
             let dedup =
@@ -104,12 +106,30 @@ impl Broker {
             request.topics.extend(parts.iter().map(|_| topic.clone()));
             request.parts.extend(parts.into_iter().zip(lines));
         }
+        if request.over_limit.is_none() {
+            let (key, bytes) = (Key::MaxStoredBytes, request.size_bytes());
+            request.over_limit = self.quotas.full(tenant, &settings, key, bytes).await?;
+        }
         request.ids = record_ids::pack(request.parts.len(), &request.dedups);
         request.spreads.sort_unstable();
         request.spreads.dedup();
         request.journals.sort_unstable();
         request.journals.dedup();
         Ok(request)
+    }
+
+    /// Judges whether there is room for what a call stages.
+    pub(super) async fn limit_staged(
+        &self,
+        tenant: TenantId,
+        request: &mut ResolvedRequest,
+    ) -> Result<(), Error> {
+        if request.over_limit.is_none() && !request.parts.is_empty() {
+            let settings = self.settings.of(tenant).await?;
+            let (key, bytes) = (Key::MaxStagedBytes, request.size_bytes());
+            request.over_limit = self.quotas.full(tenant, &settings, key, bytes).await?;
+        }
+        Ok(())
     }
 
     /// The last offset for each partition; all must be within their logs, unless a pass checks it.
@@ -195,6 +215,11 @@ impl Broker {
 impl ResolvedRequest {
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.offsets.is_empty()
+    }
+
+    /// The groups whose offsets it commits.
+    pub fn groups(&self) -> BTreeSet<&Name> {
+        self.offsets.iter().map(|claimed| &claimed.place.group).collect()
     }
 
     /// Bytes of its records.

@@ -14,8 +14,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use self::watch::{Change, Observed, Watch};
 use super::{Broker, Error, read::metrics::Waited};
 use crate::{
-    model::{Code, Name, Offset, TenantId},
-    store, telemetry,
+    model::{Code, Name, Offset, TenantId, settings::Key},
+    rules::settings::in_force,
+    store,
 };
 
 /// How often a read starts again because its rows were trimmed meanwhile.
@@ -114,12 +115,12 @@ impl<'a> LongPoll<'a> {
     /// Waits until one of the logs has grown or is gone.
     pub async fn wait(&mut self, logs: &mut [Awaited], until: Instant) -> Result<Wake, Error> {
         let Broker { reads, waiting_reads, drain, .. } = self.broker;
-        let Some(permit) = waiting_reads.take(self.tenant, logs.len().div_ceil(LOGS_PER_PERMIT))
-        else {
-            metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads")
-                .increment(1);
-            return Err(Error::unavailable("Too many reads are waiting on this replica; retry."));
-        };
+        // as the admission of the request found it: a wait does not depend on the database
+        let known = self.broker.settings.last_known(self.tenant).await;
+        let own_limit =
+            known.and_then(|known| in_force(Key::MaxWaitingReads, &[&known.settings]).number());
+        let count = logs.len().div_ceil(LOGS_PER_PERMIT);
+        let permit = waiting_reads.take(self.tenant, count, own_limit)?;
         let _counted = reads.waiting();
         let begun = Instant::now();
         let changes = logs.iter_mut().enumerate().map(|(index, log)| async move {

@@ -8,7 +8,12 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use crate::model::TenantId;
+use crate::{
+    broker::Error,
+    model::{TenantId, settings::Key},
+    rules::Refusal,
+    telemetry,
+};
 
 pub struct WaitPermits {
     most: usize,
@@ -34,15 +39,29 @@ fn count(taken: &VecDeque<TakenPermit>) -> usize {
     taken.iter().map(|taken| taken.count).sum()
 }
 
+fn all_taken() -> Error {
+    metrics::counter!(telemetry::REFUSED_FOR_LOAD_TOTAL, "limit" => "waiting_reads").increment(1);
+    Error::unavailable("Too many reads are waiting on this replica; retry.")
+}
+
 impl WaitPermits {
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// A request for more than all permits takes all. None: the tenant has its share, and others
-    /// have the rest.
-    pub fn take(self: &Arc<Self>, tenant: TenantId, count: usize) -> Option<WaitPermit> {
+    /// A request for more than all permits takes all. Refused: as many reads of the tenant wait as
+    /// its own limit allows, or it has its share, and others have the rest.
+    pub fn take(
+        self: &Arc<Self>,
+        tenant: TenantId,
+        count: usize,
+        own_limit: Option<i64>,
+    ) -> Result<WaitPermit, Error> {
         let mut tenants = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = tenants.get(&tenant).map_or(0, VecDeque::len) as i64;
+        if let Some(limit) = own_limit.filter(|limit| waiting >= *limit) {
+            return Err(Refusal::QuotaReached { key: Key::MaxWaitingReads, limit }.into());
+        }
         let others = tenants.keys().filter(|other| **other != tenant).count();
         let share = self.most / (others + 1);
         let own = tenants.get(&tenant).map_or(0, self::count);
@@ -52,12 +71,12 @@ impl WaitPermits {
             count = count.min(share.max(1));
         }
         if count > free && own + count > share.max(1) {
-            return None;
+            return Err(all_taken());
         }
         while count > free {
             // who has the most has more than its share: else there would be some free
-            let (_, greatest) = tenants.iter_mut().max_by_key(|(_, taken)| self::count(taken))?;
-            let oldest = greatest.pop_front()?;
+            let greatest = tenants.values_mut().max_by_key(|taken| self::count(taken));
+            let oldest = greatest.and_then(VecDeque::pop_front).ok_or_else(all_taken)?;
             oldest.revoked.cancel();
             free += oldest.count;
         }
@@ -66,7 +85,7 @@ impl WaitPermits {
         let number = own.back().map_or(0, |last| last.number + 1);
         own.push_back(TakenPermit { number, count, revoked: revoked.clone() });
         tenants.retain(|_, taken| !taken.is_empty());
-        Some(WaitPermit { tenant, number, permits: self.clone(), revoked })
+        Ok(WaitPermit { tenant, number, permits: self.clone(), revoked })
     }
 
     /// The number of permits in use.
@@ -93,7 +112,10 @@ impl Drop for WaitPermit {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::model::Code;
 
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
@@ -105,7 +127,7 @@ mod tests {
         count: usize,
         times: usize,
     ) -> Vec<WaitPermit> {
-        (0..times).filter_map(|_| permits.take(tenant, count)).collect()
+        (0..times).filter_map(|_| permits.take(tenant, count, None).ok()).collect()
     }
 
     fn left(permits: &[WaitPermit]) -> usize {
@@ -123,7 +145,7 @@ mod tests {
         assert!(a[..6].iter().all(|permit| permit.revoked.is_cancelled()));
         let c = take(&permits, C, 1, 20);
         assert_eq!((left(&a), left(&b), left(&c)), (4, 4, 4));
-        assert!(permits.take(A, 1).is_none());
+        assert!(permits.take(A, 1, None).is_err());
         drop(b);
         let more = take(&permits, A, 1, 20);
         assert_eq!((left(&a), left(&more), left(&c)), (4, 4, 4));
@@ -144,6 +166,23 @@ mod tests {
         assert_eq!(left(&c), 1);
         let alone = WaitPermits::new(3);
         assert_eq!(take(&alone, A, 99, 2).len(), 1);
-        assert!(WaitPermits::new(0).take(A, 1).is_none());
+        assert!(WaitPermits::new(0).take(A, 1, None).is_err());
+    }
+
+    /// The own limit is one of reads, however many logs they have.
+    #[test]
+    fn a_tenants_own_limit_holds_whatever_is_free() {
+        let permits = WaitPermits::new(100);
+        let take = |tenant, limit| permits.take(tenant, 7, Some(limit));
+        assert_eq!(take(A, 0).err().unwrap().code, Code::QuotaExceeded);
+        let first = take(A, 2).unwrap();
+        let second = take(A, 2).unwrap();
+        let refused = take(A, 2).err().unwrap();
+        assert_eq!((refused.facts, refused.retry_after_s), (vec![("limit", json!(2))], Some(5)));
+        let other = take(B, 1).unwrap();
+        drop(first);
+        let third = take(A, 2).unwrap();
+        drop((second, third, other));
+        assert!(permits.taken.lock().unwrap().is_empty());
     }
 }

@@ -153,7 +153,10 @@ fn describe_problems(operation: &mut Operation) -> Vec<Code> {
         let words: Vec<_> = same
             .iter()
             .map(|code| {
-                let retry = code.retry().as_str();
+                let retry = match code {
+                    Code::QuotaExceeded => "never, or later with Retry-After",
+                    _ => code.retry().as_str(),
+                };
                 format!("`{}`: {} (retry: {retry})", code.as_str(), code.title())
             })
             .collect();

@@ -1,6 +1,8 @@
 //! The settings of tenants and topics in one table, which validation, answers, documents and the
 //! command line read.
 
+pub mod rates;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeMap};
@@ -96,6 +98,26 @@ settings! {
         "Maximum number of topics of the tenant.";
     MaxPartitions           "max_partitions"             10_000      0     1_000_000       false false
         "Maximum number of partitions of all topics of the tenant.";
+    MaxRequestsPerS         "max_requests_per_s"         null        1     1_000_000       true  false
+        "Requests a second that each replica admits; twice as many may come at once.";
+    MaxBytesInPerS          "max_bytes_in_per_s"         null        1     1_000_000_000_000 true false
+        "Bytes of request bodies a second that each replica takes, decompressed.";
+    MaxBytesOutPerS         "max_bytes_out_per_s"        null        1     1_000_000_000_000 true false
+        "Bytes of response bodies a second that each replica sends, before compression.";
+    MaxWaitingReads         "max_waiting_reads"          null        0     1_000_000       true  false
+        "Maximum number of reads that wait for records at once, on each replica.";
+    MaxSessions             "max_sessions"               null        0     1_000_000       true  false
+        "Maximum number of producers, with and without a transactional id.";
+    MaxGroups               "max_groups"                 null        0     1_000_000       true  false
+        "Maximum number of consumer groups.";
+    MaxOpenTransactions     "max_open_transactions"      null        0     1_000_000       true  false
+        "Maximum number of ongoing transactions, those of one request apart.";
+    MaxPreparedTransactions "max_prepared_transactions"  null        0     1_000_000       true  false
+        "Maximum number of prepared transactions.";
+    MaxStagedBytes          "max_staged_bytes"           null        0     9_007_199_254_740_991 true false
+        "Maximum size of the records staged by ongoing and prepared transactions, in bytes.";
+    MaxStoredBytes          "max_stored_bytes"           null        0     9_007_199_254_740_991 true false
+        "Maximum size of all records of the tenant, the staged ones among them, in bytes.";
 }
 
 /// The value of a setting.

@@ -72,8 +72,8 @@ pub struct Request {
     pub parts: Vec<RequestPart>,
     /// Topic scope only.
     pub spread: Option<Spread>,
-    /// It exceeds a limit: refused unless it is a duplicate.
-    pub too_large: Option<Refusal>,
+    /// It exceeds a limit, or there is no room for it: refused unless it is a duplicate.
+    pub over_limit: Option<Refusal>,
     /// Set if the request is a transaction: its parts, offsets and outcome are written together.
     pub transaction: Option<SingleRequestTxn>,
     /// Its dedup keys, one entry for each append that has some. (Only a transaction has several.)
@@ -305,7 +305,7 @@ fn judge(
     {
         return Err(Decision::AllDuplicates(verdicts.into_iter().flatten().collect()));
     }
-    if let Some(refusal) = request.too_large.as_ref().filter(|_| stores) {
+    if let Some(refusal) = request.over_limit.as_ref().filter(|_| stores) {
         return Err(Decision::Refused(refusal.clone()));
     }
     if let (Some(expected_offset), Some(log), true) = (request.expected_offset, home, stores)

@@ -123,7 +123,9 @@ fn is_read(caches: &LogCaches, request: &Request) -> bool {
         let is_as_spread = |(journal, partition_count): &(LogId, Partition)| {
             caches.get(journal).is_some_and(|log| log.partition_count == *partition_count)
         };
-        request.too_large.is_none() && txn.may_be_assumed() && txn.journals.iter().all(is_as_spread)
+        request.over_limit.is_none()
+            && txn.may_be_assumed()
+            && txn.journals.iter().all(is_as_spread)
     });
     let producer_known = request.numbered.is_none_or(|numbered| {
         home.is_some_and(|log| {

@@ -8,6 +8,7 @@ mod expiry;
 mod group;
 mod key_rings;
 mod random;
+mod rates;
 mod retention;
 mod session;
 mod settings;

@@ -112,9 +112,10 @@ pub struct LockedGroup {
     pub state: GroupState,
 }
 
-/// Creates the group if it does not exist.
-pub async fn make(conn: &mut Connection, tenant: TenantId, group: &Name) -> Result<()> {
-    execute(conn, sqlx::query(MAKE).bind(tenant).bind(group)).await
+/// Creates the group; false: it exists.
+pub async fn make(conn: &mut Connection, tenant: TenantId, group: &Name) -> Result<bool> {
+    let made = sqlx::query(MAKE).bind(tenant).bind(group).execute(conn).await?;
+    Ok(made.rows_affected() > 0)
 }
 
 /// Locks the group and loads all of it. None if it does not exist.

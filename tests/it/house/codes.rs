@@ -26,7 +26,8 @@ fn facts(code: Code) -> &'static [&'static str] {
         Code::OffsetMismatch => &["expected_offset", "next_offset"],
         Code::UnknownProducerState => &["expected"],
         Code::OutOfOrderSequence => &["expected", "received"],
-        Code::PayloadTooLarge | Code::BatchTooLarge | Code::QuotaExceeded => &["limit"],
+        Code::PayloadTooLarge | Code::BatchTooLarge => &["limit"],
+        Code::QuotaExceeded | Code::RateLimited => &["limit"],
         Code::OffsetOutOfRange => &["log_start_offset", "high_watermark"],
         Code::InvalidTransactionState => &["state", "reason"],
         Code::OffsetCommitConflict => &["expected_offset", "committed_offset"],
@@ -166,6 +167,9 @@ async fn of_topics() -> Produced {
     produced.push((Code::QuotaExceeded, server.put("/v1/topics/one-more").await));
     let conditional = server.patch("/v1/settings").header("if-match", "\"another\"").json("{}");
     produced.push((Code::PreconditionFailed, conditional.await));
+    server.patch("/v1/settings").json(json!({"max_bytes_in_per_s": 1})).await.ok();
+    server.patch("/v1/settings").json(json!({"max_topics": 7})).await.ok();
+    produced.push((Code::RateLimited, server.get("/v1/topics").await));
     produced
 }
 

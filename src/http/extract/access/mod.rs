@@ -147,11 +147,13 @@ impl AppState {
         self.metrics.page(render).await
     }
 
-    /// The tenant of an admitted request, unless it is suspended or deleted.
+    /// The tenant of an admitted request, unless it is suspended, deleted, or exceeds its rates.
     async fn enter(&self, parts: &Parts, grant: &Grant) -> Result<TenantId, Error> {
         self.accept()?;
         let tenant = self.broker.tenant(&grant.tenant).await?;
-        Caller::of(&parts.extensions).is(tenant);
+        let meter = self.broker.meter(tenant).await;
+        Caller::of(&parts.extensions).is(tenant, meter.clone());
+        meter.map_or(Ok(()), |meter| meter.admit())?;
         Ok(tenant)
     }
 

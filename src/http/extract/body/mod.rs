@@ -257,7 +257,8 @@ async fn receive(
     key: KeyPolicy,
 ) -> Result<(Received, Taken), Error> {
     let (parts, body) = request.into_parts();
-    let owner = Caller::of(&parts.extensions).tenant();
+    let caller = Caller::of(&parts.extensions);
+    let owner = caller.tenant();
     let named = media::content_type(&parts.headers, taken)?;
     let encoding = media::content_encoding(&parts.headers)?;
     // Without a media type only an empty body is taken: the first byte is one too many.
@@ -291,6 +292,7 @@ async fn receive(
     telemetry::waited(waited);
     admission.body_duration.record(waited.as_secs_f64());
     admission.request_bytes.increment(intake.len() as u64);
+    caller.meter().into_iter().for_each(|meter| meter.received(intake.len() as u64));
     match read {
         Ok(()) => {}
         Err(BodyFailure::TooLarge) => return Err(refuse()),

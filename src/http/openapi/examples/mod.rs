@@ -218,6 +218,10 @@ problems! {
     QuotaExceeded
         "max_topics is 1000. Delete topics that are no longer needed."
         {"limit": 1000};
+    RateLimited
+        "max_requests_per_s is 100; the tenant has sent or read more. Nothing was changed; repeat \
+         the request in 1 s."
+        {"limit": 100};
     Internal
         "Internal error. The server log has details under this request id.";
     Unavailable

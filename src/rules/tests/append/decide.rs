@@ -405,7 +405,7 @@ fn a_journal_counts_requests_and_holds_no_lines() {
 #[test]
 fn who_appends_for_the_first_time_is_registered_and_who_does_not_is_forgotten() {
     let mut caches = caches();
-    let refused = Request { too_large: Some(TOO_LARGE), ..of(2, 0) };
+    let refused = Request { over_limit: Some(TOO_LARGE), ..of(2, 0) };
     let plan =
         decide(&mut caches, &[refused, spread(of(2, 0)), of(1, 0)], &mut TxnContext::default());
     assert_eq!(plan.registrations, [(JOURNAL, ProducerId(2))]);

@@ -118,7 +118,7 @@ impl Oracle {
         if let Some(answer) = self.table(sessions, request) {
             return Some(answer);
         }
-        if let Some(refusal) = &request.too_large {
+        if let Some(refusal) = &request.over_limit {
             return Some(Answer::Refused(refusal.clone()));
         }
         let next_offset = self.next_offset(request.home);

@@ -39,7 +39,7 @@ struct Shot {
     records: Vec<i64>,
     size_bytes: i64,
     expected_offset: Option<i64>,
-    too_large: bool,
+    over_limit: bool,
     stale: bool,
 }
 
@@ -76,7 +76,7 @@ fn shot() -> impl Strategy<Value = Shot> {
     (who, distance(60), sequence, prop::bool::weighted(0.1), partition)
         .prop_flat_map(move |(producer, epoch, sequence, other, partition)| {
             let rest = (vec(0..3_i64, 4), size.clone(), expected.clone(), rare(), rare());
-            rest.prop_map(move |(records, size_bytes, expected_offset, too_large, stale)| Shot {
+            rest.prop_map(move |(records, size_bytes, expected_offset, over_limit, stale)| Shot {
                 producer,
                 epoch,
                 sequence,
@@ -85,7 +85,7 @@ fn shot() -> impl Strategy<Value = Shot> {
                 records,
                 size_bytes,
                 expected_offset,
-                too_large,
+                over_limit,
                 stale,
             })
         })
@@ -288,7 +288,7 @@ impl Life {
             spread: (shot.partition.is_none())
                 .then(|| Spread { partition_count: count, keyless: Some(parts[0].partition) }),
             parts,
-            too_large: shot.too_large.then_some(TOO_LARGE),
+            over_limit: shot.over_limit.then_some(TOO_LARGE),
             ..plain()
         }
     }

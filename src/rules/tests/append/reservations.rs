@@ -246,7 +246,7 @@ fn of_two_requests_with_one_id_the_second_waits_for_the_first() {
     assert!(matches!(plan.decisions[..], [Decision::Appended { .. }, Decision::RetryNextBatch]));
 
     // what is refused claims nothing
-    let refused = Request { too_large: Some(TOO_LARGE), ..with(plain(), &[A]) };
+    let refused = Request { over_limit: Some(TOO_LARGE), ..with(plain(), &[A]) };
     let (plan, _) = decided(&[refused, with(plain(), &[A])], &[]);
     let [Decision::Refused(_), Decision::Appended { .. }] = &plan.decisions[..] else {
         panic!("{plan:?}")
@@ -255,7 +255,7 @@ fn of_two_requests_with_one_id_the_second_waits_for_the_first() {
 
 #[test]
 fn limits_and_offsets_are_judged_for_what_would_be_stored() {
-    let large = |request| Request { too_large: Some(TOO_LARGE), ..request };
+    let large = |request| Request { over_limit: Some(TOO_LARGE), ..request };
     let expecting = |request| Request { expected_offset: Some(39), ..request };
     let refused = |request: Request| match &decided(&[request], &["a"]).0.decisions[..] {
         [Decision::Refused(refusal)] => Some(refusal.clone()),

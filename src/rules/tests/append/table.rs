@@ -45,7 +45,7 @@ pub fn plain() -> Request {
         expected_offset: None,
         parts: vec![part(0, 1, 100)],
         spread: None,
-        too_large: None,
+        over_limit: None,
         transaction: None,
         dedups: Vec::new(),
     }
@@ -123,14 +123,14 @@ impl World {
         let (mut id, mut epoch, mut sequence) = (None, 0, 0);
         let (mut records, mut bytes, mut what) = (1, 100, "same");
         let (mut partition, mut scope, mut parts) = (0, self.scope, vec![0]);
-        let (mut expected_offset, mut too_large, mut count) =
+        let (mut expected_offset, mut over_limit, mut count) =
             (None, None, self.ledger.partition_count);
         for word in words.split_whitespace() {
             let number = || word[1..].parse::<i64>().unwrap_or_else(|_| panic!("{at}: {word}"));
             match word {
                 "anon" => {}
                 "other" => what = "other",
-                "large" => too_large = Some(TOO_LARGE),
+                "large" => over_limit = Some(TOO_LARGE),
                 "topic" => scope = Scope::Topic,
                 _ if word.starts_with("at") => expected_offset = word[2..].parse().ok(),
                 _ if word.starts_with("of") => count = word[2..].parse().unwrap(),
@@ -160,7 +160,7 @@ impl World {
             expected_offset,
             parts: parts.into_iter().map(|partition| part(partition, records, bytes)).collect(),
             spread: is_topic.then_some(Spread { partition_count: count, keyless }),
-            too_large,
+            over_limit,
             ..plain()
         }
     }

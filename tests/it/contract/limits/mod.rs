@@ -3,6 +3,8 @@
 
 mod attacks;
 mod mistakes;
+mod quotas;
+mod rates;
 mod requests;
 mod unread;
 

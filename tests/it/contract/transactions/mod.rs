@@ -2,6 +2,7 @@
 
 mod beside;
 mod corners;
+mod doomed;
 mod forgetting;
 mod http;
 mod ids;

@@ -49,8 +49,6 @@ pub enum Off {
     Growth,
     /// The repeat of a transaction is judged by more than its id and its payload.
     RepeatsOfTransactions,
-    /// The repeat of a commit is judged by the work that it brings.
-    RepeatsOfCommits,
     /// Of an open that is sent twice at once, one is refused.
     RepeatedReopens,
     /// The end of a session may not name its epoch.

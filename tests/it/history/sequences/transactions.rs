@@ -265,11 +265,15 @@ impl World {
         let work = Work { appends: appends.to_vec(), offsets: offsets.to_vec() };
         let first = self.transactions.get(&id).map_or(0, |found| found.append_count);
         let state = self.transactions.get(&id).map(|found| found.state);
-        let is_repeat = state == Some(Phase::Committed) && matches!(call.verb, Verb::Commit { .. });
-        let resolved = match self.resolve(&work, first, false) {
-            Err(_) if is_repeat && OFF.contains(&Off::RepeatsOfCommits) => {
-                return Ok(Want::anything());
+        let is_repeat = match (&call.verb, state) {
+            (Verb::Commit { .. }, state) => state == Some(Phase::Committed),
+            (Verb::Records { sequence: Some(sequence), appends }, Some(Phase::Ongoing)) => {
+                let done = self.transactions[&id].calls.get(*sequence as usize);
+                done.is_some_and(|done| done == appends)
             }
+            _ => false,
+        };
+        let resolved = match self.resolve(&work, first, false) {
             // who may ask learns the outcome, whatever became of the work
             Err(refused) if is_repeat => {
                 let owner = call.session.map_or(Ok(()), |session| self.check_producer(session));

@@ -279,7 +279,7 @@ impl Config {
             expected_offset: None,
             parts,
             spread,
-            too_large: None,
+            over_limit: None,
             transaction: None,
             dedups: is_known.then_some(dedup).into_iter().collect(),
         }

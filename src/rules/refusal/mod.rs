@@ -1,11 +1,12 @@
 //! What the rules refuse, and why: the code, the sentence and the facts of the answer.
 
-use serde_json::{Value as Json, json};
+mod facts;
+
 use thiserror::Error;
 use uuid::Uuid;
 
 use crate::model::{
-    Code, Epoch, Name, Offset, ProducerId, Sequence, ValidationError, ValidationErrors, Word,
+    Code, Epoch, Name, Offset, ProducerId, Sequence, Word,
     settings::{Key, Value},
     transaction::{Reason, State},
     validation::MAX_LISTED,
@@ -203,6 +204,15 @@ pub enum Refusal {
     TransactionNotCovered { word: Word },
     #[error("The limit of {limit} {what} is reached.")]
     TooMany { what: &'static str, limit: i64 },
+    /// The tenant has as many as its setting allows; what is given back makes room.
+    #[error("{} is {limit}. {}", .key.name(), room(*.key))]
+    QuotaReached { key: Key, limit: i64 },
+    #[error(
+        "{} is {limit}; the tenant has sent or read more. Nothing was changed; repeat the request \
+         in {retry_after_s} s.",
+        .key.name()
+    )]
+    RateLimited { key: Key, limit: i64, retry_after_s: u64 },
 }
 
 impl Refusal {
@@ -245,102 +255,14 @@ impl Refusal {
             Self::UnknownMember => Code::UnknownMember,
             Self::IllegalGeneration { .. } => Code::IllegalGeneration,
             Self::GroupNotEmpty => Code::GroupNotEmpty,
-            Self::TooMany { .. } => Code::QuotaExceeded,
+            Self::TooMany { .. } | Self::QuotaReached { .. } => Code::QuotaExceeded,
+            Self::RateLimited { .. } => Code::RateLimited,
             Self::IdempotencyKeyAhead
             | Self::InvalidOpenId
             | Self::AboveMaxima { .. }
             | Self::SessionMissing
             | Self::OperatorMayNotCommit
             | Self::TimeoutTooLong { .. } => Code::InvalidRequest,
-        }
-    }
-
-    /// The facts for programs, which a code always has.
-    pub fn facts(&self) -> Vec<(&'static str, Json)> {
-        match self {
-            Self::ProducerFenced { current_epoch }
-            | Self::InvalidProducerEpoch { current_epoch } => {
-                vec![("current_epoch", json!(current_epoch))]
-            }
-            Self::UnknownProducerState { .. } => vec![("expected", json!(0))],
-            Self::OutOfOrderSequence { expected, received }
-            | Self::AppendsMissing { expected, received } => {
-                vec![("expected", json!(expected)), ("received", json!(received))]
-            }
-            Self::OffsetMismatch { expected_offset, next_offset } => {
-                vec![
-                    ("expected_offset", json!(expected_offset)),
-                    ("next_offset", json!(next_offset)),
-                ]
-            }
-            Self::BatchTooLarge { limit, .. }
-            | Self::TransactionTooLarge { limit, .. }
-            | Self::TooMany { limit, .. } => vec![("limit", json!(limit))],
-            Self::RecordHeld { transaction_id }
-            | Self::ConcurrentTransactions { transaction_id } => {
-                vec![("transaction_id", json!(transaction_id))]
-            }
-            Self::InvalidTransactionState { state, reason } => {
-                vec![
-                    ("state", json!(state.as_str())),
-                    ("reason", json!(reason.map(Reason::as_str))),
-                ]
-            }
-            Self::OffsetCommitConflict { expected_offset, committed_offset, pinned_by } => {
-                let offsets = [
-                    ("expected_offset", json!(expected_offset)),
-                    ("committed_offset", json!(committed_offset)),
-                ];
-                let pin = pinned_by.map(|id| ("transaction_id", json!(id)));
-                offsets.into_iter().chain(pin).collect()
-            }
-            Self::NothingProcessed { offset } => {
-                vec![("expected_offset", json!(offset)), ("committed_offset", json!(offset))]
-            }
-            Self::OffsetOutOfRange { log_start_offset, high_watermark, .. }
-            | Self::NowhereToBegin { log_start_offset, high_watermark, .. } => {
-                vec![
-                    ("log_start_offset", json!(log_start_offset)),
-                    ("high_watermark", json!(high_watermark)),
-                ]
-            }
-            Self::IllegalGeneration { generation } => vec![("generation", json!(generation))],
-            Self::ScopeLacks { scope } | Self::SessionNotCovered { scope } => {
-                vec![("required_scope", json!(scope))]
-            }
-            Self::NamelessSession => vec![("required_scope", json!("produce"))],
-            Self::TransactionNotCovered { word } => {
-                vec![("required_scope", json!(word.as_str()))]
-            }
-            _ => self.errors().into_iter().map(|errors| ("errors", json!(errors.listed))).collect(),
-        }
-    }
-
-    /// What is wrong with parts of the request, each by its pointer.
-    pub fn errors(&self) -> Option<ValidationErrors> {
-        let at = |pointer: &str| Some(ValidationErrors::at(pointer, self.to_string()));
-        let of_records = |records: &[String], detail: &str| {
-            Some(ValidationErrors::of(
-                records.iter().map(|pointer| ValidationError::new(pointer, detail)),
-            ))
-        };
-        match self {
-            Self::RecordIdReused { records } => of_records(records, "another record has this id"),
-            Self::DuplicateRecord { records } => of_records(records, "already stored"),
-            Self::AboveMaxima { at, settings } => {
-                Some(ValidationErrors::of(settings.iter().map(|(key, value, maximum)| {
-                    let detail = format!(
-                        "{value} exceeds {maximum}, the operator's maximum for this tenant"
-                    );
-                    ValidationError::new(format!("{at}/{}", key.name()), detail)
-                })))
-            }
-            Self::IdempotencyKeyAhead => at("Idempotency-Key"),
-            Self::InvalidOpenId => at("/open_id"),
-            Self::SessionMissing => at("/producer_id"),
-            Self::OperatorMayNotCommit => at("?as"),
-            Self::TimeoutTooLong { .. } => at("/timeout_ms"),
-            _ => None,
         }
     }
 }
@@ -350,6 +272,19 @@ fn unlisted(records: &[String]) -> String {
     match records.len().saturating_sub(MAX_LISTED) {
         0 => String::new(),
         more => format!(" (See errors, and {more} more.)"),
+    }
+}
+
+/// What makes room below a quota.
+fn room(key: Key) -> &'static str {
+    match key {
+        Key::MaxWaitingReads => "Wait until other reads have ended, or read without wait_ms.",
+        Key::MaxSessions => "End sessions that are no longer needed, or reuse one.",
+        Key::MaxGroups => "Delete groups that are no longer needed.",
+        Key::MaxOpenTransactions => "Commit or abort ongoing transactions first.",
+        Key::MaxPreparedTransactions => "Commit or abort prepared transactions first.",
+        Key::MaxStagedBytes => "Commit or abort open transactions first.",
+        _ => "Trim partitions, shorten retention, or delete topics.",
     }
 }
 

@@ -1,0 +1,67 @@
+//! Calls that name a deleted topic: a replica that has not noticed answers as one that has.
+
+use oncelog::model::Code;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{begin, call, replica_of};
+use crate::support::http::{Answer, Server};
+
+#[tokio::test]
+async fn the_answer_does_not_depend_on_what_a_replica_has_noticed() {
+    let here = Server::start().await;
+    let there = replica_of(&here).await;
+    here.topic("kept", 1).await;
+    here.topic("deleted", 1).await;
+    let id = Uuid::now_v7();
+    begin(&here, &json!({"transaction_id": id})).await.created();
+    let appends = |value: i64| {
+        let record = json!([{"value": value}]);
+        json!([{"topic": "kept", "records": record}, {"topic": "deleted", "records": record}])
+    };
+    let records =
+        |sequence: i64, value: i64| json!({"sequence": sequence, "appends": appends(value)});
+    let first = call(&there, id, "records", &records(0, 1)).await.ok();
+    here.delete("/v1/topics/deleted").await.no_content();
+
+    // the one that has not noticed comes first: its answers do not make it notice
+    let on_each = async |id: Uuid, verb: &str, body: Value, judge: &dyn Fn(&Answer)| {
+        for server in [&there, &here] {
+            judge(&call(server, id, verb, &body).await);
+        }
+    };
+    on_each(id, "records", records(0, 1), &|answer| {
+        let again = answer.ok();
+        assert_eq!(again["duplicate"], true);
+        assert_eq!(again["append_count"], first["append_count"]);
+    })
+    .await;
+    // all else is refused for its topics, whatever else is wrong
+    let refused = |answer: &Answer| drop(answer.refused(Code::TopicNotFound));
+    let work = json!({"appends": appends(1)});
+    on_each(id, "records", records(0, 2), &refused).await;
+    on_each(id, "records", records(7, 1), &refused).await;
+    on_each(Uuid::now_v7(), "records", records(0, 1), &refused).await;
+    on_each(id, "commit", work.clone(), &refused).await;
+    on_each(id, "records", records(1, 1), &refused).await;
+
+    // also of one that has ended
+    let ended = Uuid::now_v7();
+    for how in ["abort", "commit"] {
+        let id = if how == "abort" { id } else { ended };
+        if how == "commit" {
+            here.topic("deleted", 1).await;
+            begin(&here, &json!({"transaction_id": id})).await.created();
+            call(&there, id, "records", &records(0, 1)).await.ok();
+        }
+        call(&here, id, how, &json!({})).await.ok();
+        if how == "commit" {
+            here.delete("/v1/topics/deleted").await.no_content();
+        }
+        on_each(id, "records", records(1, 1), &refused).await;
+        on_each(id, "records", records(0, 1), &refused).await;
+    }
+    on_each(ended, "commit", work.clone(), &|answer| assert_eq!(answer.ok()["duplicate"], true))
+        .await;
+    on_each(id, "commit", work, &refused).await;
+}
