@@ -15,8 +15,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    broker::{Broker, ServiceConfig},
-    config::Config,
+    broker::{Broker, NewTenants, ServiceConfig},
+    config::{Config, TenantAdmission},
     embedded::{DATABASE, Embedded},
     http::{
         self, AppState, Limits, Listener, Routers,
@@ -315,6 +315,11 @@ pub fn service_config(config: &Config) -> ServiceConfig {
         snapshot_rows: i64::try_from(config.snapshot_rows).unwrap_or(i64::MAX),
         max_lag_series: config.max_lag_series,
         max_topic_series: config.max_topic_series,
+        new_tenants: NewTenants {
+            by_operators_only: config.tenants == TenantAdmission::Known,
+            max_tenants: i64::try_from(config.max_tenants).ok().filter(|most| *most > 0),
+            default_maxima: config.default_maxima.clone(),
+        },
         ..ServiceConfig::default()
     }
 }
@@ -330,6 +335,7 @@ pub fn limits(config: &Config) -> Limits {
         answer_timeout_ms: config.answer_timeout_ms,
         max_connection_age_ms: config.max_connection_age_ms,
         max_connections: config.max_connections,
+        trusted_proxies: config.trusted_proxies.clone(),
         drain_timeout_ms: config.drain_timeout_ms,
         ..Limits::default()
     }

@@ -60,6 +60,30 @@ impl Error {
         Self::new(Code::TenantNotFound, detail)
     }
 
+    /// Where a token's use does not create tenants.
+    pub fn tenant_is_unknown(tenant: &Name) -> Self {
+        let detail = format!(
+            "Tenant {tenant} is not known here. An operator creates it: PUT /v1/tenants/{tenant}."
+        );
+        Self::new(Code::Forbidden, detail)
+    }
+
+    pub fn tenant_was_deleted(tenant: &Name) -> Self {
+        let detail = format!(
+            "Tenant {tenant} was deleted. Only an operator can create another with its name: PUT \
+             /v1/tenants/{tenant}."
+        );
+        Self::new(Code::TenantNotFound, detail)
+    }
+
+    pub fn too_many_tenants(limit: i64) -> Self {
+        let detail = format!(
+            "max_tenants is {limit}, and there are as many. An operator deletes some, or creates \
+             this one."
+        );
+        Self::new(Code::QuotaExceeded, detail).fact("limit", limit)
+    }
+
     /// For a tenant that is deleted between the admission of a request and its work.
     pub fn tenant_is_gone() -> Self {
         let detail = "The tenant was deleted with all its data.";

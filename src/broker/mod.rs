@@ -64,7 +64,7 @@ pub use rates::Meter;
 pub use single_flight::SingleFlight;
 
 use crate::{
-    model::{Code, Name, TenantId},
+    model::{Code, Name, TenantId, settings::Maxima},
     store::{Probe, Store},
     telemetry,
 };
@@ -88,6 +88,18 @@ pub struct ServiceConfig {
     pub max_lag_series: usize,
     /// Topics with series of their own; 0: nothing is counted or measured by topic.
     pub max_topic_series: usize,
+    pub new_tenants: NewTenants,
+}
+
+/// Which tenants tokens make at their first use, and what these may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewTenants {
+    /// None: operators create all tenants.
+    pub by_operators_only: bool,
+    /// A token makes no more than that.
+    pub max_tenants: Option<i64>,
+    /// Of those that are made without others.
+    pub default_maxima: Maxima,
 }
 
 impl Default for ServiceConfig {
@@ -101,6 +113,7 @@ impl Default for ServiceConfig {
             remembered_producers: 200_000,
             max_lag_series: 1_000,
             max_topic_series: 1_000,
+            new_tenants: NewTenants::default(),
         }
     }
 }
@@ -110,6 +123,9 @@ pub struct Broker {
     store: Store,
     /// Tenants by name, until their row is found to be gone.
     tenants: Cache<Name, TenantId>,
+    /// Names that tokens may not use, for a moment, and why.
+    refused_tenants: Cache<Name, Error>,
+    new_tenants: Arc<NewTenants>,
     topics: catalog::topics::Topics,
     names: catalog::log_names::LogNames,
     group_ids: group::ids::GroupIds,
@@ -183,6 +199,11 @@ impl Broker {
             meters: rates::Meters::new(),
             janitor: janitor::Janitor::new(&settings),
             tenants: Cache::new(REMEMBERED_TENANTS),
+            refused_tenants: Cache::builder()
+                .max_capacity(REMEMBERED_TENANTS)
+                .time_to_live(catalog::settings::SETTINGS_LAG)
+                .build(),
+            new_tenants: Arc::new(settings.new_tenants.clone()),
             lanes,
             watermarks,
             leases: group::leases::Leases::new(store.clone()),

@@ -1,5 +1,11 @@
 //! `oncelog serve` runs the server.
 
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
 use anyhow::Context;
 
 use crate::{
@@ -22,7 +28,8 @@ Examples:
 
 pub(super) fn run(flags: &Flags) -> anyhow::Result<()> {
     let config = Config::load(flags)?;
-    telemetry::start_logging(config.log_format, config.log_level);
+    let audit = config.audit_log_file.as_deref().map(audit_file).transpose()?;
+    telemetry::start_logging(config.log_format, config.log_level, audit);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.worker_threads)
         .thread_name("oncelog")
@@ -30,4 +37,10 @@ pub(super) fn run(flags: &Flags) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(app::serve(config))
+}
+
+/// Opens the file of the audit log to append to it; a new one is its owner's alone.
+fn audit_file(path: &Path) -> anyhow::Result<File> {
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    file.with_context(|| format!("cannot open audit_log_file {}", path.display()))
 }

@@ -58,7 +58,7 @@ pub(super) fn migrate(given: MigrateFlags) -> anyhow::Result<()> {
              `oncelog serve` migrates its own PostgreSQL when it starts"
         );
     };
-    telemetry::start_logging(config.log_format, config.log_level);
+    telemetry::start_logging(config.log_format, config.log_level, None);
     block_on(app::migrate_only(url))?;
     print(b"the schema is up to date\n")
 }

@@ -1,6 +1,6 @@
 //! The rules between keys, of a configuration whose keys are each right.
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, TenantAdmission};
 
 impl Config {
     /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
@@ -37,11 +37,7 @@ impl Config {
                     .to_owned(),
             );
         }
-        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
-            found.push(
-                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
-            );
-        }
+        self.check_tokens(right, &mut found);
         let tls = ["tls_cert_file", "tls_key_file", "tls_client_ca_file"];
         if right(&tls) && self.tls_cert_file.is_some() != self.tls_key_file.is_some() {
             found.push(
@@ -50,15 +46,6 @@ impl Config {
         } else if right(&tls) && self.tls_client_ca_file.is_some() && self.tls_cert_file.is_none() {
             found.push(
                 "tls_client_ca_file is for TLS: set tls_cert_file and tls_key_file, too".to_owned(),
-            );
-        }
-        if self.token_hs256_previous_secret.is_some()
-            && self.token_hs256_secret.is_none()
-            && right(&["token_hs256_secret"])
-        {
-            found.push(
-                "token_hs256_previous_secret is for changing token_hs256_secret: set that, too"
-                    .to_owned(),
             );
         }
         if self.max_in_flight_bytes < self.max_body_bytes
@@ -71,6 +58,29 @@ impl Config {
             ));
         }
         errors.extend(found.into_iter().map(|text| ConfigError { key: None, text }));
+    }
+
+    fn check_tokens(&self, right: impl Fn(&[&str]) -> bool, found: &mut Vec<String>) {
+        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
+            found.push(
+                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
+            );
+        }
+        if self.token_hs256_previous_secret.is_some()
+            && self.token_hs256_secret.is_none()
+            && right(&["token_hs256_secret"])
+        {
+            found.push(
+                "token_hs256_previous_secret is for changing token_hs256_secret: set that, too"
+                    .to_owned(),
+            );
+        }
+        let keys = ["tenants", "token_hs256_secret", "token_jwks_file"];
+        if self.tenants == TenantAdmission::Known && !self.has_token_key() && right(&keys) {
+            found.push(
+                "tenants = known is for tenants that tokens name: set a token key".to_owned(),
+            );
+        }
     }
 
     fn check_ports(&self, found: &mut Vec<String>) {

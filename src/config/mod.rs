@@ -12,6 +12,7 @@ use std::{
     path::PathBuf,
 };
 
+use ipnet::IpNet;
 use secrecy::SecretString;
 use tracing::level_filters::LevelFilter;
 
@@ -23,18 +24,29 @@ mod tests;
 pub mod units;
 
 use parse::{
-    address, cores, database_url, hs256_secret, log_format, log_level, number, optional, path,
-    switch, word,
+    address, cores, database_url, hs256_secret, log_format, log_level, maxima, networks, number,
+    optional, path, switch, tenant_admission, word,
 };
 use sources::Given;
 pub use sources::{Flags, Origin};
 use units::Unit;
+
+use crate::model::settings::Maxima;
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
+}
+
+/// Which tenants may use the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TenantAdmission {
+    /// Every one that a token names.
+    Any,
+    /// Those that an operator has created.
+    Known,
 }
 
 /// One configuration key.
@@ -128,6 +140,14 @@ keys! {
     token_issuer: String = "oncelog", public "NAME" word;
     /// The longest lifetime of a token, from its `iat` to its `exp`; 0: any
     max_token_life_ms: u64 = "0", public "MS" number(0..=315_360_000_000);
+    /// Which tenants may use the server: any, whose first token creates it, or known: those that an
+    /// operator has created
+    tenants: TenantAdmission = "any", public "WHICH" tenant_admission;
+    /// Maximum number of tenants that tokens create; 0: any number
+    max_tenants: u64 = "0", public "COUNT" number(0..=1_000_000_000);
+    /// The maxima of tenants that are created without others: KEY=VALUE, separated by commas, such
+    /// as `max_requests_per_s=100, max_stored_bytes=10GiB`
+    default_maxima: Maxima = "", public "MAXIMA" maxima;
     /// Number of writers, each with its own database connection; 0: a quarter of the cores
     lanes: usize = "0", public "COUNT" cores(4, 256);
     /// Number of threads that serve requests; 0: half of the cores
@@ -168,6 +188,12 @@ keys! {
     /// Maximum number of topics with series of their own in /metrics; the others are summed into
     /// one. 0: nothing is counted or measured by topic
     max_topic_series: usize = "1000", public "COUNT" number(0..=100_000);
+    /// The networks of proxies in front, separated by commas, such as `10.0.0.0/8`: their
+    /// X-Forwarded-For has the client's address, for the audit log
+    trusted_proxies: Vec<IpNet> = "", public "NETWORKS" networks;
+    /// The file for the audit log, to which JSON lines are appended, such as /dev/stdout: who
+    /// changed what, took a producer's place, or was refused. None: there is no audit log
+    audit_log_file: Option<PathBuf> = "", public "FILE" optional(path);
     /// The format of log lines: text or json
     log_format: LogFormat = "text", public "FORMAT" log_format;
     /// The minimum severity of log lines: error, warn, info, debug or trace

@@ -1,13 +1,21 @@
 //! Parsers of configuration values. Their errors say what is expected, never what was given: that
 //! may be a secret.
 
-use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
+use std::{
+    fmt::Display,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+    str::FromStr,
+};
 
+use ipnet::IpNet;
 use secrecy::SecretString;
 use sqlx::postgres::PgConnectOptions;
 use tracing::level_filters::LevelFilter;
 
-use super::LogFormat;
+use super::{LogFormat, TenantAdmission, units::Unit};
+use crate::model::settings::{self, Maxima};
 
 pub(super) type Parsed<T> = Result<T, String>;
 
@@ -67,6 +75,45 @@ pub(super) fn hs256_secret(text: &str) -> Parsed<SecretString> {
         Ok(text.into())
     } else {
         Err(format!("must have at least {SHORTEST_HS256_SECRET_BYTES} bytes"))
+    }
+}
+
+/// Networks or single addresses, separated by commas.
+pub(super) fn networks(text: &str) -> Parsed<Vec<IpNet>> {
+    let each = text.split(',').map(str::trim).filter(|each| !each.is_empty());
+    let network =
+        |text: &str| text.parse().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)));
+    let expected = || "must be networks such as 10.0.0.0/8, separated by commas".to_owned();
+    each.map(|text| network(text).ok_or_else(expected)).collect()
+}
+
+pub(super) fn tenant_admission(text: &str) -> Parsed<TenantAdmission> {
+    match text {
+        "any" => Ok(TenantAdmission::Any),
+        "known" => Ok(TenantAdmission::Known),
+        _ => Err("must be any or known".into()),
+    }
+}
+
+/// `key=value` for each maximum, separated by commas.
+pub(super) fn maxima(text: &str) -> Parsed<Maxima> {
+    let each = text.split(',').map(str::trim).filter(|each| !each.is_empty());
+    each.map(maximum).collect::<Parsed<_>>().map(Maxima)
+}
+
+fn maximum(text: &str) -> Parsed<(settings::Key, i64)> {
+    let (name, value) = text.split_once('=').ok_or("must be KEY=VALUE, separated by commas")?;
+    let (name, value) = (name.trim(), value.trim());
+    let key = settings::Key::numbers().find(|key| key.name() == name);
+    let key = key.ok_or_else(|| format!("must name settings with a maximum, not `{name}`"))?;
+    let settings::Setting { minimum, maximum, .. } = key.setting();
+    let number = match Unit::of(name) {
+        Some(unit) => unit.parse(value).ok().and_then(|number| i64::try_from(number).ok()),
+        None => value.parse().ok(),
+    };
+    match number.filter(|number| (minimum..=maximum).contains(number)) {
+        Some(number) => Ok((key, number)),
+        None => Err(format!("must have a {name} from {minimum} to {maximum}")),
     }
 }
 

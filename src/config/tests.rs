@@ -1,7 +1,7 @@
 use std::io::Write;
 
 use super::*;
-use crate::{app, broker::ServiceConfig, http::Limits};
+use crate::{app, broker::ServiceConfig, http::Limits, model::settings};
 
 const SECRET: &str = "a-secret-that-nobody-may-ever-see";
 const URL: &str = "postgres://me:hunter2@db:5432/oncelog";
@@ -344,4 +344,39 @@ fn a_secret_among_the_flags_is_noted() {
     assert!(note.contains("--token-hs256-secret has a secret") && !note.contains(SECRET), "{note}");
     assert!(note.contains("ONCELOG_TOKEN_HS256_SECRET_FILE"), "{note}");
     assert_eq!(of("listen", "127.0.0.1:1"), [""; 0]);
+}
+
+#[test]
+fn maxima_are_given_with_their_units() {
+    let read = |text: &str| Config::read(&flags(&[("default_maxima", text)]));
+    let config = read(" max_stored_bytes=10GiB,max_topics = 7, max_bytes_in_per_s=1MiB,").unwrap();
+    let want = [
+        (settings::Key::MaxTopics, 7),
+        (settings::Key::MaxBytesInPerS, 1 << 20),
+        (settings::Key::MaxStoredBytes, 10 << 30),
+    ];
+    assert_eq!(config.default_maxima.0.into_iter().collect::<Vec<_>>(), want);
+    assert!(read("").unwrap().default_maxima.0.is_empty());
+    let table = [
+        ("max_topics", "must be KEY=VALUE, separated by commas"),
+        ("max_topics=many", "must have a max_topics from 0 to 100000"),
+        ("max_topics=100001", "must have a max_topics from 0 to 100000"),
+        ("max_stored_bytes=10GB", "must have a max_stored_bytes from 0 to 9007199254740991"),
+        ("max_topics=1 max_groups=2", "must have a max_topics from 0 to 100000"),
+        ("cleanup=delete", "must name settings with a maximum, not `cleanup`"),
+        ("nothing=1", "must name settings with a maximum, not `nothing`"),
+    ];
+    for (text, want) in table {
+        let error = read(text).unwrap_err().to_string();
+        assert!(error.contains(want), "{text}: {error}");
+    }
+}
+
+#[test]
+fn tenants_are_known_by_their_tokens() {
+    let known = [("tenants", "known")];
+    let text = mistakes(&flags(&known), &[]);
+    assert!(text.contains("tenants = known is for tenants that tokens name"), "{text}");
+    let text = mistakes(&flags(&[("tenants", "some")]), &[]);
+    assert!(text.contains("must be any or known"), "{text}");
 }

@@ -8,11 +8,12 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The unit of a setting, which ends its name.
+    /// The unit of a setting, which is in its name.
     pub fn of(name: &str) -> Option<Self> {
         match name {
             _ if name.ends_with("_ms") => Some(Self::Milliseconds),
             _ if name.ends_with("_bytes") => Some(Self::Bytes),
+            _ if name.ends_with("_per_s") && name.contains("_bytes_") => Some(Self::Bytes),
             _ => None,
         }
     }

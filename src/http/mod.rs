@@ -34,6 +34,7 @@ use axum::{
     middleware,
     routing::get,
 };
+use ipnet::IpNet;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -280,6 +281,8 @@ pub struct Limits {
     pub max_header_bytes: usize,
     /// Maximum number of connections; more of them wait to be accepted.
     pub max_connections: usize,
+    /// Networks of proxies whose X-Forwarded-For has the client's address.
+    pub trusted_proxies: Vec<IpNet>,
     /// How long a shutdown waits for requests in flight.
     pub drain_timeout_ms: u64,
 }
@@ -296,6 +299,7 @@ impl Default for Limits {
             max_connection_age_ms: 3_600_000,
             max_header_bytes: 64 << 10,
             max_connections: 20_000,
+            trusted_proxies: Vec::new(),
             drain_timeout_ms: 25_000,
         }
     }

@@ -35,7 +35,8 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutTenant {
-    /// All maxima of the tenant. Default: none for a new tenant, unchanged for an existing one.
+    /// All maxima of the tenant. Default: the server's `default_maxima` for a new tenant, unchanged
+    /// for an existing one.
     #[schema(value_type = Option<MaximaPatch>)]
     maxima: Option<Object<SentChanges>>,
 }

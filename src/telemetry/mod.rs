@@ -11,8 +11,9 @@ mod table;
 
 use std::{
     cell::Cell,
+    fs::File,
     io::IsTerminal,
-    sync::OnceLock,
+    sync::{Mutex, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -21,7 +22,7 @@ use metrics::{Counter, Gauge, Histogram, Label as KeyLabel};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
 use tracing::{Level, level_filters::LevelFilter};
-use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 pub use line_limit::LineLimit;
 pub use named::{OTHERS, show_named};
@@ -111,23 +112,33 @@ const COUNTS: &[f64] =
 const BYTES: &[f64] =
     &[256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0];
 
-/// Sends log lines to standard error, which leaves standard output to what a command prints. The
-/// level is ours; other crates speak from `warn` up. A second call in one process does nothing.
-pub fn start_logging(format: LogFormat, level: LevelFilter) {
+/// The target of the audit log's lines.
+pub const AUDIT_TARGET: &str = "audit";
+
+/// Sends log lines to standard error, which leaves standard output to what a command prints, and
+/// those of the audit log to its file, if it has one. The level is ours; other crates speak from
+/// `warn` up. The audit log has no level. A second call in one process does nothing.
+pub fn start_logging(format: LogFormat, level: LevelFilter, audit: Option<File>) {
     let filter = Targets::new()
         .with_default(level.min(LevelFilter::from_level(Level::WARN)))
-        .with_target("oncelog", level);
+        .with_target("oncelog", level)
+        .with_target(AUDIT_TARGET, LevelFilter::OFF);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let registry = tracing_subscriber::registry().with(filter);
-    let _ = match format {
-        LogFormat::Text => {
-            registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()
-        }
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
         // The span of a request carries its id, so each line of it does.
-        LogFormat::Json => registry
-            .with(lines.json().flatten_event(true).with_current_span(true).with_span_list(false))
-            .try_init(),
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true);
+            lines.with_current_span(true).with_span_list(false).boxed()
+        }
     };
+    let audit = audit.map(|file| {
+        let lines = tracing_subscriber::fmt::layer().with_writer(Mutex::new(file)).json();
+        let lines = lines.flatten_event(true).with_current_span(false).with_span_list(false);
+        lines.with_filter(Targets::new().with_target(AUDIT_TARGET, LevelFilter::INFO))
+    });
+    let registry = tracing_subscriber::registry().with(lines.with_filter(filter)).with(audit);
+    let _ = registry.try_init();
 }
 
 /// What `/metrics` shows.

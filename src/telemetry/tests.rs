@@ -38,8 +38,8 @@ fn installs_once_and_renders_help_and_buckets() {
 
 #[test]
 fn logging_twice_does_not_panic() {
-    start_logging(LogFormat::Text, LevelFilter::ERROR);
-    start_logging(LogFormat::Json, LevelFilter::ERROR);
+    start_logging(LogFormat::Text, LevelFilter::ERROR, None);
+    start_logging(LogFormat::Json, LevelFilter::ERROR, None);
 }
 
 #[tokio::test]

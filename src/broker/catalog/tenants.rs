@@ -1,7 +1,7 @@
 //! Tenants: those named by tokens, and their administration by operators.
 
 use crate::{
-    broker::{Broker, Error, Meter},
+    broker::{Broker, Error, Meter, NewTenants},
     model::{
         Name, TenantId,
         settings::{IfMatch, Maxima},
@@ -39,13 +39,26 @@ impl Broker {
         if let Some(tenant) = self.tenants.get(name).await {
             return Ok(tenant);
         }
-        let wanted = name.clone();
+        if let Some(refusal) = self.refused_tenants.get(name).await {
+            return Err(refusal);
+        }
+        let (wanted, policy) = (name.clone(), self.new_tenants.clone());
         let find = self.store.transaction(async move |connection| {
-            store::catalog::tenants::find_or_make(connection, &wanted).await
+            match store::catalog::tenants::find(connection, &wanted).await? {
+                Some(tenant) => Ok(tenant),
+                None => make_for_token(connection, &wanted, &policy).await,
+            }
         });
-        let tenant = find.await?;
-        self.tenants.insert(name.clone(), tenant).await;
-        Ok(tenant)
+        let found = find.await;
+        match &found {
+            Ok(tenant) => self.tenants.insert(name.clone(), *tenant).await,
+            // every request with such a token would ask the database
+            Err(error) if error.code.status() < 500 => {
+                self.refused_tenants.insert(name.clone(), error.clone()).await;
+            }
+            Err(_) => {}
+        }
+        found
     }
 
     /// Returns `(description, created)`. `maxima` replaces all maxima.
@@ -54,9 +67,10 @@ impl Broker {
         name: &Name,
         maxima: Option<MaximaChanges>,
     ) -> Result<(TenantDescription, bool), Error> {
-        let wanted = name.clone();
+        let (wanted, policy) = (name.clone(), self.new_tenants.clone());
         let put = self.store.transaction(async move |connection| {
-            let (id, tenant, created) = lock_or_make(connection, &wanted).await?;
+            let defaults = &policy.default_maxima;
+            let (id, tenant, created) = lock_or_make(connection, &wanted, defaults).await?;
             rules::tenant::is_there(&tenant)?;
             let maxima = maxima.map(|maxima| rules::tenant::patched(&Maxima::default(), &maxima));
             let after = match maxima {
@@ -67,6 +81,7 @@ impl Broker {
         });
         let (change, created) = put.await?;
         if created {
+            self.refused_tenants.invalidate(name).await;
             tracing::info!(tenant = %name, "tenant created by an operator");
         }
         Ok((self.operated(change).await, created))
@@ -144,16 +159,46 @@ struct TenantChange {
     described: TenantDescription,
 }
 
+/// Creates the tenant of a token, unless operators have to do that.
+async fn make_for_token(
+    connection: &mut Connection,
+    name: &Name,
+    policy: &NewTenants,
+) -> Result<TenantId, Error> {
+    let NewTenants { by_operators_only, max_tenants, default_maxima } = policy;
+    if store::catalog::tenants::has_tombstone(connection, name).await? {
+        return Err(Error::tenant_was_deleted(name));
+    }
+    if *by_operators_only {
+        return Err(Error::tenant_is_unknown(name));
+    }
+    if let Some(limit) = *max_tenants
+        && store::catalog::tenants::count_up_to(connection, limit).await? >= limit
+    {
+        return Err(Error::too_many_tenants(limit));
+    }
+    loop {
+        store::catalog::tenants::make(connection, name, default_maxima).await?;
+        // unless another has made it, and it is gone again
+        if let Some(tenant) = store::catalog::tenants::find(connection, name).await? {
+            return Ok(tenant);
+        }
+    }
+}
+
+/// `maxima`: of a new tenant.
 async fn lock_or_make(
     connection: &mut Connection,
     name: &Name,
+    maxima: &Maxima,
 ) -> Result<(TenantId, Tenant, bool), Error> {
     let mut created = false;
     loop {
         if let Some((id, tenant)) = store::catalog::tenants::lock_named(connection, name).await? {
             return Ok((id, tenant, created));
         }
-        created = store::catalog::tenants::make(connection, name).await?;
+        store::catalog::tenants::drop_tombstone(connection, name).await?;
+        created = store::catalog::tenants::make(connection, name, maxima).await?;
     }
 }
 

@@ -1,6 +1,10 @@
-//! Who sent a request, once that is known: the layers around the routes count by it.
+//! Who sent a request, once that is known: the layers around the routes count by it, and the audit
+//! log names it.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
 
 use axum::{
     body::HttpBody,
@@ -8,6 +12,7 @@ use axum::{
     response::Response,
 };
 
+use super::auth::Grant;
 use crate::{
     broker::{Error, Meter},
     model::{
@@ -21,9 +26,18 @@ use crate::{
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The tenant of a request, known once it is permitted. Clones share it.
+/// Who sent a request. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Caller(Arc<OnceLock<Admitted>>);
+pub struct Caller(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    client: Option<IpAddr>,
+    /// Of its token, once that is verified.
+    grant: OnceLock<Arc<Grant>>,
+    /// Once it is permitted to do something in its tenant.
+    admitted: OnceLock<Admitted>,
+}
 
 #[derive(Debug)]
 struct Admitted {
@@ -33,6 +47,11 @@ struct Admitted {
 }
 
 impl Caller {
+    /// A client at this address.
+    pub fn at(client: IpAddr) -> Self {
+        Self(Arc::new(Known { client: Some(client), ..Known::default() }))
+    }
+
     /// That of a request; nobody, if no connection is behind it.
     pub fn of(extensions: &Extensions) -> Self {
         extensions.get().cloned().unwrap_or_default()
@@ -40,12 +59,25 @@ impl Caller {
 
     /// None: nobody has been admitted.
     pub fn tenant(&self) -> Option<TenantId> {
-        self.0.get().map(|admitted| admitted.tenant)
+        self.0.admitted.get().map(|admitted| admitted.tenant)
     }
 
     /// None: nobody has been admitted, or his rates are not limited.
     pub fn meter(&self) -> Option<&Meter> {
-        self.0.get()?.meter.as_ref()
+        self.0.admitted.get()?.meter.as_ref()
+    }
+
+    pub fn client(&self) -> Option<IpAddr> {
+        self.0.client
+    }
+
+    /// None: it has shown no token that is good.
+    pub fn grant(&self) -> Option<&Grant> {
+        self.0.grant.get().map(|grant| &**grant)
+    }
+
+    pub(super) fn shows(&self, grant: Arc<Grant>) {
+        let _ = self.0.grant.set(grant);
     }
 
     /// Takes an answer's bytes, and shows what is left. A request that the rates kept out takes
@@ -65,7 +97,7 @@ impl Caller {
     }
 
     pub(super) fn is(&self, tenant: TenantId, meter: Option<Meter>) {
-        let _ = self.0.set(Admitted { tenant, meter });
+        let _ = self.0.admitted.set(Admitted { tenant, meter });
     }
 }
 

@@ -2,12 +2,13 @@
 
 use crate::model::Code;
 
-/// Problems of every operation in the tenant of a token.
+/// Problems of every operation in the tenant of a token, which its use may create.
 const EVERY: &[Code] = &[
     Code::InvalidRequest,
     Code::Unauthenticated,
     Code::Forbidden,
     Code::TenantNotFound,
+    Code::QuotaExceeded,
     Code::RateLimited,
     Code::Internal,
     Code::Unavailable,
@@ -23,8 +24,6 @@ const BY_OPERATOR: &[Code] = &[
     Code::Unavailable,
     Code::Draining,
 ];
-/// Problems of operations that make or keep something that quotas limit.
-const LIMITED: &[Code] = &[Code::QuotaExceeded];
 /// Problems of operations that answer a document and take no body.
 const ANSWERING: &[Code] = &[Code::NotAcceptable];
 /// Problems of operations that take a body and answer a document.
@@ -52,7 +51,6 @@ const APPENDING: &[Code] = &[
     Code::BatchTooLarge,
     Code::DuplicateRecord,
     Code::ConcurrentTransactions,
-    Code::QuotaExceeded,
 ];
 /// Problems of appends that deduplicate records by id.
 const KNOWING: &[Code] = &[Code::RecordIdReused];
@@ -64,13 +62,8 @@ const IDENTIFYING: &[Code] = &[Code::InvalidTransactionId, Code::TransactionExpi
 const CALLING: &[Code] =
     &[Code::TransactionNotFound, Code::ProducerMismatch, Code::InvalidTransactionState];
 /// Problems of appends in a transaction.
-const STAGING: &[Code] = &[
-    Code::TopicNotFound,
-    Code::PartitionNotFound,
-    Code::BatchTooLarge,
-    Code::TransactionTooLarge,
-    Code::QuotaExceeded,
-];
+const STAGING: &[Code] =
+    &[Code::TopicNotFound, Code::PartitionNotFound, Code::BatchTooLarge, Code::TransactionTooLarge];
 /// Problems of naming offsets, and of committing them.
 const POINTING: &[Code] =
     &[Code::InvalidCursor, Code::TopicNotFound, Code::PartitionNotFound, Code::OffsetOutOfRange];
@@ -104,12 +97,12 @@ const TABLE: &[(&str, &[&[Code]])] = &[
     ("patch_tenant", &[BY_OPERATOR, TAKING, &[Code::PreconditionFailed], WRITING]),
     ("delete_tenant", &[BY_OPERATOR, WRITING]),
     ("list_topics", &[EVERY, ANSWERING]),
-    ("put_topic", &[EVERY, TAKING, &[Code::TopicExists], LIMITED, WRITING]),
+    ("put_topic", &[EVERY, TAKING, &[Code::TopicExists], WRITING]),
     ("get_topic", &[EVERY, ANSWERING, IN_TOPIC]),
-    ("patch_topic", &[EVERY, TAKING, IN_TOPIC, &[Code::TopicExists], LIMITED, WRITING]),
+    ("patch_topic", &[EVERY, TAKING, IN_TOPIC, &[Code::TopicExists], WRITING]),
     ("delete_topic", &[EVERY, IN_TOPIC, &[Code::TopicInUse], WRITING]),
     ("trim_partition", &[EVERY, IN_PARTITION, &[Code::OffsetOutOfRange], WRITING]),
-    ("open_session", &[EVERY, TAKING, FENCING, LIMITED, KEYED, WRITING]),
+    ("open_session", &[EVERY, TAKING, FENCING, KEYED, WRITING]),
     ("list_sessions", &[EVERY, ANSWERING]),
     ("get_session", &[EVERY, ANSWERING, OF_PRODUCER]),
     ("list_session_sequences", &[EVERY, ANSWERING, OF_PRODUCER]),
@@ -129,14 +122,11 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             WRITING,
         ],
     ),
-    ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, LIMITED, &[Code::OffsetOutOfRange]]),
-    (
-        "read_topic",
-        &[EVERY, ANSWERING, IN_TOPIC, LIMITED, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
-    ),
+    ("read_partition", &[EVERY, ANSWERING, IN_PARTITION, &[Code::OffsetOutOfRange]]),
+    ("read_topic", &[EVERY, ANSWERING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]]),
     (
         "read_topic_by_body",
-        &[EVERY, TAKING, IN_TOPIC, LIMITED, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
+        &[EVERY, TAKING, IN_TOPIC, &[Code::InvalidCursor, Code::OffsetOutOfRange]],
     ),
     ("list_groups", &[EVERY, ANSWERING]),
     ("get_group", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
@@ -152,31 +142,17 @@ const TABLE: &[(&str, &[&[Code]])] = &[
         ],
     ),
     ("delete_group", &[EVERY, &[Code::GroupNotFound], OPERATING, WRITING]),
-    ("commit_group_offsets", &[EVERY, TAKING, POINTING, CLAIMING, LIMITED, KEYED, WRITING]),
+    ("commit_group_offsets", &[EVERY, TAKING, POINTING, CLAIMING, KEYED, WRITING]),
     ("list_group_offsets", &[EVERY, ANSWERING, &[Code::GroupNotFound]]),
-    ("join_group", &[EVERY, TAKING, IN_TOPIC, LIMITED, KEYED, WRITING]),
+    ("join_group", &[EVERY, TAKING, IN_TOPIC, KEYED, WRITING]),
     ("heartbeat", &[EVERY, TAKING, OF_MEMBER, WRITING]),
     (
         "fetch_group",
-        &[
-            EVERY,
-            ANSWERING,
-            OF_MEMBER,
-            LIMITED,
-            &[Code::InvalidCursor, Code::OffsetOutOfRange],
-            WRITING,
-        ],
+        &[EVERY, ANSWERING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
     ),
     (
         "fetch_group_by_body",
-        &[
-            EVERY,
-            TAKING,
-            OF_MEMBER,
-            LIMITED,
-            &[Code::InvalidCursor, Code::OffsetOutOfRange],
-            WRITING,
-        ],
+        &[EVERY, TAKING, OF_MEMBER, &[Code::InvalidCursor, Code::OffsetOutOfRange], WRITING],
     ),
     ("leave_group", &[EVERY, OF_MEMBER, WRITING]),
     (
@@ -222,25 +198,12 @@ const TABLE: &[(&str, &[&[Code]])] = &[
             IDENTIFYING,
             CALLING,
             POINTING,
-            LIMITED,
             WRITING,
         ],
     ),
     (
         "prepare_transaction",
-        &[
-            EVERY,
-            TAKING,
-            FENCING,
-            IDENTIFYING,
-            CALLING,
-            IN_TOPIC,
-            CLAIMING,
-            KNOWING,
-            HELD,
-            LIMITED,
-            WRITING,
-        ],
+        &[EVERY, TAKING, FENCING, IDENTIFYING, CALLING, IN_TOPIC, CLAIMING, KNOWING, HELD, WRITING],
     ),
     (
         "commit_transaction",

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::poll_fn,
+    net::IpAddr,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
@@ -47,6 +48,7 @@ struct State {
 pub struct Connection(Arc<Shared>);
 
 struct Shared {
+    peer: IpAddr,
     state: Mutex<State>,
     ended: CancellationToken,
 }
@@ -112,7 +114,7 @@ impl Timeouts {
 
 impl Connection {
     /// A new one, whose first head is awaited.
-    pub fn new() -> Self {
+    pub fn new(peer: IpAddr) -> Self {
         let state = State {
             phase: Phase::Head(Instant::now()),
             is_multiplexed: false,
@@ -122,7 +124,13 @@ impl Connection {
             requests: 0,
             tenant: None,
         };
-        Self(Arc::new(Shared { state: Mutex::new(state), ended: CancellationToken::new() }))
+        let (state, ended) = (Mutex::new(state), CancellationToken::new());
+        Self(Arc::new(Shared { peer, state, ended }))
+    }
+
+    /// The address at its other end.
+    pub fn peer(&self) -> IpAddr {
+        self.0.peer
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -3,12 +3,13 @@
 
 mod answer;
 mod connection;
+mod forwarded;
 mod linger;
 mod slots;
 mod stream;
 mod tls;
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -21,6 +22,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
 };
+use ipnet::IpNet;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -57,6 +59,7 @@ struct Server {
     builder: Builder<TokioExecutor>,
     tls: Option<Tls>,
     timeouts: Timeouts,
+    trusted_proxies: Arc<[IpNet]>,
     slots: Arc<Slots>,
     /// Of connections that are not established yet: they take none of the others' places.
     handshakes: Arc<Slots>,
@@ -75,6 +78,7 @@ pub async fn serve(
         builder: builder(limits),
         tls,
         timeouts: Timeouts::of(limits),
+        trusted_proxies: limits.trusted_proxies.clone().into(),
         slots: Slots::new(limits.max_connections),
         handshakes: Slots::new(limits.max_connections.div_ceil(PLACES_PER_HANDSHAKE)),
         stop: stop.clone(),
@@ -84,15 +88,15 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     while let Some(accepted) = stop.run_until_cancelled(accept(&listener)).await {
         while connections.try_join_next().is_some() {}
-        let stream = match accepted {
-            Ok(stream) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let connection = Connection::new();
+        let connection = Connection::new(peer);
         // Without a free place nothing more is accepted: the backlog of the listener waits.
         let places = if server.tls.is_some() { &server.handshakes } else { &server.slots };
         let Some(place) = stop.run_until_cancelled(places.take(&connection)).await else { break };
@@ -114,10 +118,10 @@ pub async fn serve(
     connections.shutdown().await;
 }
 
-async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-    let (stream, _) = listener.accept().await?;
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, IpAddr)> {
+    let (stream, peer) = listener.accept().await?;
     stream.set_nodelay(true)?;
-    Ok(stream)
+    Ok((stream, peer.ip()))
 }
 
 impl Server {
@@ -152,9 +156,11 @@ impl Server {
     {
         let service = {
             let (routers, connection) = (self.routers.clone(), connection.clone());
+            let proxies = self.trusted_proxies.clone();
             service_fn(move |request| {
                 let router = routers.answering(&request, is_plain_in_tls);
-                answer(router, request, connection.clone())
+                let client = forwarded::client(connection.peer(), request.headers(), &proxies);
+                answer(router, request, Caller::at(client), connection.clone())
             })
         };
         let stream = Stream { inner: stream, connection: connection.clone() };
@@ -178,6 +184,7 @@ impl Server {
 async fn answer(
     router: Router,
     request: Request<Incoming>,
+    caller: Caller,
     connection: Connection,
 ) -> Result<Response<Answer>, Infallible> {
     let is_multiplexed = request.version() == Version::HTTP_2;
@@ -188,7 +195,6 @@ async fn answer(
         true => request.map(Body::new),
         false => request.map(|body| Body::new(LingeringBody::new(body))),
     };
-    let caller = Caller::default();
     request.extensions_mut().insert(caller.clone());
     let response = router.oneshot(request).await?;
     if let Some(tenant) = caller.tenant() {

@@ -119,7 +119,7 @@ mod tests {
 
     /// A connection that idles, of a tenant or of nobody yet.
     fn idle(tenant: Option<TenantId>) -> Connection {
-        let connection = Connection::new();
+        let connection = Connection::new(std::net::Ipv4Addr::LOCALHOST.into());
         drop(connection.request(false));
         if let Some(tenant) = tenant {
             connection.belongs_to(tenant);

@@ -266,8 +266,12 @@ pub async fn open_session(
     let Answer { value: opened, is_replay } =
         access.broker.open_session(access.tenant, open, key).await?;
     let (was_known, id) = (opened.duplicate, opened.session.producer_id.0);
+    let is_fencing = !was_known && !is_replay && opened.session.epoch > 0;
     let session = Session { duplicate: Some(was_known || is_replay), ..Session::from(opened) };
     let mut answer = Json(session).into_response();
+    if is_fencing {
+        super::observe::fenced(answer.extensions_mut());
+    }
     if !was_known {
         *answer.status_mut() = StatusCode::CREATED;
         if let Ok(location) = HeaderValue::from_str(&format!("/v1/sessions/{id}")) {

@@ -25,7 +25,12 @@ macro_rules! tenants {
 
 statements! {
     FIND = "select tenant_id from oncelog.tenants where name = $1";
-    MAKE = "insert into oncelog.tenants (name) values ($1) on conflict (name) do nothing";
+    MAKE = "insert into oncelog.tenants (name, maxima) values ($1, $2) on conflict (name) do nothing";
+    /// Serializes those who count tenants.
+    HOLD = "select pg_advisory_xact_lock(hashtext('oncelog'), hashtext('tenants'))";
+    COUNT_UP_TO = "select count(*) from (select from oncelog.tenants limit $1) t";
+    HAS_TOMBSTONE = "select exists (select from oncelog.tenant_tombstones where name = $1)";
+    DROP_TOMBSTONE = "delete from oncelog.tenant_tombstones where name = $1";
     SETTINGS = r"select settings, maxima, settings_version from oncelog.tenants
         where tenant_id = $1";
     READ = tenants!("tenant_id = $1");
@@ -73,21 +78,31 @@ impl FromRow<'_, PgRow> for Tenant {
     }
 }
 
-/// Finds the tenant of that name, or creates it: the signer of tokens decides which tenants exist.
-pub async fn find_or_make(conn: &mut Connection, name: &Name) -> Result<TenantId> {
-    loop {
-        let query = sqlx::query_scalar(FIND).bind(name);
-        if let Some(tenant) = query.fetch_optional(&mut *conn).await? {
-            return Ok(tenant);
-        }
-        make(conn, name).await?;
-    }
+pub async fn find(conn: &mut Connection, name: &Name) -> Result<Option<TenantId>> {
+    Ok(sqlx::query_scalar(FIND).bind(name).fetch_optional(conn).await?)
 }
 
-/// Creates a tenant; false if it exists.
-pub async fn make(conn: &mut Connection, name: &Name) -> Result<bool> {
-    let made = sqlx::query(MAKE).bind(name).execute(conn).await?;
+/// Creates a tenant with these maxima; false if it exists.
+pub async fn make(conn: &mut Connection, name: &Name, maxima: &Maxima) -> Result<bool> {
+    let made = sqlx::query(MAKE).bind(name).bind(maxima).execute(conn).await?;
     Ok(made.rows_affected() == 1)
+}
+
+/// Counts all tenants, those that are being deleted among them, up to a number. Until the end of
+/// the transaction nobody else does.
+pub async fn count_up_to(conn: &mut Connection, most: i64) -> Result<i64> {
+    execute(conn, sqlx::query(HOLD)).await?;
+    Ok(sqlx::query_scalar(COUNT_UP_TO).bind(most).fetch_one(conn).await?)
+}
+
+/// Whether a tenant of that name was deleted, and no operator has created it again.
+pub async fn has_tombstone(conn: &mut Connection, name: &Name) -> Result<bool> {
+    Ok(sqlx::query_scalar(HAS_TOMBSTONE).bind(name).fetch_one(conn).await?)
+}
+
+/// Lets the name of a deleted tenant be used again.
+pub async fn drop_tombstone(conn: &mut Connection, name: &Name) -> Result<()> {
+    execute(conn, sqlx::query(DROP_TOMBSTONE).bind(name)).await
 }
 
 pub async fn settings(conn: &mut Connection, tenant: TenantId) -> Result<StoredSettings> {

@@ -98,7 +98,10 @@ statements! {
     LOCK_TENANT = r"select name from oncelog.tenants
         where tenant_id = $1 and deleted_at <= now() - interval '1 millisecond' * $2::bigint
         for update skip locked";
-    DROP_TENANT = "delete from oncelog.tenants where tenant_id = $1";
+    DROP_TENANT = r"with gone as (
+            delete from oncelog.tenants where tenant_id = $1 returning name, deleted_at)
+        insert into oncelog.tenant_tombstones (name, deleted_at)
+        select name, deleted_at from gone on conflict (name) do nothing";
     /// Covers all tenants.
     DOOMED_TOPICS = "select tenant_id, topic_id from oncelog.doomed_topics order by doomed_at limit $1";
     LOCK_DOOMED_TOPIC = r"select topic_id from oncelog.doomed_topics

@@ -1,6 +1,12 @@
 //! Tenants over HTTP, as operators see them: made, limited, suspended, deleted.
 
-use oncelog::model::{Code, settings::Key};
+use oncelog::{
+    broker::{NewTenants, ServiceConfig},
+    model::{
+        Code,
+        settings::{Key, Maxima},
+    },
+};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -293,6 +299,126 @@ async fn a_deleted_tenant_refuses_until_it_is_gone_and_created_again() {
     assert_eq!((&fresh["maxima"], &fresh["deleted_at"]), (&json!({}), &Value::Null));
     assert_ne!(fresh["created_at"], made_at);
     assert_ne!(here.broker.tenant(&support::name("acme")).await.unwrap(), tenant);
+}
+
+/// A server where tokens make tenants by this policy, and a replica of it.
+async fn servers_with(new_tenants: NewTenants) -> [Server; 2] {
+    let setup = || Setup {
+        keys: shared_keys(),
+        settings: ServiceConfig { new_tenants: new_tenants.clone(), ..ServiceConfig::default() },
+        ..Setup::default()
+    };
+    let options = support::database().await;
+    [Server::on(&options, setup()).await, Server::on(&options, setup()).await]
+}
+
+/// Removes what is deleted, as the janitor does a minute later.
+async fn removed(server: &Server, tenant: &str) {
+    server
+        .sql(format!(
+            "update oncelog.tenants set deleted_at = deleted_at - interval '1 hour' \
+             where name = '{tenant}'"
+        ))
+        .await;
+    let count = format!("select count(*) from oncelog.tenants where name = '{tenant}'");
+    until("it is removed", async || {
+        server.broker.sweep().await.unwrap();
+        (support::number(&server.options, count.clone()).await == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deleted_tenant_comes_back_by_an_operator_only() {
+    let servers = servers_with(NewTenants::default()).await;
+    let [here, there] = &servers;
+    let operator = token("nobody", "operator");
+    let by_operator = |method: &str| here.call(method, &path("acme")).token(&operator);
+    let acme = token("acme", "admin");
+    there.put("/v1/topics/orders").token(&acme).await.created();
+    let former = there.broker.tenant(&support::name("acme")).await.unwrap();
+    by_operator("DELETE").await.no_content();
+    removed(here, "acme").await;
+    let why = "Tenant acme was deleted. Only an operator can create another with its name: \
+               PUT /v1/tenants/acme.";
+    for server in &servers {
+        until("it is refused", async || {
+            let answer = server.get("/v1/topics").token(&acme).await;
+            (answer.json()["detail"] == why).then(|| answer.refused(Code::TenantNotFound))
+        })
+        .await;
+    }
+    for method in ["GET", "PATCH", "DELETE"] {
+        by_operator(method).await.refused(Code::TenantNotFound);
+    }
+    by_operator("PUT").await.created();
+    for server in &servers {
+        until("it again", async || (status(server, "acme").await == 200).then_some(())).await;
+        let topics = server.get("/v1/topics").token(&acme).await.ok();
+        assert_eq!(topics["topics"], json!([]));
+    }
+    assert_ne!(there.broker.tenant(&support::name("acme")).await.unwrap(), former);
+}
+
+#[tokio::test]
+async fn where_tenants_are_known_a_token_makes_none() {
+    let policy = NewTenants { by_operators_only: true, ..NewTenants::default() };
+    let servers = servers_with(policy).await;
+    let [here, there] = &servers;
+    for server in &servers {
+        let problem = server.get("/v1/topics").token(&token("acme", "admin")).await;
+        let why = "Tenant acme is not known here. An operator creates it: PUT /v1/tenants/acme.";
+        assert_eq!(problem.refused(Code::Forbidden)["detail"], why);
+    }
+    assert_eq!(support::number(&here.options, "select count(*) from oncelog.tenants").await, 0);
+    here.put(&path("acme")).token(&token("nobody", "operator")).await.created();
+    assert_eq!(status(here, "acme").await, 200);
+    until("there, too", async || (status(there, "acme").await == 200).then_some(())).await;
+}
+
+#[tokio::test]
+async fn new_tenants_have_the_maxima_of_the_configuration() {
+    let default_maxima =
+        Maxima([(Key::MaxTopics, 1), (Key::MaxRequestsPerS, 50)].into_iter().collect());
+    let servers = servers_with(NewTenants { default_maxima, ..NewTenants::default() }).await;
+    let [server, _] = &servers;
+    let maxima = json!({"max_topics": 1, "max_requests_per_s": 50});
+    let operator = token("nobody", "operator");
+    let acme = token("acme", "admin");
+    let made = server.put("/v1/topics/one").token(&acme).await;
+    made.created();
+    assert_eq!(made.header("ratelimit-policy"), Some("\"max_requests_per_s\";q=100;w=2"));
+    server.put("/v1/topics/two").token(&acme).await.refused(Code::QuotaExceeded);
+    assert_eq!(server.get(&path("acme")).token(&operator).await.ok()["maxima"], maxima);
+    let put = |name: &str| server.put(&path(name)).token(&operator);
+    assert_eq!(put("bare").await.created()["maxima"], maxima);
+    let own = json!({"max_topics": 7});
+    assert_eq!(put("own").json(json!({"maxima": own})).await.created()["maxima"], own);
+    let none = put("none").json(json!({"maxima": {}})).await.created();
+    assert_eq!(none["maxima"], json!({}));
+}
+
+#[tokio::test]
+async fn tokens_make_no_more_tenants_than_there_may_be() {
+    let policy = NewTenants { max_tenants: Some(3), ..NewTenants::default() };
+    let servers = servers_with(policy).await;
+    let [here, _] = &servers;
+    let all = (0..24).map(async |number: usize| {
+        let acme = token(&format!("t{number}"), "admin");
+        servers[number % 2].get("/v1/topics").token(&acme).await
+    });
+    let all = futures_util::future::join_all(all).await;
+    assert_eq!(all.iter().filter(|answer| answer.status == 200).count(), 3);
+    for refused in all.iter().filter(|answer| answer.status != 200) {
+        let problem = refused.refused(Code::QuotaExceeded);
+        assert_eq!((&problem["limit"], &problem["retry"]), (&json!(3), &json!("never")));
+    }
+    // those that are there go on, and an operator creates more
+    for (number, answer) in all.iter().enumerate().filter(|(_, answer)| answer.status == 200) {
+        assert_eq!(status(here, &format!("t{number}")).await, answer.status);
+    }
+    here.put(&path("more")).token(&token("nobody", "operator")).await.created();
+    assert_eq!(status(here, "more").await, 200);
 }
 
 /// The row of one that has nothing may go at any time.

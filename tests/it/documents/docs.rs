@@ -287,7 +287,9 @@ fn unit(key: &Key) -> &'static str {
         "COUNT" => "number",
         "MS" => "time",
         "BYTES" => "size",
-        "FORMAT" | "LEVEL" => "word",
+        "FORMAT" | "LEVEL" | "WHICH" => "word",
+        "NETWORKS" => "networks",
+        "MAXIMA" => "maxima of settings",
         "BOOL" => "true or false",
         other => panic!("what is a {other}?"),
     }

@@ -340,6 +340,7 @@ impl<P: Permission> FromRequestParts<AppState> for GroupAccess<P> {
 
 async fn admit(admission: &Admission, parts: &Parts, any_of: &[Word]) -> Result<Arc<Grant>, Error> {
     let grant = admission.keys.grant(&parts.headers).await?;
+    Caller::of(&parts.extensions).shows(grant.clone());
     if grant.scopes.has(any_of) { Ok(grant) } else { Err(forbidden(any_of, None)) }
 }
 

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::{Grant, LEEWAY_S, now_s, unauthenticated};
 use crate::{
     broker::Error,
-    model::{Name, Scopes, scopes::Subject},
+    model::{Name, Scopes, scopes::Subject, validation::shown},
 };
 
 /// Minimum secret length: a key at least as long as the hash (RFC 7518, 3.2).
@@ -94,7 +94,8 @@ impl KeySet {
             ));
         }
         let scopes = Scopes::parse(&claims.scope, claims.subject()).into();
-        Ok(Grant { tenant, scopes, expires_at_s: claims.exp as u64 })
+        let [subject, token_id] = [&claims.sub, &claims.jti].map(|claim| text(claim).map(shown));
+        Ok(Grant { tenant, scopes, subject, token_id, expires_at_s: claims.exp as u64 })
     }
 
     /// The claims, if a key that may have signed the token has.
@@ -176,6 +177,12 @@ struct Claims {
     scope: String,
     /// A number, as some issuers write it, names nobody.
     sub: Option<Value>,
+    jti: Option<Value>,
+}
+
+fn text(claim: &Option<Value>) -> Option<String> {
+    let text = claim.as_ref()?.as_str().filter(|text| !text.is_empty())?;
+    Some(text.to_owned())
 }
 
 impl Claims {
@@ -184,8 +191,7 @@ impl Claims {
     }
 
     fn subject(&self) -> Option<Subject> {
-        let sub = self.sub.as_ref()?.as_str().filter(|sub| !sub.is_empty())?;
-        Some(Sha256::digest(sub.as_bytes()).into())
+        Some(Sha256::digest(text(&self.sub)?.as_bytes()).into())
     }
 }
 

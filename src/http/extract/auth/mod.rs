@@ -12,6 +12,7 @@ use std::{
 };
 
 use axum::http::{HeaderMap, header::AUTHORIZATION};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD as URL_SAFE_NO_PAD};
 use moka::future::Cache;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
@@ -28,6 +29,8 @@ use crate::{
 const LEEWAY_S: u64 = 5;
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 const REMEMBERED_TOKENS: u64 = 10_000;
+/// Of the SHA-256 of a token without `jti`: enough to know it again, and nothing of the token.
+const TOKEN_ID_BYTES: usize = 9;
 
 /// What tokens are checked against.
 pub struct Keys {
@@ -53,7 +56,8 @@ impl Keys {
     pub fn open() -> Result<Self, String> {
         let tenant = Name::parse("default")?;
         let scopes = Arc::new(Scopes::all());
-        Ok(Self::of(Mode::Open(Arc::new(Grant { tenant, scopes, expires_at_s: u64::MAX }))))
+        let grant = Grant { tenant, scopes, subject: None, token_id: None, expires_at_s: u64::MAX };
+        Ok(Self::of(Mode::Open(Arc::new(grant))))
     }
 
     /// The tenant of all requests, if they need no token.
@@ -111,7 +115,10 @@ impl Keys {
                 Err(unauthenticated("The token has expired."))
             };
         }
-        let grant = Arc::new(keys.verify(token)?);
+        let mut grant = keys.verify(token)?;
+        let print_of = |print: &[u8]| URL_SAFE_NO_PAD.encode(&print[..TOKEN_ID_BYTES]);
+        grant.token_id.get_or_insert_with(|| print_of(&print));
+        let grant = Arc::new(grant);
         self.verified.insert(print, Verified { grant: grant.clone(), by: keys }).await;
         Ok(grant)
     }
@@ -146,6 +153,10 @@ fn now_s() -> u64 {
 pub struct Grant {
     pub tenant: Name,
     pub scopes: Arc<Scopes>,
+    /// The token's `sub`, cut where it is long.
+    pub subject: Option<String>,
+    /// The token's `jti`, cut where it is long; without one the beginning of its SHA-256.
+    pub token_id: Option<String>,
     expires_at_s: u64,
 }
 

@@ -85,7 +85,13 @@ async fn a_remembered_token_still_expires() {
     let headers = signed(&Header::default(), &claims, &secret());
     let grant = keys.grant(&headers).await.unwrap();
     let print: [u8; 32] = Sha256::digest(&headers[AUTHORIZATION].as_bytes()[7..]).into();
-    let old = Grant { tenant: grant.tenant.clone(), scopes: Arc::default(), expires_at_s: 1 };
+    let old = Grant {
+        tenant: grant.tenant.clone(),
+        scopes: Arc::default(),
+        subject: None,
+        token_id: None,
+        expires_at_s: 1,
+    };
     let Mode::Signed(of) = &keys.mode else { panic!("they are signed") };
     keys.verified.insert(print, Verified { grant: Arc::new(old), by: of.current() }).await;
     assert!(refusal(&keys, &headers).await.contains("expired"));

@@ -1,5 +1,6 @@
 //! Authorisation: every operation of the OpenAPI document with every kind of token.
 
+mod audit;
 mod keys;
 mod members;
 mod producers;

@@ -1,6 +1,8 @@
 //! The outermost layer: it gives a request its id, span, log line and metrics, and turns refusals
 //! into problem documents.
 
+mod audit;
+
 use std::{
     any::Any,
     collections::HashMap,
@@ -20,6 +22,7 @@ use tracing::{Instrument, Level, Span};
 use utoipa::openapi::{OpenApi, path::Operation};
 use uuid::Uuid;
 
+pub use self::audit::fenced;
 use super::{extract::caller::Caller, problem};
 use crate::{
     broker::Error,
@@ -43,6 +46,7 @@ pub struct Operations {
 /// few servers are asked for all of them.
 struct Measured {
     operation: Arc<str>,
+    is_audited: bool,
     /// The statuses in the OpenAPI document.
     statuses: Vec<u16>,
     series: OnceLock<Series>,
@@ -60,7 +64,9 @@ struct Series {
 
 impl Measured {
     fn new(id: &str, statuses: impl Iterator<Item = u16>) -> Self {
-        Self { operation: id.into(), statuses: statuses.collect(), series: OnceLock::new() }
+        let is_audited = audit::is_audited(id);
+        let statuses = statuses.collect();
+        Self { operation: id.into(), is_audited, statuses, series: OnceLock::new() }
     }
 
     fn series(&self) -> &Series {
@@ -166,6 +172,7 @@ pub async fn observe(
     let (id, id_header) = request_id(request.headers());
     let version = request.version();
     let caller = Caller::of(request.extensions());
+    let uri = request.uri().clone();
     let span = tracing::info_span!(
         "http_request",
         method = request.method().as_str(),
@@ -177,6 +184,15 @@ pub async fn observe(
     let (mut answer, error) = problem::finish(answer, &id, version);
     answer.headers_mut().insert(REQUEST_ID, id_header);
     caller.answered(&mut answer, error.as_ref());
+    let answered = audit::Answered {
+        operation: &measured.operation,
+        is_audited: measured.is_audited,
+        uri: &uri,
+        caller: &caller,
+        request_id: &id,
+        error: error.as_ref(),
+    };
+    span.in_scope(|| answered.write(&answer));
     let duration = begun.elapsed();
     let status = answer.status().as_u16();
     log(&span, status, duration.as_secs_f64() * 1000.0, error.as_ref());
