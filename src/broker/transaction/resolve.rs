@@ -143,9 +143,10 @@ impl Broker {
         let mut last: BTreeMap<OffsetPlace, (Claimed, Option<&Name>)> = BTreeMap::new();
         for (index, item) in offsets.iter().enumerate() {
             for (claimed, topic) in self.claims(tenant, index, item, scopes, refresh).await? {
-                let claimed = match last.get(&claimed.place) {
-                    Some((former, _)) => claimed.after(former),
-                    None => claimed,
+                // a cursor beside it does not excuse an item whose topic is gone
+                let (claimed, topic) = match last.get(&claimed.place) {
+                    Some((former, named)) => (claimed.after(former), topic.or(*named)),
+                    None => (claimed, topic),
                 };
                 last.insert(claimed.place.clone(), (claimed, topic));
             }

@@ -65,3 +65,28 @@ async fn the_answer_does_not_depend_on_what_a_replica_has_noticed() {
         .await;
     on_each(id, "commit", work, &refused).await;
 }
+
+/// A cursor has nothing to say of a topic that is gone; an item that names it has.
+#[tokio::test]
+async fn offsets_of_a_deleted_topic_are_refused_also_beside_a_cursor() {
+    let here = Server::start().await;
+    let there = replica_of(&here).await;
+    here.topic("deleted", 1).await;
+    let records = "/v1/topics/deleted/partitions/0/records";
+    there.post(records).json(json!({"records": [{"value": 1}]})).await.ok();
+    let joined = there.post("/v1/groups/g/members").json(json!({"topics": ["deleted"]})).await;
+    let member = joined.created()["member_id"].as_str().unwrap().to_owned();
+    let fetched = there.get(&format!("/v1/groups/g/members/{member}/records")).await.ok();
+    let by_cursor = json!({"group": "g", "member_id": member,
+        "generation": fetched["generation"], "cursor": fetched["cursor"]});
+    let named = json!({"group": "g", "topic": "deleted", "partition": 0, "offset": 1,
+        "member_id": member, "generation": fetched["generation"], "expected_offset": null});
+    here.delete("/v1/topics/deleted").await.no_content();
+    for server in [&there, &here] {
+        for offsets in [json!([named, by_cursor]), json!([by_cursor, named])] {
+            let begun = begin(server, &json!({"offsets": offsets})).await;
+            begun.refused(Code::TopicNotFound);
+        }
+        begin(server, &json!({"offsets": [by_cursor]})).await.created();
+    }
+}
