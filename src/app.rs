@@ -1,10 +1,10 @@
 //! The composition root: puts the parts together, serves, drains, stops.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::{Broker, NewTenants, ServiceConfig},
-    config::{Config, TenantAdmission},
+    config::{Config, TenantAdmission, database::connect_options},
     embedded::{DATABASE, Embedded},
     http::{
         self, AppState, Limits, Listener, Routers,
@@ -255,7 +255,7 @@ async fn prepare(config: &Config) -> anyhow::Result<(Option<Embedded>, Store)> {
     let (embedded, options) = database(config).await?;
     let mut store = Store::new(options, config.pool_connections);
     if let Some(url) = &config.notify_database_url {
-        store = store.listening_by(reached_by(url)?);
+        store = store.listening_by(connect_options(url)?);
     }
     migrate(&store).await?;
     Ok((embedded, store))
@@ -264,7 +264,7 @@ async fn prepare(config: &Config) -> anyhow::Result<(Option<Embedded>, Store)> {
 /// The given database, or an own one.
 async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnectOptions)> {
     if let Some(url) = &config.database_url {
-        return Ok((None, reached_by(url)?));
+        return Ok((None, connect_options(url)?));
     }
     let data_dir = config.data_dir.clone();
     let connections = config.lanes + config.pool_connections as usize + SPARE_CONNECTIONS;
@@ -276,15 +276,9 @@ async fn database(config: &Config) -> anyhow::Result<(Option<Embedded>, PgConnec
     Ok((Some(embedded), options))
 }
 
-fn reached_by(url: &SecretString) -> anyhow::Result<PgConnectOptions> {
-    let options = PgConnectOptions::from_str(url.expose_secret());
-    // the error of a bad URL may quote it, password and all
-    options.map_err(|_| anyhow::anyhow!("database_url is not a Postgres URL"))
-}
-
 /// What `serve` does first, alone: for those who migrate before they roll out.
 pub async fn migrate_only(database_url: &SecretString) -> anyhow::Result<()> {
-    migrate(&Store::new(reached_by(database_url)?, 1)).await
+    migrate(&Store::new(connect_options(database_url)?, 1)).await
 }
 
 /// Connections beside lanes and pool: listener, notices, probes, migration, people with psql.

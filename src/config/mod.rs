@@ -17,6 +17,7 @@ use secrecy::SecretString;
 use tracing::level_filters::LevelFilter;
 
 mod check;
+pub mod database;
 mod parse;
 mod sources;
 #[cfg(test)]

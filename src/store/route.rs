@@ -81,7 +81,10 @@ fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> Error {
     let host = options.get_host();
     let mistake = match &error {
         sqlx::Error::Tls(cause) => Some(format!(
-            "the database connection cannot use TLS: {cause}; check sslmode in database_url"
+            "the database connection cannot use TLS: {cause}; without sslmode in database_url a \
+             database on another host must have a certificate for its name: add \
+             sslrootcert=FILE if an authority of your own has signed it, or sslmode=disable on a \
+             network that you trust"
         )),
         sqlx::Error::Database(refusal) => match refusal.code().unwrap_or_default().as_ref() {
             "3D000" => Some(format!(

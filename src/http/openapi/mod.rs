@@ -49,6 +49,9 @@ is for people, `side_effects` says whether something may have changed, and `retr
 `never` (change the request), `same` (send the same again), `reopen` (open the session again, \
 then continue), `later` (send the same after `Retry-After` seconds).
 
+**Limits.** A tenant may have rates (429 `rate_limited`) and quotas (429 `quota_exceeded`), which \
+are settings. Answers of a tenant with rates have the headers `RateLimit` and `RateLimit-Policy`.
+
 **Retries.** After a timeout, a broken connection or a 503, send the same request again, to any \
 replica. An append with a sequence, an open with an `open_id`, and an append, an open, a join of \
 a group or a commit of offsets with an `Idempotency-Key` are done once, however often they are \
