@@ -20,7 +20,6 @@ use oncelog::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use crate::support::{self, name, proxy::Proxy};
@@ -356,12 +355,6 @@ async fn disturb(world: &World, proxies: &[Proxy], cuts: bool, seed: u64) {
     }
 }
 
-pub async fn deadlocks(options: &PgConnectOptions) -> i64 {
-    let mut connection = options.connect().await.unwrap();
-    let sql = "select deadlocks from pg_stat_database where datname = current_database()";
-    sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
-}
-
 async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
     println!("seed {seed}, {runs} runs of {bursts} bursts");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -416,7 +409,7 @@ async fn torture(seed: u64, runs: usize, bursts: usize, cuts_per_million: u32) {
         history.fenced,
         history.opened.len()
     );
-    assert_eq!(deadlocks(&options).await, 0);
+    assert_eq!(support::deadlocks(&options), 0);
     assert!(history.fenced > 0 && history.duplicates > 0, "nothing interesting happened");
 }
 

@@ -41,6 +41,8 @@ const SERVER_OPTIONS: &[(&str, &str)] = &[
     ("full_page_writes", "off"),
     ("synchronous_commit", "off"),
     ("max_connections", "400"),
+    // lines name their database
+    ("log_line_prefix", "%m [%p] %d "),
 ];
 
 /// No row is written by a statement of oncelog's whose commit is not flushed, or in a transaction
@@ -160,6 +162,16 @@ pub async fn crash_and_restart(embedded: &Embedded) {
     tokio::time::timeout(served::PATIENCE, back).await.unwrap().unwrap();
 }
 
+/// How many deadlocks the database has had. The log says so at once; the counters of
+/// `pg_stat_database` may come ten seconds later.
+pub fn deadlocks(options: &PgConnectOptions) -> usize {
+    let log = directory(std::process::id()).join("postgres.log");
+    let log = std::fs::read(log).unwrap();
+    let database = format!("] {} ", options.get_database().unwrap());
+    let is_one = |line: &&str| line.contains(&database) && line.contains("deadlock detected");
+    String::from_utf8_lossy(&log).lines().filter(is_one).count()
+}
+
 /// A broker without a janitor on a database.
 pub fn broker(options: &PgConnectOptions, settings: ServiceConfig) -> Arc<Broker> {
     Broker::start_without_janitor(Store::new(options.clone(), 4), settings)
@@ -202,4 +214,23 @@ pub fn open(transactional_id: Option<&str>) -> Open {
         sequences: Sequences::Continue,
         scopes: all_scopes(),
     }
+}
+
+#[tokio::test]
+async fn a_deadlock_is_seen() {
+    let options = database().await;
+    assert_eq!(deadlocks(&options), 0);
+    let lock = async |first: i32, second: i32| {
+        let mut connection = options.connect().await.unwrap();
+        let lock = |key: i32| format!("select pg_advisory_lock({key})");
+        connection.execute(AssertSqlSafe(lock(first))).await.unwrap();
+        let both = "select count(*) from pg_locks where locktype = 'advisory' and granted \
+            and database = (select oid from pg_database where datname = current_database())";
+        served::until("both have one", async || (number(&options, both).await >= 2).then_some(()))
+            .await;
+        connection.execute(AssertSqlSafe(lock(second))).await.is_ok()
+    };
+    let (one, other) = tokio::join!(lock(1, 2), lock(2, 1));
+    assert!(one != other);
+    assert_eq!(deadlocks(&options), 1);
 }

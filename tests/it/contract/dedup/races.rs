@@ -17,13 +17,10 @@ use serde_json::{Value, json};
 use sqlx::{ConnectOptions, Executor};
 
 use super::trio::{Place, Trio, place, records};
-use crate::{
-    history::torture::deadlocks,
-    support::{
-        self,
-        http::{Server, Setup, now_s},
-        served::until,
-    },
+use crate::support::{
+    self,
+    http::{Server, Setup, now_s},
+    served::until,
 };
 
 const SCOPES: [Scope; 3] = [Scope::Topic, Scope::Partition(0), Scope::Partition(1)];
@@ -403,7 +400,7 @@ async fn transactions_and_appends_with_ids_do_not_wait_in_a_circle() {
     for task in join_all(tasks).await {
         task.unwrap();
     }
-    assert_eq!(deadlocks(&options).await, 0);
+    assert_eq!(support::deadlocks(&options), 0);
     for topic in TOPICS {
         let path = format!("/v1/topics/{topic}/records?offset=earliest&limit=1000");
         let page = servers[0].get(&path).await.ok();

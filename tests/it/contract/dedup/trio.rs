@@ -13,10 +13,7 @@ use oncelog::{
 use serde_json::Value;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::{
-    history::torture::deadlocks,
-    support::{self, name, proxy::Proxy},
-};
+use crate::support::{self, name, proxy::Proxy};
 
 pub struct Replica {
     pub broker: Arc<Broker>,
@@ -112,7 +109,7 @@ impl Trio {
     }
 
     pub async fn nobody_waited_in_a_circle(&self) {
-        assert_eq!(deadlocks(&self.options).await, 0);
+        assert_eq!(support::deadlocks(&self.options), 0);
     }
 }
 

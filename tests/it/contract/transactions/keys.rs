@@ -7,9 +7,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{
-    ALL, KEY, append, begin, committed_offset, deadlocks, id_at, number, read, replica_of, step,
-};
+use super::{ALL, KEY, append, begin, committed_offset, id_at, number, read, replica_of, step};
 use crate::support::http::{Answer, Server, token};
 
 const HOUR_MS: i64 = 3_600_000;
@@ -311,7 +309,7 @@ async fn at_random_each_key_is_done_once() {
         let wanted = (0..24).filter(|n| n % 2 == partition as usize && n % 6 != 5).count() * 12;
         assert_eq!(records.len(), wanted);
     }
-    assert_eq!(deadlocks(&replicas[0]).await, 0);
+    assert_eq!(crate::support::deadlocks(&replicas[0].options), 0);
 }
 
 /// Two replicas claim the same keys in one statement each.
@@ -336,5 +334,5 @@ async fn passes_with_the_same_keys_wait_for_each_other_in_one_order() {
         }
         assert_eq!(firsts, 48);
     }
-    assert_eq!(deadlocks(&here).await, 0);
+    assert_eq!(crate::support::deadlocks(&here.options), 0);
 }

@@ -118,7 +118,7 @@ impl World {
             wanted.iter().map(|(value, id)| (value.clone(), json!(id))).collect();
         assert_eq!(read(&self.server, "orders", 0).await, wanted);
         println!("{:?}", self.told);
-        assert_eq!(super::deadlocks(&self.server).await, 0);
+        assert_eq!(crate::support::deadlocks(&self.server.options), 0);
     }
 }
 

@@ -125,11 +125,6 @@ async fn waiting_for_locks(server: &Server) -> i64 {
     number(server, sql).await
 }
 
-async fn deadlocks(server: &Server) -> i64 {
-    let sql = "select deadlocks from pg_stat_database where datname = current_database()";
-    number(server, sql).await
-}
-
 /// A transaction id whose instant lies so far from now.
 fn id_at(from_now_ms: i64) -> Uuid {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;

@@ -31,7 +31,6 @@ use self::{
     member::{Member, Orders, Seen},
     watcher::Watcher,
 };
-use super::torture::deadlocks;
 use crate::support::{
     self,
     proxy::Proxy,
@@ -363,7 +362,7 @@ async fn torture(seed: u64, disturbances: u64) {
     let (look, handovers) = watcher.stop().await;
     assert!(look.is_empty(), "all have left: {look:?}");
     judge(&world, &mut rng, &inputs, &ends).await;
-    assert_eq!(deadlocks(&run.options).await, 0);
+    assert_eq!(support::deadlocks(&run.options), 0);
     let told = world.told.lock().unwrap();
     assert!(!told.contains_key("internal"), "{told:?}");
     println!("{:?} {told:?}", run.events);

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{begun, call, count, end, known, places, plain, read, replica_of, see, server, to};
 use crate::{
-    contract::transactions::{deadlocks, held_while},
+    contract::transactions::held_while,
     support::{
         http::{Answer, Server, Setup},
         proxy::Proxy,
@@ -75,7 +75,7 @@ async fn at_whatever_message_a_commit_is_held_an_id_is_stored_once() {
         is_stored_once(&server, &appended.ok(), &committed, n).await;
     }
     assert!(0 < won && won < 24, "{won}: both orders were seen");
-    assert_eq!(deadlocks(&server).await, 0);
+    assert_eq!(crate::support::deadlocks(&server.options), 0);
 }
 
 /// A broker whose connections die within a commit or a prepare: sent again, it is done once.
@@ -158,7 +158,7 @@ async fn transactions_with_the_same_ids_in_many_topics_meet_no_deadlock() {
     }
     assert_eq!(count(server, "dedup_keys").await, stored);
     assert_eq!(count(server, "held_ids").await, 0);
-    assert_eq!(deadlocks(server).await, 0);
+    assert_eq!(crate::support::deadlocks(&server.options), 0);
 }
 
 async fn work(replicas: &[Server], mut rng: StdRng) {
