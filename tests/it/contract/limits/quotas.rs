@@ -1,11 +1,12 @@
 //! The quotas of tenants: exact, however many ask at once; only for what is new; and what is given
 //! back makes room.
 
-use std::time::Duration;
+use std::{future::IntoFuture, time::Duration};
 
 use futures_util::future::join_all;
 use oncelog::model::Code;
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions, Executor};
 use uuid::Uuid;
 
 use crate::support::{
@@ -352,6 +353,42 @@ async fn reads_beyond_the_quota_do_not_wait() {
     // what ended makes room
     let wait = server.get("/v1/topics/orders/partitions/1/records?offset=0&wait_ms=1");
     wait.await.ok();
+}
+
+/// Whatever is counted waits for the tenant's row, which no foreign key does: so no two count at
+/// once, on whatever replicas.
+#[tokio::test]
+async fn who_makes_one_more_holds_the_tenants_row() {
+    let server = Server::start().await;
+    server.topic("orders", 1).await;
+    let limits = ["sessions", "groups", "open_transactions", "prepared_transactions"];
+    let limits = limits.map(|what| (format!("max_{what}"), json!(9)));
+    set(&server, Value::Object(limits.into_iter().collect())).await;
+    let id = id_of(&begin(&server, json!({})).await);
+    let item = json!({"topic": "orders", "partition": 0, "offset": 0});
+    let calls = [
+        ("/v1/sessions".to_owned(), json!({})),
+        ("/v1/groups/g/members".to_owned(), json!({"topics": ["orders"]})),
+        ("/v1/groups/h/offsets".to_owned(), json!({"offsets": [item]})),
+        ("/v1/transactions".to_owned(), json!({})),
+        (format!("/v1/transactions/{id}/prepare"), json!({})),
+    ];
+    for (path, body) in calls {
+        let mut holder = server.options.connect().await.unwrap();
+        let hold = "begin; select from oncelog.tenants for no key update";
+        holder.execute(hold).await.unwrap();
+        let call = tokio::spawn(server.post(&path).json(body).into_future());
+        let waits = "select count(*) from pg_stat_activity \
+            where wait_event_type = 'Lock' and datname = current_database()";
+        support::served::until("it waits", async || {
+            assert!(!call.is_finished(), "{path} waits for nobody");
+            (support::number(&server.options, waits).await > 0).then_some(())
+        })
+        .await;
+        holder.execute("commit").await.unwrap();
+        let answer = call.await.unwrap();
+        assert!(answer.status < 300, "{path} {}", answer.text());
+    }
 }
 
 /// Far below their limits nothing is counted, and near them nobody is lost.
