@@ -94,7 +94,7 @@ pub struct ServiceConfig {
 /// Which tenants tokens make at their first use, and what these may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewTenants {
-    /// None: operators create all tenants.
+    /// Tokens create none.
     pub by_operators_only: bool,
     /// A token makes no more than that.
     pub max_tenants: Option<i64>,

@@ -175,7 +175,9 @@ async fn make_for_token(
     if let Some(limit) = *max_tenants
         && store::catalog::tenants::count_up_to(connection, limit).await? >= limit
     {
-        return Err(Error::too_many_tenants(limit));
+        // another request may have made it while this one waited to count
+        let made = store::catalog::tenants::find(connection, name).await?;
+        return made.ok_or_else(|| Error::too_many_tenants(limit));
     }
     loop {
         store::catalog::tenants::make(connection, name, default_maxima).await?;

@@ -89,7 +89,8 @@ pub enum Refusal {
     #[error("Tenant {tenant} is suspended. Its requests are refused until an operator resumes it.")]
     TenantSuspended { tenant: Name },
     #[error(
-        "Tenant {tenant} is deleted and its data is being removed. The name is free afterwards."
+        "Tenant {tenant} is deleted and its data is being removed. An operator can create \
+         another with its name afterwards."
     )]
     TenantDeleted { tenant: Name },
     #[error(

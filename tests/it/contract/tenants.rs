@@ -283,8 +283,8 @@ async fn a_deleted_tenant_refuses_until_it_is_gone_and_created_again() {
     assert!(seen["deleted_at"].is_string(), "{seen}");
     for method in ["PUT", "PATCH"] {
         let problem = call(method).await.refused(Code::TenantNotFound);
-        let why =
-            "Tenant acme is deleted and its data is being removed. The name is free afterwards.";
+        let why = "Tenant acme is deleted and its data is being removed. An operator can create another \
+             with its name afterwards.";
         assert_eq!(problem["detail"], why);
     }
     here.sql("delete from oncelog.tenants where name = 'acme'").await;
@@ -419,6 +419,16 @@ async fn tokens_make_no_more_tenants_than_there_may_be() {
     }
     here.put(&path("more")).token(&token("nobody", "operator")).await.created();
     assert_eq!(status(here, "more").await, 200);
+}
+
+/// They count one after the other, and only the first one counts what it makes.
+#[tokio::test]
+async fn many_that_name_the_last_tenant_first_are_all_served() {
+    let policy = NewTenants { max_tenants: Some(1), ..NewTenants::default() };
+    let servers = servers_with(policy).await;
+    let all = (0..24).map(async |number: usize| status(&servers[number % 2], "acme").await);
+    let all = futures_util::future::join_all(all).await;
+    assert_eq!(all, [200; 24]);
 }
 
 /// The row of one that has nothing may go at any time.
