@@ -37,6 +37,8 @@ struct Known {
     grant: OnceLock<Arc<Grant>>,
     /// Once it is permitted to do something in its tenant.
     admitted: OnceLock<Admitted>,
+    /// Set if it acts as an operator in place of a client.
+    operates: OnceLock<()>,
 }
 
 #[derive(Debug)]
@@ -74,6 +76,14 @@ impl Caller {
     /// None: it has shown no token that is good.
     pub fn grant(&self) -> Option<&Grant> {
         self.0.grant.get().map(|grant| &**grant)
+    }
+
+    pub fn is_operating(&self) -> bool {
+        self.0.operates.get().is_some()
+    }
+
+    pub(super) fn operates(&self) {
+        let _ = self.0.operates.set(());
     }
 
     pub(super) fn shows(&self, grant: Arc<Grant>) {

@@ -30,9 +30,6 @@ const ADMINISTRATION: &[&str] = &[
     "reset_group_offsets",
     "delete_group",
 ];
-/// Operations that an operator may do in place of a client.
-const ENDS: &[&str] = &["prepare_transaction", "commit_transaction", "abort_transaction"];
-const AS_OPERATOR: &str = "as=operator";
 
 /// In the extensions of an answer: it took the place of another session.
 #[derive(Clone, Copy, Debug)]
@@ -54,17 +51,12 @@ pub struct Answered<'a> {
 }
 
 impl Answered<'_> {
-    fn is_by_operator(&self) -> bool {
-        let mut query = self.uri.query().into_iter().flat_map(|query| query.split('&'));
-        ENDS.contains(&self.operation) && query.any(|parameter| parameter == AS_OPERATOR)
-    }
-
     /// Writes the line of the request, if it has one.
     pub fn write(&self, answer: &Response) {
         let code = self.error.map(|error| error.code);
         let is_refused = matches!(code, Some(Code::Unauthenticated | Code::Forbidden));
         let is_fencing = answer.extensions().get::<Fenced>().is_some();
-        if !(self.is_audited || is_refused || is_fencing || self.is_by_operator()) {
+        if !(self.is_audited || is_refused || is_fencing || self.caller.is_operating()) {
             return;
         }
         static NOT_DONE: LineLimit = LineLimit::new();

@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{AppState, Permission, Produce, SeeTransactions, admit, forbidden};
 use crate::{
     broker::{Broker, Error},
-    http::extract::{auth::Grant, query},
+    http::extract::{auth::Grant, caller::Caller, query},
     model::{TenantId, ValidationErrors, Word},
 };
 
@@ -63,6 +63,9 @@ impl FromRequestParts<AppState> for EndAccess {
         let grant = admit(&state.admission, parts, any_of).await?;
         if by_operator == Ok(true) && !grant.scopes.has_whole(OPERATE) {
             return Err(forbidden(OPERATE, None));
+        }
+        if by_operator == Ok(true) {
+            Caller::of(&parts.extensions).operates();
         }
         let tenant = state.enter(parts, &grant).await?;
         Ok(Self { broker: state.broker.clone(), tenant, grant, parameters })
