@@ -218,18 +218,28 @@ async fn with_a_stable_name_it_stays_and_comes_back() {
     assert!(stderr.contains("another consumer has joined"), "{stderr}");
 }
 
+const EXPIRE_FIRST: &str = "update oncelog.group_members m \
+    set lease_expires_at = now() - interval '1 second' from first f where m.member_id = f.member_id";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_was_taken_for_dead_joins_again() {
     let world = filled().await;
     let mut one = Follower::start(consuming(&world, &["--follow"]));
     one.next(10);
     until("a commit", async || (committed(&world).await == ["0@5", "1@5"]).then_some(())).await;
-    world
-        .execute("update oncelog.group_members set lease_expires_at = now() - interval '1 second'")
-        .await;
-    world.served.broker.sweep().await.unwrap();
+    world.execute("create table first as select member_id from oncelog.group_members").await;
+    // a fetch that arrives between the two statements renews the lease
+    until("it to be taken for dead", async || {
+        world.execute(EXPIRE_FIRST).await;
+        world.served.broker.sweep().await.unwrap();
+        let left = "select count(*) from oncelog.group_members natural join first";
+        (world.count(left).await == 0).then_some(())
+    })
+    .await;
     world.served.client.append("t", 0, &[json!("new")]).await;
     assert_eq!(places(&one.next(1)), ["0@5"]);
+    until("another commit", async || (committed(&world).await == ["0@6", "1@5"]).then_some(()))
+        .await;
     let (_, stderr) = one.stopped_by(Signal::SIGTERM).await;
     assert!(stderr.contains("; rejoining"), "{stderr}");
 }
