@@ -219,7 +219,8 @@ async fn with_a_stable_name_it_stays_and_comes_back() {
 }
 
 const EXPIRE_FIRST: &str = "update oncelog.group_members m \
-    set lease_expires_at = now() - interval '1 second' from first f where m.member_id = f.member_id";
+    set lease_expires_at = now() - interval '1 second' \
+    from first f where m.member_id = f.member_id";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_was_taken_for_dead_joins_again() {
