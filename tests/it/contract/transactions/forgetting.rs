@@ -340,7 +340,7 @@ async fn one_that_waits_for_its_id_to_be_forgotten_is_refused() {
             forgets(&mut forgetting, tenant, id).await;
             let waits = tokio::spawn(begin(&server, &body).into_future());
             until("the begin to wait", async || {
-                (waiting_for_locks(&server).await > 0).then_some(())
+                (waiting_for_locks(&server.options).await > 0).then_some(())
             })
             .await;
             if forgotten {

@@ -4,11 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use oncelog::model::Code;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions, Executor, PgConnection};
 use uuid::Uuid;
 
-use super::{ALL, KEY, append, begin, committed_offset, id_at, number, read, replica_of, step};
-use crate::support::http::{Answer, Server, token};
+use super::{
+    ALL, KEY, append, begin, committed_offset, id_at, number, read, replica_of, step,
+    waiting_for_locks,
+};
+use crate::{
+    metrics::Measured,
+    support::{
+        self,
+        http::{Answer, Server, token},
+        served::until,
+    },
+};
 
 const HOUR_MS: i64 = 3_600_000;
 const MADE_3_HOURS_OLDER: &str =
@@ -312,27 +324,75 @@ async fn at_random_each_key_is_done_once() {
     assert_eq!(crate::support::deadlocks(&replicas[0].options), 0);
 }
 
-/// Two replicas claim the same keys in one statement each.
+/// Passes that want the same keys cannot wait for each other in a circle: each claims its keys in
+/// the order of their hashes. Here one waits in the middle of its keys, and holds none beyond it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passes_with_the_same_keys_wait_for_each_other_in_one_order() {
-    let here = served().await;
-    let there = replica_of(&here).await;
-    for round in 0..10 {
-        // ids are made in the order of arrival: here and there in opposite ones
-        let to_here = (0..48).map(|n| (&here, n));
-        let to_there = (0..48).rev().map(|n| (&there, n));
-        let pairs = to_here.zip(to_there).flat_map(|(one, other)| [one, other]);
-        let calls: Vec<_> = pairs
-            .map(|(replica, n)| begin(replica, &whole(&format!("{round}-{n}"), &json!(0))))
-            .map(|call| tokio::spawn(call.into_future()))
-            .collect();
-        let mut firsts = 0;
-        for call in calls {
-            let answer = call.await.unwrap();
-            assert!([200, 201].contains(&answer.status), "{}", answer.text());
-            firsts += usize::from(answer.status == 201);
-        }
-        assert_eq!(firsts, 48);
+async fn a_pass_claims_its_keys_in_one_order() {
+    // the hashes of the keys are the same in every database
+    let elsewhere = served().await;
+    let names: Vec<String> = (0..12).map(|n| format!("evt_{n}")).collect();
+    let mut keys = Vec::new();
+    for name in &names {
+        begin(&elsewhere, &whole(name, &json!(0))).await.created();
+        let hash = "select key from oncelog.transaction_keys order by transaction_id desc limit 1";
+        let mut connection = elsewhere.options.connect().await.unwrap();
+        keys.push((
+            sqlx::query_scalar::<_, Uuid>(hash).fetch_one(&mut connection).await.unwrap(),
+            name,
+        ));
     }
-    assert_eq!(crate::support::deadlocks(&here.options), 0);
+    let (_, first) = keys[0];
+    keys[1..].sort();
+    let middle = keys.len() / 2;
+
+    let options = support::database().await;
+    let here = Measured::start(&options, &[]).await;
+    here.client.put_topic("orders", 1).await;
+    let [mut for_first, mut for_middle, mut other] =
+        [options.connect().await, options.connect().await, options.connect().await]
+            .map(Result::unwrap);
+    let claim = async |connection: &mut PgConnection, key: Uuid| {
+        let claim = "insert into oncelog.transaction_keys (tenant_id, key, transaction_id) \
+            select tenant_id, $1, gen_random_uuid() from oncelog.tenants where name = 'default'";
+        sqlx::query(claim).bind(key).execute(connection).await
+    };
+    for (connection, key) in [(&mut for_first, keys[0].0), (&mut for_middle, keys[middle].0)] {
+        connection.execute("begin").await.unwrap();
+        claim(connection, key).await.unwrap();
+    }
+    let send = |name: &str| {
+        let (client, name) = (here.client.clone(), name.to_owned());
+        let body = json!({"commit": true, "appends": [append("orders", 0, &[json!(name)])]});
+        tokio::spawn(async move {
+            let headers = [("content-type", "application/json"), (KEY, &name)];
+            client.send(Method::POST, ALL, &headers, Some(body.to_string())).await.unwrap().ok(201)
+        })
+    };
+    let waits = async || (waiting_for_locks(&options).await > 0).then_some(());
+    let mut calls = vec![send(first)];
+    until("the lane to be busy", waits).await;
+    // ids are made at arrival: in the opposite order
+    for (queued, (_, name)) in keys[1..].iter().rev().enumerate() {
+        calls.push(send(name));
+        here.until("oncelog_queued_appends", &[], queued as f64 + 1.0).await;
+    }
+    for_first.execute("rollback").await.unwrap();
+    here.until("oncelog_queued_appends", &[], 0.0).await;
+    until("the pass to wait for the key in the middle", waits).await;
+
+    other.execute("begin; set local lock_timeout = '100ms'").await.unwrap();
+    for (key, _) in &keys[1..middle] {
+        other.execute("savepoint held").await.unwrap();
+        claim(&mut other, *key).await.unwrap_err();
+        other.execute("rollback to held").await.unwrap();
+    }
+    other.execute("set local lock_timeout = '10s'").await.unwrap();
+    for (key, _) in &keys[middle + 1..] {
+        claim(&mut other, *key).await.unwrap();
+    }
+    other.execute("rollback").await.unwrap();
+    for_middle.execute("rollback").await.unwrap();
+    for call in calls {
+        call.await.unwrap();
+    }
 }

@@ -206,7 +206,7 @@ async fn a_step_that_waits_for_a_handover_sees_it() {
     handover.execute(AssertSqlSafe(hand_over)).await.unwrap();
     let offsets = [by("m1", 5, 0, 30)];
     let end = async {
-        let waits = async || (waiting_for_locks(&world.server).await > 0).then_some(());
+        let waits = async || (waiting_for_locks(&world.server.options).await > 0).then_some(());
         until("the step to wait", waits).await;
         handover.execute("commit").await.unwrap();
         handover.close().await.unwrap();

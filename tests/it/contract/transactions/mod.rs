@@ -21,6 +21,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
 use crate::support::{
@@ -119,10 +120,10 @@ async fn number(server: &Server, sql: impl Into<String>) -> i64 {
 }
 
 /// Database transactions that have begun and wait for a lock.
-async fn waiting_for_locks(server: &Server) -> i64 {
+async fn waiting_for_locks(options: &PgConnectOptions) -> i64 {
     let sql = "select count(*) from pg_stat_activity \
         where datname = current_database() and wait_event_type = 'Lock'";
-    number(server, sql).await
+    support::number(options, sql).await
 }
 
 /// A transaction id whose instant lies so far from now.
@@ -155,7 +156,7 @@ async fn held_while<T>(
     };
     let release = async {
         let over = async || {
-            let waits = waiting_for_locks(watcher).await > 0;
+            let waits = waiting_for_locks(&watcher.options).await > 0;
             (waits || done.load(Ordering::SeqCst)).then_some(())
         };
         until("the other to be done, or to wait", over).await;

@@ -294,7 +294,7 @@ async fn a_repeat_that_would_be_refused_waits_for_the_one_at_work() {
             let repeat = async {
                 let waits = async |many: i64| {
                     until("calls to wait", async || {
-                        (waiting_for_locks(&here).await >= many).then_some(())
+                        (waiting_for_locks(&here.options).await >= many).then_some(())
                     })
                     .await;
                 };
