@@ -86,6 +86,12 @@ struct KeyFlags {
     /// JWKS file with the public keys of tokens [env: ONCELOG_TOKEN_JWKS_FILE]
     #[arg(long, value_name = "FILE")]
     token_jwks_file: Option<SecretString>,
+    /// URL of that JWKS instead [env: ONCELOG_TOKEN_JWKS_URL]
+    #[arg(long, value_name = "URL")]
+    token_jwks_url: Option<SecretString>,
+    /// TOML file with further issuers of tokens [env: ONCELOG_TOKEN_ISSUERS_FILE]
+    #[arg(long, value_name = "FILE")]
+    token_issuers_file: Option<SecretString>,
     /// Required `aud` of tokens [default: oncelog] [env: ONCELOG_TOKEN_AUDIENCE]
     #[arg(long, value_name = "NAME")]
     token_audience: Option<SecretString>,
@@ -101,6 +107,8 @@ impl KeyFlags {
             [
                 ("token_hs256_secret", self.token_hs256_secret),
                 ("token_jwks_file", self.token_jwks_file),
+                ("token_jwks_url", self.token_jwks_url),
+                ("token_issuers_file", self.token_issuers_file),
                 ("token_audience", self.token_audience),
                 ("token_issuer", self.token_issuer),
             ],

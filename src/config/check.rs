@@ -2,17 +2,22 @@
 
 use super::{Config, ConfigError, TenantAdmission};
 
+/// Any of them makes requests need a token.
+const TOKEN_KEYS: &[&str] =
+    &["token_hs256_secret", "token_jwks_file", "token_jwks_url", "token_issuers_file"];
+
 impl Config {
     /// Checks the rules between keys. A key that is itself wrong is skipped: it has a default here.
     pub(super) fn check(&self, errors: &mut Vec<ConfigError>) {
         let wrong: Vec<&str> = errors.iter().filter_map(|error| error.key).collect();
         let right = |keys: &[&str]| keys.iter().all(|key| !wrong.contains(key));
         let mut found = Vec::new();
-        let open = !self.has_token_key() && right(&["token_hs256_secret", "token_jwks_file"]);
+        let open = !self.has_token_key() && right(TOKEN_KEYS);
         if open && self.database_url.is_some() {
             found.push(
                 "database_url requires tokens: set token_hs256_secret (such as \
-                 ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\") or token_jwks_file"
+                 ONCELOG_TOKEN_HS256_SECRET=\"$(openssl rand -hex 32)\"), token_jwks_file or \
+                 token_jwks_url"
                     .to_owned(),
             );
         } else if open && right(&["listen", "admin_listen", "database_url"]) {
@@ -21,7 +26,8 @@ impl Config {
             found.extend(addresses.filter(|(_, of)| !of.ip().is_loopback()).map(|(key, of)| {
                 format!(
                     "{key} is {of}, which other hosts can reach, but requests need no token: \
-                     listen on 127.0.0.1, or set token_hs256_secret or token_jwks_file"
+                     listen on 127.0.0.1, or set token_hs256_secret, token_jwks_file or \
+                     token_jwks_url"
                 )
             }));
         }
@@ -61,10 +67,25 @@ impl Config {
     }
 
     fn check_tokens(&self, right: impl Fn(&[&str]) -> bool, found: &mut Vec<String>) {
-        if self.token_hs256_secret.is_some() && self.token_jwks_file.is_some() {
+        let own = [
+            self.token_hs256_secret.is_some(),
+            self.token_jwks_file.is_some(),
+            self.token_jwks_url.is_some(),
+        ];
+        if own.iter().filter(|is_set| **is_set).count() > 1 {
             found.push(
-                "token_hs256_secret and token_jwks_file exclude each other: set one".to_owned(),
+                "token_hs256_secret, token_jwks_file and token_jwks_url exclude each other: set \
+                 one, and list further issuers in token_issuers_file"
+                    .to_owned(),
             );
+        }
+        let further = self.token_issuers_file.iter().flatten();
+        if own.contains(&true) && further.into_iter().any(|of| of.issuer == self.token_issuer) {
+            found.push(format!(
+                "token_issuers_file has the issuer {}, which is token_issuer: give it one kind of \
+                 key",
+                self.token_issuer
+            ));
         }
         if self.token_hs256_previous_secret.is_some()
             && self.token_hs256_secret.is_none()
@@ -75,8 +96,8 @@ impl Config {
                     .to_owned(),
             );
         }
-        let keys = ["tenants", "token_hs256_secret", "token_jwks_file"];
-        if self.tenants == TenantAdmission::Known && !self.has_token_key() && right(&keys) {
+        let is_known = self.tenants == TenantAdmission::Known && right(&["tenants"]);
+        if is_known && !self.has_token_key() && right(TOKEN_KEYS) {
             found.push(
                 "tenants = known is for tenants that tokens name: set a token key".to_owned(),
             );

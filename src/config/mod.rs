@@ -13,17 +13,20 @@ use std::{
 };
 
 use ipnet::IpNet;
+use reqwest::Url;
 use secrecy::SecretString;
 use tracing::level_filters::LevelFilter;
 
 mod check;
 pub mod database;
+pub mod issuers;
 mod parse;
 mod sources;
 #[cfg(test)]
 mod tests;
 pub mod units;
 
+use issuers::{IssuerConfig, issuers_file, jwks_url};
 use parse::{
     address, cores, database_url, hs256_secret, log_format, log_level, maxima, networks, number,
     optional, path, switch, tenant_admission, word,
@@ -129,12 +132,16 @@ keys! {
     database_url: Option<SecretString> = "", secret "URL" optional(database_url);
     /// The same database without the connection pooler in front of it, to listen for notices
     notify_database_url: Option<SecretString> = "", secret "URL" optional(parse::database_url);
-    /// The secret that verifies HS256 tokens, at least 32 bytes; excludes token_jwks_file
+    /// The secret that verifies HS256 tokens, at least 32 bytes; excludes public keys of this issuer
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
     /// The secret before token_hs256_secret, whose tokens are still accepted
     token_hs256_previous_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
     /// A JWKS file with the public keys that verify tokens; read again when it changes
     token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
+    /// The https URL of that JWKS instead of a file; asked again when keys change, and every 5 minutes
+    token_jwks_url: Option<Url> = "", public "URL" optional(jwks_url);
+    /// A TOML file with further issuers of tokens, each with its keys, claims, tenants and scopes
+    token_issuers_file: Option<Vec<IssuerConfig>> = "", public "FILE" optional(issuers_file);
     /// The required `aud` claim of tokens
     token_audience: String = "oncelog", public "NAME" word;
     /// The required `iss` claim of tokens
@@ -282,7 +289,10 @@ impl Config {
 
     /// Whether requests need a token.
     pub fn has_token_key(&self) -> bool {
-        self.token_hs256_secret.is_some() || self.token_jwks_file.is_some()
+        self.token_hs256_secret.is_some()
+            || self.token_jwks_file.is_some()
+            || self.token_jwks_url.is_some()
+            || self.token_issuers_file.is_some()
     }
 
     /// The address of the admin listener, if it is another than that of all.

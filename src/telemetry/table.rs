@@ -181,6 +181,8 @@ metrics_table! {
         "TLS handshakes.";
     RELOADS_TOTAL Counter "oncelog_reloads_total" [FILES, RELOAD_OUTCOME]
         "Files that changed and were read again.";
+    JWKS_FETCHES_TOTAL Counter "oncelog_jwks_fetches_total" [RELOAD_OUTCOME]
+        "Requests for the public keys of token issuers.";
     ERRORS_TOTAL Counter "oncelog_errors_total" [CODE]
         "Problems answered.";
     REFUSED_FOR_LOAD_TOTAL Counter "oncelog_refused_for_load_total" [LIMIT]

@@ -74,6 +74,7 @@ impl Answered<'_> {
             path,
             outcome,
             tenant = grant.map(|grant| grant.tenant.to_string()),
+            issuer = grant.and_then(|grant| grant.issuer.as_deref()),
             subject = grant.and_then(|grant| grant.subject.as_deref()),
             token_id = grant.and_then(|grant| grant.token_id.as_deref()),
             client = self.caller.client().map(|address| address.to_string()),

@@ -88,6 +88,12 @@ impl Scopes {
         Self { words: text.split_ascii_whitespace().filter_map(scope).collect(), subject }
     }
 
+    /// What is left of it with these words only.
+    pub fn only(mut self, words: &[Word]) -> Self {
+        self.words.retain(|(word, _)| words.contains(word));
+        self
+    }
+
     /// Whether it has one of these words, for any name.
     pub fn has(&self, any_of: &[Word]) -> bool {
         self.words.iter().any(|(word, _)| any_of.contains(word))

@@ -15,7 +15,7 @@ use oncelog::{
     broker::{Broker, ServiceConfig},
     http::{
         self, AppState, Limits, Listener, Routers,
-        extract::auth::{Keys, TokenRules},
+        extract::auth::{Issuer, Keys, TokenRules},
     },
     model::Code,
 };
@@ -280,11 +280,16 @@ pub const AUDIENCE: &str = "oncelog";
 pub const ISSUER: &str = "issuer";
 
 pub fn shared_keys() -> Keys {
-    Keys::hs256(&[SECRET.into()], &token_rules()).unwrap()
+    of_issuer(Issuer::hs256(&[SECRET.into()], token_rules()))
+}
+
+/// The keys of one issuer.
+pub fn of_issuer(issuer: Result<Issuer, String>) -> Keys {
+    Keys::of_issuers(vec![issuer.unwrap()]).unwrap()
 }
 
 pub fn token_rules() -> TokenRules {
-    TokenRules { audience: AUDIENCE.into(), issuer: ISSUER.into(), max_life_s: None }
+    TokenRules::new(ISSUER, AUDIENCE)
 }
 
 pub fn now_s() -> u64 {

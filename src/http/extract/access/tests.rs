@@ -4,7 +4,7 @@ use serde_json::json;
 use tower::ServiceExt;
 
 use super::*;
-use crate::http::extract::auth::TokenRules;
+use crate::http::extract::auth::{Issuer, TokenRules};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
@@ -19,11 +19,8 @@ fn router() -> Router {
         let PartitionPath(partition) = PartitionPath::from_request_parts(&mut parts, &()).await?;
         Ok(format!("{topic} {partition}"))
     }
-    let keys = Keys::hs256(
-        &[SECRET.into()],
-        &TokenRules { audience: "oncelog".into(), issuer: "issuer".into(), max_life_s: None },
-    )
-    .unwrap();
+    let issuer = Issuer::hs256(&[SECRET.into()], TokenRules::new("issuer", "oncelog")).unwrap();
+    let keys = Keys::of_issuers(vec![issuer]).unwrap();
     Router::new()
         .route("/v1/topics/{topic}/partitions/{partition}", get(probe))
         .with_state(Arc::new(Admission::new(keys, Limits::default())))

@@ -1,27 +1,28 @@
 //! Tokens: who calls, and what the caller may do.
 //!
-//! A token is a JWT of one issuer for this audience. A verified one is cached by its SHA-256, so
-//! that its signature is checked once.
+//! A token is a JWT of one of the issuers. A verified one is cached by its SHA-256, so that its
+//! signature is checked once.
 
+mod fetched;
+mod issuer;
 mod keys;
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD as URL_SAFE_NO_PAD};
+use jsonwebtoken::dangerous::insecure_decode_claims;
 use moka::future::Cache;
-use secrecy::SecretString;
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+pub use self::issuer::{Issuer, TokenRules};
 use self::keys::KeySet;
-pub use self::keys::TokenRules;
 use crate::{
     broker::Error,
-    http::reload::Reloaded,
     model::{Code, Name, Scopes},
 };
 
@@ -41,13 +42,16 @@ pub struct Keys {
 enum Mode {
     /// Embedded mode: anybody who reaches the port may do everything, as tenant `default`.
     Open(Arc<Grant>),
-    Signed(Reloaded<KeySet>),
+    /// At least one, each of another name.
+    Signed(Vec<Issuer>),
 }
 
 /// A token that was verified, by these keys: when they change, it is verified again.
 #[derive(Clone)]
 struct Verified {
     grant: Arc<Grant>,
+    /// Its place among the issuers.
+    issuer: usize,
     by: Arc<KeySet>,
 }
 
@@ -56,8 +60,28 @@ impl Keys {
     pub fn open() -> Result<Self, String> {
         let tenant = Name::parse("default")?;
         let scopes = Arc::new(Scopes::all());
-        let grant = Grant { tenant, scopes, subject: None, token_id: None, expires_at_s: u64::MAX };
+        let grant = Grant {
+            tenant,
+            scopes,
+            issuer: None,
+            subject: None,
+            token_id: None,
+            expires_at_s: u64::MAX,
+        };
         Ok(Self::of(Mode::Open(Arc::new(grant))))
+    }
+
+    /// Accepts the tokens of these issuers. Err: there is none, or two have one name.
+    pub fn of_issuers(issuers: Vec<Issuer>) -> Result<Self, String> {
+        if issuers.is_empty() {
+            return Err("there is no issuer of tokens".into());
+        }
+        for (index, issuer) in issuers.iter().enumerate() {
+            if issuers[..index].iter().any(|other| other.name() == issuer.name()) {
+                return Err(format!("there are two issuers of tokens named {}", issuer.name()));
+            }
+        }
+        Ok(Self::of(Mode::Signed(issuers)))
     }
 
     /// The tenant of all requests, if they need no token.
@@ -66,27 +90,6 @@ impl Keys {
             Mode::Open(grant) => Some(&grant.tenant),
             Mode::Signed(_) => None,
         }
-    }
-
-    /// Uses shared secrets, for small installations: that of now, and perhaps the one before it.
-    pub fn hs256(secrets: &[SecretString], rules: &TokenRules) -> Result<Self, String> {
-        Ok(Self::of(Mode::Signed(Reloaded::constant(KeySet::hs256(secrets, rules)?))))
-    }
-
-    /// Uses the public keys of an issuer (RFC 7517).
-    pub fn jwks(document: &str, rules: &TokenRules) -> Result<Self, String> {
-        Ok(Self::of(Mode::Signed(Reloaded::constant(KeySet::jwks(document, rules)?))))
-    }
-
-    /// The same from a file, which is followed.
-    pub fn jwks_file(path: &Path, rules: TokenRules) -> Result<Self, String> {
-        let named = path.display().to_string();
-        let parse = move |contents: &[Vec<u8>]| {
-            let [document] = contents else { return Err("no JWKS".to_owned()) };
-            KeySet::jwks(&String::from_utf8_lossy(document), &rules)
-                .map_err(|why| format!("{named}: {why}"))
-        };
-        Ok(Self::of(Mode::Signed(Reloaded::start("jwks", vec![path.to_owned()], parse)?)))
     }
 
     fn of(mode: Mode) -> Self {
@@ -99,15 +102,14 @@ impl Keys {
 
     /// Returns what the request's token permits.
     pub async fn grant(&self, headers: &HeaderMap) -> Result<Arc<Grant>, Error> {
-        let keys = match &self.mode {
+        let issuers = match &self.mode {
             Mode::Open(grant) => return Ok(grant.clone()),
-            Mode::Signed(keys) => keys.current(),
+            Mode::Signed(issuers) => issuers,
         };
         let token = bearer(headers)?;
         let print: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        let verified = self.verified.get(&print).await;
-        if let Some(Verified { grant, .. }) =
-            verified.filter(|verified| Arc::ptr_eq(&verified.by, &keys))
+        if let Some(Verified { grant, issuer, by }) = self.verified.get(&print).await
+            && Arc::ptr_eq(&by, &issuers[issuer].keys().await?)
         {
             return if grant.expires_at_s.saturating_add(LEEWAY_S) > now_s() {
                 Ok(grant)
@@ -115,13 +117,31 @@ impl Keys {
                 Err(unauthenticated("The token has expired."))
             };
         }
-        let mut grant = keys.verify(token)?;
+        let issuer = issuer_of(token, issuers)?;
+        let (mut grant, by) = issuers[issuer].verify(token).await?;
         let print_of = |print: &[u8]| URL_SAFE_NO_PAD.encode(&print[..TOKEN_ID_BYTES]);
         grant.token_id.get_or_insert_with(|| print_of(&print));
         let grant = Arc::new(grant);
-        self.verified.insert(print, Verified { grant: grant.clone(), by: keys }).await;
+        self.verified.insert(print, Verified { grant: grant.clone(), issuer, by }).await;
         Ok(grant)
     }
+}
+
+/// The place of the issuer that a token names, whose keys then have to verify it. A lone one is
+/// asked in any case, and says what is wrong.
+fn issuer_of(token: &str, issuers: &[Issuer]) -> Result<usize, Error> {
+    #[derive(Deserialize)]
+    struct Named {
+        iss: String,
+    }
+
+    if issuers.len() == 1 {
+        return Ok(0);
+    }
+    let named: Named = insecure_decode_claims(token)
+        .map_err(|_| unauthenticated("The token is not a JWT that names its issuer (iss)."))?;
+    let place = issuers.iter().position(|issuer| issuer.name() == named.iss);
+    place.ok_or_else(|| unauthenticated("The token is from another issuer (iss)."))
 }
 
 fn bearer(headers: &HeaderMap) -> Result<&str, Error> {
@@ -153,6 +173,8 @@ fn now_s() -> u64 {
 pub struct Grant {
     pub tenant: Name,
     pub scopes: Arc<Scopes>,
+    /// The token's `iss`.
+    pub issuer: Option<Arc<str>>,
     /// The token's `sub`, cut where it is long.
     pub subject: Option<String>,
     /// The token's `jti`, cut where it is long; without one the beginning of its SHA-256.

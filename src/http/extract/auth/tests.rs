@@ -14,11 +14,15 @@ const RSA: &[u8] = include_bytes!("../../../../tests/keys/rsa2048.pem");
 const FORMER: &str = "fedcba9876543210fedcba9876543210";
 
 fn rules() -> TokenRules {
-    TokenRules { audience: "oncelog".into(), issuer: "issuer".into(), max_life_s: None }
+    TokenRules::new("issuer", "oncelog")
+}
+
+fn of(issuer: Result<Issuer, String>) -> Keys {
+    Keys::of_issuers(vec![issuer.unwrap()]).unwrap()
 }
 
 fn shared() -> Keys {
-    Keys::hs256(&[SECRET.into()], &rules()).unwrap()
+    of(Issuer::hs256(&[SECRET.into()], rules()))
 }
 
 fn claims() -> Value {
@@ -88,12 +92,14 @@ async fn a_remembered_token_still_expires() {
     let old = Grant {
         tenant: grant.tenant.clone(),
         scopes: Arc::default(),
+        issuer: None,
         subject: None,
         token_id: None,
         expires_at_s: 1,
     };
-    let Mode::Signed(of) = &keys.mode else { panic!("they are signed") };
-    keys.verified.insert(print, Verified { grant: Arc::new(old), by: of.current() }).await;
+    let Mode::Signed(issuers) = &keys.mode else { panic!("they are signed") };
+    let by = issuers[0].keys().await.unwrap();
+    keys.verified.insert(print, Verified { grant: Arc::new(old), issuer: 0, by }).await;
     assert!(refusal(&keys, &headers).await.contains("expired"));
 }
 
@@ -155,7 +161,7 @@ fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
 async fn a_jwks_pins_key_and_algorithm() {
     let jwks: Vec<Value> =
         pairs().iter().map(|(key, algorithm, kid)| jwk(key, *algorithm, kid)).collect();
-    let keys = Keys::jwks(&json!({"keys": jwks}).to_string(), &rules()).unwrap();
+    let keys = of(Issuer::jwks(&json!({"keys": jwks}).to_string(), rules()));
     for (key, algorithm, kid) in pairs() {
         let mut header = Header { kid: Some(kid.into()), ..Header::new(algorithm) };
         keys.grant(&signed(&header, &claims(), &key)).await.unwrap();
@@ -177,13 +183,13 @@ async fn a_jwks_pins_key_and_algorithm() {
 async fn a_single_key_needs_no_kid() {
     let [(key, algorithm, kid), ..] = pairs();
     let jwks = json!({"keys": [jwk(&key, algorithm, kid)]}).to_string();
-    let keys = Keys::jwks(&jwks, &rules()).unwrap();
+    let keys = of(Issuer::jwks(&jwks, rules()));
     keys.grant(&signed(&Header::new(algorithm), &claims(), &key)).await.unwrap();
 }
 
 #[test]
 fn useless_keys_are_refused_at_start() {
-    assert!(Keys::hs256(&["short".into()], &rules()).is_err());
+    assert!(Issuer::hs256(&["short".into()], rules()).is_err());
     let [(ed, ..), (ec, ..), _] = pairs();
     let mut encrypts = jwk(&ed, Algorithm::EdDSA, "a");
     encrypts["use"] = json!("enc");
@@ -192,9 +198,9 @@ fn useless_keys_are_refused_at_start() {
     mislabelled["alg"] = json!("ES384");
     let twice = jwk(&ed, Algorithm::EdDSA, "c");
     for set in [json!([encrypts]), json!([oct]), json!([mislabelled]), json!([twice, twice])] {
-        assert!(Keys::jwks(&json!({"keys": set}).to_string(), &rules()).is_err(), "{set}");
+        assert!(Issuer::jwks(&json!({"keys": set}).to_string(), rules()).is_err(), "{set}");
     }
-    assert!(Keys::jwks("{}", &rules()).is_err());
+    assert!(Issuer::jwks("{}", rules()).is_err());
 }
 
 #[tokio::test]
@@ -207,7 +213,7 @@ async fn open_keys_look_at_no_token() {
 /// While a secret is changed, tokens of both are about.
 #[tokio::test]
 async fn two_secrets_are_good_at_once() {
-    let both = Keys::hs256(&[SECRET.into(), FORMER.into()], &rules()).unwrap();
+    let both = of(Issuer::hs256(&[SECRET.into(), FORMER.into()], rules()));
     let former = EncodingKey::from_secret(FORMER.as_bytes());
     for key in [secret(), former.clone()] {
         both.grant(&signed(&Header::default(), &claims(), &key)).await.unwrap();
@@ -251,7 +257,7 @@ async fn what_is_no_access_token_is_refused() {
 #[tokio::test]
 async fn a_token_lives_only_so_long() {
     let rules = TokenRules { max_life_s: Some(3600), ..rules() };
-    let keys = Keys::hs256(&[SECRET.into()], &rules).unwrap();
+    let keys = of(Issuer::hs256(&[SECRET.into()], rules));
     let now = now_s() as f64;
     for (iat, exp, is_good) in [
         (Some(now - 10.0), now + 3590.0, true),
@@ -277,7 +283,7 @@ async fn keys_are_replaced_in_their_file() {
     let [(ed, ed_algorithm, ed_kid), (ec, ec_algorithm, ec_kid), _] = pairs();
     let write = |jwks: &[Value]| std::fs::write(&path, json!({"keys": jwks}).to_string()).unwrap();
     write(&[jwk(&ed, ed_algorithm, ed_kid)]);
-    let keys = Keys::jwks_file(&path, rules()).unwrap();
+    let keys = of(Issuer::jwks_file(&path, rules()));
     let token = |key: &EncodingKey, algorithm, kid: &str| {
         let header = Header { kid: Some(kid.into()), ..Header::new(algorithm) };
         signed(&header, &claims(), key)

@@ -2,18 +2,18 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode, jwk::Jwk};
-use oncelog::{http::extract::auth::Keys, model::Code};
+use oncelog::{http::extract::auth::Issuer, model::Code};
 use serde_json::{Value, json};
 
 use super::all_words;
-use crate::support::http::{SECRET, Server, Setup, claims, signed, token, token_rules};
+use crate::support::http::{SECRET, Server, Setup, claims, of_issuer, signed, token, token_rules};
 
 // Made for tests alone; nothing else trusts them.
 const ED25519: &[u8] = include_bytes!("../../../keys/ed25519.pem");
 const P256: &[u8] = include_bytes!("../../../keys/p256.pem");
 const RSA: &[u8] = include_bytes!("../../../keys/rsa2048.pem");
 
-fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
+pub fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
     [
         (EncodingKey::from_ed_pem(ED25519).unwrap(), Algorithm::EdDSA, "ed"),
         (EncodingKey::from_ec_pem(P256).unwrap(), Algorithm::ES256, "ec"),
@@ -21,17 +21,19 @@ fn pairs() -> [(EncodingKey, Algorithm, &'static str); 3] {
     ]
 }
 
+/// The public key of a pair.
+pub fn jwk((key, algorithm, kid): &(EncodingKey, Algorithm, &str)) -> Value {
+    let mut jwk = Jwk::from_encoding_key(key, *algorithm).unwrap();
+    jwk.common.key_id = Some((*kid).into());
+    serde_json::to_value(jwk).unwrap()
+}
+
 fn jwks() -> Value {
-    let jwk = |(key, algorithm, kid): &(EncodingKey, Algorithm, &str)| {
-        let mut jwk = Jwk::from_encoding_key(key, *algorithm).unwrap();
-        jwk.common.key_id = Some((*kid).into());
-        jwk
-    };
     json!({"keys": pairs().iter().map(jwk).collect::<Vec<_>>()})
 }
 
 async fn with_jwks() -> Server {
-    let keys = Keys::jwks(&jwks().to_string(), &token_rules()).unwrap();
+    let keys = of_issuer(Issuer::jwks(&jwks().to_string(), token_rules()));
     Server::with(Setup { keys, ..Setup::default() }).await
 }
 

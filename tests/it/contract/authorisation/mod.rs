@@ -1,6 +1,7 @@
 //! Authorisation: every operation of the OpenAPI document with every kind of token.
 
 mod audit;
+mod issuers;
 mod keys;
 mod members;
 mod producers;
