@@ -111,14 +111,15 @@ impl Broker {
                 done => done?,
             };
             self.waits.moved(id, done.row.next_sequence);
-            if let Call::Commit { work, .. } = call {
-                self.let_go_with_all(tenant, &work.offsets).await;
-            }
             Ok(done)
         });
         let done = done.await?.ok_or_else(|| {
             Error::unavailable("The transaction is contended. Nothing was changed; retry.")
         })?;
+        // also if it was committed before: a repeat shows its cursors, too
+        if let Call::Commit { work, .. } = call {
+            self.let_go_with_all(tenant, &work.offsets).await;
+        }
         Ok(self.answer(tenant, name, work(call).0, done))
     }
 

@@ -4,7 +4,7 @@ use oncelog::model::Code;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{begin, call, replica_of};
+use super::{append, begin, call, replica_of};
 use crate::support::http::{Answer, Server};
 
 #[tokio::test]
@@ -89,4 +89,28 @@ async fn offsets_of_a_deleted_topic_are_refused_also_beside_a_cursor() {
         }
         begin(server, &json!({"offsets": [by_cursor]})).await.created();
     }
+}
+
+/// A repeated commit shows the cursors in it, which lets go of what their answers have revoked,
+/// also if a topic of the call is not there.
+#[tokio::test]
+async fn a_repeated_commit_lets_go_of_what_was_revoked() {
+    let server = Server::start().await;
+    server.topic("orders", 2).await;
+    let join = async || {
+        let joined = server.post("/v1/groups/g/members").json(json!({"topics": ["orders"]}));
+        joined.await.created()["member_id"].as_str().unwrap().to_owned()
+    };
+    let first = join().await;
+    let whole = json!({"commit": true, "appends": [append("orders", 0, &[json!(1)])]});
+    let begun = begin(&server, &whole).await.created();
+    let second = join().await;
+    let fetched = server.get(&format!("/v1/groups/g/members/{first}/records")).await.ok();
+    assert_eq!(fetched["revoked"], json!([{"topic": "orders", "partitions": [1]}]));
+    let id = begun["transaction_id"].as_str().unwrap().parse().unwrap();
+    let commit = json!({"appends": [append("gone", 0, &[json!(2)])], "offsets": [{"group": "g",
+        "member_id": first, "generation": fetched["generation"], "cursor": fetched["cursor"]}]});
+    assert_eq!(call(&server, id, "commit", &commit).await.ok()["duplicate"], true);
+    let beat = server.post(&format!("/v1/groups/g/members/{second}/heartbeat")).json("{}");
+    assert_eq!(beat.await.ok()["assignment"], json!([{"topic": "orders", "partitions": [1]}]));
 }
