@@ -1,5 +1,7 @@
 //! The composition root: puts the parts together, serves, drains, stops.
 
+mod token_keys;
+
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Context;
@@ -14,13 +16,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::token_keys::token_keys;
 use crate::{
     broker::{Broker, NewTenants, ServiceConfig},
-    config::{Config, TenantAdmission, database::connect_options, issuers::JwksSource},
+    config::{Config, TenantAdmission, database::connect_options},
     embedded::{DATABASE, Embedded},
     http::{
         self, AppState, Limits, Listener, Routers,
-        extract::auth::{Issuer, Keys, TokenRules},
         server::{Tls, TlsFiles},
     },
     store::{self, Store},
@@ -44,7 +46,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     config.notes.iter().for_each(|note| tracing::warn!("{note}"));
     let open_files = raise_open_files();
     let metrics = telemetry::metrics()?;
-    let token_keys = keys(&config)?;
+    let token_keys = token_keys(&config)?;
     // before anything slow: a port that is taken is told at once
     let mut http_limits = limits(&config);
     http_limits.max_connections = connections(&config, open_files);
@@ -231,44 +233,6 @@ async fn until_told(mut signals: Signals, embedded: Option<&Embedded>) -> anyhow
         std::process::exit(1);
     });
     outcome
-}
-
-/// What the configuration says tokens are checked against.
-pub fn keys(config: &Config) -> anyhow::Result<Keys> {
-    let max_life_s = Some(config.max_token_life_ms / 1000).filter(|life_s| *life_s > 0);
-    let secrets = [&config.token_hs256_secret, &config.token_hs256_previous_secret];
-    let secrets: Vec<SecretString> = secrets.into_iter().flatten().cloned().collect();
-    let own =
-        TokenRules { max_life_s, ..TokenRules::new(&config.token_issuer, &config.token_audience) };
-    let own = match (&config.token_jwks_file, &config.token_jwks_url) {
-        (Some(path), _) => Some(Issuer::jwks_file(path, own)),
-        (None, Some(url)) => Some(Issuer::jwks_url(url.clone(), own)),
-        (None, None) if secrets.is_empty() => None,
-        (None, None) => Some(Issuer::hs256(&secrets, own)),
-    };
-    let further = config.token_issuers_file.iter().flatten().map(|of| {
-        let rules = TokenRules {
-            issuer: of.issuer.clone(),
-            audience: of.audience.as_ref().unwrap_or(&config.token_audience).clone(),
-            tenant_claim: of.tenant_claim.clone(),
-            scope_claim: of.scope_claim.clone(),
-            tenants: of.tenants.clone(),
-            scopes: of.scopes.clone(),
-            has_own_subjects: true,
-            max_life_s,
-        };
-        match &of.keys {
-            JwksSource::File(path) => Issuer::jwks_file(path, rules),
-            JwksSource::Url(url) => Issuer::jwks_url(url.clone(), rules),
-        }
-    });
-    let issuers: Result<Vec<Issuer>, String> = own.into_iter().chain(further).collect();
-    let keys = match issuers {
-        Ok(issuers) if issuers.is_empty() => Keys::open(),
-        Ok(issuers) => Keys::of_issuers(issuers),
-        Err(what) => Err(what),
-    };
-    keys.map_err(|what| anyhow::anyhow!(what))
 }
 
 /// The migrated database, and the own PostgreSQL, if it is one.

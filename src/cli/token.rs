@@ -211,7 +211,7 @@ async fn check(config: &Config, token: &str) -> anyhow::Result<TokenVerdict> {
     }
     let value = HeaderValue::from_str(&format!("Bearer {token}"))?;
     let headers: HeaderMap = [(AUTHORIZATION, value)].into_iter().collect();
-    Ok(match app::keys(config)?.grant(&headers).await {
+    Ok(match app::token_keys(config)?.grant(&headers).await {
         Ok(_) => TokenVerdict::Accepted,
         Err(error) => TokenVerdict::Refused(error.detail),
     })

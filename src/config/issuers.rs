@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::parse::Parsed;
 use crate::model::{Pattern, Word};
 
-/// An issuer whose tokens are accepted, beside the one that the configuration itself names or alone.
+/// An issuer whose tokens are accepted, beside that of `token_issuer` or alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuerConfig {
     /// `iss`
@@ -86,7 +86,7 @@ impl Written {
             _ => return Err("must have either jwks_url or jwks_file".into()),
         };
         let scopes = match self.scopes {
-            // who may make and suspend tenants is not left to whoever signs tokens for them
+            // making and suspending tenants is not left to those who sign tokens for them
             None => Word::ALL.iter().copied().filter(|word| *word != Word::Operator).collect(),
             Some(words) => words.iter().map(|word| scope(word)).collect::<Parsed<_>>()?,
         };

@@ -132,13 +132,13 @@ keys! {
     database_url: Option<SecretString> = "", secret "URL" optional(database_url);
     /// The same database without the connection pooler in front of it, to listen for notices
     notify_database_url: Option<SecretString> = "", secret "URL" optional(parse::database_url);
-    /// The secret that verifies HS256 tokens, at least 32 bytes; excludes public keys of this issuer
+    /// The secret that verifies HS256 tokens, at least 32 bytes; excludes token_jwks_file and _url
     token_hs256_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
     /// The secret before token_hs256_secret, whose tokens are still accepted
     token_hs256_previous_secret: Option<SecretString> = "", secret "SECRET" optional(hs256_secret);
     /// A JWKS file with the public keys that verify tokens; read again when it changes
     token_jwks_file: Option<PathBuf> = "", public "FILE" optional(path);
-    /// The https URL of that JWKS instead of a file; asked again when keys change, and every 5 minutes
+    /// The https URL of that JWKS; fetched again every 5 minutes, and for a key that is not in it
     token_jwks_url: Option<Url> = "", public "URL" optional(jwks_url);
     /// A TOML file with further issuers of tokens, each with its keys, claims, tenants and scopes
     token_issuers_file: Option<Vec<IssuerConfig>> = "", public "FILE" optional(issuers_file);

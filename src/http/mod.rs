@@ -167,6 +167,11 @@ fn operators() -> OpenApiRouter<AppState> {
             tenants::patch_tenant,
             tenants::delete_tenant
         ))
+        .routes(routes!(
+            tenants::revocations::revoke_tokens,
+            tenants::revocations::list_revocations
+        ))
+        .routes(routes!(tenants::revocations::remove_revocation))
         .routes(routes!(service::metrics))
 }
 

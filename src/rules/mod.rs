@@ -10,6 +10,7 @@ pub mod key_rings;
 pub mod rates;
 mod refusal;
 pub mod retention;
+pub mod revocation;
 pub mod session;
 pub mod settings;
 pub mod tenant;

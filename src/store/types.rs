@@ -19,6 +19,7 @@ use crate::{
         group::{AutoOffsetReset, TopicPattern},
         session::Sequencing,
         settings::{Maxima, OwnSettings},
+        tenant::revocation::Revocations,
         transaction::{Reason, State},
     },
     rules::group::Starts,
@@ -75,6 +76,7 @@ stored! {
     Starts as &str: |starts| starts_text(*starts), |text| known(text, parse_starts)?;
     OwnSettings as Json<OwnSettings>: |settings| Json(settings), |settings| settings.0;
     Maxima as Json<Maxima>: |maxima| Json(maxima), |maxima| maxima.0;
+    Revocations as Json<Revocations>: |list| Json(list), |list| list.0;
 }
 
 /// What is stored was validated before.

@@ -22,7 +22,7 @@ use crate::{
     model::{
         Name, TenantId,
         settings::{Changes, IfMatch, Key, OwnSettings, TenantSettings},
-        tenant::Tenant,
+        tenant::{Tenant, revocation::Revocations},
     },
     rules::{self, Refusal, rates::Rates},
     store::{self, Connection, History, Store},
@@ -49,6 +49,7 @@ pub struct Known {
     pub rates: Rates,
     /// Whether its requests are served.
     pub admitted: Result<(), Refusal>,
+    pub revocations: Revocations,
     version: i64,
     /// The entry's state is from this time or later.
     read_at: Instant,
@@ -59,11 +60,21 @@ pub struct Known {
 impl Known {
     fn new(tenant: Tenant, (history, read_at): (History, Instant)) -> Arc<Self> {
         let admitted = rules::tenant::admit(&tenant);
-        let (name, version) = (tenant.name, tenant.version);
+        let (name, version, revocations) = (tenant.name, tenant.version, tenant.revocations);
         let settings = Arc::new(tenant.settings);
         let rates = Rates::of(&settings);
         let refreshing = AtomicBool::new(false);
-        Arc::new(Self { name, settings, rates, admitted, version, read_at, history, refreshing })
+        Arc::new(Self {
+            name,
+            settings,
+            rates,
+            admitted,
+            revocations,
+            version,
+            read_at,
+            history,
+            refreshing,
+        })
     }
 
     fn is_younger(&self, than: Duration, history: History) -> bool {

@@ -3,6 +3,7 @@
 pub mod group;
 mod newest_first;
 pub mod resource;
+mod revocations;
 pub mod session;
 pub mod settings;
 pub mod tenant;

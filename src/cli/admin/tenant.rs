@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     resource::{CONFIRMATION, Common, DeleteArgs, NameArgs, OUTPUT, Resource, help},
+    revocations::{self, RevokeArgs, UnrevokeArgs},
     settings::{self, maximum, value_cell},
 };
 use crate::{
@@ -47,7 +48,12 @@ impl TenantCommand {
         match self {
             Self::List(common) => &mut common.server,
             Self::Create { common, .. } | Self::Set { common, .. } => &mut common.server,
-            Self::Show(args) | Self::Suspend(args) | Self::Resume(args) => &mut args.common.server,
+            Self::Show(args)
+            | Self::Suspend(args)
+            | Self::Resume(args)
+            | Self::Revocations(args) => &mut args.common.server,
+            Self::Revoke(args) => &mut args.common.server,
+            Self::Unrevoke(args) => &mut args.common.server,
             Self::Delete(args) => &mut args.server,
         }
     }
@@ -95,10 +101,28 @@ enum TenantCommand {
     /// Serve a suspended tenant again
     #[command(after_help = help(OUTPUT, &["oncelog tenant resume acme"]))]
     Resume(NameArgs),
+    /// Refuse tokens of a tenant that have not expired
+    #[command(after_help = help(
+        &format!("{REVOKED}\n{OUTPUT}"),
+        &["oncelog tenant revoke acme --subject anna --expires-in 30d",
+            "oncelog tenant revoke acme --token-id 7f9c",
+            "oncelog tenant revoke acme --all"]))]
+    Revoke(RevokeArgs),
+    /// List the revocations of a tenant
+    #[command(after_help = help(OUTPUT, &["oncelog tenant revocations acme"]))]
+    Revocations(NameArgs),
+    /// Remove a revocation: its tokens are accepted again
+    #[command(after_help = help(
+        REVOKED,
+        &["oncelog tenant unrevoke acme 01a209e2-7250-7788-8709-39f1b7cbc983"]))]
+    Unrevoke(UnrevokeArgs),
     /// Delete a tenant and all its data
     #[command(after_help = help(CONFIRMATION, &["oncelog tenant delete acme --yes"]))]
     Delete(DeleteArgs),
 }
+
+const REVOKED: &str = "\
+It takes effect within a second. Tokens without `iat` count as issued before any instant.";
 
 const EFFECT: &str =
     "A maximum takes effect within a second, also for values that the tenant set earlier.";
@@ -137,6 +161,9 @@ pub(in crate::cli) fn run(args: TenantArgs) -> anyhow::Result<()> {
             }
             TenantCommand::Suspend(args) => set_suspended(args, true, "suspended").await,
             TenantCommand::Resume(args) => set_suspended(args, false, "resumed").await,
+            TenantCommand::Revoke(args) => revocations::revoke(args).await,
+            TenantCommand::Revocations(args) => revocations::list(args).await,
+            TenantCommand::Unrevoke(args) => revocations::unrevoke(args).await,
             TenantCommand::Delete(args) => TENANT.delete(args, "all its data").await,
         }
     })

@@ -22,6 +22,8 @@ const ADMINISTRATION: &[&str] = &[
     "put_tenant",
     "patch_tenant",
     "delete_tenant",
+    "revoke_tenant_tokens",
+    "remove_tenant_revocation",
     "put_topic",
     "patch_topic",
     "delete_topic",

@@ -10,6 +10,7 @@ mod key_rings;
 mod random;
 mod rates;
 mod retention;
+mod revocation;
 mod session;
 mod settings;
 mod tenant;

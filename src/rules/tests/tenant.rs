@@ -8,7 +8,7 @@ use crate::{
     model::{
         Timestamp,
         settings::{IfMatch, Key},
-        tenant::{MaximaChanges, Tenant, TenantPatch},
+        tenant::{MaximaChanges, Tenant, TenantPatch, revocation::Revocations},
     },
     rules::{
         Refusal,
@@ -22,6 +22,7 @@ fn tenant(words: &str) -> Tenant {
     Tenant {
         name: name("acme"),
         created_at: Timestamp(0),
+        revocations: Revocations::default(),
         settings: below("max_topics=9", "max_topics=5 retention_ms=9000"),
         version: 3,
         suspended_at: since("suspended"),

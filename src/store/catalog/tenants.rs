@@ -7,17 +7,21 @@ use crate::{
     model::{
         Name, TenantId,
         settings::{Maxima, OwnSettings},
-        tenant::Tenant,
+        tenant::{Tenant, revocation::Revocations},
     },
     store::{Connection, Result, execute, statements},
 };
 
 macro_rules! tenants {
     ($which:literal) => {
+        tenants!("revocations", $which)
+    };
+    ($revocations:literal, $which:literal) => {
         concat!(
-            r"select tenant_id, name, created_at, settings, maxima, settings_version,
-            suspended_at, deleted_at
-        from oncelog.tenants where ",
+            "select tenant_id, name, created_at, settings, maxima, settings_version, suspended_at, \
+                deleted_at, ",
+            $revocations,
+            " from oncelog.tenants where ",
             $which
         )
     };
@@ -35,7 +39,8 @@ statements! {
         where tenant_id = $1";
     READ = tenants!("tenant_id = $1");
     READ_NAMED = tenants!("name = $1");
-    LIST = tenants!("name > $1 order by name limit $2");
+    /// Nobody lists the revocations of all.
+    LIST = tenants!("'[]'::jsonb as revocations", "name > $1 order by name limit $2");
     /// Serialises changes of settings with creations of topics, which the settings limit.
     LOCK = tenants!("tenant_id = $1 for no key update");
     LOCK_NAMED = tenants!("name = $1 for no key update");
@@ -44,6 +49,9 @@ statements! {
     OPERATE = r"update oncelog.tenants
         set maxima = $2, suspended_at = case when $3 then coalesce(suspended_at, now()) end,
             settings_version = settings_version + 1
+        where tenant_id = $1";
+    REVOKE = r"update oncelog.tenants
+        set revocations = $2, settings_version = settings_version + 1
         where tenant_id = $1";
     DELETE = r"update oncelog.tenants set deleted_at = now(), settings_version = settings_version + 1
         where tenant_id = $1";
@@ -71,6 +79,7 @@ impl FromRow<'_, PgRow> for Tenant {
             name: row.try_get("name")?,
             created_at: row.try_get("created_at")?,
             settings: settings_of(row)?,
+            revocations: row.try_get("revocations")?,
             version: row.try_get("settings_version")?,
             suspended_at: row.try_get("suspended_at")?,
             deleted_at: row.try_get("deleted_at")?,
@@ -162,6 +171,15 @@ pub async fn operate(
     suspended: bool,
 ) -> Result<()> {
     execute(conn, sqlx::query(OPERATE).bind(tenant).bind(maxima).bind(suspended)).await
+}
+
+/// Writes the revocations of a locked tenant.
+pub async fn revoke(
+    conn: &mut Connection,
+    tenant: TenantId,
+    revocations: &Revocations,
+) -> Result<()> {
+    execute(conn, sqlx::query(REVOKE).bind(tenant).bind(revocations)).await
 }
 
 /// Marks a locked tenant as deleted; the janitor removes its data.

@@ -242,6 +242,9 @@ const STORY: &[(&str, &str, u16, Told)] = &[
     ("get_tenant", "", 200, Exactly),
     ("list_tenants", "", 200, Exactly),
     ("patch_tenant", JSON, 200, Exactly),
+    ("revoke_tenant_tokens", JSON, 201, Alike),
+    ("list_tenant_revocations", "", 200, Alike),
+    ("remove_tenant_revocation", "", 204, Exactly),
     ("delete_tenant", "", 204, Exactly),
 ];
 

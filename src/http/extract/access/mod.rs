@@ -15,7 +15,9 @@ use axum::{
 use bytes::Bytes;
 use metrics::{Counter, Histogram};
 
-pub use paths::{MemberPath, PartitionPath, ProducerPath, TenantPath, TransactionPath};
+pub use paths::{
+    MemberPath, PartitionPath, ProducerPath, RevocationPath, TenantPath, TransactionPath,
+};
 pub use transaction_end::{EndAccess, EndQuery};
 
 use super::{
@@ -151,6 +153,9 @@ impl AppState {
     async fn enter(&self, parts: &Parts, grant: &Grant) -> Result<TenantId, Error> {
         self.accept()?;
         let tenant = self.broker.tenant(&grant.tenant).await?;
+        if let Some(token) = grant.token() {
+            self.broker.judge_token(tenant, token).await?;
+        }
         let meter = self.broker.meter(tenant).await;
         Caller::of(&parts.extensions).is(tenant, meter.clone());
         meter.map_or(Ok(()), |meter| meter.admit())?;
@@ -289,6 +294,9 @@ impl FromRequestParts<AppState> for OperatorAccess {
             return Err(forbidden(any_of, None));
         }
         state.accept()?;
+        if let Some(token) = grant.token() {
+            state.broker.judge_operators_token(&grant.tenant, token).await?;
+        }
         let open_tenant = state.admission.keys.open_tenant().cloned();
         Ok(Self { broker: state.broker.clone(), open_tenant })
     }

@@ -83,6 +83,19 @@ impl<S: Sync> FromRequestParts<S> for TenantPath {
     }
 }
 
+/// The `{revocation_id}` of the path.
+pub struct RevocationPath(pub Uuid);
+
+impl<S: Sync> FromRequestParts<S> for RevocationPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        let text = segment(parts, "revocation_id").await?;
+        let id = Uuid::parse_str(&text);
+        Ok(Self(id.map_err(|_| ValidationErrors::at("/path/revocation_id", "must be a UUID"))?))
+    }
+}
+
 /// The `{transaction_id}` of the path.
 pub struct TransactionPath(pub Uuid);
 

@@ -17,7 +17,7 @@ use super::keys::KeySet;
 use crate::telemetry;
 
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Between two requests, whoever asks: else strangers' tokens would hammer the issuer. It doubles
+/// Between two requests, for any reason: else strangers' tokens would hammer the issuer. It doubles
 /// with each failure, up to the interval.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     broker::Error,
     http::reload::Reloaded,
-    model::{Name, Pattern, Scopes, Word, scopes::Subject, validation::shown},
+    model::{Name, Pattern, Scopes, Timestamp, Word, scopes::Subject, validation::shown},
 };
 
 /// What the tokens of an issuer must say, and may permit.
@@ -56,7 +56,7 @@ impl TokenRules {
         }
     }
 
-    pub(super) fn validation(&self, algorithm: Algorithm) -> Validation {
+    fn validation(&self, algorithm: Algorithm) -> Validation {
         let mut validation = Validation::new(algorithm);
         validation.leeway = LEEWAY_S;
         validation.validate_nbf = true;
@@ -98,6 +98,7 @@ impl TokenRules {
             issuer: Some(self.issuer.as_str().into()),
             subject: subject.map(|subject| shown(subject.to_owned())),
             token_id: token_id.map(|id| shown(id.to_owned())),
+            issued_at: issued_at.map(|at_s| Timestamp((at_s * 1_000.0) as i64)),
             expires_at_s: expires_at_s as u64,
         })
     }
@@ -203,12 +204,13 @@ impl Issuer {
             .map_err(|_| unauthenticated("The token is not a supported JWT."))?;
         judge(&header)?;
         let mut keys = self.keys().await?;
-        let mut claims = keys.verify(token, &header, &self.rules);
+        let validation = |algorithm| self.rules.validation(algorithm);
+        let mut claims = keys.verify(token, &header, validation);
         if let (Err(NotSigned::UnknownKey), Source::Url(fetched)) = (&claims, &self.source)
             && let Some(newer) = fetched.newer().await
         {
             keys = newer;
-            claims = keys.verify(token, &header, &self.rules);
+            claims = keys.verify(token, &header, validation);
         }
         match claims {
             Ok(claims) => Ok((self.rules.grant(&claims)?, keys)),

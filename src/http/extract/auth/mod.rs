@@ -23,7 +23,7 @@ pub use self::issuer::{Issuer, TokenRules};
 use self::keys::KeySet;
 use crate::{
     broker::Error,
-    model::{Code, Name, Scopes},
+    model::{Code, Name, Scopes, Timestamp, tenant::revocation::IssuedToken},
 };
 
 /// Allowed clock skew of issuers.
@@ -66,6 +66,7 @@ impl Keys {
             issuer: None,
             subject: None,
             token_id: None,
+            issued_at: None,
             expires_at_s: u64::MAX,
         };
         Ok(Self::of(Mode::Open(Arc::new(grant))))
@@ -179,7 +180,17 @@ pub struct Grant {
     pub subject: Option<String>,
     /// The token's `jti`, cut where it is long; without one the beginning of its SHA-256.
     pub token_id: Option<String>,
+    /// Its `iat`.
+    issued_at: Option<Timestamp>,
     expires_at_s: u64,
+}
+
+impl Grant {
+    /// What the token says of itself; none where requests need no token.
+    pub fn token(&self) -> Option<IssuedToken<'_>> {
+        let (id, subject) = (self.token_id.as_deref()?, self.subject.as_deref());
+        Some(IssuedToken { id, subject, issued_at: self.issued_at })
+    }
 }
 
 #[cfg(test)]

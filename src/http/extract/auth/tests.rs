@@ -95,6 +95,7 @@ async fn a_remembered_token_still_expires() {
         issuer: None,
         subject: None,
         token_id: None,
+        issued_at: None,
         expires_at_s: 1,
     };
     let Mode::Signed(issuers) = &keys.mode else { panic!("they are signed") };

@@ -42,6 +42,7 @@ pub fn parameter(operation_id: &str, name: &str) -> Option<Value> {
         (_, "older_than_ms") => json!(60_000),
         (_, "partition") => json!(0),
         (_, "producer_id") => json!(1),
+        (_, "revocation_id") => json!("019aa5b6-5c00-7000-8000-00000000000c"),
         (_, "state") => json!("prepared"),
         (_, "tenant") => json!("acme"),
         (_, "timestamp") => json!("2026-11-21T08:00:00.000Z"),

@@ -119,7 +119,7 @@ fn secret() -> EncodingKey {
     EncodingKey::from_secret(SECRET.as_bytes())
 }
 
-/// Whoever may sign for one issuer signs for no other.
+/// One that may sign for an issuer signs for no other.
 #[tokio::test]
 async fn the_keys_of_an_issuer_are_good_for_its_own_tokens() {
     let server = two_issuers().await;

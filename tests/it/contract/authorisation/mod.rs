@@ -4,7 +4,9 @@ mod audit;
 mod issuers;
 mod keys;
 mod members;
+mod operations;
 mod producers;
+mod revocations;
 mod tenants;
 
 use std::{collections::BTreeSet, sync::Mutex};
@@ -13,6 +15,7 @@ use oncelog::model::Code;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use self::operations::OPERATIONS;
 use crate::support::http::{Answer, SECRET, Server, Setup, claims, now_s, signed, token};
 
 /// What opens an operation.
@@ -73,119 +76,6 @@ const APPENDS: Option<&str> = Some(r#"{"appends":[{"topic":"{topic}","records":[
 const OFFSETS: Option<&str> = Some(
     r#"{"offsets":[{"group":"g","topic":"{topic}","partition":0,"offset":0,"expected_offset":null}]}"#,
 );
-const OPERATIONS: &[Row] = &[
-    ("open_session", "POST /v1/sessions", OPEN, Named(PRODUCE), 201),
-    ("list_sessions", "GET /v1/sessions", None, Word(PRODUCE), 200),
-    ("get_session", "GET /v1/sessions/{producer_id}", None, Covering(PRODUCE), 200),
-    ("end_session", "DELETE /v1/sessions/{producer_id}", None, Covering(PRODUCE), 204),
-    (
-        "list_session_sequences",
-        "GET /v1/sessions/{producer_id}/sequences",
-        None,
-        Covering(PRODUCE),
-        200,
-    ),
-    ("get_settings", "GET /v1/settings", None, Word(ADMIN), 200),
-    ("patch_settings", "PATCH /v1/settings", Some("{}"), Tenant(ADMIN), 200),
-    ("list_tenants", "GET /v1/tenants", None, Tenant(OPERATE), 200),
-    ("put_tenant", "PUT /v1/tenants/{tenant}", Some("{}"), Tenant(OPERATE), 200),
-    ("get_tenant", "GET /v1/tenants/{tenant}", None, Tenant(OPERATE), 200),
-    ("patch_tenant", "PATCH /v1/tenants/{tenant}", Some("{}"), Tenant(OPERATE), 200),
-    ("delete_tenant", "DELETE /v1/tenants/{tenant}", None, Tenant(OPERATE), 204),
-    ("list_topics", "GET /v1/topics", None, Word(SEE), 200),
-    ("put_topic", "PUT /v1/topics/{topic}", Some("{}"), Named(ADMIN), 200),
-    ("get_topic", "GET /v1/topics/{topic}", None, Named(SEE), 200),
-    ("patch_topic", "PATCH /v1/topics/{topic}", Some("{}"), Named(ADMIN), 200),
-    ("delete_topic", "DELETE /v1/topics/{topic}", None, Named(ADMIN), 204),
-    ("append_to_topic", "POST /v1/topics/{topic}/records", RECORDS, Named(PRODUCE), 200),
-    (
-        "append_to_partition",
-        "POST /v1/topics/{topic}/partitions/{partition}/records",
-        RECORDS,
-        Named(PRODUCE),
-        200,
-    ),
-    ("read_topic", "GET /v1/topics/{topic}/records", None, Named(CONSUME), 200),
-    ("read_topic_by_body", "POST /v1/topics/{topic}/reads", Some("{}"), Named(CONSUME), 200),
-    (
-        "read_partition",
-        "GET /v1/topics/{topic}/partitions/{partition}/records",
-        None,
-        Named(CONSUME),
-        200,
-    ),
-    (
-        "trim_partition",
-        "DELETE /v1/topics/{topic}/partitions/{partition}/records?before=0",
-        None,
-        Named(ADMIN),
-        204,
-    ),
-    ("list_groups", "GET /v1/groups", None, Word(GROUP), 200),
-    ("get_group", "GET /v1/groups/{group}", None, Named(GROUP), 200),
-    ("delete_group", "DELETE /v1/groups/{group}", None, Named(GROUP), 204),
-    (
-        "reset_group_offsets",
-        "POST /v1/groups/{group}/offsets/reset",
-        Some(r#"{"to":"earliest"}"#),
-        Consuming(GROUP),
-        200,
-    ),
-    ("commit_group_offsets", "POST /v1/groups/{group}/offsets", COMMIT, Consuming(GROUP), 200),
-    ("list_group_offsets", "GET /v1/groups/{group}/offsets", None, Named(GROUP), 200),
-    ("join_group", "POST /v1/groups/{group}/members", JOIN, Consuming(GROUP), 201),
-    (
-        "heartbeat",
-        "POST /v1/groups/{group}/members/{member_id}/heartbeat",
-        Some("{}"),
-        Named(GROUP),
-        200,
-    ),
-    (
-        "fetch_group",
-        "GET /v1/groups/{group}/members/{member_id}/records",
-        None,
-        Consuming(GROUP),
-        200,
-    ),
-    (
-        "fetch_group_by_body",
-        "POST /v1/groups/{group}/members/{member_id}/records",
-        Some("{}"),
-        Consuming(GROUP),
-        200,
-    ),
-    ("leave_group", "DELETE /v1/groups/{group}/members/{member_id}", None, Named(GROUP), 204),
-    ("begin_transaction", "POST /v1/transactions", APPENDS, Named(PRODUCE), 201),
-    ("list_transactions", "GET /v1/transactions", None, Tenant(SEE_TRANSACTIONS), 200),
-    ("get_transaction", "GET /v1/transactions/{id}", None, Covering(SEE_TRANSACTIONS), 200),
-    ("append_to_transaction", "POST /v1/transactions/{id}/records", APPENDS, Named(PRODUCE), 200),
-    (
-        "add_offsets_to_transaction",
-        "POST /v1/transactions/{id}/offsets",
-        OFFSETS,
-        WithGroup(PRODUCE),
-        200,
-    ),
-    (
-        "prepare_transaction",
-        "POST /v1/transactions/{id}/prepare",
-        Some("{}"),
-        Covering(PRODUCE),
-        200,
-    ),
-    ("commit_transaction", "POST /v1/transactions/{id}/commit", Some("{}"), Covering(PRODUCE), 200),
-    ("commit_transaction", AS_OPERATOR[0], Some("{}"), Tenant(OPERATE), 200),
-    ("abort_transaction", "POST /v1/transactions/{id}/abort", Some("{}"), Covering(PRODUCE), 200),
-    ("abort_transaction", AS_OPERATOR[1], Some("{}"), Tenant(OPERATE), 200),
-    ("livez", "GET /livez", None, Nothing, 200),
-    ("readyz", "GET /readyz", None, Nothing, 200),
-    ("metrics", "GET /metrics", None, Nothing, 200),
-    ("openapi", "GET /openapi.json", None, Nothing, 200),
-    ("docs", "GET /docs", None, Nothing, 200),
-    ("docs_file", "GET /docs/{file}", None, Nothing, 200),
-    ("docs_guide", "GET /docs/guides/{page}", None, Nothing, 200),
-];
 
 const AS_OPERATOR: [&str; 2] = [
     "POST /v1/transactions/{id}/commit?as=operator",
@@ -316,6 +206,7 @@ impl World {
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.replace("{partition}", "0").replace("{file}", "start.js");
         let path = path.replace("{page}", "README.md");
+        let path = path.replace("{revocation_id}", &Uuid::nil().to_string());
         let mut call = self.server.call(method, &names.written_into(&path));
         if let Some(body) = body {
             call = call.json(names.written_into(body));

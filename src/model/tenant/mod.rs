@@ -1,7 +1,10 @@
 //! Tenants, as their operators describe and see them.
 
+pub mod revocation;
+
 use std::collections::BTreeMap;
 
+use self::revocation::Revocations;
 use super::{
     Name, Timestamp,
     settings::{Key, OwnSettings},
@@ -14,6 +17,7 @@ pub struct Tenant {
     pub created_at: Timestamp,
     /// Its own values, and the operator's maxima.
     pub settings: OwnSettings,
+    pub revocations: Revocations,
     /// Increases with every change of this description.
     pub version: i64,
     /// When it was suspended: its requests are refused since.
@@ -43,7 +47,7 @@ pub struct TenantPatch {
 impl Tenant {
     /// A strong validator of everything that can change here.
     pub fn etag(&self) -> String {
-        let Self { name, created_at, settings, version, suspended_at, deleted_at } = self;
+        let Self { name, created_at, settings, version, suspended_at, deleted_at, .. } = self;
         let mut words =
             format!("{name} {created_at} {} {}\n", suspended_at.is_some(), deleted_at.is_some());
         for (key, value) in &settings.values {

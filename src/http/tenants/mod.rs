@@ -1,5 +1,7 @@
 //! Tenants, for operators: create, describe, list, change, delete.
 
+pub mod revocations;
+
 use axum::{
     Json,
     http::{
@@ -12,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{
+use crate::http::{
     extract::{
         access::{OperatorAccess, TenantPath},
         body::JsonBody,
@@ -289,8 +291,8 @@ pub async fn patch_tenant(
 ///
 /// Deletes the tenant and all its data permanently. Its requests are refused with
 /// `tenant_not_found` from now on. Its data is removed in the background; until that is done, the
-/// tenant is listed with `deleted_at`. Afterwards the name is free: the next token with it creates
-/// a new tenant. A server without a token key keeps its only tenant (`forbidden`).
+/// tenant is listed with `deleted_at`. Afterwards an operator can create a new tenant of its name;
+/// no token does. A server without a token key keeps its only tenant (`forbidden`).
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", operation_id = "delete_tenant",
     tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name")),
