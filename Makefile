@@ -1,7 +1,7 @@
 # `make` alone prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help run install check test torture sequences crashes mutants check-metrics check-clients openapi lint-openapi docs \
-	bench bench-short
+.PHONY: help run install check test torture sequences crashes mutants check-metrics check-clients check-api openapi \
+	lint-openapi docs bench bench-short
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,12 @@ check-clients: ## Generate clients in six languages, compile and run them: make 
 	@scripts/ensure-clients
 	cargo test --locked --test it --no-run
 	scripts/check-clients $(CLIENT)
+
+check-api: ## Send what schemathesis makes up from the OpenAPI document: make check-api [SEED=n]
+	@scripts/ensure-postgres
+	@scripts/ensure-clients
+	cargo test --locked --test it --no-run
+	scripts/check-api $(SEED)
 
 openapi: ## Write the OpenAPI document from the code: openapi/openapi.json
 	ONCELOG_TEST_WRITE_OPENAPI=1 cargo test --locked --test it -- openapi::the_committed

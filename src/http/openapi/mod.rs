@@ -10,6 +10,7 @@ mod plain;
 mod problems;
 pub mod schemas;
 pub mod settings;
+mod strict;
 
 use std::sync::LazyLock;
 
@@ -18,15 +19,13 @@ use utoipa::{
     openapi::{
         Content, HeaderBuilder, Ref, RefOr, Required, Response, Schema,
         path::{Operation, Parameter, ParameterBuilder},
-        schema::{KnownFormat, ObjectBuilder, SchemaFormat, SchemaType, Type},
+        schema::{ObjectBuilder, SchemaType, Type},
         security::{Http, HttpAuthScheme, SecurityScheme},
     },
 };
 
 use super::{Listener, constant::Constant, problem};
-use crate::model::{
-    Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES, group::MAX_MEMBER_ID_BYTES, name::MAX_NAME_BYTES,
-};
+use crate::model::{Code, dedup::MAX_IDEMPOTENCY_KEY_BYTES};
 
 const DESCRIPTION: &str = "\
 An exactly-once event log behind plain HTTP and JSON, stored in Postgres.
@@ -80,6 +79,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     components.schemas.extend(problem::words());
     components.schemas.extend(settings::changes());
     plain::schemas(components);
+    strict::schemas(components);
     for item in api.paths.paths.values_mut() {
         for operation in
             [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]
@@ -199,28 +199,12 @@ new one for every transaction. A UUIDv7 older than the retention is refused, not
 
 /// The schema and description of parameters with a well-known name, and an example of each.
 fn describe_parameters(operation: &mut Operation) {
+    strict::parameters(operation);
     let id = operation.operation_id.clone().unwrap_or_default();
     for parameter in operation.parameters.iter_mut().flatten() {
         let RefOr::T(parameter) = parameter else { continue };
         let of = |kind| ObjectBuilder::new().schema_type(SchemaType::new(kind));
         match parameter.name.as_str() {
-            // what `Name::parse` takes
-            "topic" | "group" | "tenant" => {
-                let name = of(Type::String)
-                    .min_length(Some(1))
-                    .max_length(Some(MAX_NAME_BYTES))
-                    .pattern(Some("^[A-Za-z0-9._-]+$"));
-                parameter.schema = Some(name.into());
-            }
-            "partition" => {
-                let format = SchemaFormat::KnownFormat(KnownFormat::Int32);
-                let number = of(Type::Integer).format(Some(format)).minimum(Some(0));
-                parameter.schema = Some(number.maximum(Some(i32::MAX)).into());
-            }
-            "member_id" => {
-                let id = of(Type::String).min_length(Some(1)).max_length(Some(MAX_MEMBER_ID_BYTES));
-                parameter.schema = Some(id.into());
-            }
             "Idempotency-Key" => {
                 let is_of_transaction = id == "begin_transaction";
                 let words = if is_of_transaction { TRANSACTION_KEY } else { IDEMPOTENCY_KEY };
@@ -229,7 +213,7 @@ fn describe_parameters(operation: &mut Operation) {
                 let key = of(Type::String).min_length(Some(1)).max_length(Some(longest));
                 parameter.schema = Some(key.into());
             }
-            _ => {}
+            _ => strict::parameter(parameter),
         }
         plain::parameter(parameter);
         if let Some(example) = examples::parameter(&id, &parameter.name) {

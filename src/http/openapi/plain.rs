@@ -18,6 +18,13 @@ pub fn schemas(components: &mut Components) {
 pub fn parameter(parameter: &mut Parameter) {
     if let Some(schema) = &mut parameter.schema {
         plain(schema);
+        // no parameter can be sent as null
+        if let RefOr::T(Schema::Object(object)) = schema
+            && let SchemaType::Array(kinds) = &object.schema_type
+            && let [kind, Type::Null] = &kinds[..]
+        {
+            object.schema_type = SchemaType::Type(kind.clone());
+        }
     }
 }
 

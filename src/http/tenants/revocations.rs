@@ -128,7 +128,8 @@ impl PostRevocation {
             }
             (None, None, Some(_)) => issued_before.map(Revoked::IssuedBefore),
             _ => {
-                errors.add("", "expected token_id, or subject, or issued_before, or the last two");
+                let forms = "token_id; subject; issued_before; subject and issued_before";
+                errors.add("", format!("expected one of: {forms}"));
                 None
             }
         };
@@ -198,7 +199,7 @@ pub async fn list_revocations(
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/revocations/{revocation_id}",
     operation_id = "remove_tenant_revocation", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's name"),
-        ("revocation_id" = String, Path, description = "The revocation's id")),
+        ("revocation_id" = Uuid, Path, description = "The revocation's id")),
     responses((status = 204, description = "The tenant has no revocation of this id")),
     security(("bearer" = ["operator"])))]
 pub async fn remove_revocation(

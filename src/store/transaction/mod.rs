@@ -47,7 +47,8 @@ macro_rules! page {
             "select ", transaction_columns!(), r", null::jsonb as appends
         from oncelog.transactions t
         where tenant_id = $1 and transaction_id > $2 and ", $condition, r"
-            and ($4::bigint is null or created_at <= clock_timestamp() - interval '1 millisecond' * $4)
+            -- ages that no timestamp has are too great for all
+            and ($4::bigint is null or extract(epoch from clock_timestamp() - created_at) * 1000 >= $4)
         order by transaction_id limit $5"
         )
     };

@@ -48,7 +48,7 @@ impl<S: Sync> FromRequestParts<S> for ProducerPath {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let text = segment(parts, "producer_id").await?;
-        let why = "a producer id must be an integer below 2^53";
+        let why = "a producer id must be an integer from 0, below 2^53";
         let id = canonical(&text).ok_or_else(|| ValidationErrors::at("/path/producer_id", why))?;
         Ok(Self(ProducerId(id)))
     }
