@@ -138,6 +138,8 @@ impl<'de> Deserializer<'de> for Text {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[derive(Debug, PartialEq, Deserialize)]
@@ -195,9 +197,31 @@ mod tests {
     }
 
     #[test]
-    fn escapes_come_back() {
-        let text = "a/b ä%+~";
-        assert_eq!(escape(text), "a%2Fb%20%C3%A4%25%2B~");
-        assert_eq!(unescape(&escape(text)).unwrap(), text);
+    fn escapes_are_of_all_but_unreserved_characters() {
+        assert_eq!(escape("a/b ä%+~"), "a%2Fb%20%C3%A4%25%2B~");
+    }
+
+    proptest! {
+        #[test]
+        fn escapes_come_back(text in ".*") {
+            prop_assert_eq!(unescape(&escape(&text)).unwrap(), text);
+        }
+
+        /// What is taken says what it was made of, and what is refused names a parameter.
+        #[test]
+        fn any_query_is_taken_as_it_is_or_refused(
+            query in "((before|name|isolation|%6eame|x|)=?\
+                (-?[0-9]{0,20}|read_committed|%.{0,2}|.*)&?){0,4}",
+        ) {
+            match parse::<Parameters>(Some(&query)) {
+                Ok(Parameters { before, name, .. }) => {
+                    let again = format!("before={before}");
+                    let again = name.iter().fold(again, |q, name| q + "&name=" + &escape(name));
+                    let parsed = parse::<Parameters>(Some(&again)).unwrap();
+                    prop_assert_eq!((parsed.before, parsed.name), (before, name));
+                }
+                Err(errors) => prop_assert!(errors.listed[0].pointer.starts_with('?')),
+            }
+        }
     }
 }

@@ -31,6 +31,7 @@ const MAX_AHEAD_MS: i64 = 3_600_000;
 /// Exactly one of: `token_id`; `subject`, with or without `issued_before`; `issued_before` alone.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
 pub struct PostRevocation {
     /// The `jti` of a token, or the `token_id` that the audit log shows of one without `jti`.
     #[schema(min_length = 1, max_length = 256)]

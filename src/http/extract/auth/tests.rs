@@ -1,5 +1,6 @@
 use axum::http::HeaderValue;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode, jwk::Jwk};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -304,4 +305,80 @@ async fn keys_are_replaced_in_their_file() {
     std::fs::write(&path, "{").unwrap();
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(keys.grant(&new).await.is_ok() && keys.grant(&old).await.is_err());
+}
+
+/// A value of any type, among them those that claims have.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        ".{0,20}".prop_map(Value::from),
+        "(admin|produce|operator|consume:[a-z*]{0,3}| ){0,4}".prop_map(Value::from),
+        Just(json!("oncelog")),
+        Just(json!("issuer")),
+        Just(json!("t")),
+        Just(json!(now_s() + 60)),
+    ];
+    leaf.prop_recursive(2, 8, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(".{0,5}", inner, 0..4).prop_map(|map| json!(map)),
+        ]
+    })
+}
+
+const CLAIMS: [&str; 9] = ["aud", "iss", "exp", "nbf", "iat", "tenant", "scope", "sub", "jti"];
+
+/// Runs a property of calls that wait for nothing but the runtime.
+fn holds<S: Strategy>(cases: S, judge: impl AsyncFn(S::Value)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut runner = proptest::test_runner::TestRunner::default();
+    let held = runner.run(&cases, |case| {
+        runtime.block_on(judge(case));
+        Ok(())
+    });
+    held.unwrap();
+}
+
+/// Whatever is signed is refused, or grants what its claims say.
+#[test]
+fn any_claims_are_judged() {
+    let keys = shared();
+    let changes = prop::collection::vec((0..CLAIMS.len(), prop::option::of(any_value())), 0..3);
+    holds(changes, async |changes| {
+        let mut claims = claims();
+        for (claim, value) in changes {
+            match value {
+                Some(value) => claims[CLAIMS[claim]] = value,
+                None => drop(claims.as_object_mut().unwrap().remove(CLAIMS[claim])),
+            }
+        }
+        match keys.grant(&signed(&Header::default(), &claims, &secret())).await {
+            Ok(grant) => {
+                assert_eq!(claims["tenant"], grant.tenant.as_str());
+                assert!(claims["exp"].as_f64().unwrap() + LEEWAY_S as f64 > now_s() as f64);
+                let word = |word: &Word| claims["scope"].to_string().contains(word.as_str());
+                assert!(Word::ALL.iter().all(|one| word(one) || !grant.scopes.has(&[*one])));
+            }
+            Err(error) => assert_eq!(error.code, Code::Unauthenticated),
+        }
+    });
+}
+
+/// Nothing but the token itself is the token.
+#[test]
+fn any_other_text_is_no_token() {
+    let keys = shared();
+    let token = encode(&Header::default(), &claims(), &secret()).unwrap();
+    let edit = (0..token.len(), 0..8_usize, "[A-Za-z0-9_.=+/~ -]{0,3}");
+    holds(edit, async |(at, cut, put)| {
+        let end = (at + cut).min(token.len());
+        let other = format!("{}{put}{}", &token[..at], &token[end..]);
+        // around it a space is none of its characters
+        if other.trim() != token {
+            refusal(&keys, &headers(&other)).await;
+        }
+    });
 }
