@@ -199,7 +199,6 @@ new one for every transaction. A UUIDv7 older than the retention is refused, not
 
 /// The schema and description of parameters with a well-known name, and an example of each.
 fn describe_parameters(operation: &mut Operation) {
-    strict::parameters(operation);
     let id = operation.operation_id.clone().unwrap_or_default();
     for parameter in operation.parameters.iter_mut().flatten() {
         let RefOr::T(parameter) = parameter else { continue };

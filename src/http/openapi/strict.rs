@@ -3,7 +3,7 @@
 
 use utoipa::openapi::{
     Components, RefOr, Schema,
-    path::{Operation, Parameter, ParameterIn},
+    path::{Parameter, ParameterIn},
     schema::{
         AdditionalProperties, ArrayItems, KnownFormat, Object, ObjectBuilder, SchemaFormat,
         SchemaType, Type,
@@ -63,18 +63,6 @@ pub fn parameter(parameter: &mut Parameter) {
         _ => return,
     };
     parameter.schema = Some(schema.into());
-}
-
-/// An append to a topic has no expected offset: the partitions are several.
-pub fn parameters(operation: &mut Operation) {
-    if operation.operation_id.as_deref() == Some("append_to_topic")
-        && let Some(parameters) = &mut operation.parameters
-    {
-        parameters.retain(|parameter| match parameter {
-            RefOr::T(parameter) => parameter.name != "expected_offset",
-            RefOr::Ref(_) => true,
-        });
-    }
 }
 
 fn is_name(name: &str) -> bool {
